@@ -1,0 +1,62 @@
+//! Connecting to RabbitMQ.
+
+use std::time::Duration;
+
+use lapin::uri::AMQPUri;
+use lapin::{Connection, ConnectionProperties};
+use secrecy::ExposeSecret as _;
+
+use crate::config::RabbitSettings;
+
+/// What can go wrong with the broker. Texts hold no URL.
+#[derive(Debug, thiserror::Error)]
+pub enum AmqpError {
+    /// The broker's or the client library's error.
+    #[error("RabbitMQ: {0}")]
+    Broker(#[from] lapin::Error),
+    /// No answer in time.
+    #[error("RabbitMQ: no answer to {0} within {1:?}")]
+    Timeout(&'static str, Duration),
+    /// The URL can't be read.
+    #[error("rabbitmq.url is not an AMQP URL")]
+    Url,
+}
+
+impl AmqpError {
+    /// The broker's reply code, such as 404 for a missing queue.
+    #[must_use]
+    pub fn reply_code(&self) -> Option<u16> {
+        match self {
+            Self::Broker(error) => match error.kind() {
+                lapin::ErrorKind::ProtocolError(error) => Some(error.get_id()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Waits for an answer of the broker, with a limit: a broker that accepts a connection and then says nothing must not hold
+/// us for ever.
+pub(crate) async fn answer<T>(
+    what: &'static str,
+    limit: Duration,
+    future: impl Future<Output = Result<T, lapin::Error>>,
+) -> Result<T, AmqpError> {
+    match tokio::time::timeout(limit, future).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(AmqpError::Timeout(what, limit)),
+    }
+}
+
+/// Opens a connection. `purpose` is shown by RabbitMQ's tools. lapin's automatic recovery stays off: it would let an
+/// acknowledgement of the old connection hit a delivery of the new one.
+///
+/// # Errors
+/// When the broker does not answer, or refuses.
+pub async fn connect(settings: &RabbitSettings, purpose: &str) -> Result<Connection, AmqpError> {
+    let mut uri: AMQPUri = settings.url.expose_secret().parse().map_err(|_| AmqpError::Url)?;
+    uri.query.heartbeat = Some(u16::try_from(settings.heartbeat.as_secs()).unwrap_or(u16::MAX));
+    let properties = ConnectionProperties::default().with_connection_name(purpose.into());
+    answer("connect", settings.timeout, Connection::connect_uri(uri, properties)).await
+}

@@ -1,0 +1,89 @@
+//! One delivery: a message, and the channel that it came on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chrono::DateTime;
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+
+use super::subscription::Epoch;
+use crate::message::{HeaderValue, Message, Properties};
+
+/// A message as handed over, with the life of the channel that it came on.
+#[derive(Clone, Debug)]
+pub(crate) struct Delivery {
+    /// The message.
+    pub(crate) message: Message,
+    /// Its properties as they came, for a copy that keeps them all.
+    pub(crate) properties: BasicProperties,
+    /// Its number on its channel.
+    pub(crate) tag: u64,
+    /// The channel's life: a tag means nothing on another channel.
+    pub(crate) epoch: Arc<Epoch>,
+}
+
+impl Delivery {
+    pub(crate) fn new(delivery: lapin::message::Delivery, queue: &str, epoch: Arc<Epoch>) -> Self {
+        let properties = delivery.properties;
+        let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.to_string());
+        Self {
+            message: Message {
+                body: delivery.data.into(),
+                queue: queue.to_owned(),
+                exchange: delivery.exchange.to_string(),
+                routing_key: delivery.routing_key.to_string(),
+                redelivered: delivery.redelivered,
+                properties: Properties {
+                    content_type: text(properties.content_type().clone()),
+                    message_id: text(properties.message_id().clone()),
+                    correlation_id: text(properties.correlation_id().clone()),
+                    reply_to: text(properties.reply_to().clone()),
+                    kind: text(properties.kind().clone()),
+                    user_id: text(properties.user_id().clone()),
+                    app_id: text(properties.app_id().clone()),
+                    timestamp: properties
+                        .timestamp()
+                        .and_then(|seconds| i64::try_from(seconds).ok())
+                        // PostgreSQL's last year; a timestamp in milliseconds by mistake is left out, not an error.
+                        .filter(|seconds| *seconds < 9_000_000_000_000)
+                        .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
+                },
+                headers: properties.headers().as_ref().map(table).unwrap_or_default(),
+            },
+            properties,
+            tag: delivery.delivery_tag,
+            epoch,
+        }
+    }
+}
+
+fn table(table: &FieldTable) -> BTreeMap<String, HeaderValue> {
+    // RabbitMQ itself keeps one of several entries of one name; lapin keeps the last.
+    table.inner().iter().map(|(name, value)| (name.to_string(), header(value))).collect()
+}
+
+fn header(value: &AMQPValue) -> HeaderValue {
+    match value {
+        AMQPValue::Boolean(truth) => HeaderValue::Boolean(*truth),
+        AMQPValue::ShortShortInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::ShortShortUInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::ShortInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::ShortUInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::LongInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::LongUInt(number) => HeaderValue::Integer(i64::from(*number)),
+        AMQPValue::LongLongInt(number) => HeaderValue::Integer(*number),
+        AMQPValue::Float(number) => HeaderValue::Float(f64::from(*number)),
+        AMQPValue::Double(number) => HeaderValue::Float(*number),
+        AMQPValue::DecimalValue(decimal) => {
+            HeaderValue::Float(f64::from(decimal.value) / 10_f64.powi(i32::from(decimal.scale)))
+        }
+        AMQPValue::ShortString(text) => HeaderValue::Text(text.as_str().as_bytes().to_vec()),
+        AMQPValue::LongString(text) => HeaderValue::Text(text.as_bytes().to_vec()),
+        AMQPValue::ByteArray(bytes) => HeaderValue::Text(bytes.as_slice().to_vec()),
+        AMQPValue::FieldArray(values) => HeaderValue::Array(values.as_slice().iter().map(header).collect()),
+        AMQPValue::Timestamp(seconds) => HeaderValue::Timestamp(*seconds),
+        AMQPValue::FieldTable(inner) => HeaderValue::Table(table(inner)),
+        AMQPValue::Void => HeaderValue::Void,
+    }
+}

@@ -1,0 +1,15 @@
+//! RabbitMQ: supervised connections, deliveries that are acknowledged once, publishing that is known to have arrived.
+
+mod connection;
+mod delivery;
+mod publisher;
+mod settle;
+mod subscription;
+mod topology;
+
+pub use connection::{AmqpError, connect};
+pub(crate) use delivery::Delivery;
+pub(crate) use publisher::{Copy, Publisher};
+pub(crate) use subscription::Subscription;
+pub(crate) use topology::RUNG_HEADER;
+pub use topology::{Topology, TopologyReport};

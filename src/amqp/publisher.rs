@@ -1,0 +1,141 @@
+//! Publishing that is known to have arrived.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesOrdered;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Connection};
+use tokio::sync::Mutex;
+use uuid::Uuid;
+
+use super::connection::{AmqpError, answer, connect};
+use crate::config::RabbitSettings;
+
+/// Names each copy, so that a returned one is told from its neighbours.
+const COPY_HEADER: &str = "x-oncely-copy";
+
+/// A message to publish.
+#[derive(Clone, Debug)]
+pub(crate) struct Copy {
+    pub(crate) exchange: String,
+    pub(crate) routing_key: String,
+    pub(crate) properties: BasicProperties,
+    pub(crate) body: bytes::Bytes,
+}
+
+/// Why a copy is not known to have arrived.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PublishError {
+    /// No queue took it.
+    #[error("exchange {0:?} has no queue for it; run `oncely topology apply`")]
+    Unroutable(String),
+    /// The broker said no.
+    #[error("the broker refused it (is a queue full?)")]
+    Refused,
+    /// The connection or the channel failed: it may have arrived or not.
+    #[error("{0}")]
+    Amqp(#[from] AmqpError),
+}
+
+/// Publishes on a connection of its own, opened when needed.
+pub(crate) struct Publisher {
+    settings: RabbitSettings,
+    purpose: String,
+    connection: Mutex<Option<Connection>>,
+}
+
+impl Publisher {
+    pub(crate) fn new(settings: RabbitSettings, purpose: String) -> Self {
+        Self { settings, purpose, connection: Mutex::new(None) }
+    }
+
+    /// Publishes copies and says of each whether it has arrived: confirmed by the broker *and* taken by a queue. A confirm
+    /// alone is not enough: an unroutable message is confirmed too.
+    ///
+    /// Uses a private channel for each call, settles all confirms, and only then looks which copies were returned, by
+    /// their names: lapin pairs returns with confirms by order, and under load pairs them wrongly.
+    pub(crate) async fn publish(&self, copies: &[Copy]) -> Vec<Result<(), PublishError>> {
+        match self.try_publish(copies).await {
+            Ok(results) => results,
+            Err(error) => {
+                // Whatever failed, the next call starts with a fresh connection.
+                self.connection.lock().await.take();
+                let text = error.to_string();
+                copies.iter().map(|_| Err(PublishError::Amqp(copy_of(&error, &text)))).collect()
+            }
+        }
+    }
+
+    async fn try_publish(&self, copies: &[Copy]) -> Result<Vec<Result<(), PublishError>>, AmqpError> {
+        let limit = self.settings.timeout;
+        let channel = {
+            let mut connection = self.connection.lock().await;
+            if connection.as_ref().is_none_or(|connection| !connection.status().connected()) {
+                *connection = Some(connect(&self.settings, &self.purpose).await?);
+            }
+            match connection.as_ref() {
+                Some(connection) => answer("channel.open", limit, connection.create_channel()).await?,
+                None => return Err(AmqpError::Timeout("connect", Duration::ZERO)),
+            }
+        };
+        answer("confirm.select", limit, channel.confirm_select(ConfirmSelectOptions::default())).await?;
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let names: Vec<String> = copies.iter().map(|_| Uuid::now_v7().to_string()).collect();
+        let mut confirms = FuturesOrdered::new();
+        for (copy, name) in copies.iter().zip(&names) {
+            let mut headers = copy.properties.headers().clone().unwrap_or_default();
+            headers.insert(COPY_HEADER.into(), AMQPValue::LongString(name.as_str().into()));
+            let properties = copy.properties.clone().with_headers(headers);
+            let (exchange, key) = (copy.exchange.as_str().into(), copy.routing_key.as_str().into());
+            let published = channel.basic_publish(exchange, key, options, &copy.body, properties);
+            confirms.push_back(answer("basic.publish", limit, published).await?);
+        }
+        let mut confirmations = Vec::with_capacity(copies.len());
+        let mut returned = HashSet::new();
+        while let Some(confirmation) =
+            answer("publisher confirms", limit, async { confirms.next().await.transpose() }).await?
+        {
+            confirmations.push(confirmation.is_ack());
+            if let Some(message) = confirmation.take_message()
+                && let Some(name) = copy_name(message.delivery.properties.headers().as_ref())
+            {
+                returned.insert(name);
+            }
+        }
+        if let Err(error) = answer("channel.close", limit, channel.close(200, "done".into())).await {
+            tracing::debug!(error = %error, "closing a publishing channel failed");
+        }
+        Ok(copies
+            .iter()
+            .zip(names)
+            .zip(confirmations)
+            .map(|((copy, name), confirmed)| match (confirmed, returned.contains(&name)) {
+                (_, true) => Err(PublishError::Unroutable(copy.exchange.clone())),
+                (false, _) => Err(PublishError::Refused),
+                (true, false) => Ok(()),
+            })
+            .collect())
+    }
+}
+
+fn copy_name(headers: Option<&FieldTable>) -> Option<String> {
+    match headers?.inner().get(COPY_HEADER)? {
+        AMQPValue::LongString(name) => Some(name.to_string()),
+        _ => None,
+    }
+}
+
+/// The same error for each copy of a failed call.
+fn copy_of(error: &AmqpError, text: &str) -> AmqpError {
+    match error {
+        AmqpError::Broker(error) => AmqpError::Broker(error.clone()),
+        AmqpError::Timeout(what, limit) => AmqpError::Timeout(what, *limit),
+        AmqpError::Url => {
+            tracing::debug!(text, "publishing failed");
+            AmqpError::Url
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Which deliveries of a channel are settled, and how few acknowledgements say so. Pure.
+
+use std::collections::VecDeque;
+
+/// The delivery tags of one channel, in the order of delivery.
+#[derive(Debug)]
+pub(crate) struct Settlement {
+    /// Outstanding deliveries from the oldest unacknowledged one on: tag, and is it settled?
+    outstanding: VecDeque<(u64, bool)>,
+    /// Settled ones in `outstanding`: held back behind an unsettled one.
+    held: usize,
+    /// From this many held ones on they are acknowledged one by one.
+    hold_at_most: usize,
+}
+
+/// An acknowledgement to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ack {
+    /// This tag and all before it.
+    UpTo(u64),
+    /// This tag alone.
+    One(u64),
+}
+
+impl Settlement {
+    /// `prefetch` is what the broker delivers without acknowledgement: half of it may be held back before single
+    /// acknowledgements are worth their price (one costs the broker as much as two deliveries).
+    pub(crate) fn new(prefetch: u16) -> Self {
+        Self { outstanding: VecDeque::new(), held: 0, hold_at_most: usize::from(prefetch / 2).max(1) }
+    }
+
+    /// A delivery has come. Tags of a channel only grow.
+    pub(crate) fn delivered(&mut self, tag: u64) {
+        self.outstanding.push_back((tag, false));
+    }
+
+    /// These deliveries are settled; returns what to send now. A tag that is not outstanding is left out: acknowledging
+    /// twice would close the channel.
+    pub(crate) fn settle(&mut self, tags: impl IntoIterator<Item = u64>) -> Vec<Ack> {
+        for tag in tags {
+            if let Ok(index) = self.outstanding.binary_search_by_key(&tag, |(tag, _)| *tag)
+                && !std::mem::replace(&mut self.outstanding[index].1, true)
+            {
+                self.held += 1;
+            }
+        }
+        let mut acks = Vec::new();
+        let mut last = None;
+        while let Some((tag, true)) = self.outstanding.front().copied() {
+            self.outstanding.pop_front();
+            self.held -= 1;
+            last = Some(tag);
+        }
+        acks.extend(last.map(Ack::UpTo));
+        if self.held >= self.hold_at_most {
+            acks.extend(self.release());
+        }
+        acks
+    }
+
+    /// Acknowledgements for all that is held back.
+    pub(crate) fn release(&mut self) -> Vec<Ack> {
+        self.held = 0;
+        let mut acks = Vec::new();
+        self.outstanding.retain(|(tag, settled)| {
+            if *settled {
+                acks.push(Ack::One(*tag));
+            }
+            !settled
+        });
+        acks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn settlement(prefetch: u16, tags: u64) -> Settlement {
+        let mut settlement = Settlement::new(prefetch);
+        (1..=tags).for_each(|tag| settlement.delivered(tag));
+        settlement
+    }
+
+    #[test]
+    fn a_settled_prefix_is_one_acknowledgement() {
+        let mut s = settlement(100, 10);
+        assert_eq!(s.settle([1, 2, 3]), [Ack::UpTo(3)]);
+        assert_eq!(s.settle([4]), [Ack::UpTo(4)]);
+    }
+
+    #[test]
+    fn a_hole_holds_back_what_comes_after_it() {
+        let mut s = settlement(100, 10);
+        assert_eq!(s.settle([2, 3]), []);
+        assert_eq!(s.settle([1]), [Ack::UpTo(3)]);
+    }
+
+    #[test]
+    fn half_a_prefetch_held_back_is_released_one_by_one() {
+        let mut s = settlement(6, 6);
+        assert_eq!(s.settle([2, 4]), []);
+        assert_eq!(s.settle([5]), [Ack::One(2), Ack::One(4), Ack::One(5)]);
+        assert_eq!(s.settle([1, 3]), [Ack::UpTo(3)]);
+    }
+
+    #[test]
+    fn a_tag_is_acknowledged_once_however_often_it_is_settled() {
+        let mut s = settlement(100, 3);
+        assert_eq!(s.settle([1, 1]), [Ack::UpTo(1)]);
+        assert_eq!(s.settle([1, 99]), []);
+        assert_eq!(s.settle([3, 3]), []);
+        assert_eq!(s.release(), [Ack::One(3)]);
+        assert_eq!(s.settle([3, 2]), [Ack::UpTo(2)]);
+    }
+
+    proptest! {
+        /// Whatever the order, an acknowledgement covers settled tags only, each exactly once.
+        #[test]
+        fn acknowledgements_cover_exactly_what_is_settled(
+            order in Just((1..=40_u64).collect::<Vec<_>>()).prop_shuffle(),
+            prefetch in 1..80_u16,
+        ) {
+            let mut s = settlement(prefetch, 40);
+            let mut settled = std::collections::BTreeSet::new();
+            let mut acked = std::collections::BTreeSet::new();
+            for tag in order {
+                settled.insert(tag);
+                for ack in s.settle([tag]) {
+                    let covered: Vec<u64> = match ack {
+                        Ack::One(tag) => vec![tag],
+                        Ack::UpTo(tag) => (1..=tag).filter(|tag| !acked.contains(tag)).collect(),
+                    };
+                    for tag in covered {
+                        prop_assert!(settled.contains(&tag), "acknowledged before it was settled: {tag}");
+                        prop_assert!(acked.insert(tag), "acknowledged twice: {tag}");
+                    }
+                }
+            }
+            prop_assert_eq!(acked.len(), 40);
+        }
+    }
+}

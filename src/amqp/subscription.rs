@@ -1,0 +1,143 @@
+//! A consumer's subscription to one queue: one connection, one channel, one life.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection};
+
+use super::connection::{AmqpError, answer, connect};
+use super::delivery::Delivery;
+use super::settle::{Ack, Settlement};
+use crate::config::RabbitSettings;
+
+/// The life of one channel. Deliveries carry it, so that an acknowledgement can't reach another channel's delivery of the
+/// same number.
+#[derive(Debug)]
+pub(crate) struct Epoch {
+    channel: Channel,
+    settlement: Mutex<Settlement>,
+    over: AtomicBool,
+    timeout: Duration,
+}
+
+impl Epoch {
+    /// Is the channel still there? Deliveries of an epoch that is over will come again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire) || !self.channel.status().connected()
+    }
+
+    /// Marks deliveries as settled and acknowledges what can be. Call it only for what is known to be committed, or to be
+    /// held by the broker in another queue. On a channel that is gone nothing is sent: redelivery decides.
+    pub(crate) async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
+        let acks = self.lock().settle(tags);
+        self.send(acks).await
+    }
+
+    /// Acknowledges what is settled and held back behind an unsettled delivery.
+    pub(crate) async fn release(&self) -> Result<(), AmqpError> {
+        let acks = self.lock().release();
+        self.send(acks).await
+    }
+
+    async fn send(&self, acks: Vec<Ack>) -> Result<(), AmqpError> {
+        for ack in acks {
+            if self.is_over() {
+                return Ok(());
+            }
+            let (tag, multiple) = match ack {
+                Ack::UpTo(tag) => (tag, true),
+                Ack::One(tag) => (tag, false),
+            };
+            answer("ack", self.timeout, self.channel.basic_ack(tag, BasicAckOptions { multiple })).await?;
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Settlement> {
+        // The settlement is only touched in whole steps, so a panic elsewhere leaves it sound.
+        self.settlement.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A subscription to one queue.
+pub(crate) struct Subscription {
+    connection: Connection,
+    consumer: lapin::Consumer,
+    epoch: Arc<Epoch>,
+    queue: String,
+    timeout: Duration,
+}
+
+impl Subscription {
+    /// Connects and subscribes, with a connection of its own that never publishes: under a memory alarm RabbitMQ stops
+    /// reading from connections that have published, acknowledgements included.
+    pub(crate) async fn open(
+        settings: &RabbitSettings,
+        purpose: &str,
+        queue: &str,
+        prefetch: u16,
+    ) -> Result<Self, AmqpError> {
+        let limit = settings.timeout;
+        let connection = connect(settings, purpose).await?;
+        let channel = answer("channel.open", limit, connection.create_channel()).await?;
+        answer("basic.qos", limit, channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+        let consumer = answer(
+            "basic.consume",
+            limit,
+            channel.basic_consume(
+                queue.into(),
+                "".into(),
+                BasicConsumeOptions::default(),
+                FieldTable::default(),
+            ),
+        )
+        .await?;
+        Ok(Self {
+            connection,
+            consumer,
+            epoch: Arc::new(Epoch {
+                channel,
+                settlement: Mutex::new(Settlement::new(prefetch)),
+                over: AtomicBool::new(false),
+                timeout: limit,
+            }),
+            queue: queue.to_owned(),
+            timeout: limit,
+        })
+    }
+
+    /// The channel's life.
+    pub(crate) fn epoch(&self) -> &Arc<Epoch> {
+        &self.epoch
+    }
+
+    /// The next delivery. `None` means that the subscription is over, for whatever reason: the connection went, the queue
+    /// was deleted, the broker cancelled. Can be dropped while waiting: no delivery is lost.
+    pub(crate) async fn next(&mut self) -> Option<Result<Delivery, AmqpError>> {
+        let delivery = match self.consumer.next().await? {
+            Ok(delivery) => delivery,
+            Err(error) => return Some(Err(error.into())),
+        };
+        self.epoch.lock().delivered(delivery.delivery_tag);
+        Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.epoch))))
+    }
+
+    /// Asks the broker for no more deliveries. Those already sent stay unacknowledged until settled or returned.
+    pub(crate) async fn cancel(&self) -> Result<(), AmqpError> {
+        let cancelled = self.epoch.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default());
+        answer("basic.cancel", self.timeout, cancelled).await
+    }
+
+    /// Ends the subscription: what is not settled goes back to the queue.
+    pub(crate) async fn close(self) {
+        self.epoch.over.store(true, Ordering::Release);
+        let closed = self.connection.close(200, "done".into());
+        if let Err(error) = answer("connection.close", self.timeout, closed).await {
+            tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
+        }
+    }
+}

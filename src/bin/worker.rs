@@ -1,0 +1,41 @@
+//! `worker`: consumes the queues of `oncely.toml` and runs their SQL functions.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use oncely::config::{Config, DEFAULT_FILE};
+use oncely::worker::{Stopped, Worker};
+use oncely::{exit, shutdown, telemetry};
+
+/// Consumes RabbitMQ queues so that each message takes effect in PostgreSQL once
+#[derive(Debug, Parser)]
+#[command(
+    name = "worker",
+    version,
+    after_help = "Stops on SIGTERM or Ctrl-C: finishes what has begun, then exits 0."
+)]
+struct Arguments {
+    /// The configuration file
+    #[arg(long, env = "ONCELY_CONFIG", default_value = DEFAULT_FILE)]
+    config: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Arguments::parse()).await {
+        Ok(code) => code,
+        Err(error) => exit::failed(&error),
+    }
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(&arguments.config)?;
+    telemetry::start(&config.log);
+    let stop = shutdown::on_signal()?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
+    Ok(match Worker::builder(config).build()?.run(stop).await? {
+        Stopped::Clean => ExitCode::SUCCESS,
+        Stopped::Deadline => ExitCode::from(exit::SOFTWARE),
+    })
+}

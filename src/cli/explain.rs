@@ -1,0 +1,257 @@
+//! `oncely explain KEY`: everything that is known about a key, in words.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use clap::Args;
+use secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+
+use super::output::{self, Times, age, safe};
+use crate::config::{Config, masked};
+use crate::decide::KeyStatus;
+use crate::exit;
+use crate::fingerprint::Fingerprint;
+use crate::identity::{Identity, IdentityPart};
+use crate::mirror::{Mirror, TagKey};
+use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, Session};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit 1 where nothing is known. Without --tenant the audit trail finds the tenants.")]
+pub(super) struct Arguments {
+    /// The key, exactly
+    key: String,
+    #[arg(long)]
+    tenant: Option<String>,
+    #[arg(long)]
+    consumer: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Longest timeline shown.
+const TIMELINE: i64 = 200;
+
+/// One identity, and all that is known of it.
+struct Story {
+    tenant: String,
+    consumer: String,
+    details: Option<KeyDetails>,
+    /// Oldest first.
+    timeline: Vec<AuditRow>,
+    mirrored: Option<bool>,
+    protected_until: Option<DateTime<Utc>>,
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let mut session = Session::open(&config.postgres, "oncely explain")
+        .await
+        .with_context(|| format!("cannot connect to {}", masked(&config.postgres.url)))?;
+    let stories = stories(&config, &mut session, &arguments).await?;
+    let now = session.clock.now();
+    let span = pg::audit_span(&mut session.connection).await?;
+    session.close().await;
+    if arguments.json {
+        let stories: Vec<_> = stories.iter().map(as_json).collect();
+        output::print_json(
+            "oncely.explain/1",
+            json!({ "key": arguments.key, "audit_since": span, "identities": stories }),
+        )?;
+    } else if stories.is_empty() {
+        let key = safe(&arguments.key);
+        output::print(&match span {
+            Some(since) => format!(
+                "{key}: nothing is known. It was not seen since {}, when the audit trail begins; \
+                 or it came before that and was collected.",
+                times.show(since)
+            ),
+            None => {
+                format!("{key}: nothing is known; the audit trail is empty, so no message was decided yet.")
+            }
+        })?;
+    } else {
+        let texts: Vec<String> =
+            stories.iter().map(|story| tell(story, &arguments.key, now, times)).collect();
+        output::print(&texts.join("\n\n"))?;
+    }
+    Ok(if stories.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}
+
+async fn stories(
+    config: &Config,
+    session: &mut Session,
+    arguments: &Arguments,
+) -> anyhow::Result<Vec<Story>> {
+    let connection = &mut session.connection;
+    let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
+    let details = pg::key_details(connection, &arguments.key, tenant, consumer).await?;
+    let filter = AuditFilter {
+        tenant: arguments.tenant.clone(),
+        consumer: arguments.consumer.clone(),
+        key: Some(arguments.key.clone()),
+        limit: TIMELINE,
+        ..AuditFilter::default()
+    };
+    let mut rows = pg::audit_list(connection, &filter).await?;
+    rows.reverse();
+    let mut identities: Vec<(String, String)> = details
+        .iter()
+        .map(|d| (d.tenant.clone(), d.consumer.clone()))
+        .chain(rows.iter().map(|r| (r.tenant.clone(), r.consumer.clone())))
+        .collect();
+    identities.sort();
+    identities.dedup();
+    let mut stories = Vec::new();
+    for (tenant, consumer) in identities {
+        let details = details.iter().find(|d| d.tenant == tenant && d.consumer == consumer).cloned();
+        let timeline: Vec<AuditRow> =
+            rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
+        let settings = config.consumers.iter().find(|c| c.name.as_str() == consumer);
+        let protected_until = match (&details, settings) {
+            (Some(d), Some(settings)) => {
+                let age = chrono::Duration::from_std(settings.retention).ok();
+                d.completed_at.zip(age).and_then(|(at, age)| at.checked_add_signed(age))
+            }
+            _ => None,
+        };
+        let mirrored = match &details {
+            Some(details) => mirrored(config, session, details).await,
+            None => None,
+        };
+        stories.push(Story { tenant, consumer, details, timeline, mirrored, protected_until });
+    }
+    Ok(stories)
+}
+
+/// Does the mirror hold the key now? `None` where that can't be said.
+async fn mirrored(config: &Config, session: &Session, details: &KeyDetails) -> Option<bool> {
+    let settings = config.mirror.as_ref()?;
+    let secret = settings
+        .key
+        .as_ref()
+        .map_or_else(|| session.cell.secret.clone(), |key| key.expose_secret().as_bytes().to_vec());
+    let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
+    let identity = Identity {
+        tenant: part(&details.tenant)?,
+        consumer: part(&details.consumer)?,
+        key: part(&details.key)?,
+    };
+    let fingerprint = details.fingerprint.clone().and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
+    let tag = TagKey::derive(&secret).tag(&session.cell.epoch, &identity, fingerprint.as_ref());
+    let found = Mirror::new(settings).ok()?.holds(&tag, session.clock.now()).await.ok()?;
+    Some(found)
+}
+
+fn tell(story: &Story, key: &str, now: DateTime<Utc>, times: Times) -> String {
+    let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
+    let mut lines = vec![head, format!("  {}", verdict(story))];
+    if let Some(details) = &story.details {
+        if let Some(at) = details.completed_at {
+            let what = if details.status == KeyStatus::Failed.as_str() { "given up" } else { "effect" };
+            let duration =
+                story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
+                    Some(format!(", worker {}, {:.1} ms", row.worker, millis(row.duration_us?)))
+                });
+            lines.push(format!(
+                "  {what:<11}{} ({} ago){}",
+                times.show(at),
+                age(at, now),
+                duration.unwrap_or_default()
+            ));
+        }
+        if let Some(fingerprint) = &details.fingerprint {
+            let hex: String = fingerprint.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+            lines.push(format!("  payload    SHA-256 {hex}…"));
+        }
+        if let Some(response) = &details.response {
+            lines.push(format!("  response   {}", safe(&response.to_string())));
+        }
+        if let Some(error) = &details.last_error {
+            lines.push(format!("  last error {}", safe(error)));
+        }
+        lines.push(match story.protected_until {
+            Some(until) if until > now => format!("  dedupe     protected until {}", times.show(until)),
+            Some(until) => {
+                format!("  dedupe     retention ended {}; collected at the next run of gc", times.show(until))
+            }
+            None if details.completed_at.is_some() => {
+                "  dedupe     this consumer is not in the configuration, so its keys are kept".to_owned()
+            }
+            None => "  dedupe     not completed: the next delivery runs".to_owned(),
+        });
+        if let Some(mirrored) = story.mirrored {
+            let text =
+                if mirrored { "present, of this history" } else { "not there: PostgreSQL answers for it" };
+            lines.push(format!("  mirror     {text}"));
+        }
+    }
+    for (index, row) in story.timeline.iter().enumerate() {
+        let label = if index == 0 { "timeline" } else { "" };
+        lines.push(format!("  {label:<11}{}  {}", times.show(row.occurred_at), event(row)));
+    }
+    if story.timeline.iter().all(|row| row.outcome != "duplicate") {
+        lines.push("             (duplicates are listed only where audit.duplicates = true)".to_owned());
+    }
+    lines.join("\n")
+}
+
+fn verdict(story: &Story) -> String {
+    let conflicts = story.timeline.iter().filter(|row| row.reason.as_deref() == Some("key_conflict")).count();
+    let conflict = match conflicts {
+        0 => String::new(),
+        count => format!(" {count} message(s) with this key and ANOTHER payload were refused."),
+    };
+    let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
+        Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
+        Some(("FAILED", d)) => format!(
+            "FAILED: given up after {} attempt(s), reason {}. A later delivery is dead-lettered, not run.",
+            d.attempts,
+            d.reason.as_deref().unwrap_or("unknown")
+        ),
+        Some((_, d)) => {
+            format!("IN_PROGRESS: {} attempt(s) failed; it runs again when it comes back.", d.attempts)
+        }
+        None => match story.timeline.iter().any(|row| row.outcome == "completed") {
+            true => {
+                "It took effect, and its key has been collected since: a duplicate that came now would run."
+                    .to_owned()
+            }
+            false => "It did not take effect.".to_owned(),
+        },
+    };
+    main + &conflict
+}
+
+fn event(row: &AuditRow) -> String {
+    let mut text = row.outcome.clone();
+    if row.attempt > 0 {
+        text.push_str(&format!(", attempt {}", row.attempt));
+    }
+    if let Some(reason) = &row.reason {
+        text.push_str(&match row.outcome.as_str() {
+            "duplicate" => format!(", not run: {reason} knew it"),
+            _ => format!(", {reason}"),
+        });
+    }
+    if let Some(detail) = &row.detail {
+        text.push_str(&format!(": {}", safe(detail)));
+    }
+    format!("{text}  (queue {}, worker {})", safe(&row.queue), row.worker)
+}
+
+fn millis(micros: i64) -> f64 {
+    #[allow(clippy::cast_precision_loss)] // shown with one decimal
+    let millis = micros as f64 / 1_000.0;
+    millis
+}
+
+fn as_json(story: &Story) -> Value {
+    json!({
+        "tenant": story.tenant, "consumer": story.consumer, "verdict": verdict(story), "key": story.details,
+        "protected_until": story.protected_until, "mirrored": story.mirrored, "timeline": story.timeline,
+    })
+}

@@ -1,0 +1,86 @@
+//! `oncely`: the operator's command line, one verb a file.
+//!
+//! Data goes to stdout, everything else to stderr. `--json` prints one object with its schema's name and version; fields
+//! are only added. Exit codes: 0 done or yes, 1 no, 2 wrong usage, 3 a server does not answer, 78 refused configuration.
+
+mod audit;
+mod check;
+mod explain;
+mod gc;
+mod migrate;
+mod output;
+mod since;
+mod status;
+mod topology;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::DEFAULT_FILE;
+
+/// Operate Oncely: messages that take effect once
+#[derive(Debug, Parser)]
+#[command(
+    name = "oncely",
+    version,
+    after_help = "Examples:\n  oncely migrate\n  oncely check\n  oncely explain order-1182 --tenant acme\n  \
+                  oncely audit list --outcome dead_lettered --since 2h"
+)]
+pub struct Arguments {
+    /// The configuration file
+    #[arg(long, global = true, env = "ONCELY_CONFIG", default_value = DEFAULT_FILE)]
+    config: PathBuf,
+    /// Show times in UTC
+    #[arg(long, global = true)]
+    utc: bool,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run the database migrations, or look at them
+    Migrate(migrate::Arguments),
+    /// Check the configuration and what the servers hold; reports all problems at once
+    Check(check::Arguments),
+    /// Queues and exchanges around the consumers' queues
+    Topology(topology::Arguments),
+    /// One screen: servers, queues, outbox, recent outcomes
+    Status(status::Arguments),
+    /// The trail of decisions
+    Audit(audit::Arguments),
+    /// Everything that is known about a key, in words
+    Explain(explain::Arguments),
+    /// Garbage collection
+    Gc(gc::Arguments),
+}
+
+/// Runs one verb.
+///
+/// # Errors
+/// Whatever kept it from being done; [`crate::exit::code`] says what that means for the exit code.
+pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let Arguments { config, utc, verb } = arguments;
+    let clock = output::Times { utc };
+    match verb {
+        Verb::Migrate(arguments) => migrate::run(&config, arguments).await,
+        Verb::Check(arguments) => check::run(&config, arguments).await,
+        Verb::Topology(arguments) => topology::run(&config, arguments).await,
+        Verb::Status(arguments) => status::run(&config, arguments, clock).await,
+        Verb::Audit(arguments) => audit::run(&config, arguments, clock).await,
+        Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
+        Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        super::Arguments::command().debug_assert();
+    }
+}

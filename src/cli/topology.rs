@@ -1,0 +1,73 @@
+//! `oncely topology apply|show`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+
+use super::output;
+use crate::amqp::{Topology, connect};
+use crate::config::{Config, masked};
+use crate::exit;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum Verb {
+    /// Declare each consumer's queue with its dead-letter and retry queues; what exists stays as it is
+    Apply,
+    /// Show what is there and what is missing; exit 1 where something is
+    Show,
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let server = masked(&config.rabbitmq.url);
+    let connection = connect(&config.rabbitmq, "oncely topology")
+        .await
+        .with_context(|| format!("cannot connect to {server}"))?;
+    let limit = config.rabbitmq.timeout;
+    let mut code = ExitCode::SUCCESS;
+    for topology in config.consumers.iter().flat_map(Topology::of) {
+        match arguments.verb {
+            Verb::Apply => match topology.apply(&connection, limit).await {
+                Ok(done) => output::print(&done.join("\n"))?,
+                Err((name, error)) if error.reply_code() == Some(406) => {
+                    output::note(&format!(
+                        "{name} exists with other arguments and is left as it is: {error}\n  \
+                         delete it when it is empty and apply again, or set its dead-letter exchange by a policy"
+                    ));
+                    code = ExitCode::from(exit::NO);
+                }
+                Err((name, error)) => {
+                    return Err(anyhow::Error::new(error).context(format!("declaring {name}")));
+                }
+            },
+            Verb::Show => {
+                let report = topology.inspect(&connection, limit).await?;
+                let mut table = output::table(["QUEUE", "READY", "DEAD", "CONSUMERS", "MISSING"]);
+                let missing: Vec<_> = report
+                    .missing_queues
+                    .iter()
+                    .chain(&report.missing_exchanges)
+                    .map(String::as_str)
+                    .collect();
+                let (ready, dead, users) = report.ready.map_or_else(
+                    || ("?".to_owned(), "?".to_owned(), "?".to_owned()),
+                    |(ready, dead, users)| (ready.to_string(), dead.to_string(), users.to_string()),
+                );
+                table.add_row([topology.queue(), &ready, &dead, &users, &missing.join(", ")]);
+                output::print(&table.to_string())?;
+                if !missing.is_empty() {
+                    code = ExitCode::from(exit::NO);
+                }
+            }
+        }
+    }
+    Ok(code)
+}

@@ -1,0 +1,252 @@
+//! `[[consumers]]`: which queue, which identity, which handler.
+
+use std::time::Duration;
+
+use figment::value::Value;
+
+use super::{Problems, Section, consumer_source, servers};
+use crate::decide::OnConflict;
+use crate::extract::Source;
+use crate::fingerprint::FingerprintPolicy;
+use crate::handler::{JsonPolicy, SqlFunction};
+use crate::identity::IdentityPart;
+use crate::retry::RetryPolicy;
+
+/// How much a hit in the mirror is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrecheckMode {
+    /// `trust` where no standby could take over without a mirrored commit, else `verify`.
+    Auto,
+    /// A hit is acknowledged without a question to PostgreSQL, as long as its epoch was confirmed within a second.
+    Trust,
+    /// The hits of a batch are confirmed by one look-up in PostgreSQL.
+    Verify,
+    /// The mirror is not asked.
+    Off,
+}
+
+/// The kind of queue that `oncely topology apply` declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueType {
+    /// Replicated; RabbitMQ's recommendation.
+    Quorum,
+    /// On one node.
+    Classic,
+}
+
+impl QueueType {
+    /// RabbitMQ's `x-queue-type`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quorum => "quorum",
+            Self::Classic => "classic",
+        }
+    }
+}
+
+/// A consumer.
+#[derive(Clone, Debug)]
+pub struct Consumer {
+    /// Part of the identity: stays the same when queues are split or renamed.
+    pub name: IdentityPart,
+    /// The queues it reads.
+    pub queues: Vec<String>,
+    /// The kind of queue that `oncely topology apply` declares.
+    pub queue_type: QueueType,
+    /// Where the tenant is.
+    pub tenant: Source,
+    /// Where the key is.
+    pub key: Source,
+    /// What is compared when a key comes back.
+    pub fingerprint: FingerprintPolicy,
+    /// What happens to a key that comes back with another payload.
+    pub on_conflict: OnConflict,
+    /// The SQL function that does the work; `None` where the embedding program brings a handler in Rust.
+    pub handler: Option<SqlFunction>,
+    /// How long a key is remembered after it took effect.
+    pub retention: Duration,
+    /// The oldest copy of a message that may still come: its time in the queue, in retries, in the dead-letter queue
+    /// before somebody moves it back.
+    pub redelivery_horizon: Duration,
+    /// How failed messages come back.
+    pub retry: RetryPolicy,
+    /// Most messages in one transaction.
+    pub batch: u32,
+    /// Transactions at the same time, each with a connection of its own.
+    pub lanes: u32,
+    /// Most messages delivered and not yet acknowledged, per queue.
+    pub prefetch: u16,
+    /// Largest body in bytes; a larger one is dead-lettered.
+    pub max_body: u32,
+    /// How much a hit in the mirror is believed; `None` means as `[mirror]` says.
+    pub precheck: Option<PrecheckMode>,
+}
+
+/// RabbitMQ's default consumer timeout: a delivery that is not settled by then comes back.
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+impl Consumer {
+    /// The age that a copy of a message can reach before it comes back for the last time.
+    #[must_use]
+    pub fn horizon(&self) -> Duration {
+        self.redelivery_horizon.max(self.retry.horizon() + CONSUMER_TIMEOUT)
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<Consumer> {
+    let name = section.text("name", problems);
+    let place = section.place("name");
+    let name = match name {
+        None => {
+            problems.add(place, "is missing: it is part of the identity, so choose it once");
+            None
+        }
+        Some(text) => match IdentityPart::new(text.as_bytes()) {
+            Ok(name) => Some(name),
+            Err(error) => {
+                problems.add(place, error.to_string());
+                None
+            }
+        },
+    };
+    let queues = queues(&mut section, problems);
+    let queue_types = [("quorum", QueueType::Quorum), ("classic", QueueType::Classic)];
+    let queue_type = section.choice("queue_type", QueueType::Quorum, &queue_types, problems);
+    let tenant = consumer_source::source(&mut section, "tenant", problems);
+    let key = consumer_source::source(&mut section, "key", problems);
+    let fingerprint = fingerprint(&mut section, problems);
+    let conflicts = [("dead_letter", OnConflict::DeadLetter), ("duplicate", OnConflict::Duplicate)];
+    let on_conflict = section.choice("on_conflict", OnConflict::DeadLetter, &conflicts, problems);
+    let handler = handler(&mut section, problems);
+    let retention = section.duration("retention", 7 * DAY, SECOND..=3_650 * DAY, problems);
+    let redelivery_horizon = section.duration("redelivery_horizon", DAY, SECOND..=3_650 * DAY, problems);
+    let retry = retry(section.table("retry", problems), problems);
+    let batch = section.integer("batch", 256, 1..=4_096, problems);
+    let lanes = section.integer("lanes", 2, 1..=64, problems);
+    let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
+    let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
+    let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
+    let precheck = servers::precheck(&mut section, problems);
+    section.finish(problems);
+    Some(Consumer {
+        name: name?,
+        queues: queues?,
+        queue_type,
+        tenant: tenant?,
+        key: key?,
+        fingerprint,
+        on_conflict,
+        handler,
+        retention,
+        redelivery_horizon,
+        retry,
+        batch,
+        lanes,
+        prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
+        max_body,
+        precheck,
+    })
+}
+
+fn queues(section: &mut Section, problems: &mut Problems) -> Option<Vec<String>> {
+    let one = section.text("queue", problems);
+    let many = section.texts("queues", problems);
+    let place = section.place("queue");
+    let queues = match (one, many) {
+        (Some(_), Some(_)) => {
+            problems.add(place, "is set, and queues too; use one of them");
+            return None;
+        }
+        (Some(queue), None) => vec![queue],
+        (None, Some(queues)) => queues,
+        (None, None) => {
+            problems.add(place, "is missing");
+            return None;
+        }
+    };
+    // An AMQP short string holds 255 bytes, and the retry queues' names are longer than the queue's.
+    if queues.is_empty() || queues.iter().any(|queue| queue.is_empty() || queue.len() > 200) {
+        problems.add(place, "must name a queue, in 1 to 200 bytes");
+        return None;
+    }
+    Some(queues)
+}
+
+fn fingerprint(section: &mut Section, problems: &mut Problems) -> FingerprintPolicy {
+    let place = section.place("fingerprint");
+    let advice = "must be \"body\", \"canonical_json\", \"none\" or { json_pointers = [\"/amount\"] }";
+    match section.take("fingerprint") {
+        None => FingerprintPolicy::Body,
+        Some(Value::String(_, word)) => match word.as_str() {
+            "body" => FingerprintPolicy::Body,
+            "canonical_json" => FingerprintPolicy::CanonicalJson,
+            "none" => FingerprintPolicy::None,
+            _ => {
+                problems.add(place, advice);
+                FingerprintPolicy::Body
+            }
+        },
+        Some(Value::Dict(_, values)) => {
+            let mut table = Section::new(&place, values);
+            let pointers = table.texts("json_pointers", problems).unwrap_or_default();
+            table.finish(problems);
+            if pointers.is_empty() || pointers.iter().any(|pointer| !pointer.starts_with('/')) {
+                problems.add(place, advice);
+            }
+            FingerprintPolicy::JsonPointers(pointers)
+        }
+        Some(_) => {
+            problems.add(place, advice);
+            FingerprintPolicy::Body
+        }
+    }
+}
+
+fn handler(section: &mut Section, problems: &mut Problems) -> Option<SqlFunction> {
+    let place = section.place("handler");
+    let mut table = match section.take("handler")? {
+        Value::Dict(_, values) => Section::new(&place, values),
+        _ => {
+            problems.add(place, "must be a table like { function = \"app.capture_payment\" }");
+            return None;
+        }
+    };
+    let name = table.text("function", problems);
+    let batch = table.boolean("batch", false, problems);
+    let policies =
+        [("optional", JsonPolicy::Optional), ("required", JsonPolicy::Required), ("off", JsonPolicy::Off)];
+    let json = table.choice("json", JsonPolicy::Optional, &policies, problems);
+    table.finish(problems);
+    match name {
+        Some(name) if SqlFunction::is_qualified_name(&name) => Some(SqlFunction { name, batch, json }),
+        _ => {
+            problems.add(
+                format!("{place}.function"),
+                "must be a schema and a name, like \"app.capture_payment\"",
+            );
+            None
+        }
+    }
+}
+
+fn retry(mut table: Section, problems: &mut Problems) -> RetryPolicy {
+    let default = RetryPolicy::default();
+    let delays = table.durations("delays", problems).unwrap_or_else(|| default.delays.clone());
+    let fallback = if delays.is_empty() { 1 } else { default.max_attempts };
+    let max_attempts = table.integer("max_attempts", fallback, 1..=1_000, problems);
+    if delays.is_empty() && max_attempts > 1 {
+        problems.add(
+            table.place("delays"),
+            "is empty, so max_attempts must be 1: without a delay a retry is a hot loop",
+        );
+    }
+    if delays.windows(2).any(|pair| pair[0] > pair[1]) {
+        problems.add(table.place("delays"), "must not fall");
+    }
+    table.finish(problems);
+    RetryPolicy { delays, max_attempts }
+}

@@ -1,0 +1,240 @@
+//! The configuration: one file per concern, everything wrong reported at once, secrets never shown.
+
+mod consumer;
+mod consumer_source;
+mod problems;
+mod section;
+mod servers;
+mod tasks;
+
+use std::path::Path;
+
+use figment::Figment;
+use figment::providers::{Env, Format as _, Serialized, Toml};
+use figment::value::Dict;
+
+pub use consumer::{Consumer, PrecheckMode, QueueType};
+pub use problems::{Problem, Problems};
+pub(crate) use section::Section;
+pub use servers::{MirrorSettings, RabbitSettings, masked};
+pub use tasks::{AuditSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings};
+
+use crate::pg::PgSettings;
+
+/// The file that is read where `--config` names none.
+pub const DEFAULT_FILE: &str = "oncely.toml";
+
+/// The commented defaults, as shipped.
+pub const DEFAULTS: &str = include_str!("../../oncely.default.toml");
+
+/// A valid configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Name of the cell that the database must be.
+    pub cell: String,
+    /// How to reach PostgreSQL.
+    pub postgres: PgSettings,
+    /// How to reach RabbitMQ.
+    pub rabbitmq: RabbitSettings,
+    /// How to reach Redis and how to use it; `None` without a Redis.
+    pub mirror: Option<MirrorSettings>,
+    /// The worker process.
+    pub worker: WorkerSettings,
+    /// The relay process.
+    pub relay: RelaySettings,
+    /// The garbage collection.
+    pub gc: GcSettings,
+    /// The audit trail.
+    pub audit: AuditSettings,
+    /// Logging.
+    pub log: LogSettings,
+    /// The consumers.
+    pub consumers: Vec<Consumer>,
+}
+
+impl Config {
+    /// Reads `file` and the environment: defaults < file < `DATABASE_URL`, `AMQP_URL`, `REDIS_URL` < `ONCELY_…`
+    /// (`ONCELY_MIRROR__TTL=1h` is `ttl` in `[mirror]`).
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once.
+    pub fn load(file: &Path) -> Result<Self, Problems> {
+        let (config, problems) = Self::examine(file);
+        match config {
+            Some(config) => problems.or(config),
+            None => Err(problems),
+        }
+    }
+
+    /// Reads as [`Config::load`] does, and keeps what can be used of a configuration that has problems: for a look at the
+    /// servers all the same.
+    #[must_use]
+    pub fn examine(file: &Path) -> (Option<Self>, Problems) {
+        match std::fs::read_to_string(file) {
+            Ok(text) => Self::read(&text, &file.display().to_string(), true),
+            Err(error) => {
+                let mut problems = Problems::default();
+                let advice = "write one (start from oncely.default.toml) or name it with --config";
+                problems.add(file.display().to_string(), format!("cannot be read ({error}); {advice}"));
+                (None, problems)
+            }
+        }
+    }
+
+    /// Reads only where PostgreSQL is, for what needs nothing else. The file may be missing where `DATABASE_URL` is set.
+    ///
+    /// # Errors
+    /// All that is wrong with `[postgres]`.
+    pub fn load_postgres(file: &Path) -> Result<PgSettings, Problems> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut problems = Problems::default();
+        match values(&text, true) {
+            Ok(values) => {
+                let mut root = Section::new("", values);
+                let settings = servers::postgres(root.table("postgres", &mut problems), &mut problems);
+                problems.or(settings)
+            }
+            Err(error) => {
+                problems.add(file.display().to_string(), error);
+                Err(problems)
+            }
+        }
+    }
+
+    /// Reads a configuration from a text, without regard to the environment.
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once.
+    pub fn parse(text: &str) -> Result<Self, Problems> {
+        match Self::read(text, "configuration", false) {
+            (Some(config), problems) => problems.or(config),
+            (None, problems) => Err(problems),
+        }
+    }
+
+    fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {
+        let mut problems = Problems::default();
+        let values = match values(text, environment) {
+            Ok(values) => values,
+            Err(error) => {
+                problems.add(name, error);
+                return (None, problems);
+            }
+        };
+        let mut root = Section::new("", values);
+        let cell = {
+            let mut section = root.table("cell", &mut problems);
+            let name = section.text("name", &mut problems).unwrap_or_else(|| "main".to_owned());
+            section.finish(&mut problems);
+            name
+        };
+        let postgres = servers::postgres(root.table("postgres", &mut problems), &mut problems);
+        let rabbitmq = servers::rabbitmq(root.table("rabbitmq", &mut problems), &mut problems);
+        let redis = root.table("redis", &mut problems);
+        let mirror = servers::mirror(redis, root.table("mirror", &mut problems), &mut problems);
+        let worker = tasks::worker(root.table("worker", &mut problems), &mut problems);
+        let relay = tasks::relay(root.table("relay", &mut problems), &mut problems);
+        let gc = tasks::gc(root.table("gc", &mut problems), &mut problems);
+        let audit = tasks::audit(root.table("audit", &mut problems), &mut problems);
+        let log = tasks::log(root.table("log", &mut problems), &mut problems);
+        let consumers: Vec<Consumer> = root
+            .tables("consumers", &mut problems)
+            .into_iter()
+            .filter_map(|section| consumer::consumer(section, &mut problems))
+            .collect();
+        root.finish(&mut problems);
+        contradictions(&consumers, mirror.as_ref(), &audit, &mut problems);
+        let config =
+            gc.map(|gc| Self { cell, postgres, rabbitmq, mirror, worker, relay, gc, audit, log, consumers });
+        (config, problems)
+    }
+}
+
+/// The merged values of the file and the environment.
+fn values(text: &str, environment: bool) -> Result<Dict, String> {
+    let mut figment = Figment::new().merge(Toml::string(text));
+    if environment {
+        for (variable, key) in
+            [("DATABASE_URL", "postgres.url"), ("AMQP_URL", "rabbitmq.url"), ("REDIS_URL", "redis.url")]
+        {
+            if let Ok(url) = std::env::var(variable) {
+                figment = figment.merge(Serialized::default(key, url));
+            }
+        }
+        // ONCELY_CONFIG names the file itself.
+        figment = figment.merge(Env::prefixed("ONCELY_").ignore(&["config"]).split("__"));
+    }
+    figment.extract().map_err(|error| format!("is not TOML: {}", without_source(&error.to_string())))
+}
+
+/// What is right on its own and wrong together.
+fn contradictions(
+    consumers: &[Consumer],
+    mirror: Option<&MirrorSettings>,
+    audit: &AuditSettings,
+    problems: &mut Problems,
+) {
+    let show = humantime::format_duration;
+    let mut queues = std::collections::BTreeMap::new();
+    let mut names = std::collections::BTreeSet::new();
+    for consumer in consumers {
+        if !names.insert(consumer.name.as_str()) {
+            problems.add(
+                format!("consumers.{}", consumer.name),
+                "two consumers have this name; the name is part of the identity, so each needs its own",
+            );
+        }
+        for queue in &consumer.queues {
+            if let Some(other) = queues.insert(queue.as_str(), consumer.name.as_str()) {
+                problems.add(
+                    format!("consumers.{}.queue", consumer.name),
+                    format!("{queue:?} is already read by {other:?}: each would miss what the other gets"),
+                );
+            }
+        }
+        if consumer.retention < consumer.horizon() {
+            problems.add(
+                    format!("consumers.{}.retention", consumer.name),
+                    format!(
+                        "{} is shorter than the redelivery horizon {}: a copy that comes back later would run again; \
+                         lengthen retention, or shorten redelivery_horizon or retry.delays if no copy can be that old",
+                        show(consumer.retention),
+                        show(consumer.horizon())
+                    ),
+                );
+        }
+        if let Some(mirror) = mirror
+            && mirror.ttl > consumer.retention
+        {
+            problems.add(
+                "mirror.ttl",
+                format!(
+                    "{} is longer than the retention of {} ({}): a mirror entry must not outlive its key",
+                    show(mirror.ttl),
+                    consumer.name,
+                    show(consumer.retention)
+                ),
+            );
+        }
+        if audit.retention < consumer.retention {
+            problems.add(
+                "audit.retention",
+                format!(
+                    "{} is shorter than the retention of {} ({}): the trail must outlive the keys",
+                    show(audit.retention),
+                    consumer.name,
+                    show(consumer.retention)
+                ),
+            );
+        }
+    }
+}
+
+/// figment's text of a TOML error shows the offending line, which may hold a password: keep the first line's place only.
+fn without_source(text: &str) -> String {
+    let place = text.lines().next().unwrap_or_default().to_owned();
+    match text.lines().last() {
+        Some(last) if last != place && !last.contains('|') => format!("{place}: {last}"),
+        _ => place,
+    }
+}

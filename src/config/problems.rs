@@ -1,0 +1,56 @@
+//! Everything that is wrong with a configuration, in one report.
+
+use std::fmt;
+
+/// One thing that is wrong: where, what, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The key, as `consumers[0].retention`, or the thing that was looked at.
+    pub place: String,
+    /// What is wrong and what to do. Holds no secret.
+    pub message: String,
+}
+
+/// All that is wrong. Refused configurations end a process with exit code 78 (`EX_CONFIG` of sysexits.h).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// Notes a problem.
+    pub fn add(&mut self, place: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Problem { place: place.into(), message: message.into() });
+    }
+
+    /// Is there none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them, in the order in which they were found.
+    #[must_use]
+    pub fn list(&self) -> &[Problem] {
+        &self.0
+    }
+
+    /// `value`, if nothing is wrong.
+    ///
+    /// # Errors
+    /// These problems, if there are any.
+    pub fn or<T>(self, value: T) -> Result<T, Self> {
+        if self.is_empty() { Ok(value) } else { Err(self) }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.len();
+        write!(f, "{count} problem{} with the configuration:", if count == 1 { "" } else { "s" })?;
+        for problem in &self.0 {
+            write!(f, "\n  {}: {}", problem.place, problem.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}

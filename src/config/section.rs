@@ -1,0 +1,237 @@
+//! Reads one table of the configuration and notes everything that is wrong with it, instead of stopping at the first.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use figment::value::{Dict, Value};
+
+use super::Problems;
+
+/// A table that is being read: what has been asked for, and what is left.
+pub(crate) struct Section {
+    path: String,
+    values: Dict,
+    asked: Vec<&'static str>,
+}
+
+impl Section {
+    pub(crate) fn new(path: impl Into<String>, values: Dict) -> Self {
+        Self { path: path.into(), values, asked: Vec::new() }
+    }
+
+    /// The full name of a key, for messages.
+    pub(crate) fn place(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// Takes a value of any kind.
+    pub(crate) fn take(&mut self, key: &'static str) -> Option<Value> {
+        self.asked.push(key);
+        self.values.remove(key)
+    }
+
+    pub(crate) fn text(&mut self, key: &'static str, problems: &mut Problems) -> Option<String> {
+        match self.take(key)? {
+            Value::String(_, text) => Some(text),
+            // An environment variable's digits arrive as a number.
+            Value::Num(_, number) => number.to_i128().map(|n| n.to_string()),
+            _ => {
+                problems.add(self.place(key), "must be a text");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn duration(
+        &mut self,
+        key: &'static str,
+        default: Duration,
+        range: RangeInclusive<Duration>,
+        problems: &mut Problems,
+    ) -> Duration {
+        let place = self.place(key);
+        match self.take(key) {
+            None => default,
+            Some(value) => duration(&value, &place, &range, problems).unwrap_or(default),
+        }
+    }
+
+    pub(crate) fn durations(&mut self, key: &'static str, problems: &mut Problems) -> Option<Vec<Duration>> {
+        let place = self.place(key);
+        let range = Duration::from_millis(1)..=Duration::from_secs(7 * 86_400);
+        match self.take(key)? {
+            Value::Array(_, values) => Some(
+                values
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(index, value)| {
+                        duration(value, &format!("{place}[{index}]"), &range, problems)
+                    })
+                    .collect(),
+            ),
+            _ => {
+                problems.add(place, "must be a list of durations, like [\"1s\", \"1m\"]");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn integer(
+        &mut self,
+        key: &'static str,
+        default: u32,
+        range: RangeInclusive<u32>,
+        problems: &mut Problems,
+    ) -> u32 {
+        let number = match self.take(key) {
+            None => return default,
+            Some(value) => value.to_i128(),
+        };
+        match number.and_then(|n| u32::try_from(n).ok()).filter(|n| range.contains(n)) {
+            Some(number) => number,
+            None => {
+                let (low, high) = (range.start(), range.end());
+                problems.add(self.place(key), format!("must be a whole number from {low} to {high}"));
+                default
+            }
+        }
+    }
+
+    pub(crate) fn boolean(&mut self, key: &'static str, default: bool, problems: &mut Problems) -> bool {
+        match self.take(key) {
+            None => default,
+            Some(value) => value.to_bool().unwrap_or_else(|| {
+                problems.add(self.place(key), "must be true or false");
+                default
+            }),
+        }
+    }
+
+    /// One of several words.
+    pub(crate) fn choice<T: Copy>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        choices: &[(&str, T)],
+        problems: &mut Problems,
+    ) -> T {
+        let Some(word) = self.text(key, problems) else {
+            return default;
+        };
+        match choices.iter().find(|(name, _)| *name == word) {
+            Some((_, value)) => *value,
+            None => {
+                let names: Vec<_> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
+                problems.add(self.place(key), format!("must be one of {}, not {word:?}", names.join(", ")));
+                default
+            }
+        }
+    }
+
+    pub(crate) fn texts(&mut self, key: &'static str, problems: &mut Problems) -> Option<Vec<String>> {
+        let texts = match self.take(key)? {
+            Value::Array(_, values) => {
+                values.into_iter().map(|value| value.into_string()).collect::<Option<Vec<_>>>()
+            }
+            _ => None,
+        };
+        if texts.is_none() {
+            problems.add(self.place(key), "must be a list of texts");
+        }
+        texts
+    }
+
+    /// A table inside this one; empty where there is none.
+    pub(crate) fn table(&mut self, key: &'static str, problems: &mut Problems) -> Section {
+        let place = self.place(key);
+        let values = match self.take(key) {
+            None => Dict::new(),
+            Some(Value::Dict(_, values)) => values,
+            Some(_) => {
+                problems.add(&place, "must be a table");
+                Dict::new()
+            }
+        };
+        Self::new(place, values)
+    }
+
+    /// A list of tables.
+    pub(crate) fn tables(&mut self, key: &'static str, problems: &mut Problems) -> Vec<Section> {
+        let place = self.place(key);
+        match self.take(key) {
+            None => Vec::new(),
+            Some(Value::Array(_, values)) => values
+                .into_iter()
+                .enumerate()
+                .filter_map(|(index, value)| match value {
+                    Value::Dict(_, values) => Some(Self::new(format!("{place}[{index}]"), values)),
+                    _ => {
+                        problems.add(format!("{place}[{index}]"), "must be a table");
+                        None
+                    }
+                })
+                .collect(),
+            Some(_) => {
+                problems.add(&place, format!("must be tables: write [[{place}]] before each"));
+                Vec::new()
+            }
+        }
+    }
+
+    /// The only key of a one-key table such as `{ header = "x" }`, with its value.
+    pub(crate) fn only(mut self, asked: &[&'static str], problems: &mut Problems) -> Option<(String, Value)> {
+        self.asked.extend(asked);
+        if self.values.len() != 1 {
+            problems.add(&self.path, format!("must name one of {}", self.asked.join(", ")));
+            return None;
+        }
+        if let Some(key) = asked.iter().find(|key| self.values.contains_key(**key)) {
+            let value = self.values.remove(*key)?;
+            return Some(((*key).to_owned(), value));
+        }
+        self.finish(problems);
+        None
+    }
+
+    /// Whatever has not been asked for is unknown: most often a typing error, which must not pass for a default.
+    pub(crate) fn finish(self, problems: &mut Problems) {
+        for key in self.values.keys() {
+            let nearest = self
+                .asked
+                .iter()
+                .map(|known| (strsim::damerau_levenshtein(known, key), known))
+                .min()
+                .filter(|(distance, _)| *distance <= 3);
+            let hint = match nearest {
+                Some((_, known)) => format!("did you mean {known}?"),
+                None => format!("known here: {}", self.asked.join(", ")),
+            };
+            problems.add(self.place(key), format!("unknown key; {hint}"));
+        }
+    }
+}
+
+fn duration(
+    value: &Value,
+    place: &str,
+    range: &RangeInclusive<Duration>,
+    problems: &mut Problems,
+) -> Option<Duration> {
+    let parsed = value.as_str().map(humantime::parse_duration);
+    match parsed {
+        Some(Ok(duration)) if range.contains(&duration) => Some(duration),
+        Some(Ok(_)) => {
+            let show = humantime::format_duration;
+            problems.add(place, format!("must be from {} to {}", show(*range.start()), show(*range.end())));
+            None
+        }
+        Some(Err(error)) => {
+            problems.add(place, format!("must be a duration like \"30s\" or \"7d\" ({error})"));
+            None
+        }
+        None => {
+            problems.add(place, "must be a duration with its unit, like \"30s\" or \"7d\"");
+            None
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `[postgres]`, `[rabbitmq]`, `[redis]` and `[mirror]`: where the servers are and how patient we are with them.
+
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::{PrecheckMode, Problems, Section};
+use crate::pg::PgSettings;
+
+/// How to reach RabbitMQ.
+#[derive(Clone, Debug)]
+pub struct RabbitSettings {
+    /// `amqp://user:password@host:port/vhost`.
+    pub url: SecretString,
+    /// Interval of heartbeats; a peer that is silent for two of them is gone.
+    pub heartbeat: Duration,
+    /// For a connection, a declaration, a confirm.
+    pub timeout: Duration,
+}
+
+/// How to reach Redis and how to use it.
+#[derive(Clone, Debug)]
+pub struct MirrorSettings {
+    /// `redis://host:port/database`.
+    pub url: SecretString,
+    /// How long an entry lives at the most; entries live between half of it and all of it.
+    pub ttl: Duration,
+    /// For the one round trip of a batch; then PostgreSQL decides alone.
+    pub budget: Duration,
+    /// Hash buckets per time window.
+    pub buckets: u32,
+    /// How much a hit is believed, unless the consumer says otherwise.
+    pub precheck: PrecheckMode,
+    /// Key of the tags; by default the database's own random secret.
+    pub key: Option<SecretString>,
+}
+
+/// A URL without its password, for people.
+#[must_use]
+pub fn masked(url: &SecretString) -> String {
+    match url::Url::parse(url.expose_secret()) {
+        Ok(mut url) => {
+            if url.password().is_some() && url.set_password(Some("***")).is_err() {
+                return "(not shown)".to_owned();
+            }
+            // A query may hold a password too (sslpassword, for one).
+            url.set_query(None);
+            url.to_string()
+        }
+        Err(_) => "(not a URL)".to_owned(),
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn url(
+    section: &mut Section,
+    schemes: &[&str],
+    example: &str,
+    variable: &str,
+    problems: &mut Problems,
+) -> SecretString {
+    let place = section.place("url");
+    let Some(text) = section.text("url", problems) else {
+        problems.add(place, format!("is missing; set it (like {example}) or export {variable}"));
+        return SecretString::from("");
+    };
+    match url::Url::parse(&text) {
+        Ok(url) if schemes.contains(&url.scheme()) && (url.has_host() || url.query().is_some()) => {}
+        // The text itself is not shown: it may hold a password.
+        _ => problems.add(place, format!("is not a URL like {example}")),
+    }
+    SecretString::from(text)
+}
+
+pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSettings {
+    let url = url(
+        &mut section,
+        &["postgres", "postgresql"],
+        "postgres://user:password@host:5432/database",
+        "DATABASE_URL",
+        problems,
+    );
+    if problems.list().iter().all(|p| p.place != section.place("url"))
+        && sqlx::postgres::PgConnectOptions::from_str(url.expose_secret()).is_err()
+    {
+        problems.add(section.place("url"), "PostgreSQL's driver does not understand its options");
+    }
+    let settings = PgSettings {
+        url,
+        connect_timeout: section.duration("connect_timeout", 5 * SECOND, SECOND..=300 * SECOND, problems),
+        statement_timeout: section.duration("statement_timeout", 30 * SECOND, SECOND..=HOUR, problems),
+        lock_timeout: section.duration(
+            "lock_timeout",
+            10 * SECOND,
+            Duration::from_millis(1)..=HOUR,
+            problems,
+        ),
+    };
+    if settings.lock_timeout > settings.statement_timeout {
+        problems.add(section.place("lock_timeout"), "must not be longer than statement_timeout");
+    }
+    section.finish(problems);
+    settings
+}
+
+pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitSettings {
+    let schemes: &[&str] = if cfg!(feature = "tls") { &["amqp", "amqps"] } else { &["amqp"] };
+    let settings = RabbitSettings {
+        url: url(&mut section, schemes, "amqp://user:password@host:5672/vhost", "AMQP_URL", problems),
+        heartbeat: section.duration("heartbeat", 10 * SECOND, SECOND..=600 * SECOND, problems),
+        timeout: section.duration("timeout", 30 * SECOND, SECOND..=600 * SECOND, problems),
+    };
+    section.finish(problems);
+    settings
+}
+
+pub(super) fn mirror(
+    mut redis: Section,
+    mut section: Section,
+    problems: &mut Problems,
+) -> Option<MirrorSettings> {
+    let schemes: &[&str] = if cfg!(feature = "tls") { &["redis", "rediss"] } else { &["redis"] };
+    let given = redis.take("url");
+    let settings = given.map(|value| {
+        let mut one = Section::new("redis", [("url".to_owned(), value)].into());
+        MirrorSettings {
+            url: url(&mut one, schemes, "redis://host:6379/0", "REDIS_URL", problems),
+            ttl: section.duration("ttl", HOUR, 10 * SECOND..=30 * DAY, problems),
+            budget: section.duration(
+                "budget",
+                Duration::from_millis(20),
+                Duration::from_millis(1)..=10 * SECOND,
+                problems,
+            ),
+            buckets: section.integer("buckets", 16_384, 1..=1_048_576, problems),
+            precheck: precheck(&mut section, problems).unwrap_or(PrecheckMode::Auto),
+            key: section.text("key", problems).map(|key| {
+                if key.len() < 16 {
+                    problems.add(section.place("key"), "must have at least 16 bytes, or be left out");
+                }
+                SecretString::from(key)
+            }),
+        }
+    });
+    if settings.is_none() {
+        // Without a Redis the settings are read all the same, so that they stay valid until there is one.
+        for key in ["ttl", "budget", "buckets", "precheck", "key"] {
+            section.take(key);
+        }
+    }
+    redis.finish(problems);
+    section.finish(problems);
+    settings
+}
+
+pub(super) fn precheck(section: &mut Section, problems: &mut Problems) -> Option<PrecheckMode> {
+    let choices = [
+        ("auto", Some(PrecheckMode::Auto)),
+        ("trust", Some(PrecheckMode::Trust)),
+        ("verify", Some(PrecheckMode::Verify)),
+        ("off", Some(PrecheckMode::Off)),
+    ];
+    section.choice("precheck", None, &choices, problems)
+}

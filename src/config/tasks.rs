@@ -1,0 +1,158 @@
+//! `[worker]`, `[relay]`, `[gc]`, `[audit]` and `[log]`: what the processes do beside their messages.
+
+use std::time::Duration;
+
+use croner::Cron;
+
+use super::{Problems, Section};
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// The worker process.
+#[derive(Clone, Debug)]
+pub struct WorkerSettings {
+    /// Name in the audit trail; by default `<host>-<process id>`.
+    pub name: String,
+    /// From SIGTERM to the end: then what still runs is left to redelivery, and the exit code is 70.
+    pub shutdown: Duration,
+}
+
+/// The relay process.
+#[derive(Clone, Debug)]
+pub struct RelaySettings {
+    /// Outbox records taken at once.
+    pub batch: u32,
+    /// Longest pause between two looks at an empty outbox.
+    pub poll: Duration,
+}
+
+/// The garbage collection.
+#[derive(Clone, Debug)]
+pub struct GcSettings {
+    /// When it runs.
+    pub schedule: Cron,
+    /// The expression as written.
+    pub expression: String,
+    /// Keys deleted in one transaction.
+    pub batch: u32,
+}
+
+/// The audit trail.
+#[derive(Clone, Debug)]
+pub struct AuditSettings {
+    /// Partitions older than this are dropped.
+    pub retention: Duration,
+    /// Are duplicates listed, not just counted? Costs a row each.
+    pub duplicates: bool,
+    /// For how long ahead partitions are made.
+    pub ahead: Duration,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Logging.
+#[derive(Clone, Debug)]
+pub struct LogSettings {
+    /// How lines look.
+    pub format: LogFormat,
+    /// Which lines: a `tracing` filter such as `info` or `oncely=debug,info`.
+    pub level: String,
+}
+
+pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSettings {
+    let settings = WorkerSettings {
+        name: section.text("name", problems).unwrap_or_else(process_name),
+        shutdown: section.duration("shutdown", 25 * SECOND, SECOND..=600 * SECOND, problems),
+    };
+    section.finish(problems);
+    settings
+}
+
+/// `<host>-<process id>`: unique among the processes that run at the same time.
+pub(crate) fn process_name() -> String {
+    let host = std::env::var("HOSTNAME")
+        .ok()
+        .or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok())
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "worker".to_owned());
+    format!("{host}-{}", std::process::id())
+}
+
+pub(super) fn relay(mut section: Section, problems: &mut Problems) -> RelaySettings {
+    let settings = RelaySettings {
+        batch: section.integer("batch", 100, 1..=10_000, problems),
+        poll: section.duration(
+            "poll",
+            Duration::from_millis(500),
+            Duration::from_millis(1)..=60 * SECOND,
+            problems,
+        ),
+    };
+    section.finish(problems);
+    settings
+}
+
+/// The first night hour at an odd minute, so that not every system's tasks meet.
+const NIGHTLY: &str = "17 3 * * *";
+
+pub(super) fn gc(mut section: Section, problems: &mut Problems) -> Option<GcSettings> {
+    let expression = section.text("schedule", problems).unwrap_or_else(|| NIGHTLY.to_owned());
+    let schedule = expression.parse::<Cron>().map_err(|error| error.to_string()).and_then(|cron| {
+        // Some expressions parse but never come true, like 31 February.
+        match cron.find_next_occurrence(&chrono::Utc::now(), false) {
+            Ok(_) => Ok(cron),
+            Err(error) => Err(format!("it never happens: {error}")),
+        }
+    });
+    if let Err(error) = &schedule {
+        problems.add(
+            section.place("schedule"),
+            format!(
+                "is not a cron expression like {NIGHTLY:?} (minute hour day month weekday, UTC): {error}"
+            ),
+        );
+    }
+    let batch = section.integer("batch", 5_000, 1..=100_000, problems);
+    section.finish(problems);
+    Some(GcSettings { schedule: schedule.ok()?, expression, batch })
+}
+
+pub(super) fn audit(mut section: Section, problems: &mut Problems) -> AuditSettings {
+    let settings = AuditSettings {
+        retention: section.duration("retention", 90 * DAY, DAY..=3_650 * DAY, problems),
+        duplicates: section.boolean("duplicates", false, problems),
+        ahead: section.duration("ahead", 28 * DAY, 7 * DAY..=366 * DAY, problems),
+    };
+    section.finish(problems);
+    settings
+}
+
+pub(super) fn log(mut section: Section, problems: &mut Problems) -> LogSettings {
+    let level = section.text("level", problems).unwrap_or_else(|| "info".to_owned());
+    if level.parse::<tracing_subscriber::filter::targets::Targets>().is_err() {
+        problems.add(
+            section.place("level"),
+            "must be a level (error, warn, info, debug, trace) or a filter like oncely=debug,info",
+        );
+    }
+    let settings = LogSettings {
+        format: section.choice(
+            "format",
+            LogFormat::Text,
+            &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+            problems,
+        ),
+        level,
+    };
+    section.finish(problems);
+    settings
+}

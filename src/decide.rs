@@ -1,0 +1,226 @@
+//! Decisions, without I/O and without a clock: what a look-up's answer means, and what follows from a failure.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::fault::{Fault, FaultClass};
+use crate::fingerprint::Fingerprint;
+use crate::identity::Identity;
+use crate::reason::{Reason, Rejection};
+use crate::retry::RetryPolicy;
+
+/// The state of a key in PostgreSQL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyStatus {
+    /// Failed so far; may run again.
+    InProgress,
+    /// Took effect.
+    Completed,
+    /// Given up and dead-lettered.
+    Failed,
+}
+
+impl KeyStatus {
+    /// As it stands in the column.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InProgress => "IN_PROGRESS",
+            Self::Completed => "COMPLETED",
+            Self::Failed => "FAILED",
+        }
+    }
+
+    /// From the column's text.
+    #[must_use]
+    pub fn from_column(text: &str) -> Option<Self> {
+        [Self::InProgress, Self::Completed, Self::Failed].into_iter().find(|status| status.as_str() == text)
+    }
+}
+
+/// What PostgreSQL knows of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyRecord {
+    /// Its state.
+    pub status: KeyStatus,
+    /// Fingerprint of the payload that came first; `None` where nothing is compared.
+    pub fingerprint: Option<Fingerprint>,
+    /// Runs whose result is known.
+    pub attempts: u32,
+    /// Why it was given up.
+    pub reason: Option<Reason>,
+    /// Text of the last failure.
+    pub last_error: Option<String>,
+    /// What the handler returned.
+    pub response: Option<serde_json::Value>,
+}
+
+/// What to do with a key that comes back with another payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// Dead-letter it as `key_conflict`.
+    #[default]
+    DeadLetter,
+    /// Take it for a duplicate.
+    Duplicate,
+}
+
+/// What a known key means for a delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyDecision {
+    /// It failed before and may run again.
+    Retake,
+    /// It took effect; nothing runs.
+    Duplicate,
+    /// It must not run: the key is another payload's, or it was given up before.
+    Refuse(Rejection),
+}
+
+/// Decides from what PostgreSQL knows of the key.
+#[must_use]
+pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict: OnConflict) -> KeyDecision {
+    let same = match (&record.fingerprint, fingerprint) {
+        (Some(known), Some(new)) => known == new,
+        // One side compares nothing.
+        _ => true,
+    };
+    if !same && on_conflict == OnConflict::DeadLetter {
+        let detail = "this key came before with another payload";
+        return KeyDecision::Refuse(Rejection::new(Reason::KeyConflict, detail));
+    }
+    match record.status {
+        KeyStatus::Completed => KeyDecision::Duplicate,
+        KeyStatus::InProgress => KeyDecision::Retake,
+        KeyStatus::Failed => KeyDecision::Refuse(Rejection::new(
+            record.reason.unwrap_or(Reason::AttemptsExhausted),
+            record.last_error.clone().unwrap_or_else(|| "given up before".to_owned()),
+        )),
+    }
+}
+
+/// For each message of a batch the earlier one with the same identity, if there is one: only the first is claimed, the
+/// others follow its fate.
+#[must_use]
+pub fn leaders<'a>(identities: impl IntoIterator<Item = &'a Identity>) -> Vec<Option<usize>> {
+    let mut first: HashMap<&Identity, usize> = HashMap::new();
+    identities
+        .into_iter()
+        .enumerate()
+        .map(|(index, identity)| match first.get(identity) {
+            Some(&leader) => Some(leader),
+            None => {
+                first.insert(identity, index);
+                None
+            }
+        })
+        .collect()
+}
+
+/// What follows from a failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FailureDecision {
+    /// Again, after this delay.
+    Retry(Duration),
+    /// Never again.
+    GiveUp(Rejection),
+    /// Not the message's fault: wait until the environment works.
+    Pause,
+}
+
+/// Decides after the `attempt`-th run (counted from 1) failed.
+#[must_use]
+pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> FailureDecision {
+    let give_up = |reason| FailureDecision::GiveUp(Rejection::new(reason, fault.to_string()));
+    match fault.class {
+        FaultClass::Environment => FailureDecision::Pause,
+        FaultClass::Rejected => give_up(Reason::HandlerRejected),
+        FaultClass::Poison => give_up(Reason::Poison),
+        FaultClass::NotJson => give_up(Reason::InvalidJson),
+        FaultClass::Transient => match retry.after(attempt) {
+            Some(delay) => FailureDecision::Retry(delay),
+            None => give_up(Reason::AttemptsExhausted),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::IdentityPart;
+
+    fn record(status: KeyStatus, fingerprint: Option<u8>) -> KeyRecord {
+        KeyRecord {
+            status,
+            fingerprint: fingerprint.map(|byte| Fingerprint([byte; 32])),
+            attempts: 1,
+            reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
+            last_error: None,
+            response: None,
+        }
+    }
+
+    fn reason(decision: &KeyDecision) -> Option<Reason> {
+        match decision {
+            KeyDecision::Refuse(rejection) => Some(rejection.reason),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_same_payload_follows_the_state_of_its_key() {
+        let print = Fingerprint([1; 32]);
+        let of = |status| decide(&record(status, Some(1)), Some(&print), OnConflict::DeadLetter);
+        assert_eq!(of(KeyStatus::Completed), KeyDecision::Duplicate);
+        assert_eq!(of(KeyStatus::InProgress), KeyDecision::Retake);
+        assert_eq!(reason(&of(KeyStatus::Failed)), Some(Reason::Poison));
+    }
+
+    #[test]
+    fn another_payload_never_runs_and_is_never_dropped_unless_the_consumer_says_so() {
+        let other = Fingerprint([2; 32]);
+        for status in [KeyStatus::Completed, KeyStatus::InProgress, KeyStatus::Failed] {
+            let decision = decide(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
+            assert_eq!(reason(&decision), Some(Reason::KeyConflict));
+        }
+        let lenient = decide(&record(KeyStatus::Completed, Some(1)), Some(&other), OnConflict::Duplicate);
+        assert_eq!(lenient, KeyDecision::Duplicate);
+    }
+
+    #[test]
+    fn no_fingerprint_on_either_side_means_the_key_alone_decides() {
+        let print = Fingerprint([1; 32]);
+        let completed = |known| record(KeyStatus::Completed, known);
+        assert_eq!(decide(&completed(None), Some(&print), OnConflict::DeadLetter), KeyDecision::Duplicate);
+        assert_eq!(decide(&completed(Some(9)), None, OnConflict::DeadLetter), KeyDecision::Duplicate);
+    }
+
+    #[test]
+    fn the_first_of_equal_identities_leads() {
+        let identity = |key: &str| Identity {
+            tenant: IdentityPart::new(b"t").unwrap(),
+            consumer: IdentityPart::new(b"c").unwrap(),
+            key: IdentityPart::new(key.as_bytes()).unwrap(),
+        };
+        let batch = [identity("a"), identity("b"), identity("a"), identity("a")];
+        assert_eq!(leaders(&batch), [None, None, Some(0), Some(0)]);
+    }
+
+    #[test]
+    fn each_class_of_fault_has_one_consequence() {
+        let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 2 };
+        let of = |class, attempt| after_failure(&Fault::new(class, None, "x"), attempt, &retry);
+        assert_eq!(of(FaultClass::Transient, 1), FailureDecision::Retry(Duration::from_secs(1)));
+        assert_eq!(of(FaultClass::Environment, 99), FailureDecision::Pause);
+        for (class, attempt, expected) in [
+            (FaultClass::Transient, 2, Reason::AttemptsExhausted),
+            (FaultClass::Poison, 1, Reason::Poison),
+            (FaultClass::Rejected, 1, Reason::HandlerRejected),
+            (FaultClass::NotJson, 1, Reason::InvalidJson),
+        ] {
+            match of(class, attempt) {
+                FailureDecision::GiveUp(rejection) => assert_eq!(rejection.reason, expected),
+                other => panic!("{class:?}: {other:?}"),
+            }
+        }
+    }
+}

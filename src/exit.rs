@@ -1,0 +1,36 @@
+//! Exit codes: the same for all three programs.
+
+use std::process::ExitCode;
+
+/// Not found, findings, some failed.
+pub const NO: u8 = 1;
+/// A server does not answer.
+pub const UNREACHABLE: u8 = 3;
+/// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or something failed that should not.
+pub const SOFTWARE: u8 = 70;
+/// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
+pub const CONFIG: u8 = 78;
+
+/// Prints an error and its causes on one line of stderr and turns it into an exit code.
+pub fn failed(error: &anyhow::Error) -> ExitCode {
+    use std::io::Write as _;
+    // A closed stderr is no reason to fail differently.
+    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    ExitCode::from(code(error))
+}
+
+/// The exit code of an error.
+#[must_use]
+pub fn code(error: &anyhow::Error) -> u8 {
+    if error
+        .chain()
+        .any(|cause| cause.is::<crate::config::Problems>() || cause.is::<crate::worker::WorkerError>())
+    {
+        return CONFIG;
+    }
+    let away = error.chain().any(|cause| {
+        cause.is::<crate::amqp::AmqpError>()
+            || cause.downcast_ref::<sqlx::Error>().is_some_and(crate::pg::is_outage)
+    });
+    if away { UNREACHABLE } else { NO }
+}

@@ -1,0 +1,222 @@
+//! Where an identity comes from.
+
+use std::fmt;
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::identity::{Identity, IdentityError, IdentityPart};
+use crate::message::{HeaderValue, Message};
+use crate::reason::{Reason, Rejection};
+
+/// A place in a message where a tenant or a key is found. Which one may be *trusted* is the operator's choice: only
+/// `user_id` (checked by the broker), the queue and a fixed value are out of a publisher's hands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A property.
+    Property(Property),
+    /// A header: text, or an integer in decimal.
+    Header(String),
+    /// The n-th word of the routing key, counted from 1; words are separated by dots.
+    RoutingKey(usize),
+    /// The name of the queue that the message came from.
+    Queue,
+    /// An RFC 6901 pointer into the JSON body: text, or an integer in decimal.
+    JsonPointer(String),
+    /// SHA-256 of the body in hexadecimal.
+    BodyHash,
+    /// The same for all messages.
+    Fixed(String),
+}
+
+/// A property that can hold an identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Property {
+    MessageId,
+    CorrelationId,
+    UserId,
+    AppId,
+    Type,
+}
+
+impl Property {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::MessageId, Self::CorrelationId, Self::UserId, Self::AppId, Self::Type];
+
+    /// Its name in AMQP and in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MessageId => "message_id",
+            Self::CorrelationId => "correlation_id",
+            Self::UserId => "user_id",
+            Self::AppId => "app_id",
+            Self::Type => "type",
+        }
+    }
+
+    fn of(self, message: &Message) -> Option<&str> {
+        let properties = &message.properties;
+        match self {
+            Self::MessageId => properties.message_id.as_deref(),
+            Self::CorrelationId => properties.correlation_id.as_deref(),
+            Self::UserId => properties.user_id.as_deref(),
+            Self::AppId => properties.app_id.as_deref(),
+            Self::Type => properties.kind.as_deref(),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Property(property) => write!(f, "property {}", property.name()),
+            Self::Header(name) => write!(f, "header {name}"),
+            Self::RoutingKey(word) => write!(f, "word {word} of the routing key"),
+            Self::Queue => write!(f, "name of the queue"),
+            Self::JsonPointer(pointer) => write!(f, "{pointer:?} in the body"),
+            Self::BodyHash => write!(f, "hash of the body"),
+            Self::Fixed(_) => write!(f, "fixed value"),
+        }
+    }
+}
+
+/// Finds the identity of a message.
+///
+/// # Errors
+/// A [`Rejection`] that names what is missing or malformed, tenant before key.
+pub fn identify(
+    message: &Message,
+    consumer: &IdentityPart,
+    tenant: &Source,
+    key: &Source,
+) -> Result<Identity, Rejection> {
+    // Parsed once for both, and only where one of them needs it.
+    let in_body = |source: &Source| matches!(source, Source::JsonPointer(_));
+    let json = if in_body(tenant) || in_body(key) { Some(parse(&message.body)?) } else { None };
+    Ok(Identity {
+        tenant: find(message, json.as_ref(), tenant)
+            .map_err(|e| Rejection::tenant(e, &tenant.to_string()))?,
+        consumer: consumer.clone(),
+        key: find(message, json.as_ref(), key).map_err(|e| Rejection::key(e, &key.to_string()))?,
+    })
+}
+
+/// Parses a body as JSON.
+///
+/// # Errors
+/// A [`Rejection`] with the place of the first error, without the text around it.
+pub(crate) fn parse(body: &[u8]) -> Result<Value, Rejection> {
+    serde_json::from_slice(body).map_err(|error| {
+        let place = format!("line {}, column {}", error.line(), error.column());
+        Rejection::new(Reason::InvalidJson, format!("the body is not JSON ({place})"))
+    })
+}
+
+fn find(message: &Message, json: Option<&Value>, source: &Source) -> Result<IdentityPart, IdentityError> {
+    let missing = IdentityError::Missing;
+    match source {
+        Source::Property(property) => IdentityPart::new(property.of(message).ok_or(missing)?.as_bytes()),
+        Source::Header(name) => match message.headers.get(name).ok_or(missing)? {
+            HeaderValue::Text(bytes) => IdentityPart::new(bytes),
+            HeaderValue::Integer(number) => IdentityPart::new(number.to_string().as_bytes()),
+            other => Err(IdentityError::WrongType(other.type_name())),
+        },
+        Source::RoutingKey(word) => {
+            let word = message.routing_key.split('.').nth(word.saturating_sub(1)).ok_or(missing)?;
+            IdentityPart::new(word.as_bytes())
+        }
+        Source::Queue => IdentityPart::new(message.queue.as_bytes()),
+        Source::JsonPointer(pointer) => match json.and_then(|json| json.pointer(pointer)).ok_or(missing)? {
+            Value::String(text) => IdentityPart::new(text.as_bytes()),
+            Value::Number(number) if !number.is_f64() => IdentityPart::new(number.to_string().as_bytes()),
+            Value::Number(_) => Err(IdentityError::WrongType("a fraction or a number beyond 64 bits")),
+            Value::Null => Err(IdentityError::WrongType("null")),
+            Value::Bool(_) => Err(IdentityError::WrongType("a boolean")),
+            Value::Array(_) => Err(IdentityError::WrongType("an array")),
+            Value::Object(_) => Err(IdentityError::WrongType("an object")),
+        },
+        Source::BodyHash => {
+            let digest = Sha256::digest(&message.body);
+            IdentityPart::new(digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>().as_bytes())
+        }
+        Source::Fixed(value) => IdentityPart::new(value.as_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn consumer() -> IdentityPart {
+        IdentityPart::new(b"payments").unwrap()
+    }
+
+    fn key_of(message: &Message, source: Source) -> Result<String, Reason> {
+        identify(message, &consumer(), &Source::Fixed("acme".into()), &source)
+            .map(|identity| identity.key.as_str().to_owned())
+            .map_err(|rejection| rejection.reason)
+    }
+
+    fn header(value: HeaderValue) -> Message {
+        Message { headers: [("id".to_owned(), value)].into(), ..Message::default() }
+    }
+
+    fn body(text: &str) -> Message {
+        Message { body: text.to_owned().into(), ..Message::default() }
+    }
+
+    #[test]
+    fn a_header_holds_text_or_an_integer_and_nothing_else() {
+        let of = |value| key_of(&header(value), Source::Header("id".into()));
+        assert_eq!(of(HeaderValue::Text(b"order-1".to_vec())), Ok("order-1".into()));
+        assert_eq!(of(HeaderValue::Integer(-42)), Ok("-42".into()));
+        for other in [
+            HeaderValue::Boolean(true),
+            HeaderValue::Float(1.0),
+            HeaderValue::Timestamp(1),
+            HeaderValue::Table([].into()),
+            HeaderValue::Array(vec![]),
+            HeaderValue::Void,
+        ] {
+            assert_eq!(of(other), Err(Reason::KeyInvalid));
+        }
+        assert_eq!(key_of(&Message::default(), Source::Header("id".into())), Err(Reason::KeyMissing));
+    }
+
+    #[test]
+    fn a_json_pointer_finds_text_and_whole_numbers() {
+        let of = |text: &str| key_of(&body(text), Source::JsonPointer("/order/id".into()));
+        assert_eq!(of(r#"{"order":{"id":"7f3a"}}"#), Ok("7f3a".into()));
+        assert_eq!(of(r#"{"order":{"id":18446744073709551615}}"#), Ok("18446744073709551615".into()));
+        assert_eq!(of(r#"{"order":{"id":1.5}}"#), Err(Reason::KeyInvalid));
+        assert_eq!(of(r#"{"order":{"id":null}}"#), Err(Reason::KeyInvalid));
+        assert_eq!(of(r#"{"order":{}}"#), Err(Reason::KeyMissing));
+        assert_eq!(of(r#"{"order":"#), Err(Reason::InvalidJson));
+        assert_eq!(of(""), Err(Reason::InvalidJson));
+    }
+
+    #[test]
+    fn words_of_the_routing_key_are_counted_from_one() {
+        let message = Message { routing_key: "eu.acme.paid".into(), ..Message::default() };
+        assert_eq!(key_of(&message, Source::RoutingKey(2)), Ok("acme".into()));
+        assert_eq!(key_of(&message, Source::RoutingKey(4)), Err(Reason::KeyMissing));
+        let gap = Message { routing_key: "eu..paid".into(), ..Message::default() };
+        assert_eq!(key_of(&gap, Source::RoutingKey(2)), Err(Reason::KeyInvalid));
+    }
+
+    #[test]
+    fn the_body_hash_is_sha_256_in_hexadecimal() {
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(key_of(&body("abc"), Source::BodyHash), Ok(expected.into()));
+    }
+
+    #[test]
+    fn a_missing_tenant_is_reported_before_a_missing_key() {
+        let tenant = Source::Property(Property::UserId);
+        let key = Source::Property(Property::MessageId);
+        let rejection = identify(&Message::default(), &consumer(), &tenant, &key).unwrap_err();
+        assert_eq!(rejection.reason, Reason::TenantMissing);
+    }
+}

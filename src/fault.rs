@@ -1,0 +1,74 @@
+//! What went wrong with one message, and what kind of wrong that is.
+
+use std::fmt;
+
+/// Longest error text that is kept, in bytes.
+const MAX_TEXT: usize = 1_000;
+
+/// What a failure says about another try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultClass {
+    /// May pass: the message is tried again after a delay, a bounded number of times.
+    Transient,
+    /// Not the message's fault: a missing table, a revoked grant, a full disk. Consuming pauses until it works; no attempt
+    /// is spent and nothing is dead-lettered.
+    Environment,
+    /// PostgreSQL refuses data of this message and would refuse it again.
+    Poison,
+    /// The handler said that this message can never succeed.
+    Rejected,
+    /// The handler needs JSON, and the body is none that PostgreSQL can hold.
+    NotJson,
+}
+
+/// A failure of one message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What it says about another try.
+    pub class: FaultClass,
+    /// SQLSTATE, where PostgreSQL reported it.
+    pub code: Option<String>,
+    /// For people.
+    pub message: String,
+}
+
+impl Fault {
+    /// A failure; the text is cut to a kilobyte and freed of NUL, which PostgreSQL's text can't hold.
+    pub fn new(class: FaultClass, code: Option<String>, message: impl Into<String>) -> Self {
+        Self { class, code, message: clean(message.into()) }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.code {
+            Some(code) => write!(f, " (SQLSTATE {code})"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn clean(mut text: String) -> String {
+    if text.contains('\0') {
+        text = text.replace('\0', "\u{fffd}");
+    }
+    if text.len() > MAX_TEXT {
+        let end = (0..=MAX_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_postgresql_cannot_hold_is_mended_and_long_text_is_cut() {
+        assert_eq!(Fault::new(FaultClass::Transient, None, "a\0b").message, "a\u{fffd}b");
+        let long = Fault::new(FaultClass::Transient, None, "ä".repeat(2_000)).message;
+        assert!(long.len() <= MAX_TEXT + '…'.len_utf8() && long.ends_with('…'));
+    }
+}

@@ -1,0 +1,120 @@
+//! Handlers written in Rust.
+
+use std::future::Future;
+
+use futures::future::BoxFuture;
+use sqlx::PgConnection;
+
+use super::{HandlerResult, Incoming};
+
+/// What a handler may use. Everything written through [`Context::connection`] commits with the key, or not at all.
+#[derive(Debug)]
+pub struct Context<'c> {
+    connection: &'c mut PgConnection,
+}
+
+impl<'c> Context<'c> {
+    pub(crate) fn new(connection: &'c mut PgConnection) -> Self {
+        Self { connection }
+    }
+
+    /// The connection inside the open transaction. A handler must not end that transaction; savepoints are its own affair.
+    /// An ended transaction is noticed, and the connection is closed.
+    pub fn connection(&mut self) -> &mut PgConnection {
+        self.connection
+    }
+}
+
+/// A handler that gets one message at a time.
+///
+/// It may be called again for a message whose effect was rolled back (a neighbour failed, the worker died before COMMIT);
+/// its writes through the context take effect once. It is never called for a message that took effect. The future is
+/// never dropped half-way, except with its connection.
+pub trait Handler: Send + Sync + 'static {
+    /// Does the work of one message.
+    ///
+    /// # Errors
+    /// What the failure means for another try; see [`super::HandlerError`].
+    fn handle(
+        &self,
+        context: &mut Context<'_>,
+        message: &Incoming<'_>,
+    ) -> impl Future<Output = HandlerResult> + Send;
+}
+
+/// A handler that gets a batch at a time: one round trip for many messages.
+pub trait BatchHandler: Send + Sync + 'static {
+    /// Does the work of a batch; returns exactly one response per message, in their order. When it fails, the batch is
+    /// rolled back and each message comes again alone.
+    ///
+    /// # Errors
+    /// What the failure means for another try; see [`super::HandlerError`].
+    fn handle_batch(
+        &self,
+        context: &mut Context<'_>,
+        messages: &[Incoming<'_>],
+    ) -> impl Future<Output = Result<Vec<Option<serde_json::Value>>, super::HandlerError>> + Send;
+}
+
+/// [`Handler`], as it can be stored.
+pub(crate) trait ErasedHandler: Send + Sync {
+    fn handle<'a>(
+        &'a self,
+        context: &'a mut Context<'_>,
+        message: &'a Incoming<'_>,
+    ) -> BoxFuture<'a, HandlerResult>;
+}
+
+impl<H: Handler> ErasedHandler for H {
+    fn handle<'a>(
+        &'a self,
+        context: &'a mut Context<'_>,
+        message: &'a Incoming<'_>,
+    ) -> BoxFuture<'a, HandlerResult> {
+        Box::pin(Handler::handle(self, context, message))
+    }
+}
+
+/// [`BatchHandler`], as it can be stored.
+pub(crate) trait ErasedBatchHandler: Send + Sync {
+    fn handle_batch<'a>(
+        &'a self,
+        context: &'a mut Context<'_>,
+        messages: &'a [Incoming<'_>],
+    ) -> BoxFuture<'a, Result<Vec<Option<serde_json::Value>>, super::HandlerError>>;
+}
+
+impl<H: BatchHandler> ErasedBatchHandler for H {
+    fn handle_batch<'a>(
+        &'a self,
+        context: &'a mut Context<'_>,
+        messages: &'a [Incoming<'_>],
+    ) -> BoxFuture<'a, Result<Vec<Option<serde_json::Value>>, super::HandlerError>> {
+        Box::pin(BatchHandler::handle_batch(self, context, messages))
+    }
+}
+
+struct HandlerFn<F>(F);
+
+impl<F> Handler for HandlerFn<F>
+where
+    F: for<'a> Fn(&'a mut Context<'_>, &'a Incoming<'_>) -> BoxFuture<'a, HandlerResult>
+        + Send
+        + Sync
+        + 'static,
+{
+    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+        (self.0)(context, message).await
+    }
+}
+
+/// A handler from a closure that returns a boxed future: `handler_fn(|context, message| Box::pin(async move { … }))`.
+pub fn handler_fn<F>(handle: F) -> impl Handler
+where
+    F: for<'a> Fn(&'a mut Context<'_>, &'a Incoming<'_>) -> BoxFuture<'a, HandlerResult>
+        + Send
+        + Sync
+        + 'static,
+{
+    HandlerFn(handle)
+}

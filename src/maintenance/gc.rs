@@ -1,0 +1,62 @@
+//! The garbage collection: a sweep over all consumers.
+
+use chrono::{DateTime, Utc};
+
+use crate::config::Config;
+use crate::decide::KeyStatus;
+use crate::pg::{self, Session, SweepReport};
+
+/// The time before which a consumer's keys may go.
+fn before(now: DateTime<Utc>, retention: std::time::Duration) -> DateTime<Utc> {
+    chrono::Duration::from_std(retention)
+        .ok()
+        .and_then(|age| now.checked_sub_signed(age))
+        .unwrap_or(DateTime::UNIX_EPOCH)
+}
+
+/// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` says otherwise. `None` where
+/// another sweeper is at work. Keys of consumers that are not configured are left alone: nobody knows their retention.
+pub(crate) async fn sweep(
+    config: &Config,
+    session: &mut Session,
+    stop: impl Fn() -> bool,
+) -> Result<Option<Vec<SweepReport>>, sqlx::Error> {
+    if !pg::try_sweep_lock(&mut session.connection).await? {
+        return Ok(None);
+    }
+    let now = session.clock.now();
+    let limit = i64::from(config.gc.batch);
+    let mut reports = Vec::new();
+    for consumer in &config.consumers {
+        let before = before(now, consumer.retention);
+        let mut deleted = [0; 3];
+        for (count, status) in
+            deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
+        {
+            loop {
+                let gone =
+                    pg::sweep_batch(&mut session.connection, status, consumer.name.as_str(), before, limit)
+                        .await?;
+                *count += gone;
+                if gone < u64::from(config.gc.batch) || stop() {
+                    break;
+                }
+            }
+        }
+        reports.push(SweepReport { consumer: consumer.name.as_str().to_owned(), before, deleted });
+    }
+    pg::sweep_unlock(&mut session.connection).await?;
+    Ok(Some(reports))
+}
+
+/// What a sweep would delete. Changes nothing.
+pub(crate) async fn plan(config: &Config, session: &mut Session) -> Result<Vec<SweepReport>, sqlx::Error> {
+    let now = session.clock.now();
+    let mut reports = Vec::new();
+    for consumer in &config.consumers {
+        let before = before(now, consumer.retention);
+        let deleted = pg::count_expired(&mut session.connection, consumer.name.as_str(), before).await?;
+        reports.push(SweepReport { consumer: consumer.name.as_str().to_owned(), before, deleted });
+    }
+    Ok(reports)
+}

@@ -1,0 +1,108 @@
+//! When the upkeep happens.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use tokio_util::sync::CancellationToken;
+
+use super::{keep_partitions, sweep};
+use crate::backoff::Backoff;
+use crate::config::{Config, GcSettings};
+use crate::pg::Session;
+
+/// How often the partitions are looked at: they are made four weeks ahead, so an hour is plenty.
+const PARTITIONS: Duration = Duration::from_secs(3_600);
+
+/// Keeps the tables until told to stop. Two relays at once are correct: a lock only saves work.
+pub(crate) async fn run(config: Config, stop: CancellationToken) {
+    tracing::info!(schedule = config.gc.expression, "garbage collection is scheduled (UTC)");
+    let application = format!("oncely relay {} maintenance", config.worker.name);
+    let mut backoff = Backoff::default();
+    let mut next_sweep: Option<DateTime<Utc>> = None;
+    while !stop.is_cancelled() {
+        let pause = match upkeep(&config, &application, &mut next_sweep, &stop).await {
+            Ok(pause) => {
+                backoff.reset();
+                pause
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, "upkeep of the tables failed; tried again");
+                backoff.next()
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// Does what is due; returns how long nothing will be.
+async fn upkeep(
+    config: &Config,
+    application: &str,
+    next_sweep: &mut Option<DateTime<Utc>>,
+    stop: &CancellationToken,
+) -> Result<Duration, sqlx::Error> {
+    // Connected only while there is something to do. The schedule follows the database's clock.
+    let mut session = Session::open(&config.postgres, application).await?;
+    if session.cell.name != config.cell {
+        tracing::error!(
+            expected = config.cell,
+            found = session.cell.name,
+            "the database is another cell: nothing is done there"
+        );
+        session.close().await;
+        return Ok(PARTITIONS);
+    }
+    match keep_partitions(&config.audit, &mut session).await {
+        Ok((made, dropped)) => {
+            for name in made {
+                tracing::info!(name, "made an audit partition");
+            }
+            for name in dropped {
+                tracing::info!(name, "dropped an audit partition");
+            }
+        }
+        // A partition that could not be made now (a lock, say) is no reason to skip the sweep: rows go to the default one.
+        Err(error) => {
+            tracing::warn!(error = %error, "audit partitions were not kept; tried again within the hour")
+        }
+    }
+    let now = session.clock.now();
+    if next_sweep.is_some_and(|due| due <= now) {
+        match sweep(config, &mut session, || stop.is_cancelled()).await? {
+            Some(reports) => {
+                for report in reports {
+                    let [completed, failed, in_progress] = report.deleted;
+                    tracing::info!(consumer = report.consumer, before = %report.before, completed, failed, in_progress, "collected keys");
+                }
+            }
+            None => tracing::info!("another relay is collecting"),
+        }
+    }
+    let now = session.clock.now();
+    session.close().await;
+    let due = next(&config.gc, now);
+    *next_sweep = due;
+    let until = due.and_then(|due| (due - now).to_std().ok()).unwrap_or(PARTITIONS);
+    // A moment past the due time, so that waking early by a clock's grain does not miss it.
+    Ok((until + Duration::from_millis(20)).min(PARTITIONS))
+}
+
+fn next(gc: &GcSettings, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    gc.schedule.find_next_occurrence(&now, false).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schedule_names_the_next_time_in_utc() {
+        let gc = GcSettings { schedule: "17 3 * * *".parse().unwrap(), expression: String::new(), batch: 1 };
+        let at = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
+        assert_eq!(next(&gc, at("2026-11-20T03:16:59Z")), Some(at("2026-11-20T03:17:00Z")));
+        assert_eq!(next(&gc, at("2026-11-20T03:17:00Z")), Some(at("2026-11-21T03:17:00Z")));
+    }
+}

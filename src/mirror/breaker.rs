@@ -1,0 +1,71 @@
+//! Skips a sick Redis. Pure: the time is an argument.
+
+use std::time::{Duration, Instant};
+
+/// Failures in a row before the mirror is left alone.
+const FAILURES: u32 = 3;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// A circuit breaker: open after some failures in a row; then one try at a time, further and further apart.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Breaker {
+    failures: u32,
+    open_until: Option<Instant>,
+}
+
+impl Breaker {
+    /// May it be tried now? While open, one caller per pause may.
+    pub(crate) fn allows(&mut self, now: Instant) -> bool {
+        match self.open_until {
+            None => true,
+            Some(until) if now < until => false,
+            Some(_) => {
+                self.open_until = Some(now + self.pause());
+                true
+            }
+        }
+    }
+
+    /// It worked.
+    pub(crate) fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+
+    /// It failed. Returns whether this opened the breaker.
+    pub(crate) fn failed(&mut self, now: Instant) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures < FAILURES {
+            return false;
+        }
+        let was_closed = self.open_until.is_none();
+        self.open_until = Some(now + self.pause());
+        was_closed
+    }
+
+    fn pause(&self) -> Duration {
+        let doublings = self.failures.saturating_sub(FAILURES).min(6);
+        (FIRST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_opens_after_three_failures_and_lets_one_try_through_per_pause() {
+        let start = Instant::now();
+        let mut breaker = Breaker::default();
+        assert!(!breaker.failed(start) && !breaker.failed(start) && breaker.allows(start));
+        assert!(breaker.failed(start));
+        assert!(!breaker.allows(start));
+        let later = start + FIRST_PAUSE;
+        assert!(breaker.allows(later));
+        assert!(!breaker.allows(later), "one try only");
+        assert!(!breaker.failed(later), "it was open already");
+        assert!(!breaker.allows(later + FIRST_PAUSE), "the pause grows");
+        breaker.succeeded();
+        assert!(breaker.allows(later));
+    }
+}

@@ -1,0 +1,209 @@
+//! Talking to Redis, within a budget.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, Value};
+use secrecy::ExposeSecret as _;
+
+use super::layout::Layout;
+use super::{Breaker, Tag};
+use crate::config::MirrorSettings;
+
+/// Why the mirror gave no answer. Never a reason to fail a message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MirrorError {
+    #[error("Redis: {0}")]
+    Redis(#[from] redis::RedisError),
+    #[error("Redis: no answer within {0:?}")]
+    Budget(Duration),
+    #[error("Redis: {0} answers to {1} questions")]
+    Answers(usize, usize),
+}
+
+/// Redis as a mirror of completed keys.
+#[derive(Clone)]
+pub(crate) struct Mirror {
+    client: Client,
+    layout: Layout,
+    budget: Duration,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<MultiplexedConnection>,
+    connecting: bool,
+    breaker: Breaker,
+}
+
+/// For the relay, which has all the time in the world, and for connecting.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Mirror {
+    pub(crate) fn new(settings: &MirrorSettings) -> Result<Self, MirrorError> {
+        Ok(Self {
+            client: Client::open(settings.url.expose_secret())?,
+            layout: Layout::new(settings.ttl, settings.buckets),
+            budget: settings.budget,
+            state: Arc::default(),
+        })
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connect(&self) -> Result<MultiplexedConnection, MirrorError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let connecting = self.client.get_multiplexed_async_connection_with_config(&config);
+        // The client library's own limits do not cover every step.
+        match tokio::time::timeout(PATIENCE * 2, connecting).await {
+            Ok(connection) => Ok(connection?),
+            Err(_) => Err(MirrorError::Budget(PATIENCE * 2)),
+        }
+    }
+
+    /// Which tags are there: one round trip, within the budget. `None` where the mirror gave no answer, for whatever
+    /// reason: the caller asks PostgreSQL. Never waits for a connection: one is opened in the background meanwhile.
+    pub(crate) async fn look_up(&self, tags: &[Tag], now: DateTime<Utc>) -> Option<Vec<bool>> {
+        let mut connection = {
+            let mut state = self.state();
+            if !state.breaker.allows(Instant::now()) {
+                return None;
+            }
+            match state.connection.clone() {
+                Some(connection) => connection,
+                None => {
+                    if !std::mem::replace(&mut state.connecting, true) {
+                        let mirror = self.clone();
+                        tokio::spawn(async move { mirror.connect_in_background().await });
+                    }
+                    return None;
+                }
+            }
+        };
+        let mut pipeline = Pipeline::with_capacity(tags.len() * 2);
+        // A bucket of another type is that bucket's error, and a miss, not the whole round trip's.
+        pipeline.ignore_errors();
+        for tag in tags {
+            for bucket in self.layout.read_from(tag, now) {
+                pipeline.cmd("HEXISTS").arg(bucket).arg(&tag.0);
+            }
+        }
+        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+        let error = match tokio::time::timeout(self.budget, asked).await {
+            Ok(Ok(answers)) if answers.len() == tags.len() * 2 => {
+                self.state().breaker.succeeded();
+                // Anything but the integer 1 is a miss: 0, an error, junk.
+                let is_hit = |answer: &RedisResult<Value>| matches!(answer, Ok(Value::Int(1)));
+                return Some(answers.chunks(2).map(|pair| pair.iter().any(is_hit)).collect());
+            }
+            Ok(Ok(answers)) => MirrorError::Answers(answers.len(), tags.len() * 2),
+            Ok(Err(error)) => error.into(),
+            Err(_) => MirrorError::Budget(self.budget),
+        };
+        self.failed(&error);
+        None
+    }
+
+    async fn connect_in_background(&self) {
+        let connected = self.connect().await;
+        let mut state = self.state();
+        state.connecting = false;
+        match connected {
+            Ok(connection) => state.connection = Some(connection),
+            Err(error) => {
+                drop(state);
+                self.failed(&error);
+            }
+        }
+    }
+
+    /// After a failure the connection is not used again: a late answer must not be taken for the next question's.
+    fn failed(&self, error: &MirrorError) {
+        let mut state = self.state();
+        state.connection = None;
+        if state.breaker.failed(Instant::now()) {
+            tracing::warn!(error = %error, "Redis does not answer: PostgreSQL decides alone until it does");
+        } else {
+            tracing::debug!(error = %error, "a question to Redis failed");
+        }
+    }
+
+    /// When an entry written now disappears.
+    pub(crate) fn expires_at(&self, now: DateTime<Utc>) -> DateTime<Utc> {
+        self.layout.expires_at(now)
+    }
+
+    /// Writes tags. Writing again changes nothing.
+    pub(crate) async fn write(&self, tags: &[Tag], now: DateTime<Utc>) -> Result<(), MirrorError> {
+        // Not in a match on the guard itself: that would hold the lock while connecting.
+        let open = self.state().connection.clone();
+        let mut connection = match open {
+            Some(connection) => connection,
+            None => {
+                let fresh = self.connect().await?;
+                self.state().connection = Some(fresh.clone());
+                fresh
+            }
+        };
+        let remaining = (self.layout.expires_at(now) - now).num_milliseconds().max(1);
+        let mut pipeline = Pipeline::with_capacity(tags.len() * 2);
+        pipeline.ignore_errors();
+        for tag in tags {
+            let bucket = self.layout.write_to(tag, now);
+            pipeline.cmd("HSET").arg(&bucket).arg(&tag.0).arg("");
+            pipeline.cmd("PEXPIRE").arg(&bucket).arg(remaining);
+        }
+        let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+        let error = match tokio::time::timeout(PATIENCE, written).await {
+            // A bucket that somebody made another type stays without our tags: a miss each, until it expires.
+            Ok(Ok(answers)) => match answers
+                .into_iter()
+                .find_map(|answer| answer.err().filter(|error| error.code() != Some("WRONGTYPE")))
+            {
+                None => return Ok(()),
+                Some(error) => error.into(),
+            },
+            Ok(Err(error)) => error.into(),
+            Err(_) => MirrorError::Budget(PATIENCE),
+        };
+        self.state().connection = None;
+        Err(error)
+    }
+
+    /// Is this tag there? For a person who asks: patient, and without the breaker.
+    pub(crate) async fn holds(&self, tag: &Tag, now: DateTime<Utc>) -> Result<bool, MirrorError> {
+        let mut connection = self.connect().await?;
+        for bucket in self.layout.read_from(tag, now) {
+            let mut command = redis::cmd("HEXISTS");
+            command.arg(bucket).arg(&tag.0);
+            let asked = command.query_async::<bool>(&mut connection);
+            match tokio::time::timeout(PATIENCE, asked).await {
+                Ok(found) => {
+                    if found? {
+                        return Ok(true);
+                    }
+                }
+                Err(_) => return Err(MirrorError::Budget(PATIENCE)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Is Redis there?
+    pub(crate) async fn ping(&self) -> Result<(), MirrorError> {
+        let mut connection = self.connect().await?;
+        let answer =
+            tokio::time::timeout(PATIENCE, redis::cmd("PING").query_async::<Value>(&mut connection)).await;
+        match answer {
+            Ok(result) => Ok(result.map(|_| ())?),
+            Err(_) => Err(MirrorError::Budget(PATIENCE)),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Which history the database is on, asked every quarter of a second: a mirror entry of another one is nobody's.
+
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use tokio_util::sync::CancellationToken;
+
+use crate::pg::{Clock, PgSettings, standing};
+
+/// How old an answer may be for a hit to be trusted, counted from before the question was asked.
+pub(crate) const TRUST: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// What the database said of itself, and when it was asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Standing {
+    pub(crate) epoch: String,
+    /// A standby is connected, or has a slot, that may take over without the latest commits.
+    pub(crate) may_lose_commits: bool,
+    asked: Instant,
+}
+
+impl Standing {
+    /// Is the answer fresh enough to believe a mirror entry without asking again?
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.asked.elapsed() < TRUST
+    }
+}
+
+/// The latest answer, shared by all lanes.
+#[derive(Clone)]
+pub(crate) struct EpochWatch(Arc<RwLock<Option<Standing>>>);
+
+impl EpochWatch {
+    /// Starts asking, on a connection of its own, until `stop`. Keeps `clock` in step with the database's.
+    pub(crate) fn start(
+        settings: PgSettings,
+        application: String,
+        clock: Clock,
+        stop: CancellationToken,
+    ) -> Self {
+        let watch = Self(Arc::default());
+        let shared = watch.clone();
+        tokio::spawn(async move {
+            let mut connection: Option<PgConnection> = None;
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(INTERVAL) => {}
+                }
+                // A question is never cut short; while the database is away the last answer just grows old.
+                let mut open = match connection.take() {
+                    Some(open) => open,
+                    None => match settings.connect(&application).await {
+                        Ok(open) => open,
+                        Err(_) => continue,
+                    },
+                };
+                let asked = Instant::now();
+                match standing(&mut open).await {
+                    Ok((epoch, may_lose_commits, now)) => {
+                        shared.note(Standing { epoch, may_lose_commits, asked }, now, &clock);
+                        connection = Some(open);
+                    }
+                    Err(error) => {
+                        tracing::debug!(error = %error, "the database did not say which history it is on")
+                    }
+                }
+            }
+        });
+        watch
+    }
+
+    fn note(&self, standing: Standing, now: DateTime<Utc>, clock: &Clock) {
+        clock.set(now, standing.asked);
+        let mut slot = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(before) = slot.as_ref()
+            && before.epoch != standing.epoch
+        {
+            tracing::warn!(
+                before = before.epoch,
+                now = standing.epoch,
+                "the database is on another history: old mirror entries count no more"
+            );
+        }
+        *slot = Some(standing);
+    }
+
+    /// The latest answer, if there ever was one.
+    pub(crate) fn latest(&self) -> Option<Standing> {
+        self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}

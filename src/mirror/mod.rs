@@ -1,0 +1,13 @@
+//! What Redis holds, and how little we believe it: written by the relay only, from committed rows only; a hit says
+//! "completed, with exactly this payload, on this history", everything else says "ask PostgreSQL".
+
+mod breaker;
+mod client;
+mod epoch;
+mod layout;
+mod tag;
+
+pub(crate) use breaker::Breaker;
+pub(crate) use client::{Mirror, MirrorError};
+pub(crate) use epoch::EpochWatch;
+pub use tag::{Tag, TagKey};

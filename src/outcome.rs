@@ -1,0 +1,111 @@
+//! What became of a delivery, and what the broker is told.
+
+use std::time::Duration;
+
+use crate::reason::{Reason, Rejection};
+
+/// Who knew that a message was a duplicate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DuplicateSource {
+    /// The mirror in Redis, on its own or confirmed by PostgreSQL.
+    Mirror,
+    /// PostgreSQL.
+    Postgres,
+    /// An earlier message of the same batch.
+    Batch,
+}
+
+impl DuplicateSource {
+    /// As in the audit table.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Mirror => "mirror",
+            Self::Postgres => "postgres",
+            Self::Batch => "batch",
+        }
+    }
+}
+
+/// What became of a delivery.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The handler ran and its effect is committed.
+    Completed {
+        /// Which run it was, from 1.
+        attempt: u32,
+        /// What the handler returned.
+        response: Option<serde_json::Value>,
+    },
+    /// It took effect before; nothing ran.
+    Duplicate(DuplicateSource),
+    /// The handler failed; the message comes back after a delay.
+    Retried {
+        /// Which run it was, from 1.
+        attempt: u32,
+        /// When it comes back.
+        delay: Duration,
+        /// SQLSTATE, where PostgreSQL reported the failure.
+        code: Option<String>,
+        /// For people.
+        detail: String,
+    },
+    /// It will not run (again).
+    DeadLettered {
+        /// Which run it was, from 1; 0 where it did not run.
+        attempt: u32,
+        /// Why.
+        rejection: Rejection,
+        /// SQLSTATE, where PostgreSQL reported the failure.
+        code: Option<String>,
+    },
+}
+
+/// What the broker is told. Every one ends in an acknowledgement of the original; a copy is confirmed before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// Acknowledge.
+    Ack,
+    /// Publish a copy to the retry queue of this delay, then acknowledge.
+    Retry(Duration),
+    /// Publish a copy to the dead-letter exchange, then acknowledge.
+    DeadLetter(Rejection),
+}
+
+impl Outcome {
+    /// The only mapping from outcomes to what the broker is told.
+    #[must_use]
+    pub fn disposition(&self) -> Disposition {
+        match self {
+            Self::Completed { .. } | Self::Duplicate(_) => Disposition::Ack,
+            Self::Retried { delay, .. } => Disposition::Retry(*delay),
+            Self::DeadLettered { rejection, .. } => Disposition::DeadLetter(rejection.clone()),
+        }
+    }
+
+    /// As in the audit table.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Completed { .. } => "completed",
+            Self::Duplicate(_) => "duplicate",
+            Self::Retried { .. } => "retried",
+            Self::DeadLettered { .. } => "dead_lettered",
+        }
+    }
+
+    /// A message that is refused without having run.
+    #[must_use]
+    pub fn refused(rejection: Rejection) -> Self {
+        Self::DeadLettered { attempt: 0, rejection, code: None }
+    }
+
+    /// The reason code, where there is one.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::DeadLettered { rejection, .. } => Some(rejection.reason),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,22 @@
+-- Runs a handler on the whole batch. The messages are built here, so that each body travels once.
+select h.seq as "seq!", h.response
+from oncely.handle_all($1, $2, (
+    select array_agg(
+        row(
+            m.seq, m.attempt, m.redelivered, m.published_at, m.tenant, $3, m.key,
+            case when m.is_json then convert_from(m.body, 'UTF8')::jsonb end,
+            m.body, m.content_type, m.headers, m.exchange, m.routing_key, m.queue,
+            m.message_id, m.correlation_id, m.reply_to, m.type, m.user_id, m.app_id, m.trace_id
+        )::oncely.message
+        order by m.seq
+    )
+    from unnest(
+        $4::integer[], $5::integer[], $6::boolean[], $7::timestamptz[], $8::text[], $9::text[], $10::boolean[],
+        $11::bytea[], $12::text[], $13::jsonb[], $14::text[], $15::text[], $16::text[],
+        $17::text[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::text[]
+    ) as m (
+        seq, attempt, redelivered, published_at, tenant, key, is_json,
+        body, content_type, headers, exchange, routing_key, queue,
+        message_id, correlation_id, reply_to, type, user_id, app_id, trace_id
+    )
+)) as h

@@ -1,0 +1,17 @@
+-- Records failed runs: rows claimed in this transaction, or (alone, after a rollback) rows that may not be there yet.
+-- Never touches a key that took effect.
+insert into oncely.idempotency_keys as i
+    (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, last_error)
+select f.tenant, $1, f.key, f.status, f.attempts, $2, case when f.status = 'FAILED' then $2::timestamptz end,
+    f.fingerprint, f.reason, f.last_error
+from unnest($3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::text[], $9::text[])
+    as f (tenant, key, status, attempts, fingerprint, reason, last_error)
+order by f.tenant collate "C", f.key collate "C"
+on conflict (tenant, consumer, key) do update
+set status = excluded.status,
+    attempts = excluded.attempts,
+    completed_at = excluded.completed_at,
+    fingerprint = excluded.fingerprint,
+    reason = excluded.reason,
+    last_error = excluded.last_error
+where i.status <> 'COMPLETED' or $10

@@ -1,0 +1,245 @@
+//! Read-only queries for people: shared by the command line and, later, everything else that shows something.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// Which audit rows; `None` means any.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)]
+pub struct AuditFilter {
+    pub tenant: Option<String>,
+    pub consumer: Option<String>,
+    pub key: Option<String>,
+    pub outcome: Option<String>,
+    pub reason: Option<String>,
+    pub since: Option<DateTime<Utc>>,
+    pub until: Option<DateTime<Utc>>,
+    pub limit: i64,
+}
+
+/// A row of the audit table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct AuditRow {
+    pub tenant: String,
+    pub consumer: String,
+    pub key: String,
+    pub occurred_at: DateTime<Utc>,
+    pub id: Uuid,
+    pub queue: String,
+    pub outcome: String,
+    pub reason: Option<String>,
+    pub error_code: Option<String>,
+    pub detail: Option<String>,
+    pub attempt: i32,
+    pub duration_us: Option<i64>,
+    pub worker: String,
+    pub trace_id: Option<String>,
+}
+
+/// Audit rows, newest first.
+///
+/// # Errors
+/// When the query fails, for example by `statement_timeout`.
+pub async fn audit_list(
+    connection: &mut PgConnection,
+    filter: &AuditFilter,
+) -> Result<Vec<AuditRow>, sqlx::Error> {
+    sqlx::query_file_as!(
+        AuditRow,
+        "src/pg/audit_list.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.key.as_deref(),
+        filter.outcome.as_deref(),
+        filter.reason.as_deref(),
+        filter.since,
+        filter.until,
+        filter.limit
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Where the audit trail begins, or `None` where it is empty.
+pub(crate) async fn audit_span(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar!("select min(occurred_at) from oncely.audit").fetch_one(connection).await
+}
+
+/// All that `idempotency_keys` knows of a key.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct KeyDetails {
+    pub tenant: String,
+    pub consumer: String,
+    pub key: String,
+    pub status: String,
+    pub attempts: i32,
+    pub created_at: DateTime<Utc>,
+    pub completed_at: Option<DateTime<Utc>>,
+    #[serde(serialize_with = "hexadecimal")]
+    pub fingerprint: Option<Vec<u8>>,
+    pub response: Option<serde_json::Value>,
+    pub reason: Option<String>,
+    pub last_error: Option<String>,
+}
+
+fn hexadecimal<S: serde::Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
+    match bytes {
+        Some(bytes) => {
+            serializer.serialize_str(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        }
+        None => serializer.serialize_none(),
+    }
+}
+
+/// What is known of one key under the given tenants and consumers. Without a tenant the primary key is no help, so the
+/// identities come from the audit table's index on the key's hash; a key that the audit does not know is not found then.
+///
+/// # Errors
+/// When the query fails.
+pub async fn key_details(
+    connection: &mut PgConnection,
+    key: &str,
+    tenant: Option<&str>,
+    consumer: Option<&str>,
+) -> Result<Vec<KeyDetails>, sqlx::Error> {
+    match tenant {
+        Some(tenant) => {
+            sqlx::query_as!(
+                KeyDetails,
+                "select tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, response, reason,
+                    last_error
+                 from oncely.idempotency_keys
+                 where tenant = $1 and key = $2 and ($3::text is null or consumer = $3)
+                 order by consumer",
+                tenant,
+                key,
+                consumer
+            )
+            .fetch_all(connection)
+            .await
+        }
+        None => {
+            sqlx::query_as!(
+                KeyDetails,
+                "select i.tenant, i.consumer, i.key, i.status, i.attempts, i.created_at, i.completed_at, i.fingerprint,
+                    i.response, i.reason, i.last_error
+                 from (
+                     select distinct tenant, consumer
+                     from oncely.audit
+                     where hashtextextended(key, 0) = hashtextextended($1, 0) and key = $1
+                 ) as a
+                 join oncely.idempotency_keys as i on i.tenant = a.tenant and i.consumer = a.consumer and i.key = $1
+                 where $2::text is null or i.consumer = $2
+                 order by i.tenant, i.consumer",
+                key,
+                consumer
+            )
+            .fetch_all(connection)
+            .await
+        }
+    }
+}
+
+/// Depth and age of the outbox.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OutboxStatus {
+    /// Records, counted up to 10,000.
+    pub records: i64,
+    /// When the oldest was written.
+    pub oldest: Option<DateTime<Utc>>,
+}
+
+/// Depth and age of the outbox.
+///
+/// # Errors
+/// When the query fails.
+pub async fn outbox_status(connection: &mut PgConnection) -> Result<OutboxStatus, sqlx::Error> {
+    sqlx::query_as!(
+        OutboxStatus,
+        r#"select (select count(*) from (select 1 from oncely.outbox limit 10000) as o) as "records!",
+            (select min(created_at) from oncely.outbox) as oldest"#
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Sizes from the planner's statistics: estimates, but they cost nothing on a big table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct TableStatistics {
+    /// Live rows of `idempotency_keys`, estimated.
+    pub(crate) keys: i64,
+    /// Its size with indexes, in bytes.
+    pub(crate) keys_bytes: i64,
+    /// Size of all audit partitions with indexes, in bytes.
+    pub(crate) audit_bytes: i64,
+    /// Rows of keys that were given up.
+    pub(crate) failed: i64,
+    /// Beginning of the last week that has an audit partition.
+    pub(crate) last_partition: Option<String>,
+}
+
+/// Sizes of the tables.
+pub(crate) async fn table_statistics(connection: &mut PgConnection) -> Result<TableStatistics, sqlx::Error> {
+    sqlx::query_as!(
+        TableStatistics,
+        r#"select
+            coalesce((select n_live_tup from pg_stat_all_tables where relid = 'oncely.idempotency_keys'::regclass), 0) as "keys!",
+            pg_total_relation_size('oncely.idempotency_keys') as "keys_bytes!",
+            (select coalesce(sum(pg_total_relation_size(relid)), 0)::bigint from pg_partition_tree('oncely.audit')) as "audit_bytes!",
+            (select count(*) from oncely.idempotency_keys where status = 'FAILED') as "failed!",
+            (
+                select max(right(c.relname, 8))
+                from pg_inherits as i
+                join pg_class as c on c.oid = i.inhrelid
+                where i.inhparent = 'oncely.audit'::regclass and c.relname ~ '^audit_[0-9]{8}$'
+            ) as last_partition"#
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Does the handler function exist with the right argument?
+pub(crate) async fn function_exists(
+    connection: &mut PgConnection,
+    name: &str,
+    batch: bool,
+) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select to_regprocedure($1 || case when $2 then '(oncely.message[])' else '(oncely.message)' end) is not null as "found!""#,
+        name,
+        batch
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// Outcomes since a time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct RecentOutcome {
+    pub(crate) consumer: String,
+    pub(crate) outcome: String,
+    pub(crate) reason: Option<String>,
+    pub(crate) count: i64,
+}
+
+/// Outcomes since a time, by consumer and reason; looks at the first 100,000 rows only, so that a busy system's status
+/// costs no more than a quiet one's.
+pub(crate) async fn recent_outcomes(
+    connection: &mut PgConnection,
+    since: DateTime<Utc>,
+) -> Result<Vec<RecentOutcome>, sqlx::Error> {
+    sqlx::query_as!(
+        RecentOutcome,
+        r#"select consumer, outcome, reason, count(*) as "count!"
+           from (select consumer, outcome, reason from oncely.audit where occurred_at >= $1 limit 100000) as a
+           group by consumer, outcome, reason
+           order by consumer, outcome, reason"#,
+        since
+    )
+    .fetch_all(connection)
+    .await
+}

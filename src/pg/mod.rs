@@ -1,0 +1,30 @@
+//! The only place with SQL on Oncely's tables. Functions take a connection or a transaction; long statements live in
+//! `.sql` files beside the Rust that calls them and are checked at compile time.
+
+mod audit;
+mod call;
+mod claim;
+mod complete;
+mod error;
+mod inspect;
+mod migrate;
+mod outbox;
+mod partition;
+mod retention;
+mod session;
+
+pub use audit::AuditRecord;
+pub(crate) use audit::append as append_audit;
+pub(crate) use call::{EachFault, call_all, call_each};
+pub(crate) use claim::{claim, look_up, retake};
+pub(crate) use complete::{Failure, fail, store_responses};
+pub use error::{Outage, PgFault, class_of, classify, is_outage};
+pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
+pub(crate) use inspect::{audit_span, function_exists, recent_outcomes, table_statistics};
+pub use migrate::{MIGRATOR, MigrationState, migration_state};
+pub(crate) use outbox::{append_mirror, delete as delete_outbox, take_mirror};
+pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
+pub use retention::{SweepReport, SweepStatus};
+pub(crate) use retention::{count_expired, sweep_batch, try_lock as try_sweep_lock, unlock as sweep_unlock};
+pub(crate) use session::standing;
+pub use session::{Cell, Clock, PgSettings, Session};

@@ -1,0 +1,64 @@
+//! What still has to leave PostgreSQL.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// Tags on their way to the mirror.
+#[derive(Clone, Debug)]
+pub(crate) struct MirrorRecord {
+    pub(crate) tenant: String,
+    pub(crate) id: Uuid,
+    pub(crate) tags: Vec<u8>,
+    /// No entry may live longer than this.
+    pub(crate) expires_at: DateTime<Utc>,
+    pub(crate) created_at: DateTime<Utc>,
+}
+
+/// Appends one record with the tags of a whole batch, in the caller's transaction.
+pub(crate) async fn append_mirror(
+    connection: &mut PgConnection,
+    tenant: &str,
+    tags: &[u8],
+    created_at: DateTime<Utc>,
+    expires_at: DateTime<Utc>,
+) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query!(
+        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ($1, $2, 'mirror', $3, $4, $5)",
+        tenant,
+        Uuid::now_v7(),
+        created_at,
+        expires_at,
+        tags
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Takes up to `limit` of the oldest records that no other relay holds; they stay locked until the transaction ends.
+pub(crate) async fn take_mirror(
+    connection: &mut PgConnection,
+    limit: i64,
+) -> Result<Vec<MirrorRecord>, sqlx::Error> {
+    sqlx::query_file_as!(MirrorRecord, "src/pg/take_mirror.sql", limit).fetch_all(connection).await
+}
+
+/// Deletes exactly these records. Returns how many there were.
+pub(crate) async fn delete(
+    connection: &mut PgConnection,
+    records: &[MirrorRecord],
+) -> Result<u64, sqlx::Error> {
+    let tenants: Vec<String> = records.iter().map(|record| record.tenant.clone()).collect();
+    let ids: Vec<Uuid> = records.iter().map(|record| record.id).collect();
+    let done = sqlx::query!(
+        "delete from oncely.outbox as o
+         using unnest($1::text[], $2::uuid[]) as d (tenant, id)
+         where o.tenant = d.tenant and o.id = d.id",
+        &tenants,
+        &ids
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}

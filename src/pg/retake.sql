@@ -1,0 +1,15 @@
+-- Claims keys whose earlier runs failed: each row returned may run in this transaction. A key that another worker has
+-- just completed is not returned: EvalPlanQual checks the status again after waiting for that worker's lock.
+with failed as materialized (
+    select i.tenant, i.key, k.fingerprint
+    from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
+    join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
+    where i.status = 'IN_PROGRESS'
+    order by i.tenant, i.key
+    for update of i
+)
+update oncely.idempotency_keys as i
+set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerprint = f.fingerprint, last_error = null
+from failed as f
+where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS'
+returning i.tenant, i.key, i.attempts

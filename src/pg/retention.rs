@@ -1,0 +1,88 @@
+//! Deletion by age.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use crate::decide::KeyStatus;
+
+/// Which rows a sweep deletes; the same three states as a key's.
+pub type SweepStatus = KeyStatus;
+
+/// What a sweep did (or, as a dry run, would do) for one consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SweepReport {
+    /// The consumer.
+    pub consumer: String,
+    /// Keys older than this go.
+    pub before: DateTime<Utc>,
+    /// Keys deleted, by their state: completed, failed, in progress.
+    pub deleted: [u64; 3],
+}
+
+/// Deletes one bounded batch of a consumer's keys that reached `status` before `before`. Returns how many went; fewer than
+/// `limit` means that no more are left (or that others hold them). Each call is a transaction of its own.
+pub(crate) async fn sweep_batch(
+    connection: &mut PgConnection,
+    status: SweepStatus,
+    consumer: &str,
+    before: DateTime<Utc>,
+    limit: i64,
+) -> Result<u64, sqlx::Error> {
+    let done = match status {
+        KeyStatus::Completed => {
+            sqlx::query_file!("src/pg/sweep_completed.sql", consumer, before, limit)
+                .execute(connection)
+                .await?
+        }
+        KeyStatus::Failed => {
+            sqlx::query_file!("src/pg/sweep_failed.sql", consumer, before, limit).execute(connection).await?
+        }
+        KeyStatus::InProgress => {
+            sqlx::query_file!("src/pg/sweep_in_progress.sql", consumer, before, limit)
+                .execute(connection)
+                .await?
+        }
+    };
+    Ok(done.rows_affected())
+}
+
+/// How many keys a sweep would delete: completed, failed, in progress.
+pub(crate) async fn count_expired(
+    connection: &mut PgConnection,
+    consumer: &str,
+    before: DateTime<Utc>,
+) -> Result<[u64; 3], sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select
+            count(*) filter (
+                where status = 'COMPLETED'
+                  and completed_at < least($2, (select min(created_at) from oncely.outbox))
+            ) as "completed!",
+            count(*) filter (where status = 'FAILED' and completed_at < $2) as "failed!",
+            count(*) filter (where status = 'IN_PROGRESS' and created_at < $2) as "in_progress!"
+        from oncely.idempotency_keys
+        where consumer = $1 and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))"#,
+        consumer,
+        before
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok([row.completed, row.failed, row.in_progress].map(|count| u64::try_from(count).unwrap_or(0)))
+}
+
+/// Tries to become the one sweeper. The lock belongs to the session; two sweepers at once are correct, only wasteful.
+pub(crate) async fn try_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let row =
+        sqlx::query!(r#"select pg_try_advisory_lock(hashtextextended('oncely.sweep', 0)) as "locked!""#)
+            .fetch_one(connection)
+            .await?;
+    Ok(row.locked)
+}
+
+/// Gives the lock back.
+pub(crate) async fn unlock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select pg_advisory_unlock(hashtextextended('oncely.sweep', 0))")
+        .fetch_one(connection)
+        .await?;
+    Ok(())
+}

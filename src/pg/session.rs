@@ -1,0 +1,145 @@
+//! A connection to PostgreSQL, with what must hold for all its life.
+
+use std::str::FromStr as _;
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use secrecy::{ExposeSecret as _, SecretString};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions as _, Connection as _};
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub struct PgSettings {
+    /// `postgres://user:password@host:port/database`.
+    pub url: SecretString,
+    /// For a connection attempt.
+    pub connect_timeout: Duration,
+    /// Server-side limit of one statement; a whole batch of SQL-function handlers is one statement.
+    pub statement_timeout: Duration,
+    /// Server-side limit of waiting for a lock, such as for another worker's claim of the same key.
+    pub lock_timeout: Duration,
+}
+
+impl PgSettings {
+    /// Opens a connection that says who it is and has server-side limits.
+    ///
+    /// # Errors
+    /// When the URL is malformed or the server does not answer in time.
+    pub async fn connect(&self, application: &str) -> Result<PgConnection, sqlx::Error> {
+        let millis = |limit: Duration| limit.as_millis().to_string();
+        let options = PgConnectOptions::from_str(self.url.expose_secret())?
+            .application_name(application)
+            .options([
+                ("statement_timeout", millis(self.statement_timeout)),
+                ("lock_timeout", millis(self.lock_timeout)),
+                // A process that stands still inside a transaction must not hold its locks for ever.
+                ("idle_in_transaction_session_timeout", millis(self.statement_timeout * 2)),
+            ])
+            // Statement texts hold no data, but at their default level they would drown everything else.
+            .log_statements(tracing::log::LevelFilter::Trace);
+        match tokio::time::timeout(self.connect_timeout, options.connect()).await {
+            Ok(result) => result,
+            Err(_) => Err(sqlx::Error::Io(std::io::Error::new(
+                std::io::ErrorKind::TimedOut,
+                format!("no connection within {:?}", self.connect_timeout),
+            ))),
+        }
+    }
+}
+
+/// The database's clock, carried on by this machine's monotonic one: the database decides what time it is, and a jump of
+/// this machine's clock changes nothing.
+#[derive(Clone, Debug)]
+pub struct Clock(Arc<RwLock<(DateTime<Utc>, Instant)>>);
+
+impl Clock {
+    /// A clock that was `now` at `asked`.
+    #[must_use]
+    pub fn new(now: DateTime<Utc>, asked: Instant) -> Self {
+        Self(Arc::new(RwLock::new((now, asked))))
+    }
+
+    /// Sets it anew.
+    pub fn set(&self, now: DateTime<Utc>, asked: Instant) {
+        // A poisoned lock holds a whole value all the same: it is replaced as one.
+        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = (now, asked);
+    }
+
+    /// The database's time now, to the microsecond that PostgreSQL stores.
+    #[must_use]
+    pub fn now(&self) -> DateTime<Utc> {
+        let (then, asked) = *self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let now = then + asked.elapsed();
+        DateTime::from_timestamp_micros(now.timestamp_micros()).unwrap_or(now)
+    }
+}
+
+/// What a database says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// Its name.
+    pub name: String,
+    /// `oncely.epoch()`: server, timeline, database and history.
+    pub epoch: String,
+    /// Its random secret.
+    pub secret: Vec<u8>,
+}
+
+/// A connection whose server's epoch was read on itself: it can't change while the connection lives, because a primary
+/// keeps its timeline as long as it runs and a standby refuses our writes.
+#[derive(Debug)]
+pub struct Session {
+    /// The connection.
+    pub connection: PgConnection,
+    /// What its database says of itself.
+    pub cell: Cell,
+    /// The database's clock.
+    pub clock: Clock,
+}
+
+impl Session {
+    /// Connects and asks the database who it is.
+    ///
+    /// # Errors
+    /// When it can't be reached, is a standby, or has no `oncely` schema.
+    pub async fn open(settings: &PgSettings, application: &str) -> Result<Self, sqlx::Error> {
+        let mut connection = settings.connect(application).await?;
+        let asked = Instant::now();
+        let row = sqlx::query!(
+            r#"select name as "name!", secret as "secret!", oncely.epoch() as "epoch!", clock_timestamp() as "now!"
+               from oncely.cell"#
+        )
+        .fetch_one(&mut connection)
+        .await?;
+        Ok(Self {
+            connection,
+            cell: Cell { name: row.name, epoch: row.epoch, secret: row.secret },
+            clock: Clock::new(row.now, asked),
+        })
+    }
+
+    /// Says good-bye to the server. Errors don't matter: the connection is not used again.
+    pub async fn close(self) {
+        if let Err(error) = self.connection.close().await {
+            tracing::debug!(error = %error, "closing a PostgreSQL connection failed");
+        }
+    }
+}
+
+/// The epoch, whether a standby may take over without the latest commits, and the time. A slot counts as a standby: one
+/// that is away for a moment comes back through it.
+pub(crate) async fn standing(
+    connection: &mut PgConnection,
+) -> Result<(String, bool, DateTime<Utc>), sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select oncely.epoch() as "epoch!", clock_timestamp() as "now!",
+            exists (select from pg_stat_replication where pid <> pg_backend_pid())
+                or exists (select from pg_replication_slots where slot_type = 'physical')
+                or current_setting('fsync') = 'off' as "may_lose_commits!""#
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok((row.epoch, row.may_lose_commits, row.now))
+}

@@ -1,0 +1,161 @@
+//! Looks whether the servers hold what the configuration says, and reports everything at once.
+
+use crate::amqp::{AmqpError, Topology, connect};
+use crate::config::{Config, Problems, masked};
+use crate::pg::{self, PgFault, Session, classify};
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Preflight {
+    /// What must be changed.
+    pub(crate) problems: Problems,
+    /// Servers that do not answer: they may come back.
+    pub(crate) unreachable: Vec<String>,
+    /// An open session, where PostgreSQL is fit.
+    pub(crate) session: Option<Session>,
+    /// What is fine, for people.
+    pub(crate) fine: Vec<(String, String)>,
+}
+
+/// Asks PostgreSQL and, `with_queues`, RabbitMQ. Changes nothing.
+pub(crate) async fn preflight(config: &Config, with_queues: bool) -> Preflight {
+    let mut found = Preflight::default();
+    postgres(config, &mut found).await;
+    if with_queues {
+        rabbitmq(config, &mut found).await;
+    }
+    found
+}
+
+pub(crate) async fn postgres(config: &Config, found: &mut Preflight) {
+    let server = masked(&config.postgres.url);
+    let mut connection = match config.postgres.connect("oncely preflight").await {
+        Ok(connection) => connection,
+        Err(error) => {
+            let text = error.to_string();
+            match classify(error) {
+                PgFault::Outage(_) => found.unreachable.push(format!("PostgreSQL at {server}: {text}")),
+                PgFault::Fault(fault) => found.problems.add("postgres.url", format!("{server}: {fault}")),
+            }
+            return;
+        }
+    };
+    match pg::migration_state(&mut connection).await {
+        Ok(state) if !state.pending.is_empty() => {
+            let what = format!(
+                "{} migrations are not applied at {server}; run `oncely migrate`",
+                state.pending.len()
+            );
+            found.problems.add("postgres", what);
+            return;
+        }
+        Ok(state) if !state.changed.is_empty() => {
+            let what =
+                format!("migrations {:?} were applied from other files than this program's", state.changed);
+            found.problems.add("postgres", what);
+            return;
+        }
+        Ok(_) => {}
+        Err(error) => {
+            unexpected(found, &server, error);
+            return;
+        }
+    }
+    let mut session = match Session::open(&config.postgres, "oncely preflight").await {
+        Ok(session) => session,
+        Err(error) => {
+            unexpected(found, &server, error);
+            return;
+        }
+    };
+    if session.cell.name != config.cell {
+        let what = format!(
+            "the database at {server} is the cell {:?}, not {:?}: a wrong URL would deduplicate in the wrong place",
+            session.cell.name, config.cell
+        );
+        found.problems.add("cell.name", what);
+    }
+    for consumer in &config.consumers {
+        let Some(function) = &consumer.handler else {
+            continue;
+        };
+        match pg::function_exists(&mut session.connection, &function.name, function.batch).await {
+            Ok(true) => {}
+            Ok(false) => {
+                let argument = if function.batch { "oncely.message[]" } else { "oncely.message" };
+                let what = format!("there is no function {}({argument}) at {server}", function.name);
+                found.problems.add(format!("consumers.{}.handler.function", consumer.name), what);
+            }
+            Err(error) => unexpected(found, &server, error),
+        }
+    }
+    found.fine.push(("PostgreSQL".to_owned(), format!("{server}, epoch {}", session.cell.epoch)));
+    found.session = Some(session);
+}
+
+fn unexpected(found: &mut Preflight, server: &str, error: sqlx::Error) {
+    match classify(error) {
+        PgFault::Outage(outage) => found.unreachable.push(format!("PostgreSQL at {server}: {outage}")),
+        PgFault::Fault(fault) => found.problems.add("postgres", format!("{server}: {fault}")),
+    }
+}
+
+pub(crate) async fn rabbitmq(config: &Config, found: &mut Preflight) {
+    let server = masked(&config.rabbitmq.url);
+    let connection = match connect(&config.rabbitmq, "oncely preflight").await {
+        Ok(connection) => connection,
+        Err(error) => {
+            match error.reply_code() {
+                // ACCESS_REFUSED, NOT_ALLOWED: user, password or virtual host.
+                Some(403 | 530) => {
+                    found
+                        .problems
+                        .add("rabbitmq.url", format!("{server}: user, password or virtual host is refused"));
+                }
+                _ => found.unreachable.push(format!("RabbitMQ at {server}: {error}")),
+            }
+            return;
+        }
+    };
+    for consumer in &config.consumers {
+        let place = format!("consumers.{}.queue", consumer.name);
+        for topology in Topology::of(consumer) {
+            match topology.inspect(&connection, config.rabbitmq.timeout).await {
+                Ok(report) => {
+                    let missing = |what: &str, names: &[String]| {
+                        (!names.is_empty()).then(|| format!("{what} {}", names.join(", ")))
+                    };
+                    let all: Vec<String> = [
+                        missing("queues", &report.missing_queues),
+                        missing("exchanges", &report.missing_exchanges),
+                    ]
+                    .into_iter()
+                    .flatten()
+                    .collect();
+                    if !all.is_empty() {
+                        let what =
+                            format!("missing at {server}: {}; run `oncely topology apply`", all.join("; "));
+                        found.problems.add(&place, what);
+                    }
+                }
+                Err(error @ AmqpError::Broker(_)) if error.reply_code() == Some(403) => {
+                    found.problems.add(
+                        &place,
+                        format!("{server}: no permission for {} or its companions", topology.queue()),
+                    );
+                }
+                Err(error @ AmqpError::Broker(_)) if error.reply_code() == Some(406) => {
+                    found.problems.add(&place, format!("{server}: {error}"));
+                }
+                Err(error) => {
+                    found.unreachable.push(format!("RabbitMQ at {server}: {error}"));
+                    return;
+                }
+            }
+        }
+    }
+    found.fine.push(("RabbitMQ".to_owned(), server));
+    if let Err(error) = connection.close(200, "done".into()).await {
+        tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
+    }
+}

@@ -1,0 +1,116 @@
+//! Why a message was dead-lettered: stable codes for people and programs.
+
+use std::fmt;
+
+use crate::identity::IdentityError;
+
+/// A reason code, as in the header `x-oncely-reason`, the audit row and `idempotency_keys.reason`. Codes are only added,
+/// never changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Nothing where the tenant should be.
+    TenantMissing,
+    /// A tenant that can't be one: empty, over 255 bytes, NUL, not UTF-8, neither text nor integer.
+    TenantInvalid,
+    /// Nothing where the key should be.
+    KeyMissing,
+    /// A key that can't be one: empty, over 255 bytes, NUL, not UTF-8, neither text nor integer.
+    KeyInvalid,
+    /// The identity is in the body, or the consumer needs JSON, and the body is none.
+    InvalidJson,
+    /// The body is over the consumer's limit.
+    BodyTooLarge,
+    /// The key came before with another payload.
+    KeyConflict,
+    /// The handler said that this message can never succeed.
+    HandlerRejected,
+    /// PostgreSQL refused data of this message (SQLSTATE classes 22 and 54): it would refuse it again.
+    Poison,
+    /// The handler failed as often as the consumer allows.
+    AttemptsExhausted,
+}
+
+impl Reason {
+    /// All of them, for documentation and tests.
+    pub const ALL: [Self; 10] = [
+        Self::TenantMissing,
+        Self::TenantInvalid,
+        Self::KeyMissing,
+        Self::KeyInvalid,
+        Self::InvalidJson,
+        Self::BodyTooLarge,
+        Self::KeyConflict,
+        Self::HandlerRejected,
+        Self::Poison,
+        Self::AttemptsExhausted,
+    ];
+
+    /// The stable code.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TenantMissing => "tenant_missing",
+            Self::TenantInvalid => "tenant_invalid",
+            Self::KeyMissing => "key_missing",
+            Self::KeyInvalid => "key_invalid",
+            Self::InvalidJson => "invalid_json",
+            Self::BodyTooLarge => "body_too_large",
+            Self::KeyConflict => "key_conflict",
+            Self::HandlerRejected => "handler_rejected",
+            Self::Poison => "poison",
+            Self::AttemptsExhausted => "attempts_exhausted",
+        }
+    }
+
+    /// The reason with this code.
+    #[must_use]
+    pub fn from_code(code: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == code)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A message that can't be processed, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// The stable code.
+    pub reason: Reason,
+    /// For people: what and where. Holds no payload.
+    pub detail: String,
+}
+
+impl Rejection {
+    /// A rejection.
+    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into() }
+    }
+
+    pub(crate) fn tenant(error: IdentityError, place: &str) -> Self {
+        let reason =
+            if error == IdentityError::Missing { Reason::TenantMissing } else { Reason::TenantInvalid };
+        Self::new(reason, format!("the tenant ({place}) {error}"))
+    }
+
+    pub(crate) fn key(error: IdentityError, place: &str) -> Self {
+        let reason = if error == IdentityError::Missing { Reason::KeyMissing } else { Reason::KeyInvalid };
+        Self::new(reason, format!("the key ({place}) {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_names_one_reason() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_code(reason.as_str()), Some(reason));
+        }
+        assert_eq!(Reason::from_code("nonsense"), None);
+    }
+}

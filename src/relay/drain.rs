@@ -1,0 +1,66 @@
+//! One batch of the outbox: take, write to the mirror, delete.
+
+use chrono::{DateTime, Utc};
+use sqlx::Connection as _;
+
+use crate::mirror::{Mirror, MirrorError, Tag};
+use crate::pg::{self, Session};
+
+/// What one batch did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DrainReport {
+    /// Records taken and deleted.
+    pub(crate) records: usize,
+    /// Tags written to the mirror.
+    pub(crate) tags: usize,
+    /// Age of the oldest record.
+    pub(crate) oldest: Option<DateTime<Utc>>,
+}
+
+/// Why a batch stays in the outbox.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DrainError {
+    #[error("PostgreSQL: {0}")]
+    Postgres(#[from] sqlx::Error),
+    #[error("{0}")]
+    Mirror(#[from] MirrorError),
+    #[error("deleted {deleted} of {taken} outbox records")]
+    Deleted { deleted: u64, taken: usize },
+}
+
+/// Takes a batch, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a
+/// death between the write and the COMMIT writes the same tags again, which changes nothing.
+pub(crate) async fn drain(
+    session: &mut Session,
+    mirror: &Mirror,
+    limit: u32,
+) -> Result<DrainReport, DrainError> {
+    let now = session.clock.now();
+    let mut transaction = session.connection.begin().await?;
+    let records = pg::take_mirror(&mut transaction, i64::from(limit)).await?;
+    if records.is_empty() {
+        transaction.rollback().await?;
+        return Ok(DrainReport::default());
+    }
+    // An entry must not outlive its key: where the rest of the key's life is shorter than an entry's, there is none.
+    let ends = mirror.expires_at(now);
+    let tags: Vec<Tag> = records
+        .iter()
+        .filter(|record| record.expires_at >= ends)
+        .flat_map(|record| record.tags.as_chunks::<{ Tag::BYTES }>().0)
+        .map(|bytes| Tag(*bytes))
+        .collect();
+    if !tags.is_empty() {
+        mirror.write(&tags, now).await?;
+    }
+    let deleted = pg::delete_outbox(&mut transaction, &records).await?;
+    if usize::try_from(deleted) != Ok(records.len()) {
+        return Err(DrainError::Deleted { deleted, taken: records.len() });
+    }
+    transaction.commit().await?;
+    Ok(DrainReport {
+        records: records.len(),
+        tags: tags.len(),
+        oldest: records.iter().map(|record| record.created_at).min(),
+    })
+}

@@ -1,0 +1,186 @@
+//! Builds and runs a relay.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::drain::{DrainReport, drain};
+use crate::backoff::Backoff;
+use crate::config::{Config, Problems};
+use crate::maintenance;
+use crate::mirror::Mirror;
+use crate::pg::Session;
+use crate::preflight::preflight;
+
+/// A relay: the outbox's way to Redis, and the maintenance of the tables. Several may run.
+#[derive(Debug)]
+pub struct Relay {
+    config: Config,
+}
+
+/// How often the counts are logged.
+const REPORT: Duration = Duration::from_secs(10);
+
+impl Relay {
+    /// A relay with this configuration.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self { config }
+    }
+
+    /// Relays until `stop` is cancelled; a batch that has begun is finished. Servers that are away are waited for.
+    ///
+    /// # Errors
+    /// When the configuration contradicts what the servers hold.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), Problems> {
+        if !self.start(&stop).await? {
+            return Ok(());
+        }
+        let mut tasks = JoinSet::new();
+        tasks.spawn(maintenance::run(self.config.clone(), stop.clone()));
+        match self.config.mirror.as_ref().map(Mirror::new) {
+            Some(Ok(mirror)) => {
+                tasks.spawn(relay(self.config.clone(), mirror, stop.clone()));
+            }
+            Some(Err(error)) => {
+                let mut problems = Problems::default();
+                problems.add("redis.url", error.to_string());
+                return Err(problems);
+            }
+            None => tracing::info!("no [redis] url: nothing is mirrored; maintenance only"),
+        }
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(error = %error, "a task of the relay has failed: the relay stops");
+                stop.cancel();
+            }
+        }
+        Ok(())
+    }
+
+    async fn start(&self, stop: &CancellationToken) -> Result<bool, Problems> {
+        let mut backoff = Backoff::default();
+        loop {
+            let found = preflight(&self.config, false).await;
+            if !found.problems.is_empty() {
+                return Err(found.problems);
+            }
+            if let Some(session) = found.session {
+                session.close().await;
+                return Ok(true);
+            }
+            tracing::warn!(servers = found.unreachable.join("; "), "waiting for servers");
+            tokio::select! {
+                () = stop.cancelled() => return Ok(false),
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+}
+
+/// Drains the outbox: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
+async fn relay(config: Config, mirror: Mirror, stop: CancellationToken) {
+    let application = format!("oncely relay {}", config.worker.name);
+    let mut session: Option<Session> = None;
+    let mut backoff = Backoff::default();
+    let mut idle = Idle::new(config.relay.poll);
+    let mut total = DrainReport::default();
+    let mut reported = tokio::time::Instant::now();
+    tracing::info!("relaying");
+    while !stop.is_cancelled() {
+        let pause = match one(&config, &application, &mut session, &mirror).await {
+            Ok(report) => {
+                backoff.reset();
+                total.records += report.records;
+                total.tags += report.tags;
+                idle.after(report.records, config.relay.batch)
+            }
+            Err(error) => {
+                tracing::warn!(error, "the outbox was not relayed; tried again");
+                session = None;
+                backoff.next()
+            }
+        };
+        if reported.elapsed() >= REPORT && total.records > 0 {
+            tracing::info!(records = total.records, tags = total.tags, "relayed");
+            total = DrainReport::default();
+            reported = tokio::time::Instant::now();
+        }
+        if !pause.is_zero() {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+    if total.records > 0 {
+        tracing::info!(records = total.records, tags = total.tags, "relayed");
+    }
+    if let Some(session) = session {
+        session.close().await;
+    }
+}
+
+async fn one(
+    config: &Config,
+    application: &str,
+    session: &mut Option<Session>,
+    mirror: &Mirror,
+) -> Result<DrainReport, String> {
+    let open = match session {
+        Some(open) => open,
+        None => {
+            let open =
+                Session::open(&config.postgres, application).await.map_err(|error| error.to_string())?;
+            if open.cell.name != config.cell {
+                return Err(format!("the database is the cell {:?}, not {:?}", open.cell.name, config.cell));
+            }
+            session.insert(open)
+        }
+    };
+    drain(open, mirror, config.relay.batch).await.map_err(|error| error.to_string())
+}
+
+/// How long to wait before the next look: not at all behind a full batch, longer and longer behind empty ones.
+struct Idle {
+    pause: Duration,
+    longest: Duration,
+}
+
+const SHORTEST: Duration = Duration::from_millis(5);
+
+impl Idle {
+    fn new(longest: Duration) -> Self {
+        Self { pause: SHORTEST.min(longest), longest }
+    }
+
+    fn after(&mut self, records: usize, batch: u32) -> Duration {
+        if records > 0 {
+            self.pause = SHORTEST.min(self.longest);
+            return if u32::try_from(records).is_ok_and(|records| records < batch) {
+                self.pause
+            } else {
+                Duration::ZERO
+            };
+        }
+        let pause = self.pause;
+        self.pause = (self.pause * 2).min(self.longest);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_batch_means_go_on_and_empty_ones_mean_wait_longer() {
+        let mut idle = Idle::new(Duration::from_millis(12));
+        assert_eq!(idle.after(100, 100), Duration::ZERO);
+        assert_eq!(idle.after(3, 100), Duration::from_millis(5));
+        let pauses: Vec<u128> = (0..4).map(|_| idle.after(0, 100).as_millis()).collect();
+        assert_eq!(pauses, [5, 10, 12, 12]);
+        assert_eq!(idle.after(1, 100), Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,82 @@
+//! After how long a failed message comes back, and when it is given up.
+
+use std::time::Duration;
+
+/// The rungs of the delay ladder and the number of runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Delays after the first, second, … failed run; the last one repeats. Each is a queue at the broker.
+    pub delays: Vec<Duration>,
+    /// Runs of the handler before the message is dead-lettered, the first one included.
+    pub max_attempts: u32,
+}
+
+impl RetryPolicy {
+    /// The delay after the `attempt`-th run failed (counted from 1), or `None` when it was the last.
+    #[must_use]
+    pub fn after(&self, attempt: u32) -> Option<Duration> {
+        if attempt >= self.max_attempts {
+            return None;
+        }
+        let rung = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX);
+        self.delays.get(rung.min(self.delays.len().saturating_sub(1))).copied()
+    }
+
+    /// How long the ladder keeps a message at the most, the runs themselves not counted.
+    #[must_use]
+    pub fn horizon(&self) -> Duration {
+        (1..self.max_attempts).filter_map(|attempt| self.after(attempt)).sum()
+    }
+}
+
+impl Default for RetryPolicy {
+    /// Six runs within about an hour and a quarter: long enough for a deployment to be undone.
+    fn default() -> Self {
+        Self { delays: [1, 10, 60, 600, 3_600].map(Duration::from_secs).to_vec(), max_attempts: 6 }
+    }
+}
+
+/// A delay as it stands in a queue's name: `500ms`, `10s`, `5m`, `2h`.
+#[must_use]
+pub fn rung_name(delay: Duration) -> String {
+    let millis = delay.as_millis();
+    match millis {
+        _ if millis % 1_000 != 0 => format!("{millis}ms"),
+        _ if millis % 60_000 != 0 => format!("{}s", millis / 1_000),
+        _ if millis % 3_600_000 != 0 => format!("{}m", millis / 60_000),
+        _ => format!("{}h", millis / 3_600_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_rung_repeats_until_the_attempts_are_used_up() {
+        let policy =
+            RetryPolicy { delays: vec![Duration::from_secs(1), Duration::from_secs(5)], max_attempts: 4 };
+        assert_eq!(policy.after(1), Some(Duration::from_secs(1)));
+        assert_eq!(policy.after(2), Some(Duration::from_secs(5)));
+        assert_eq!(policy.after(3), Some(Duration::from_secs(5)));
+        assert_eq!(policy.after(4), None);
+        assert_eq!(policy.after(u32::MAX), None);
+        assert_eq!(policy.horizon(), Duration::from_secs(11));
+    }
+
+    #[test]
+    fn one_attempt_means_no_retry() {
+        let policy = RetryPolicy { delays: vec![], max_attempts: 1 };
+        assert_eq!(policy.after(1), None);
+        assert_eq!(policy.horizon(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_rung_is_named_in_its_largest_whole_unit() {
+        for (millis, name) in
+            [(500, "500ms"), (1_000, "1s"), (90_000, "90s"), (60_000, "1m"), (7_200_000, "2h")]
+        {
+            assert_eq!(rung_name(Duration::from_millis(millis)), name);
+        }
+    }
+}

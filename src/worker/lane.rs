@@ -1,0 +1,319 @@
+//! A lane takes batches, one after another, through its own connection to PostgreSQL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc};
+
+use super::precheck::precheck;
+use super::prepare::{Candidate, prepare};
+use super::settle::settle;
+use super::shared::Shared;
+use super::transaction::{Pass, Stop, audit_only, audit_record, record_failure, transact};
+use crate::amqp::Delivery;
+use crate::backoff::Backoff;
+use crate::decide::leaders;
+use crate::fault::{Fault, FaultClass};
+use crate::outcome::{DuplicateSource, Outcome};
+use crate::pg::{AuditRecord, Session};
+
+/// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
+/// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
+const SUBTRANSACTIONS: usize = 64;
+
+/// Longest time for one transaction on a connection that may have died without a word. Well above any
+/// `statement_timeout` that makes sense, well below RabbitMQ's consumer timeout of 30 minutes.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Deliveries on their way to the lanes, taken by one lane at a time.
+pub(crate) type Intake = Arc<Mutex<mpsc::Receiver<Delivery>>>;
+
+/// The batch was given up without a decision: its messages are not settled, so they come again.
+#[derive(Debug)]
+pub(crate) struct Abandoned;
+
+/// One lane.
+pub(crate) struct Lane {
+    shared: Arc<Shared>,
+    session: Option<Session>,
+    backoff: Backoff,
+}
+
+impl Lane {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, session: None, backoff: Backoff::default() }
+    }
+
+    /// Takes batches until told to stop. A batch that has been taken is finished first.
+    pub(crate) async fn run(mut self, intake: Intake) {
+        let most = usize::try_from(self.shared.consumer.batch).unwrap_or(1);
+        loop {
+            let mut batch = Vec::with_capacity(most);
+            let taken = async {
+                // Whoever waits for the intake takes what is there, without lingering: at a low rate batches are small and
+                // quick, under a backlog they are full.
+                let mut intake = intake.lock().await;
+                intake.recv_many(&mut batch, most).await
+            };
+            // Both futures can be dropped while waiting: recv_many takes nothing then.
+            let count = tokio::select! {
+                biased;
+                () = self.shared.stop.cancelled() => break,
+                count = taken => count,
+            };
+            if count == 0 {
+                break;
+            }
+            if self.batch(batch).await.is_err() {
+                tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
+            }
+        }
+        if let Some(session) = self.session.take() {
+            session.close().await;
+        }
+    }
+
+    /// The walk of a batch.
+    async fn batch(&mut self, deliveries: Vec<Delivery>) -> Result<(), Abandoned> {
+        let shared = Arc::clone(&self.shared);
+        let mut candidates = Vec::with_capacity(deliveries.len());
+        let mut refused = Vec::new();
+        // What came on a channel that is gone comes again on the next one.
+        for delivery in deliveries.into_iter().filter(|delivery| !delivery.epoch.is_over()) {
+            match prepare(&shared, delivery) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(refusal) => refused.push(refusal),
+            }
+        }
+        if !refused.is_empty() {
+            let records: Vec<AuditRecord> = refused
+                .iter()
+                .map(|(delivery, rejection)| AuditRecord {
+                    queue: delivery.message.queue.clone(),
+                    outcome: "dead_lettered",
+                    reason: Some(rejection.reason.as_str().to_owned()),
+                    detail: Some(rejection.detail.clone()),
+                    trace_id: delivery.message.trace_id().map(str::to_owned),
+                    ..AuditRecord::default()
+                })
+                .collect();
+            self.write_audit(&records).await?;
+            let settled = refused
+                .into_iter()
+                .map(|(delivery, rejection)| (delivery, None, Outcome::refused(rejection)))
+                .collect();
+            settle(&shared, settled).await?;
+        }
+        while !candidates.is_empty() {
+            candidates = self.round(candidates).await?;
+        }
+        Ok(())
+    }
+
+    /// Decides and settles candidates; returns those that must go through another round: later messages of a batch whose
+    /// first message with the same identity did not complete, or had another payload.
+    async fn round(&mut self, candidates: Vec<Candidate>) -> Result<Vec<Candidate>, Abandoned> {
+        let shared = Arc::clone(&self.shared);
+        let leader_of = leaders(candidates.iter().map(|candidate| &candidate.identity));
+        let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; candidates.len()];
+
+        let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
+        let known = precheck(&shared, &mut self.session, &leading).await;
+        let mut listed = Vec::new();
+        for (&index, known) in first.iter().zip(known) {
+            if known {
+                let outcome = Outcome::Duplicate(DuplicateSource::Mirror);
+                if shared.list_duplicates {
+                    listed.push(audit_record(&candidates[index], &outcome));
+                }
+                outcomes[index] = Some(outcome);
+            }
+        }
+        let open: Vec<usize> = first.into_iter().filter(|&index| outcomes[index].is_none()).collect();
+        let work: Vec<&Candidate> = open.iter().map(|&index| &candidates[index]).collect();
+        for (index, outcome) in open.iter().zip(self.commit(&work).await?) {
+            outcomes[*index] = Some(outcome);
+        }
+
+        // The others follow the first of their identity.
+        for (index, leader) in leader_of.iter().enumerate() {
+            let Some(leader) = *leader else { continue };
+            let completed =
+                matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_)));
+            if completed && candidates[leader].fingerprint == candidates[index].fingerprint {
+                let outcome = Outcome::Duplicate(DuplicateSource::Batch);
+                if shared.list_duplicates {
+                    listed.push(audit_record(&candidates[index], &outcome));
+                }
+                outcomes[index] = Some(outcome);
+            }
+        }
+        if !listed.is_empty() {
+            self.write_audit(&listed).await?;
+        }
+        let mut again = Vec::new();
+        let mut settled = Vec::with_capacity(candidates.len());
+        for (candidate, outcome) in candidates.into_iter().zip(outcomes) {
+            match outcome {
+                Some(outcome) => settled.push((candidate.delivery, Some(candidate.identity), outcome)),
+                None => again.push(candidate),
+            }
+        }
+        settle(&shared, settled).await?;
+        Ok(again)
+    }
+
+    /// Commits all: together; where some message fails, each in a subtransaction of its own; what then still fails as a
+    /// whole (at COMMIT, or by a timeout), one by one.
+    async fn commit(&mut self, work: &[&Candidate]) -> Result<Vec<Outcome>, Abandoned> {
+        if work.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self.attempt(Pass::Together, work).await? {
+            Ok(outcomes) => return Ok(outcomes),
+            Err(fault) => {
+                self.shared.counters.fallback();
+                tracing::debug!(fault = %fault, messages = work.len(), "a batch failed: each of its messages runs by itself");
+            }
+        }
+        let mut outcomes = Vec::with_capacity(work.len());
+        for chunk in work.chunks(SUBTRANSACTIONS) {
+            match self.attempt(Pass::Each, chunk).await? {
+                Ok(some) => outcomes.extend(some),
+                Err(mut fault) => {
+                    for &one in chunk {
+                        if chunk.len() > 1 {
+                            match self.attempt(Pass::Each, &[one]).await? {
+                                Ok(some) => {
+                                    outcomes.extend(some);
+                                    continue;
+                                }
+                                Err(its_own) => fault = its_own,
+                            }
+                        }
+                        outcomes.push(self.failed(one, &fault).await?);
+                    }
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// One transaction, again and again while no message is to blame. The inner result is the messages' failure.
+    async fn attempt(
+        &mut self,
+        pass: Pass,
+        work: &[&Candidate],
+    ) -> Result<Result<Vec<Outcome>, Fault>, Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session(work).await?;
+            let done = tokio::time::timeout(DEADLINE, transact(&shared, session, pass, work)).await;
+            let stop = match done {
+                Ok(Ok(outcomes)) => {
+                    self.backoff.reset();
+                    return Ok(Ok(outcomes));
+                }
+                Ok(Err(stop)) => stop,
+                // The future was dropped half-way: its connection is not used again.
+                Err(_) => Stop::Tainted(Fault::new(
+                    FaultClass::Transient,
+                    None,
+                    format!("not done within {DEADLINE:?}"),
+                )),
+            };
+            match stop {
+                Stop::Failed(fault) => return Ok(Err(fault)),
+                Stop::Tainted(fault) => {
+                    self.session = None;
+                    return Ok(Err(fault));
+                }
+                other => self.wait_out(other, work).await?,
+            }
+        }
+    }
+
+    async fn failed(&mut self, one: &Candidate, fault: &Fault) -> Result<Outcome, Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session(&[one]).await?;
+            match record_failure(&shared, session, one, fault).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(stop) => self.wait_out(stop, &[one]).await?,
+            }
+        }
+    }
+
+    async fn write_audit(&mut self, records: &[AuditRecord]) -> Result<(), Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session(&[]).await?;
+            match audit_only(&shared, session, records).await {
+                Ok(()) => return Ok(()),
+                Err(stop) => self.wait_out(stop, &[]).await?,
+            }
+        }
+    }
+
+    /// Nobody's fault: waits, with growing pauses, and gives the batch up only when its messages will come again anyway.
+    async fn wait_out(&mut self, stop: Stop, work: &[&Candidate]) -> Result<(), Abandoned> {
+        let consumer = &self.shared.consumer.name;
+        self.shared.counters.outage();
+        match stop {
+            Stop::Outage(outage) => {
+                self.session = None;
+                tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
+            }
+            Stop::NotNow(fault) | Stop::Failed(fault) => {
+                tracing::error!(%consumer, error = %fault, "consuming waits until this is mended; no attempt is spent");
+            }
+            Stop::Tainted(fault) => {
+                self.session = None;
+                tracing::error!(%consumer, error = %fault, "a connection to PostgreSQL is given up");
+            }
+        }
+        self.pause(work).await
+    }
+
+    async fn pause(&mut self, work: &[&Candidate]) -> Result<(), Abandoned> {
+        let pause = self.backoff.next();
+        tokio::select! {
+            () = self.shared.stop.cancelled() => return Err(Abandoned),
+            () = tokio::time::sleep(pause) => {}
+        }
+        if !work.is_empty() && work.iter().all(|candidate| candidate.delivery.epoch.is_over()) {
+            return Err(Abandoned);
+        }
+        Ok(())
+    }
+
+    /// The lane's session, opened when there is none.
+    async fn session(&mut self, work: &[&Candidate]) -> Result<&mut Session, Abandoned> {
+        while self.session.is_none() {
+            let shared = Arc::clone(&self.shared);
+            match Session::open(&shared.postgres, &shared.application()).await {
+                Ok(mut session) if session.cell.name == shared.cell => {
+                    session.clock = shared.clock.clone();
+                    self.session = Some(session);
+                }
+                Ok(session) => {
+                    let found = session.cell.name.clone();
+                    session.close().await;
+                    tracing::error!(
+                        expected = shared.cell,
+                        found,
+                        "the database is another cell: nothing is done there"
+                    );
+                    self.pause(work).await?;
+                }
+                Err(error) => {
+                    shared.counters.outage();
+                    tracing::warn!(consumer = %shared.consumer.name, error = %error, "no connection to PostgreSQL: consuming waits");
+                    self.pause(work).await?;
+                }
+            }
+        }
+        self.session.as_mut().ok_or(Abandoned)
+    }
+}

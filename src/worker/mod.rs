@@ -1,0 +1,13 @@
+//! The worker: from a delivery to an acknowledgement.
+
+mod counters;
+mod lane;
+mod precheck;
+mod prepare;
+mod run;
+mod settle;
+mod shared;
+mod subscribe;
+mod transaction;
+
+pub use run::{Stopped, Worker, WorkerBuilder, WorkerError};

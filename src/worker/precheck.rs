@@ -1,0 +1,57 @@
+//! Asks the mirror who is known already.
+
+use super::prepare::Candidate;
+use super::shared::Shared;
+use crate::config::PrecheckMode;
+use crate::decide::{KeyDecision, KeyStatus, decide};
+use crate::identity::Identity;
+use crate::mirror::Tag;
+use crate::pg::{self, Session};
+
+/// Which candidates are known to have taken effect. Whatever goes wrong here, the answer is "not known": then PostgreSQL
+/// decides.
+pub(crate) async fn precheck(
+    shared: &Shared,
+    session: &mut Option<Session>,
+    candidates: &[&Candidate],
+) -> Vec<bool> {
+    ask(shared, session, candidates).await.unwrap_or_else(|| vec![false; candidates.len()])
+}
+
+async fn ask(shared: &Shared, session: &mut Option<Session>, candidates: &[&Candidate]) -> Option<Vec<bool>> {
+    let precheck = shared.precheck.as_ref()?;
+    if precheck.mode == PrecheckMode::Off {
+        return None;
+    }
+    let standing = precheck.watch.latest()?;
+    let tags: Vec<Tag> = candidates
+        .iter()
+        .map(|c| shared.tag_key.tag(&standing.epoch, &c.identity, c.fingerprint.as_ref()))
+        .collect();
+    let mut hits = precheck.mirror.look_up(&tags, shared.clock.now()).await?;
+    if !hits.contains(&true) {
+        return Some(hits);
+    }
+    let trusted = match precheck.mode {
+        PrecheckMode::Off => return None,
+        PrecheckMode::Trust => true,
+        PrecheckMode::Verify => false,
+        PrecheckMode::Auto => !standing.may_lose_commits,
+    };
+    if trusted {
+        // The hit counts only if the history was confirmed a moment ago: else a failover may lie in between.
+        return standing.is_fresh().then_some(hits);
+    }
+    let suspects: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
+    let identities: Vec<&Identity> = suspects.iter().map(|&index| &candidates[index].identity).collect();
+    let session = session.as_mut()?;
+    let records = pg::look_up(&mut session.connection, &shared.consumer.name, &identities).await.ok()?;
+    for (&index, record) in suspects.iter().zip(records) {
+        hits[index] = record.is_some_and(|record| {
+            record.status == KeyStatus::Completed
+                && decide(&record, candidates[index].fingerprint.as_ref(), shared.consumer.on_conflict)
+                    == KeyDecision::Duplicate
+        });
+    }
+    Some(hits)
+}

@@ -1,0 +1,64 @@
+//! A delivery becomes a candidate, or a named rejection.
+
+use serde::de::IgnoredAny;
+
+use super::shared::Shared;
+use crate::amqp::Delivery;
+use crate::extract::identify;
+use crate::fingerprint::Fingerprint;
+use crate::handler::{JsonPolicy, Run};
+use crate::identity::Identity;
+use crate::message::HeaderValue;
+use crate::reason::{Reason, Rejection};
+use crate::seal::SEAL_HEADER;
+
+/// A delivery that may run.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) delivery: Delivery,
+    pub(crate) identity: Identity,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) is_json: bool,
+}
+
+/// Finds out who a delivery is.
+pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candidate, (Delivery, Rejection)> {
+    let consumer = &shared.consumer;
+    // Before anything looks into the body.
+    let limit = usize::try_from(consumer.max_body).unwrap_or(usize::MAX);
+    let size = delivery.message.body.len();
+    if size > limit {
+        let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
+        return Err((delivery, Rejection::new(Reason::BodyTooLarge, detail)));
+    }
+    let sealed = match delivery.message.headers.get(SEAL_HEADER) {
+        Some(HeaderValue::Text(value)) => shared.seal_key.open(value, &consumer.name, &delivery.message.body),
+        _ => None,
+    };
+    let identity = match sealed {
+        // A copy that we published for a later try.
+        Some((identity, user_id)) => {
+            delivery.message.properties.user_id = user_id;
+            identity
+        }
+        None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
+            Ok(identity) => identity,
+            Err(rejection) => return Err((delivery, rejection)),
+        },
+    };
+    let (needs_json, wants_json) = match &shared.run {
+        Run::Sql(function) => (function.json == JsonPolicy::Required, function.json != JsonPolicy::Off),
+        Run::Rust(_) | Run::RustBatch(_) => (false, false),
+    };
+    let is_json = wants_json && serde_json::from_slice::<IgnoredAny>(&delivery.message.body).is_ok();
+    if needs_json && !is_json {
+        let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
+        return Err((delivery, Rejection::new(Reason::InvalidJson, detail)));
+    }
+    Ok(Candidate {
+        fingerprint: consumer.fingerprint.of(&delivery.message.body),
+        identity,
+        is_json,
+        delivery,
+    })
+}

@@ -1,0 +1,294 @@
+//! Builds and runs a worker.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::ExposeSecret as _;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::lane::Lane;
+use super::shared::{Precheck, Shared};
+use super::subscribe::subscribe;
+use crate::amqp::Publisher;
+use crate::backoff::Backoff;
+use crate::config::{Config, Problems};
+use crate::handler::{BatchHandler, Handler, Run};
+use crate::mirror::{EpochWatch, Mirror, TagKey};
+use crate::pg::Session;
+use crate::preflight::preflight;
+use crate::seal::SealKey;
+
+/// Why a worker did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The configuration, or what the servers hold, is not fit.
+    #[error(transparent)]
+    Refused(#[from] Problems),
+}
+
+/// How a worker stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// All work that was begun is finished and settled.
+    Clean,
+    /// Some work was not finished within `worker.shutdown`; its messages come again.
+    Deadline,
+}
+
+/// A worker: all consumers of a configuration.
+///
+/// ```no_run
+/// # async fn run() -> anyhow::Result<()> {
+/// use oncely::config::Config;
+/// use oncely::handler::{HandlerResult, handler_fn};
+/// use oncely::worker::Worker;
+/// use tokio_util::sync::CancellationToken;
+///
+/// let config = Config::load("oncely.toml".as_ref())?;
+/// let worker = Worker::builder(config)
+///     .handler("payments", handler_fn(|context, message| Box::pin(async move {
+///         sqlx::query("insert into payments (id) values ($1)")
+///             .bind(message.identity.key.as_str())
+///             .execute(context.connection())
+///             .await?;
+///         Ok(None)
+///     })))
+///     .build()?;
+/// worker.run(CancellationToken::new()).await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Worker {
+    config: Config,
+    runs: BTreeMap<String, Run>,
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker")
+            .field("consumers", &self.runs.keys().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Collects a worker's handlers.
+pub struct WorkerBuilder {
+    config: Config,
+    runs: BTreeMap<String, Run>,
+}
+
+impl std::fmt::Debug for WorkerBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerBuilder").finish_non_exhaustive()
+    }
+}
+
+impl WorkerBuilder {
+    /// The handler of a consumer, in place of a SQL function.
+    #[must_use]
+    pub fn handler(mut self, consumer: &str, handler: impl Handler) -> Self {
+        self.runs.insert(consumer.to_owned(), Run::Rust(Arc::new(handler)));
+        self
+    }
+
+    /// The batch handler of a consumer, in place of a SQL function.
+    #[must_use]
+    pub fn batch_handler(mut self, consumer: &str, handler: impl BatchHandler) -> Self {
+        self.runs.insert(consumer.to_owned(), Run::RustBatch(Arc::new(handler)));
+        self
+    }
+
+    /// The worker.
+    ///
+    /// # Errors
+    /// When a consumer has no handler or two, or a handler no consumer.
+    pub fn build(mut self) -> Result<Worker, WorkerError> {
+        let mut problems = Problems::default();
+        let mut runs = BTreeMap::new();
+        if self.config.consumers.is_empty() {
+            problems.add("consumers", "there is none; write [[consumers]] for each queue");
+        }
+        for consumer in &self.config.consumers {
+            let name = consumer.name.as_str();
+            let place = format!("consumers.{name}.handler");
+            match (&consumer.handler, self.runs.remove(name)) {
+                (Some(function), None) => {
+                    runs.insert(name.to_owned(), Run::Sql(function.clone()));
+                }
+                (None, Some(run)) => {
+                    runs.insert(name.to_owned(), run);
+                }
+                (None, None) => {
+                    problems.add(place, "is missing; write handler = { function = \"schema.function\" }")
+                }
+                (Some(_), Some(_)) => {
+                    problems.add(place, "is set in the configuration and in the program; use one")
+                }
+            }
+        }
+        for name in self.runs.keys() {
+            problems.add(
+                format!("consumers.{name}"),
+                "the program brings a handler, but there is no such consumer",
+            );
+        }
+        Ok(problems.or(Worker { config: self.config, runs })?)
+    }
+}
+
+/// How often the counters are logged.
+const REPORT: Duration = Duration::from_secs(10);
+
+impl Worker {
+    /// Starts with a configuration.
+    #[must_use]
+    pub fn builder(config: Config) -> WorkerBuilder {
+        WorkerBuilder { config, runs: BTreeMap::new() }
+    }
+
+    /// Consumes until `stop` is cancelled; then finishes what has begun, settles it and returns. Servers that are away are
+    /// waited for, at the start too.
+    ///
+    /// # Errors
+    /// When the configuration contradicts what the servers hold: a missing queue, schema or function.
+    pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
+        let Some(session) = self.start(&stop).await? else {
+            return Ok(Stopped::Clean);
+        };
+        let config = &self.config;
+        let secret = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
+            Some(key) => key.expose_secret().as_bytes().to_vec(),
+            None => session.cell.secret.clone(),
+        };
+        let tag_key = TagKey::derive(&secret);
+        let seal_key = SealKey::derive(&session.cell.secret);
+        let clock = session.clock.clone();
+        session.close().await;
+
+        let watch = EpochWatch::start(
+            config.postgres.clone(),
+            format!("oncely worker {} epoch", config.worker.name),
+            clock.clone(),
+            stop.clone(),
+        );
+        let publisher = Arc::new(Publisher::new(
+            config.rabbitmq.clone(),
+            format!("oncely worker {} publisher", config.worker.name),
+        ));
+        let done = CancellationToken::new();
+        let mut lanes = JoinSet::new();
+        let mut subscriptions = JoinSet::new();
+        let mut consumers = Vec::new();
+        for consumer in &config.consumers {
+            let Some(run) = self.runs.get(consumer.name.as_str()) else {
+                continue;
+            };
+            let precheck = config.mirror.as_ref().and_then(|settings| match Mirror::new(settings) {
+                Ok(mirror) => Some(Precheck {
+                    mirror,
+                    mode: consumer.precheck.unwrap_or(settings.precheck),
+                    watch: watch.clone(),
+                }),
+                Err(error) => {
+                    tracing::error!(error = %error, "the mirror is not used");
+                    None
+                }
+            });
+            let shared = Arc::new(Shared {
+                consumer: consumer.clone(),
+                run: run.clone(),
+                worker: config.worker.name.clone(),
+                cell: config.cell.clone(),
+                postgres: config.postgres.clone(),
+                rabbitmq: config.rabbitmq.clone(),
+                clock: clock.clone(),
+                precheck,
+                tag_key: tag_key.clone(),
+                seal_key: seal_key.clone(),
+                list_duplicates: config.audit.duplicates,
+                publisher: Arc::clone(&publisher),
+                counters: super::counters::Counters::default(),
+                stop: stop.clone(),
+                done: done.clone(),
+            });
+            // As much as the broker sends: then sending into it never waits, except after reconnects.
+            let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
+            let (sender, receiver) = mpsc::channel(capacity.max(1));
+            let intake = Arc::new(Mutex::new(receiver));
+            for _ in 0..consumer.lanes {
+                lanes.spawn(Lane::new(Arc::clone(&shared)).run(Arc::clone(&intake)));
+            }
+            for queue in &consumer.queues {
+                subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
+            }
+            consumers.push(shared);
+        }
+
+        let mut stopped = Stopped::Clean;
+        let mut report = tokio::time::interval(REPORT);
+        let mut last: Vec<String> = Vec::new();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                _ = report.tick() => {
+                    let now: Vec<String> = consumers.iter().map(|c| c.counters.to_string()).collect();
+                    if now != last && !last.is_empty() {
+                        log_counters(&consumers);
+                    }
+                    last = now;
+                }
+                Some(ended) = lanes.join_next() => match ended {
+                    // Lanes end only when told to; anything else must not go unnoticed.
+                    Ok(()) if stop.is_cancelled() => {}
+                    Ok(()) => tracing::error!("a lane has ended"),
+                    Err(error) => tracing::error!(error = %error, "a lane has failed"),
+                },
+            }
+            if lanes.is_empty() && !stop.is_cancelled() {
+                tracing::error!("no lane is left: the worker stops, its messages come again");
+                stop.cancel();
+                stopped = Stopped::Deadline;
+            }
+        }
+        let finish = async { while lanes.join_next().await.is_some() {} };
+        if tokio::time::timeout(config.worker.shutdown, finish).await.is_err() {
+            tracing::error!(limit = ?config.worker.shutdown, "not all work was finished in time; its messages come again");
+            stopped = Stopped::Deadline;
+        }
+        done.cancel();
+        let close = async { while subscriptions.join_next().await.is_some() {} };
+        if tokio::time::timeout(Duration::from_secs(5), close).await.is_err() {
+            tracing::warn!("the broker did not answer while closing");
+        }
+        log_counters(&consumers);
+        Ok(stopped)
+    }
+
+    /// Waits for the servers and looks whether they hold what the configuration says. `None`: told to stop.
+    async fn start(&self, stop: &CancellationToken) -> Result<Option<Session>, WorkerError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let found = preflight(&self.config, true).await;
+            if !found.problems.is_empty() {
+                return Err(found.problems.into());
+            }
+            match found.session {
+                Some(session) if found.unreachable.is_empty() => return Ok(Some(session)),
+                _ => tracing::warn!(servers = found.unreachable.join("; "), "waiting for servers"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(None),
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+}
+
+fn log_counters(consumers: &[Arc<Shared>]) {
+    for shared in consumers {
+        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters);
+    }
+}

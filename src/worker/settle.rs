@@ -1,0 +1,191 @@
+//! Tells the broker what became of deliveries: copies first, confirmed; then acknowledgements.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lapin::types::{AMQPValue, FieldTable};
+
+use super::lane::Abandoned;
+use super::shared::Shared;
+use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology};
+use crate::backoff::Backoff;
+use crate::identity::Identity;
+use crate::outcome::{Disposition, Outcome};
+use crate::reason::Rejection;
+use crate::retry::rung_name;
+use crate::seal::SEAL_HEADER;
+
+/// Settles deliveries whose outcomes are committed. A copy that can't be published is tried again until it can, or until
+/// its delivery will come again anyway: without a confirmed copy an original is never acknowledged.
+pub(crate) async fn settle(
+    shared: &Shared,
+    decided: Vec<(Delivery, Option<Identity>, Outcome)>,
+) -> Result<(), Abandoned> {
+    let mut copies = Vec::new();
+    for (index, (delivery, identity, outcome)) in decided.iter().enumerate() {
+        match outcome.disposition() {
+            Disposition::Ack => {}
+            Disposition::Retry(delay) => {
+                copies.push((index, retry_copy(shared, delivery, identity.as_ref(), delay)))
+            }
+            Disposition::DeadLetter(rejection) => {
+                tracing::warn!(
+                    consumer = %shared.consumer.name,
+                    queue = delivery.message.queue,
+                    identity = identity.as_ref().map(tracing::field::debug),
+                    reason = %rejection.reason,
+                    detail = rejection.detail,
+                    "a message is dead-lettered"
+                );
+                copies.push((index, dead_letter(shared, delivery, identity.as_ref(), &rejection, outcome)));
+            }
+        }
+    }
+    // What needs no copy does not wait for those that do.
+    let waiting: std::collections::HashSet<usize> = copies.iter().map(|(index, _)| *index).collect();
+    let ready = (0..decided.len()).filter(|index| !waiting.contains(index));
+    acknowledge(shared, &decided, ready).await;
+
+    let mut backoff = Backoff::default();
+    while !copies.is_empty() {
+        let batch: Vec<Copy> = copies.iter().map(|(_, copy)| copy.clone()).collect();
+        let results = shared.publisher.publish(&batch).await;
+        let mut arrived = Vec::new();
+        let mut failure = None;
+        let mut results = results.into_iter();
+        copies.retain(|(index, _)| match results.next() {
+            Some(Ok(())) => {
+                arrived.push(*index);
+                false
+            }
+            Some(Err(error)) => {
+                failure = Some(error);
+                true
+            }
+            None => true,
+        });
+        acknowledge(shared, &decided, arrived).await;
+        copies.retain(|(index, _)| !decided[*index].0.epoch.is_over());
+        if copies.is_empty() {
+            break;
+        }
+        if let Some(error) = failure {
+            tracing::error!(
+                consumer = %shared.consumer.name,
+                copies = copies.len(),
+                error = %error,
+                "copies for retry or dead-letter queues did not arrive; their originals stay where they are"
+            );
+        }
+        tokio::select! {
+            () = shared.stop.cancelled() => return Err(Abandoned),
+            () = tokio::time::sleep(backoff.next()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Acknowledges, channel by channel. An acknowledgement that does not arrive costs a redelivery, nothing else.
+async fn acknowledge(
+    shared: &Shared,
+    decided: &[(Delivery, Option<Identity>, Outcome)],
+    indices: impl IntoIterator<Item = usize>,
+) {
+    let mut by_channel = HashMap::new();
+    for index in indices {
+        let (delivery, _, outcome) = &decided[index];
+        shared.counters.settled(outcome);
+        by_channel
+            .entry(Arc::as_ptr(&delivery.epoch).addr())
+            .or_insert_with(|| (Arc::clone(&delivery.epoch), Vec::new()))
+            .1
+            .push(delivery.tag);
+    }
+    for (epoch, tags) in by_channel.into_values() {
+        if let Err(error) = epoch.settle(tags).await {
+            tracing::debug!(consumer = %shared.consumer.name, error = %error, "an acknowledgement did not arrive");
+        }
+    }
+}
+
+fn retry_copy(
+    shared: &Shared,
+    delivery: &Delivery,
+    identity: Option<&Identity>,
+    delay: std::time::Duration,
+) -> Copy {
+    let message = &delivery.message;
+    let mut headers = delivery.properties.headers().clone().unwrap_or_default();
+    put(&mut headers, RUNG_HEADER, &rung_name(delay));
+    let user_id = message.properties.user_id.as_deref();
+    if let Some(seal) = identity.and_then(|identity| shared.seal_key.seal(identity, user_id, &message.body)) {
+        put(&mut headers, SEAL_HEADER, &seal);
+    }
+    copy(delivery, Topology::retry_exchange(&message.queue), headers)
+}
+
+fn dead_letter(
+    shared: &Shared,
+    delivery: &Delivery,
+    identity: Option<&Identity>,
+    rejection: &Rejection,
+    outcome: &Outcome,
+) -> Copy {
+    let message = &delivery.message;
+    let mut headers = delivery.properties.headers().clone().unwrap_or_default();
+    put(&mut headers, "x-oncely-reason", rejection.reason.as_str());
+    put(&mut headers, "x-oncely-detail", &rejection.detail);
+    put(&mut headers, "x-oncely-consumer", shared.consumer.name.as_str());
+    put(&mut headers, "x-oncely-queue", &message.queue);
+    put(&mut headers, "x-oncely-worker", &shared.worker);
+    if let Some(identity) = identity {
+        put(&mut headers, "x-oncely-tenant", identity.tenant.as_str());
+        put(&mut headers, "x-oncely-key", identity.key.as_str());
+    }
+    if let Outcome::DeadLettered { attempt, .. } = outcome {
+        headers.insert("x-oncely-attempt".into(), AMQPValue::LongLongInt(i64::from(*attempt)));
+    }
+    if let Some(user_id) = &message.properties.user_id {
+        put(&mut headers, "x-oncely-user-id", user_id);
+    }
+    if let Some(expiration) = delivery.properties.expiration() {
+        put(&mut headers, "x-oncely-expiration", expiration.as_str());
+    }
+    copy(delivery, Topology::dead_letter_exchange(&message.queue), headers)
+}
+
+fn put(headers: &mut FieldTable, name: &str, value: &str) {
+    headers.insert(name.into(), AMQPValue::LongString(value.into()));
+}
+
+/// The original's body, routing key and properties, but: no `user_id`, which the broker would check against ours; no
+/// `expiration`, which would let a waiting or dead letter vanish; and durable whatever the original was.
+fn copy(delivery: &Delivery, exchange: String, headers: FieldTable) -> Copy {
+    let from = &delivery.properties;
+    let mut to = lapin::BasicProperties::default().with_headers(headers).with_delivery_mode(2);
+    macro_rules! keep {
+        ($($property:ident => $with:ident),+) => {
+            $(if let Some(value) = from.$property().clone() {
+                to = to.$with(value);
+            })+
+        };
+    }
+    keep!(
+        content_type => with_content_type,
+        content_encoding => with_content_encoding,
+        priority => with_priority,
+        correlation_id => with_correlation_id,
+        reply_to => with_reply_to,
+        message_id => with_message_id,
+        timestamp => with_timestamp,
+        kind => with_type,
+        app_id => with_app_id,
+        cluster_id => with_cluster_id
+    );
+    Copy {
+        exchange,
+        routing_key: delivery.message.routing_key.clone(),
+        properties: to,
+        body: delivery.message.body.clone(),
+    }
+}

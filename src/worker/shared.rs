@@ -1,0 +1,49 @@
+//! What the lanes and subscriptions of one consumer share.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::counters::Counters;
+use crate::amqp::Publisher;
+use crate::config::{Consumer, PrecheckMode, RabbitSettings};
+use crate::handler::Run;
+use crate::mirror::{EpochWatch, Mirror, TagKey};
+use crate::pg::{Clock, PgSettings};
+use crate::seal::SealKey;
+
+/// A consumer at work.
+pub(crate) struct Shared {
+    pub(crate) consumer: Consumer,
+    pub(crate) run: Run,
+    pub(crate) worker: String,
+    /// Name of the cell that the database must be, whenever a connection is opened.
+    pub(crate) cell: String,
+    pub(crate) postgres: PgSettings,
+    pub(crate) rabbitmq: RabbitSettings,
+    pub(crate) clock: Clock,
+    pub(crate) precheck: Option<Precheck>,
+    pub(crate) tag_key: TagKey,
+    pub(crate) seal_key: SealKey,
+    pub(crate) list_duplicates: bool,
+    pub(crate) publisher: Arc<Publisher>,
+    pub(crate) counters: Counters,
+    /// No new work.
+    pub(crate) stop: CancellationToken,
+    /// All work is done: connections may close.
+    pub(crate) done: CancellationToken,
+}
+
+/// How the mirror is asked.
+pub(crate) struct Precheck {
+    pub(crate) mirror: Mirror,
+    pub(crate) mode: PrecheckMode,
+    pub(crate) watch: EpochWatch,
+}
+
+impl Shared {
+    /// How this process calls itself in PostgreSQL's and RabbitMQ's lists.
+    pub(crate) fn application(&self) -> String {
+        format!("oncely worker {} {}", self.worker, self.consumer.name)
+    }
+}

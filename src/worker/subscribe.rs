@@ -1,0 +1,91 @@
+//! Keeps one queue subscribed.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::shared::Shared;
+use crate::amqp::{Delivery, Subscription};
+use crate::backoff::Backoff;
+
+/// Subscribes to `queue`, again whenever the subscription ends, until told to stop; then holds the last channel open until
+/// all work is done, so that it can still be acknowledged.
+pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mpsc::Sender<Delivery>) {
+    let mut backoff = Backoff::default();
+    let consumer = &shared.consumer.name;
+    while !shared.stop.is_cancelled() {
+        let opened =
+            Subscription::open(&shared.rabbitmq, &shared.application(), &queue, shared.consumer.prefetch)
+                .await;
+        match opened {
+            Ok(mut subscription) => {
+                tracing::info!(%consumer, queue, "subscribed");
+                let ended = pump(&shared, &mut subscription, &deliveries).await;
+                if let Ended::Stop = ended {
+                    if let Err(error) = subscription.cancel().await {
+                        tracing::debug!(error = %error, "cancelling a subscription failed");
+                    }
+                    shared.done.cancelled().await;
+                    if let Err(error) = subscription.epoch().release().await {
+                        tracing::debug!(error = %error, "the last acknowledgements did not arrive");
+                    }
+                    subscription.close().await;
+                    return;
+                }
+                if let Ended::Lost { lived: true, .. } = ended {
+                    backoff.reset();
+                }
+                if let Ended::Lost { reason, .. } = ended {
+                    tracing::warn!(%consumer, queue, reason, "the subscription is over; a new one is made");
+                }
+                subscription.close().await;
+            }
+            Err(error) => {
+                tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; tried again");
+            }
+        }
+        tokio::select! {
+            () = shared.stop.cancelled() => {}
+            () = tokio::time::sleep(backoff.next()) => {}
+        }
+    }
+}
+
+enum Ended {
+    /// We were told to.
+    Stop,
+    /// Whatever the reason, it is a fault: a stream that ends is never normal.
+    Lost { reason: String, lived: bool },
+}
+
+async fn pump(
+    shared: &Shared,
+    subscription: &mut Subscription,
+    deliveries: &mpsc::Sender<Delivery>,
+) -> Ended {
+    let mut lived = false;
+    loop {
+        let next = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return Ended::Stop,
+            next = subscription.next() => next,
+        };
+        let delivery = match next {
+            None => {
+                return Ended::Lost { reason: "the broker ended it".to_owned(), lived };
+            }
+            Some(Err(error)) => {
+                return Ended::Lost { reason: error.to_string(), lived };
+            }
+            Some(Ok(delivery)) => delivery,
+        };
+        lived = true;
+        tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return Ended::Stop,
+            sent = deliveries.send(delivery) => if sent.is_err() {
+                return Ended::Lost { reason: "no lane takes deliveries any more".to_owned(), lived };
+            },
+        }
+    }
+}

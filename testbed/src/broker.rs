@@ -1,0 +1,159 @@
+//! A plain AMQP client for tests: publish with confirms, look at queues, take what is in them.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::StreamExt as _;
+use lapin::message::{BasicGetMessage, Delivery};
+use lapin::options::{
+    BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions,
+    QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions, QueuePurgeOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
+
+/// One connection with one channel in confirm mode.
+#[derive(Debug)]
+pub struct Broker {
+    connection: Connection,
+    channel: Channel,
+}
+
+impl Broker {
+    /// Connects to `url`.
+    pub async fn connect(url: &str) -> anyhow::Result<Self> {
+        let connection = Connection::connect(url, ConnectionProperties::default())
+            .await
+            .context("cannot connect to RabbitMQ")?;
+        let channel = connection.create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        Ok(Self { connection, channel })
+    }
+
+    /// The channel, for what has no method here.
+    #[must_use]
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Publishes and waits for the confirm. Fails when the message was refused or found no queue.
+    pub async fn publish(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        properties: BasicProperties,
+        body: &[u8],
+    ) -> anyhow::Result<()> {
+        self.publish_all(exchange, vec![(routing_key.to_owned(), properties, body.to_vec())]).await
+    }
+
+    /// Publishes many messages, then waits for all confirms.
+    pub async fn publish_all(
+        &self,
+        exchange: &str,
+        messages: Vec<(String, BasicProperties, Vec<u8>)>,
+    ) -> anyhow::Result<()> {
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let mut confirms = Vec::with_capacity(messages.len());
+        for (routing_key, properties, body) in messages {
+            let properties = properties.with_delivery_mode(2);
+            confirms.push(
+                self.channel
+                    .basic_publish(exchange.into(), routing_key.as_str().into(), options, &body, properties)
+                    .await?,
+            );
+        }
+        for confirm in confirms {
+            let confirmation = tokio::time::timeout(Duration::from_secs(30), confirm).await??;
+            anyhow::ensure!(confirmation.is_ack(), "the broker refused a message");
+            anyhow::ensure!(confirmation.take_message().is_none(), "a message found no queue");
+        }
+        Ok(())
+    }
+
+    /// Declares a durable queue with the given arguments.
+    pub async fn declare_queue(&self, name: &str, arguments: FieldTable) -> anyhow::Result<()> {
+        self.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments).await?;
+        Ok(())
+    }
+
+    /// Declares a durable exchange.
+    pub async fn declare_exchange(&self, name: &str, kind: ExchangeKind) -> anyhow::Result<()> {
+        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        self.channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await?;
+        Ok(())
+    }
+
+    /// Binds a queue to an exchange.
+    pub async fn bind(&self, queue: &str, exchange: &str, routing_key: &str) -> anyhow::Result<()> {
+        self.channel
+            .queue_bind(
+                queue.into(),
+                exchange.into(),
+                routing_key.into(),
+                QueueBindOptions::default(),
+                FieldTable::default(),
+            )
+            .await?;
+        Ok(())
+    }
+
+    /// Messages ready in a queue. What is delivered and not yet acknowledged is not counted.
+    pub async fn ready(&self, queue: &str) -> anyhow::Result<u32> {
+        // On a channel of its own: a missing queue closes the channel.
+        let channel = self.connection.create_channel().await?;
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+        let count = queue.message_count();
+        channel.close(200, "done".into()).await?;
+        Ok(count)
+    }
+
+    /// Takes (and acknowledges) one message, if there is one.
+    pub async fn take(&self, queue: &str) -> anyhow::Result<Option<Delivery>> {
+        let message = self.channel.basic_get(queue.into(), BasicGetOptions::default()).await?;
+        match message {
+            None => Ok(None),
+            Some(BasicGetMessage { delivery, .. }) => {
+                delivery.ack(BasicAckOptions::default()).await?;
+                Ok(Some(delivery))
+            }
+        }
+    }
+
+    /// Takes exactly `count` messages, waiting for them; fails when they do not come.
+    pub async fn take_exactly(&self, queue: &str, count: usize) -> anyhow::Result<Vec<Delivery>> {
+        let mut consumer = self
+            .channel
+            .basic_consume(
+                queue.into(),
+                "".into(),
+                lapin::options::BasicConsumeOptions::default(),
+                FieldTable::default(),
+            )
+            .await?;
+        let mut taken = Vec::with_capacity(count);
+        while taken.len() < count {
+            let delivery = tokio::time::timeout(Duration::from_secs(30), consumer.next())
+                .await
+                .with_context(|| format!("{} of {count} messages came to {queue}", taken.len()))?
+                .context("the consumer was cancelled")??;
+            delivery.ack(BasicAckOptions::default()).await?;
+            taken.push(delivery);
+        }
+        self.channel.basic_cancel(consumer.tag(), lapin::options::BasicCancelOptions::default()).await?;
+        Ok(taken)
+    }
+
+    /// Removes all messages of a queue.
+    pub async fn purge(&self, queue: &str) -> anyhow::Result<()> {
+        self.channel.queue_purge(queue.into(), QueuePurgeOptions::default()).await?;
+        Ok(())
+    }
+
+    /// Deletes a queue.
+    pub async fn delete_queue(&self, queue: &str) -> anyhow::Result<()> {
+        self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+//! A database of its own for one test or one demo.
+
+use anyhow::Context as _;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+
+/// A fresh, empty database on a given server; [`Database::drop_now`] removes it.
+#[derive(Clone, Debug)]
+pub struct Database {
+    server: String,
+    name: String,
+    url: String,
+}
+
+impl Database {
+    /// Creates a database with a random name on the server that `server_url` names.
+    pub async fn create(server_url: &str) -> anyhow::Result<Self> {
+        let name = format!("oncely_{}", uuid::Uuid::new_v4().simple());
+        let mut connection =
+            PgConnection::connect(server_url).await.context("cannot connect to PostgreSQL")?;
+        // The name is ours: hexadecimal digits behind a fixed prefix.
+        sqlx::query(AssertSqlSafe(format!("create database {name}"))).execute(&mut connection).await?;
+        connection.close().await?;
+        let (front, _) = server_url.rsplit_once('/').context("the PostgreSQL URL names no database")?;
+        Ok(Self { server: server_url.to_owned(), url: format!("{front}/{name}"), name })
+    }
+
+    /// Its URL.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Opens a connection to it.
+    pub async fn connect(&self) -> anyhow::Result<PgConnection> {
+        Ok(PgConnection::connect(&self.url).await?)
+    }
+
+    /// Drops the database, ending the sessions in it.
+    pub async fn drop_now(self) -> anyhow::Result<()> {
+        let mut connection = PgConnection::connect(&self.server).await?;
+        sqlx::query(AssertSqlSafe(format!("drop database if exists {} with (force)", self.name)))
+            .execute(&mut connection)
+            .await?;
+        connection.close().await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! Where the servers' programs are, and how they come onto a bare Debian machine.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::Context as _;
+
+/// One of the three servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Server {
+    Postgres,
+    RabbitMq,
+    Redis,
+}
+
+impl Server {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Postgres => "PostgreSQL",
+            Self::RabbitMq => "RabbitMQ",
+            Self::Redis => "Redis",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgresql",
+            Self::RabbitMq => "rabbitmq-server",
+            Self::Redis => "redis-server",
+        }
+    }
+
+    /// The program that starts the server, if it is installed.
+    pub(crate) fn program(self) -> Option<PathBuf> {
+        match self {
+            Self::Postgres => postgres_program("postgres").filter(|program| {
+                // A package half removed leaves programs without their share files; initdb needs those.
+                program.with_file_name("initdb").exists() && share_files(program)
+            }),
+            // Not the one in PATH: Debian's wrapper there switches to the user `rabbitmq` and its own folders.
+            Self::RabbitMq => {
+                ["/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/homebrew/opt/rabbitmq/sbin/rabbitmq-server"]
+                    .iter()
+                    .map(PathBuf::from)
+                    .find(|path| path.exists())
+            }
+            Self::Redis => in_path("redis-server").or_else(|| in_path("valkey-server")),
+        }
+    }
+}
+
+fn share_files(postgres: &Path) -> bool {
+    let output = Command::new(postgres.with_file_name("pg_config")).arg("--sharedir").output();
+    match output {
+        Ok(output) if output.status.success() => {
+            Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("postgres.bki").exists()
+        }
+        // Without pg_config nothing can be said against the installation.
+        _ => true,
+    }
+}
+
+/// The newest installed PostgreSQL's `name`, 15 or later.
+pub(crate) fn postgres_program(name: &str) -> Option<PathBuf> {
+    let mut versions: Vec<(u32, PathBuf)> = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let version = entry.file_name().to_str()?.parse().ok()?;
+            Some((version, entry.path().join("bin").join(name)))
+        })
+        .filter(|(version, path)| *version >= 15 && path.exists())
+        .collect();
+    versions.sort();
+    versions.pop().map(|(_, path)| path).or_else(|| in_path(name))
+}
+
+/// `name` in one of the folders of `PATH`.
+pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file())
+}
+
+/// Is this process root?
+pub(crate) fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
+}
+
+/// Sees to it that the programs of all `servers` are there, installing Debian's packages where they are not.
+pub(crate) fn ensure(servers: &[Server]) -> anyhow::Result<()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().map_err(|_| anyhow::anyhow!("an earlier installation panicked"))?;
+    let missing: Vec<Server> = servers.iter().copied().filter(|s| s.program().is_none()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|s| s.name()).collect();
+    let packages: Vec<&str> = missing.iter().map(|s| s.package()).collect();
+    let Some(apt) = in_path("apt-get") else {
+        anyhow::bail!(choices(&names, "this is not a Debian system, so they cannot be installed from here"));
+    };
+    let sudo = if is_root() { None } else { in_path("sudo") };
+    if !is_root() && sudo.is_none() {
+        anyhow::bail!(choices(&names, "installing them needs root, and there is no sudo"));
+    }
+    eprintln!(
+        "{} not found: installing Debian's {} (no service is started, no default port is used)",
+        names.join(", "),
+        packages.join(", ")
+    );
+    let policy = ServicePolicy::forbid_starts();
+    let run = |arguments: &[&str]| -> anyhow::Result<bool> {
+        let mut command = match &sudo {
+            Some(sudo) => {
+                let mut command = Command::new(sudo);
+                command.arg("-n").arg(&apt);
+                command
+            }
+            None => Command::new(&apt),
+        };
+        let output = command
+            .args(arguments)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot run apt-get")?;
+        if !output.status.success() {
+            eprintln!("{}", String::from_utf8_lossy(&output.stderr).trim_end());
+        }
+        Ok(output.status.success())
+    };
+    let mut install = vec!["install", "-y", "-q", "--no-install-recommends"];
+    install.extend(&packages);
+    // The package lists may be old or absent: fetch them first, and let an offline machine try with what it has.
+    let updated = run(&["update", "-q"])?;
+    let installed = run(&install)?;
+    drop(policy);
+    let still: Vec<&str> = missing.iter().filter(|s| s.program().is_none()).map(|s| s.name()).collect();
+    if installed && still.is_empty() {
+        return Ok(());
+    }
+    let why =
+        if updated { "apt-get could not install them" } else { "apt-get could not fetch its package lists" };
+    anyhow::bail!(choices(&names, why))
+}
+
+/// One clear message with what the user can do.
+fn choices(missing: &[&str], why: &str) -> String {
+    format!(
+        "{} needed, and {why}. One of these helps:\n  \
+         - run as root on Debian or Ubuntu, so that the packages can be installed;\n  \
+         - install them yourself: postgresql (15 or later), rabbitmq-server, redis-server or valkey-server;\n  \
+         - docker compose up --detach --wait postgres rabbitmq redis, then export the three URLs that \
+         docker-compose.yml names in its first lines;\n  \
+         - export DATABASE_URL, AMQP_URL and REDIS_URL of servers that may be used for tests.",
+        missing.join(", ")
+    )
+}
+
+/// While it lives, Debian's packages start no service (policy-rc.d, exit 101); a policy already there is left alone.
+struct ServicePolicy {
+    ours: bool,
+}
+
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl ServicePolicy {
+    fn forbid_starts() -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let ours = !Path::new(POLICY).exists()
+            && std::fs::write(POLICY, "#!/bin/sh\nexit 101\n").is_ok()
+            && std::fs::set_permissions(POLICY, std::fs::Permissions::from_mode(0o755)).is_ok();
+        Self { ours }
+    }
+}
+
+impl Drop for ServicePolicy {
+    fn drop(&mut self) {
+        if self.ours {
+            let _ = std::fs::remove_file(POLICY);
+        }
+    }
+}

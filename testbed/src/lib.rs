@@ -1,0 +1,27 @@
+//! Real servers for the demo, the tests and the benchmarks.
+//!
+//! [`Servers::start`] uses the servers that `DATABASE_URL`, `AMQP_URL` and `REDIS_URL` name; for each one that is not
+//! set it starts a private throw-away server in a temporary folder on a free port, from local binaries or from
+//! Debian's packages, and stops it when the value is dropped or the process dies. Shares no code with the product, so
+//! that what it counts is independent of what it checks.
+
+mod broker;
+mod database;
+mod files;
+mod install;
+mod keeper;
+mod ports;
+mod postgres;
+mod rabbitmq;
+mod redis;
+mod servers;
+mod wait;
+
+pub use broker::Broker;
+pub use database::Database;
+pub use files::Scratch;
+pub use postgres::Postgres;
+pub use rabbitmq::RabbitMq;
+pub use redis::Redis;
+pub use servers::{Servers, Urls};
+pub use wait::{eventually, eventually_within};

@@ -1,0 +1,119 @@
+//! A private PostgreSQL server.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use sqlx::{Connection as _, PgConnection};
+
+use crate::files::Scratch;
+use crate::{install, keeper, ports, wait};
+
+/// Debian's `nobody`: PostgreSQL refuses to run as root.
+const NOBODY: u32 = 65_534;
+
+/// A PostgreSQL server of our own, durable as by default, that can be killed and started again.
+#[derive(Debug)]
+pub struct Postgres {
+    scratch: Scratch,
+    port: u16,
+    child: Option<Child>,
+    settings: Vec<String>,
+}
+
+impl Postgres {
+    /// Creates a cluster in a scratch folder and starts it. `settings` are passed as `-c name=value`.
+    pub async fn start(settings: &[&str]) -> anyhow::Result<Self> {
+        install::ensure(&[install::Server::Postgres])?;
+        let scratch = Scratch::new("postgres")?;
+        let initdb = install::postgres_program("initdb").context("initdb not found")?;
+        if install::is_root() {
+            std::os::unix::fs::chown(scratch.path(), Some(NOBODY), Some(NOBODY))?;
+        }
+        let mut command = Command::new(initdb);
+        command
+            .arg("-D")
+            .arg(scratch.path().join("data"))
+            .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
+            .current_dir(scratch.path())
+            .stdin(Stdio::null());
+        as_nobody(&mut command);
+        let output = command.output().context("cannot run initdb")?;
+        anyhow::ensure!(
+            output.status.success(),
+            "initdb failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let mut server = Self {
+            scratch,
+            port: ports::free_port()?,
+            child: None,
+            settings: settings.iter().map(|s| (*s).to_owned()).collect(),
+        };
+        server.restart().await?;
+        Ok(server)
+    }
+
+    /// URL of the `postgres` database, as superuser.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// Starts the server (again) on the same port with the same data and waits until it answers.
+    pub async fn restart(&mut self) -> anyhow::Result<()> {
+        self.kill()?;
+        let program = install::postgres_program("postgres").context("postgres not found")?;
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.scratch.path().join("server.log"))?;
+        let mut command = keeper::bound_command(&program);
+        command
+            .arg("-D")
+            .arg(self.scratch.path().join("data"))
+            .args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"])
+            .arg("-c")
+            .arg(format!("port={}", self.port))
+            .arg("-c")
+            .arg(format!("unix_socket_directories={}", self.scratch.path().display()))
+            .current_dir(self.scratch.path())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        for setting in &self.settings {
+            command.arg("-c").arg(setting);
+        }
+        as_nobody(&mut command);
+        self.child = Some(keeper::spawn(command).context("cannot start postgres")?);
+        let url = self.url();
+        wait::eventually_within(Duration::from_secs(60), "PostgreSQL answers", || async {
+            let mut connection = PgConnection::connect(&url).await?;
+            sqlx::query("select 1").execute(&mut connection).await?;
+            connection.close().await
+        })
+        .await
+    }
+
+    /// Kills the postmaster with -9 and reaps it: its backends end at once, its memory is lost, its files stay.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+fn as_nobody(command: &mut Command) {
+    if install::is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+}

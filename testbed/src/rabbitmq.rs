@@ -1,0 +1,173 @@
+//! A private RabbitMQ broker with an epmd of its own.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::files::Scratch;
+use crate::{install, keeper, ports, wait};
+
+/// A RabbitMQ node of our own, without plugins, that can be killed and started again with its queues.
+#[derive(Debug)]
+pub struct RabbitMq {
+    scratch: Scratch,
+    port: u16,
+    epmd_port: u16,
+    dist_port: u16,
+    epmd: Option<Child>,
+    child: Option<Child>,
+}
+
+impl RabbitMq {
+    /// Starts an empty broker (4 to 10 seconds).
+    pub async fn start() -> anyhow::Result<Self> {
+        install::ensure(&[install::Server::RabbitMq])?;
+        let scratch = Scratch::new("rabbitmq")?;
+        let mut broker = Self {
+            port: ports::free_port()?,
+            epmd_port: ports::free_port()?,
+            dist_port: ports::free_port()?,
+            epmd: None,
+            child: None,
+            scratch,
+        };
+        broker.write_configuration()?;
+        // In the foreground and first: the daemon that the node would start itself outlives us.
+        let mut command = keeper::bound_command(&epmd().context("epmd (Erlang) not found")?);
+        command
+            .arg("-port")
+            .arg(broker.epmd_port.to_string())
+            .args(["-address", "127.0.0.1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        broker.epmd = Some(keeper::spawn(command).context("cannot start epmd")?);
+        broker.restart().await?;
+        Ok(broker)
+    }
+
+    /// Its URL, as the default user.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    }
+
+    /// Starts the broker (again) with the same data and waits until it speaks AMQP.
+    pub async fn restart(&mut self) -> anyhow::Result<()> {
+        self.kill()?;
+        let program = install::Server::RabbitMq.program().context("rabbitmq-server not found")?;
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.scratch.path().join("server.log"))?;
+        let mut command = keeper::bound_command(&program);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.environment(&mut command);
+        self.child = Some(keeper::spawn(command).context("cannot start rabbitmq-server")?);
+        let port = self.port;
+        wait::eventually_within(Duration::from_secs(90), "RabbitMQ answers", || async move {
+            let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+            stream.write_all(b"AMQP\x00\x00\x09\x01").await?;
+            let mut first = [0_u8; 1];
+            tokio::time::timeout(Duration::from_secs(2), stream.read_exact(&mut first))
+                .await
+                .map_err(std::io::Error::other)??;
+            // 1 is a METHOD frame: Connection.Start.
+            if first[0] == 1 { Ok(()) } else { Err(std::io::Error::other("not AMQP")) }
+        })
+        .await
+        .with_context(|| format!("see {}", self.scratch.path().join("server.log").display()))
+    }
+
+    /// Kills the node with -9 and reaps it. What was confirmed on a durable queue is there after a restart, but a queue
+    /// declared less than two seconds ago may not be: topology reaches the disk later than its confirm.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Runs `rabbitmqctl` against this node.
+    pub async fn ctl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let program = install::Server::RabbitMq
+            .program()
+            .context("rabbitmq-server not found")?
+            .with_file_name("rabbitmqctl");
+        let mut command = Command::new(program);
+        self.environment(&mut command);
+        command.arg("-n").arg("n1@localhost").args(arguments);
+        let output = tokio::process::Command::from(command).output().await?;
+        anyhow::ensure!(
+            output.status.success(),
+            "rabbitmqctl {arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn write_configuration(&self) -> anyhow::Result<()> {
+        let folder = self.scratch.path();
+        std::fs::create_dir_all(folder.join("home"))?;
+        let cookie = folder.join("home/.erlang.cookie");
+        std::fs::File::create(&cookie)?.write_all(b"ONCELYTESTBED")?;
+        std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400))?;
+        std::fs::write(folder.join("plugins"), "[].\n")?;
+        std::fs::write(folder.join("rabbitmq.conf"), format!("listeners.tcp.1 = 127.0.0.1:{}\n", self.port))?;
+        Ok(())
+    }
+
+    fn environment(&self, command: &mut Command) {
+        let folder = self.scratch.path();
+        // RUNNING_UNDER_SYSTEMD makes the script exec, so that our child is the Erlang machine itself.
+        command
+            .current_dir(folder)
+            .env("HOME", folder.join("home"))
+            .env("RUNNING_UNDER_SYSTEMD", "true")
+            .env("ERL_EPMD_PORT", self.epmd_port.to_string())
+            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
+            .env("ERL_CRASH_DUMP", "/dev/null")
+            .env("RABBITMQ_NODENAME", "n1@localhost")
+            .env("RABBITMQ_DIST_PORT", self.dist_port.to_string())
+            .env("RABBITMQ_MNESIA_BASE", folder.join("mnesia"))
+            .env("RABBITMQ_LOG_BASE", folder.join("log"))
+            .env("RABBITMQ_PID_FILE", folder.join("pid"))
+            .env("RABBITMQ_CONFIG_FILE", folder.join("rabbitmq.conf"))
+            .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", folder.join("plugins"))
+            .env("RABBITMQ_FEATURE_FLAGS_FILE", folder.join("ff"))
+            .env("RABBITMQ_GENERATED_CONFIG_DIR", folder.join("gen"))
+            .env("RABBITMQ_SCHEMA_DIR", folder.join("schema"))
+            .env(
+                "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
+                "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
+            );
+    }
+}
+
+impl Drop for RabbitMq {
+    fn drop(&mut self) {
+        let _ = self.kill();
+        if let Some(mut epmd) = self.epmd.take() {
+            let _ = epmd.kill();
+            let _ = epmd.wait();
+        }
+    }
+}
+
+fn epmd() -> Option<PathBuf> {
+    install::in_path("epmd").or_else(|| {
+        std::fs::read_dir("/usr/lib/erlang")
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path().join("bin/epmd"))
+            .find(|path| path.exists())
+    })
+}

@@ -1,0 +1,78 @@
+//! A private Redis (or Valkey) server.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::files::Scratch;
+use crate::{install, keeper, ports, wait};
+
+/// A Redis server of our own without persistence: killed means empty.
+#[derive(Debug)]
+pub struct Redis {
+    scratch: Scratch,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Redis {
+    /// Starts an empty server.
+    pub async fn start() -> anyhow::Result<Self> {
+        install::ensure(&[install::Server::Redis])?;
+        let mut server = Self { scratch: Scratch::new("redis")?, port: ports::free_port()?, child: None };
+        server.restart().await?;
+        Ok(server)
+    }
+
+    /// Its URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// Starts the server (again), empty, on the same port and waits until it answers.
+    pub async fn restart(&mut self) -> anyhow::Result<()> {
+        self.kill()?;
+        let program = install::Server::Redis.program().context("redis-server not found")?;
+        let mut command = keeper::bound_command(&program);
+        command
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--enable-debug-command", "local"])
+            .arg("--port")
+            .arg(self.port.to_string())
+            .arg("--dir")
+            .arg(self.scratch.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        self.child = Some(keeper::spawn(command).context("cannot start redis-server")?);
+        let client = redis::Client::open(self.url())?;
+        wait::eventually_within(Duration::from_secs(20), "Redis answers", || async {
+            let mut connection = client.get_multiplexed_async_connection().await?;
+            redis::cmd("PING").query_async::<()>(&mut connection).await
+        })
+        .await
+    }
+
+    /// Kills it with -9; what it held is gone.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// The process, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}

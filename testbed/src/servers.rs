@@ -1,0 +1,96 @@
+//! The three servers together.
+
+use anyhow::Context as _;
+
+use crate::install::{self, Server};
+use crate::{Postgres, RabbitMq, Redis};
+
+/// Where the three servers are.
+#[derive(Clone, Debug)]
+pub struct Urls {
+    /// A PostgreSQL database whose user may create databases.
+    pub postgres: String,
+    /// A RabbitMQ virtual host.
+    pub rabbitmq: String,
+    /// A Redis or Valkey server.
+    pub redis: String,
+}
+
+/// The three servers: given by their URLs, or private ones that end with this value.
+#[derive(Debug)]
+pub struct Servers {
+    urls: Urls,
+    /// Ours, unless `DATABASE_URL` named one.
+    pub postgres: Option<Postgres>,
+    /// Ours, unless `AMQP_URL` named one.
+    pub rabbitmq: Option<RabbitMq>,
+    /// Ours, unless `REDIS_URL` named one.
+    pub redis: Option<Redis>,
+}
+
+impl Servers {
+    /// Takes the servers named by `DATABASE_URL`, `AMQP_URL` and `REDIS_URL`, and starts private ones for the rest.
+    pub async fn start() -> anyhow::Result<Self> {
+        let given = |name: &str| std::env::var(name).ok().filter(|url| !url.is_empty());
+        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL")).await
+    }
+
+    /// Starts three private servers, whatever the environment says: for what kills them.
+    pub async fn start_private() -> anyhow::Result<Self> {
+        Self::with(None, None, None).await
+    }
+
+    async fn with(
+        database: Option<String>,
+        amqp: Option<String>,
+        redis: Option<String>,
+    ) -> anyhow::Result<Self> {
+        let mut needed = Vec::new();
+        for (url, server) in
+            [(&database, Server::Postgres), (&amqp, Server::RabbitMq), (&redis, Server::Redis)]
+        {
+            if url.is_none() {
+                needed.push(server);
+            }
+        }
+        // All packages in one go, before anything starts.
+        tokio::task::spawn_blocking(move || install::ensure(&needed)).await??;
+        let (own_postgres, own_rabbitmq, own_redis) = tokio::try_join!(
+            async {
+                match database {
+                    None => Postgres::start(&[]).await.map(Some),
+                    Some(_) => Ok(None),
+                }
+            },
+            async {
+                match amqp {
+                    None => RabbitMq::start().await.map(Some),
+                    Some(_) => Ok(None),
+                }
+            },
+            async {
+                match redis {
+                    None => Redis::start().await.map(Some),
+                    Some(_) => Ok(None),
+                }
+            },
+        )?;
+        let pick = |given: Option<String>, own: Option<String>| given.or(own).context("no URL");
+        Ok(Self {
+            urls: Urls {
+                postgres: pick(database, own_postgres.as_ref().map(Postgres::url))?,
+                rabbitmq: pick(amqp, own_rabbitmq.as_ref().map(RabbitMq::url))?,
+                redis: pick(redis, own_redis.as_ref().map(Redis::url))?,
+            },
+            postgres: own_postgres,
+            rabbitmq: own_rabbitmq,
+            redis: own_redis,
+        })
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub fn urls(&self) -> &Urls {
+        &self.urls
+    }
+}

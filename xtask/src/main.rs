@@ -1,0 +1,43 @@
+//! `cargo xtask …`: the project's tasks.
+
+mod prepare;
+mod process;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Oncely's tasks", version)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Write sqlx-data.json, the offline snapshot of all queries
+    Prepare {
+        /// Only compare; fail where it is stale
+        #[arg(long)]
+        check: bool,
+    },
+    /// Start private servers, print their URLs, and keep them until Ctrl-C
+    Servers,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Prepare { check } => prepare::run(check).await,
+        Task::Servers => serve::run().await,
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

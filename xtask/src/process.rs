@@ -1,0 +1,28 @@
+//! Child processes of the tasks.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+
+/// The repository's root.
+pub(crate) fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// Cargo, in the repository's root.
+pub(crate) fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    command
+}
+
+/// Runs a command to its end; fails with its words when it fails.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+    let status =
+        command.status().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    let words: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    anyhow::ensure!(status.success(), "{} {}: {status}", command.get_program().display(), words.join(" "));
+    Ok(())
+}
