@@ -1,5 +1,6 @@
 //! `cargo xtask …`: the project's tasks.
 
+mod demo;
 mod prepare;
 mod process;
 mod serve;
@@ -17,6 +18,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    /// Show that each message takes effect once while processes are killed
+    Demo(demo::Arguments),
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -30,6 +33,7 @@ enum Task {
 #[tokio::main]
 async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
+        Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Servers => serve::run().await,
     };

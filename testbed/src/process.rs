@@ -1,0 +1,118 @@
+//! A program under test, as a real process.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{keeper, wait};
+
+/// A process with its output in a file. Dies with this one.
+#[derive(Debug)]
+pub struct Process {
+    program: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    log: PathBuf,
+    child: Child,
+}
+
+impl Process {
+    /// Starts `program`; stdout and stderr are appended to `log`.
+    pub fn start(
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+        log: &Path,
+    ) -> anyhow::Result<Self> {
+        let owned = |text: &&str| (*text).to_owned();
+        let environment: Vec<_> =
+            environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let arguments: Vec<String> = arguments.iter().map(owned).collect();
+        let child = spawn(program, &arguments, &environment, log)?;
+        Ok(Self { program: program.to_owned(), arguments, environment, log: log.to_owned(), child })
+    }
+
+    /// Kills it with -9, reaps it, and starts it again.
+    pub fn kill_and_restart(&mut self) -> anyhow::Result<()> {
+        self.kill()?;
+        self.child = spawn(&self.program, &self.arguments, &self.environment, &self.log)?;
+        Ok(())
+    }
+
+    /// Kills it with -9 and reaps it.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
+        Ok(kill_process(pid, signal)?)
+    }
+
+    /// Sends SIGTERM and waits for its end.
+    pub async fn terminate(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.ended(limit).await
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+        let what = format!("{} ends", self.program.display());
+        let child = &mut self.child;
+        let status = std::cell::Cell::new(None);
+        let child = std::cell::RefCell::new(child);
+        wait::eventually_within(limit, &what, || async {
+            match child.borrow_mut().try_wait() {
+                Ok(Some(ended)) => {
+                    status.set(Some(ended));
+                    Ok(())
+                }
+                Ok(None) => Err("still running".to_owned()),
+                Err(error) => Err(error.to_string()),
+            }
+        })
+        .await?;
+        status.get().context("no exit status")
+    }
+
+    /// Is it still running?
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What it has printed so far.
+    #[must_use]
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(
+    program: &Path,
+    arguments: &[String],
+    environment: &[(String, String)],
+    log: &Path,
+) -> anyhow::Result<Child> {
+    let file = std::fs::File::options().create(true).append(true).open(log)?;
+    let mut command: Command = keeper::bound_command(program);
+    command
+        .args(arguments)
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file);
+    keeper::spawn(command).with_context(|| format!("cannot start {}", program.display()))
+}
