@@ -1,5 +1,6 @@
 //! What runs inside the transaction: a SQL function or Rust.
 
+mod call;
 mod error;
 mod rust;
 mod sql_function;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+pub(crate) use call::{EachFault, call_all, call_each};
 pub use error::HandlerError;
 pub use rust::{BatchHandler, Context, Handler, handler_fn};
 pub(crate) use rust::{ErasedBatchHandler, ErasedHandler};

@@ -2,7 +2,6 @@
 //! `.sql` files beside the Rust that calls them and are checked at compile time.
 
 mod audit;
-mod call;
 mod claim;
 mod complete;
 mod error;
@@ -15,7 +14,6 @@ mod session;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
-pub(crate) use call::{EachFault, call_all, call_each};
 pub(crate) use claim::{claim, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use error::{Outage, PgFault, class_of, classify, is_outage};

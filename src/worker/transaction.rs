@@ -13,10 +13,10 @@ use super::shared::Shared;
 use crate::decide::{FailureDecision, KeyDecision, after_failure, decide};
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
-use crate::handler::{Context, HandlerError, Incoming, Run};
+use crate::handler::{Context, EachFault, HandlerError, Incoming, Run, call_all, call_each};
 use crate::identity::Identity;
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::pg::{self, AuditRecord, EachFault, Failure, Outage, PgFault, Session, classify};
+use crate::pg::{self, AuditRecord, Failure, Outage, PgFault, Session, classify};
 use crate::reason::Rejection;
 
 /// How the handler is called.
@@ -231,12 +231,12 @@ async fn handle(
     let consumer = &shared.consumer.name;
     match (&shared.run, pass) {
         (Run::Sql(function), Pass::Together) => {
-            let responses = pg::call_all(transaction, function, consumer, incoming).await;
+            let responses = call_all(transaction, function, consumer, incoming).await;
             Ok(responses.map_err(Stop::of_handler)?.into_iter().map(Ok).collect())
         }
         (Run::Sql(function), Pass::Each) => {
             let answers =
-                pg::call_each(transaction, function, consumer, incoming).await.map_err(Stop::of_handler)?;
+                call_each(transaction, function, consumer, incoming).await.map_err(Stop::of_handler)?;
             answers
                 .into_iter()
                 .map(|answer| match answer {

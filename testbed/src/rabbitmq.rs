@@ -85,13 +85,18 @@ impl RabbitMq {
     }
 
     /// Kills the node with -9 and reaps it. What was confirmed on a durable queue is there after a restart, but a queue
-    /// declared less than two seconds ago may not be: topology reaches the disk later than its confirm.
+    /// declared a moment ago may not be, unless [`RabbitMq::flush`] was called.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(mut child) = self.child.take() {
             child.kill()?;
             child.wait()?;
         }
         Ok(())
+    }
+
+    /// Brings declared topology to disk: a declaration is confirmed before, and a kill may forget it.
+    pub async fn flush(&self) -> anyhow::Result<()> {
+        self.ctl(&["eval", "mnesia:sync_log()."]).await.map(drop)
     }
 
     /// Runs `rabbitmqctl` against this node.

@@ -40,6 +40,11 @@ impl Servers {
         Self::with(None, None, None).await
     }
 
+    /// Starts a private PostgreSQL and Redis, and uses the broker at `rabbitmq`: it takes the longest to start.
+    pub async fn start_private_except_rabbitmq(rabbitmq: &str) -> anyhow::Result<Self> {
+        Self::with(None, Some(rabbitmq.to_owned()), None).await
+    }
+
     async fn with(
         database: Option<String>,
         amqp: Option<String>,

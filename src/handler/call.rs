@@ -4,10 +4,10 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::PgConnection;
 
+use super::{Incoming, JsonPolicy, SqlFunction};
 use crate::fault::Fault;
-use crate::handler::{Incoming, JsonPolicy, SqlFunction};
 use crate::identity::IdentityPart;
-use crate::pg::error::class_of;
+use crate::pg::class_of;
 
 /// The messages of a batch as arrays for `unnest`.
 #[derive(Default)]
@@ -82,7 +82,7 @@ pub(crate) async fn call_all(
 ) -> Result<Vec<Option<Value>>, sqlx::Error> {
     let c = Columns::of(function, messages);
     let rows = sqlx::query_file!(
-        "src/pg/call.sql",
+        "src/handler/call.sql",
         function.name,
         function.batch,
         consumer.as_str(),
@@ -126,7 +126,7 @@ pub(crate) async fn call_each(
 ) -> Result<Vec<Result<Option<Value>, EachFault>>, sqlx::Error> {
     let c = Columns::of(function, messages);
     let rows = sqlx::query_file!(
-        "src/pg/call_each.sql",
+        "src/handler/call_each.sql",
         function.name,
         function.batch,
         consumer.as_str(),

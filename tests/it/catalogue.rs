@@ -1,0 +1,233 @@
+//! The rules of the schema that keep it able to grow beyond one machine, read from the catalogue and from the SQL files.
+
+use std::path::Path;
+
+use sha2::{Digest as _, Sha256};
+use sqlx::Row as _;
+use sqlx::migrate::MigrateDatabase as _;
+
+use crate::support::World;
+
+async fn rows(world: &mut World, query: &'static str) -> Vec<String> {
+    let rows = sqlx::query(query).fetch_all(&mut world.sql).await.unwrap();
+    rows.iter().map(|row| row.get::<String, _>(0)).collect()
+}
+
+/// Tables of which each cell has its own copy: they need no tenant.
+const PER_CELL: &str = "('cell', '_sqlx_migrations')";
+
+#[tokio::test]
+async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_with_it() {
+    let mut world = World::new().await;
+    let broken = rows(
+        &mut world,
+        "select c.relname || '.' || i.relname
+         from pg_index as x
+         join pg_class as i on i.oid = x.indexrelid
+         join pg_class as c on c.oid = x.indrelid
+         join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
+         where x.indisunique and c.relname not in ('cell', '_sqlx_migrations')
+           and not exists (
+               select from pg_attribute as a
+               where a.attrelid = c.oid and a.attname = 'tenant'
+                 and case when x.indisprimary then a.attnum = x.indkey[0] else a.attnum = any (x.indkey) end
+           )",
+    )
+    .await;
+    assert_eq!(broken, Vec::<String>::new());
+    let without = rows(
+        &mut world,
+        "select c.relname::text from pg_class as c
+         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p')
+           and not exists (select from pg_index as x where x.indrelid = c.oid and x.indisprimary)",
+    )
+    .await;
+    assert_eq!(without, Vec::<String>::new(), "every table has a primary key");
+}
+
+#[tokio::test]
+async fn there_is_no_sequence_trigger_foreign_key_exclusion_or_unlogged_table() {
+    let mut world = World::new().await;
+    for (what, query) in [
+        ("sequence", "select relname::text from pg_class where relnamespace = 'oncely'::regnamespace and relkind = 'S'"),
+        ("unlogged table", "select relname::text from pg_class where relnamespace = 'oncely'::regnamespace and relpersistence <> 'p'"),
+        (
+            "trigger",
+            "select t.tgname::text from pg_trigger as t join pg_class as c on c.oid = t.tgrelid where c.relnamespace = 'oncely'::regnamespace",
+        ),
+        (
+            "foreign key or exclusion",
+            "select conname::text from pg_constraint where connamespace = 'oncely'::regnamespace and contype in ('f', 'x')",
+        ),
+        (
+            "identity column",
+            "select attname::text from pg_attribute as a join pg_class as c on c.oid = a.attrelid where c.relnamespace = 'oncely'::regnamespace and a.attidentity <> ''",
+        ),
+        (
+            "time without zone",
+            "select attname::text from pg_attribute as a join pg_class as c on c.oid = a.attrelid
+             where c.relnamespace = 'oncely'::regnamespace and a.atttypid = 'timestamp'::regtype",
+        ),
+        (
+            "varchar or char column, which trim",
+            "select attname::text from pg_attribute as a join pg_class as c on c.oid = a.attrelid
+             where c.relnamespace = 'oncely'::regnamespace and a.atttypid in ('varchar'::regtype, 'bpchar'::regtype)",
+        ),
+    ] {
+        assert_eq!(rows(&mut world, query).await, Vec::<String>::new(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn identity_columns_compare_byte_for_byte() {
+    let mut world = World::new().await;
+    let broken = rows(
+        &mut world,
+        "select c.relname || '.' || a.attname
+         from pg_attribute as a
+         join pg_class as c on c.oid = a.attrelid
+         join pg_collation as l on l.oid = a.attcollation
+         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p')
+           and a.attname in ('tenant', 'consumer', 'key') and l.collname <> 'C'",
+    )
+    .await;
+    assert_eq!(broken, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn every_table_column_index_and_function_says_what_it_is_for() {
+    let mut world = World::new().await;
+    let silent = rows(
+        &mut world,
+        "select 'column ' || c.relname || '.' || a.attname
+         from pg_attribute as a join pg_class as c on c.oid = a.attrelid
+         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and a.attnum > 0 and not a.attisdropped
+           and not c.relispartition and c.relname <> '_sqlx_migrations' and col_description(c.oid, a.attnum) is null
+         union all
+         select 'relation ' || c.relname from pg_class as c
+         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p', 'v', 'c') and c.relname <> '_sqlx_migrations'
+           and obj_description(c.oid, 'pg_class') is null and (c.relkind <> 'c' or obj_description(c.reltype, 'pg_type') is null)
+         union all
+         select 'index ' || i.relname from pg_index as x join pg_class as i on i.oid = x.indexrelid join pg_class as c on c.oid = x.indrelid
+         where c.relnamespace = 'oncely'::regnamespace and not x.indisprimary and not i.relispartition
+           and obj_description(i.oid, 'pg_class') is null
+         union all
+         select 'function ' || p.proname from pg_proc as p
+         where p.pronamespace = 'oncely'::regnamespace and obj_description(p.oid, 'pg_proc') is null",
+    )
+    .await;
+    assert_eq!(silent, Vec::<String>::new());
+}
+
+/// Text of a SQL file without its comments, in lower case.
+fn code(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| line.split("--").next().unwrap_or_default())
+        .collect::<Vec<_>>()
+        .join("\n")
+        .to_lowercase()
+}
+
+#[test]
+fn statements_take_times_as_parameters_and_use_ctid_only_in_the_sweeps() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut seen = 0;
+    for entry in ["pg", "handler"].into_iter().flat_map(|room| std::fs::read_dir(source.join(room)).unwrap())
+    {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let text = match path.extension().and_then(|e| e.to_str()) {
+            Some("sql") => code(&path),
+            // Short statements stand in the Rust files.
+            Some("rs") => std::fs::read_to_string(&path).unwrap().to_lowercase(),
+            _ => continue,
+        };
+        seen += 1;
+        for volatile in ["random()", "transaction_timestamp", "statement_timestamp", " xmin", " xmax"] {
+            assert!(!text.contains(volatile), "{name} uses {volatile}");
+        }
+        if name.ends_with(".sql") {
+            for clock in ["now()", "current_timestamp", "clock_timestamp"] {
+                assert!(!text.contains(clock), "{name} asks the clock; times are parameters");
+            }
+            assert_eq!(text.contains("ctid"), name.starts_with("sweep_"), "{name}: ctid only in the sweeps");
+        }
+    }
+    assert!(seen > 10, "the files have moved");
+}
+
+#[tokio::test]
+async fn a_bucket_is_frozen() {
+    let mut world = World::new().await;
+    // Known for ever; a change would send every tenant to another cell.
+    for (tenant, bucket) in [("acme", 555), ("", 68), ("tenant-00", 0), ("ünï", 0)] {
+        let digest = Sha256::digest(tenant.as_bytes());
+        let expected = (i32::from(digest[0]) * 256 + i32::from(digest[1])) % 1_024;
+        let row =
+            sqlx::query("select oncely.bucket($1)").bind(tenant).fetch_one(&mut world.sql).await.unwrap();
+        assert_eq!(row.get::<i32, _>(0), expected, "{tenant}");
+        if bucket > 0 {
+            assert_eq!(expected, bucket, "{tenant}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn migrations_go_down_and_up_again() {
+    let mut world = World::new().await;
+    oncely::pg::MIGRATOR.undo(&mut world.sql, 0).await.unwrap();
+    let left = rows(
+        &mut world,
+        "select relname::text from pg_class where relnamespace = 'oncely'::regnamespace and relkind in ('r', 'p', 'v')
+         union all select proname::text from pg_proc where pronamespace = 'oncely'::regnamespace",
+    )
+    .await;
+    // app.handle of the test's schema depends on the message type, so it went first.
+    assert_eq!(left, ["_sqlx_migrations"]);
+    oncely::pg::MIGRATOR.run(&mut world.sql).await.unwrap();
+    assert_eq!(world.count("select count(*) from oncely.cell").await, 1);
+    assert!(sqlx::Postgres::database_exists(world.database.url()).await.unwrap());
+    let _ = PER_CELL;
+}
+
+#[tokio::test]
+async fn each_role_can_do_its_work_and_no_more() {
+    let mut world = World::new().await;
+    // Whether a role may; `set role` is enough, since the roles are groups.
+    for (role, statement, allowed) in [
+        (
+            "oncely_worker",
+            "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ('a', gen_random_uuid(), 'mirror', now(), now(), decode(repeat('ab', 16), 'hex'))",
+            true,
+        ),
+        ("oncely_worker", "select oncely.epoch(), secret from oncely.cell", true),
+        ("oncely_worker", "delete from oncely.idempotency_keys", false),
+        ("oncely_worker", "delete from oncely.audit", false),
+        ("oncely_worker", "update oncely.audit set outcome = 'completed'", false),
+        ("oncely_worker", "select oncely.drop_audit_partitions(now())", false),
+        ("oncely_relay", "select id from oncely.outbox for update skip locked", true),
+        ("oncely_relay", "delete from oncely.idempotency_keys where status = 'COMPLETED'", true),
+        ("oncely_relay", "select oncely.make_audit_partitions(now(), now() + interval '60 days')", true),
+        ("oncely_relay", "insert into oncely.idempotency_keys select * from oncely.idempotency_keys", false),
+        ("oncely_relay", "delete from oncely.audit", false),
+        ("oncely_operator", "select * from oncely.processed_keys", true),
+        ("oncely_operator", "delete from oncely.audit", false),
+        ("oncely_auditor", "select * from oncely.audit", true),
+        ("oncely_auditor", "select oncely.epoch()", true),
+        ("oncely_auditor", "select secret from oncely.cell", false),
+        ("oncely_auditor", "delete from oncely.idempotency_keys", false),
+        ("oncely_auditor", "insert into oncely.audit select * from oncely.audit", false),
+    ] {
+        sqlx::query(sqlx::AssertSqlSafe(format!("set role {role}"))).execute(&mut world.sql).await.unwrap();
+        let done = sqlx::query(statement).execute(&mut world.sql).await;
+        sqlx::query("reset role").execute(&mut world.sql).await.unwrap();
+        match done {
+            Ok(_) => assert!(allowed, "{role} may {statement}"),
+            Err(error) => {
+                let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
+                assert_eq!((allowed, code.as_str()), (false, "42501"), "{role}: {statement}: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! `oncely`, as an operator uses it.
+
+use serde_json::Value;
+
+use crate::support::{World, message};
+
+fn stdout(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[tokio::test]
+async fn migrate_applies_and_shows_and_does_nothing_twice() {
+    let mut world = World::new().await;
+    let empty = testbed::Database::create(&world.urls.postgres).await.unwrap();
+    world.database = empty;
+    let info = world.oncely(&["migrate", "info"]).await;
+    assert_eq!(info.status.code(), Some(1), "pending");
+    assert!(stdout(&info).contains("pending"));
+    let run = world.oncely(&["migrate"]).await;
+    assert!(run.status.success());
+    assert!(String::from_utf8_lossy(&run.stderr).contains("applied 6 migrations"));
+    let again = world.oncely(&["migrate", "run"]).await;
+    assert!(String::from_utf8_lossy(&again.stderr).contains("nothing to do"));
+    assert!(world.oncely(&["migrate", "info"]).await.status.success());
+}
+
+#[tokio::test]
+async fn check_reports_configuration_and_servers_in_one_go() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.configure("[relay]\nbacth = 1");
+    let output = world.oncely(&["check"]).await;
+    assert_eq!(output.status.code(), Some(78));
+    let text = stdout(&output);
+    assert!(text.contains("✗ relay.bacth: unknown key; did you mean batch?"), "{text}");
+    assert!(text.contains("✗ consumers.payments.queue: missing at"), "{text}");
+    assert!(text.contains("✓ PostgreSQL"), "{text}");
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let output = world.oncely(&["check", "--json"]).await;
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &object["schema"]), (Some(0), &Value::from("oncely.check/1")));
+    assert_eq!(object["problems"], Value::Array(vec![]));
+}
+
+#[tokio::test]
+async fn an_unreachable_server_exits_3_and_shows_no_password() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.urls.rabbitmq = "amqp://someone:tops3cret@127.0.0.1:1/%2f".to_owned();
+    let output = world.oncely(&["check"]).await;
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("! not reached: RabbitMQ at amqp://someone:***@127.0.0.1:1"), "{text}");
+    assert!(!text.contains("tops3cret"), "{text}");
+    let output = world.oncely(&["topology", "show"]).await;
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn topology_is_applied_twice_without_harm_and_a_foreign_queue_is_left_alone() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    world.apply_topology().await;
+    assert!(world.oncely(&["topology", "show"]).await.status.success());
+    let mut other = World::new().await;
+    other.consumer("payments", "");
+    other.broker.declare_queue(&other.queue("payments"), lapin::types::FieldTable::default()).await.unwrap();
+    let output = other.oncely(&["topology", "apply"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("exists with other arguments and is left as it is"), "{text}");
+}
+
+/// A world with a completed, a conflicting, a failed and a listed duplicate message.
+async fn lived_in() -> World {
+    let mut world = World::new().await;
+    world.with_redis(&world.urls.redis.clone(), "");
+    world.configure("[audit]\nduplicates = true");
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.publish("payments", message("acme", "order-1"), r#"{"amount": 1}"#).await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.publish("payments", message("acme", "order-1"), r#"{"amount": 1}"#).await;
+    world.publish("payments", message("acme", "order-1"), r#"{"amount": 2}"#).await;
+    world.publish("payments", message("globex", "order-1"), r#"{"do": "reject"}"#).await;
+    world.wait_for("select count(*) from oncely.audit", 4).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    world
+}
+
+#[tokio::test]
+async fn explain_tells_the_whole_story_of_a_key() {
+    let world = lived_in().await;
+    let output = world.oncely(&["explain", "order-1"]).await;
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}");
+    for part in [
+        "payments · tenant acme · key order-1",
+        "COMPLETED: it took effect, once. 1 message(s) with this key and ANOTHER payload were refused.",
+        "protected until",
+        "mirror     present, of this history",
+        "duplicate, not run: mirror knew it",
+        "dead_lettered, key_conflict",
+        "payments · tenant globex · key order-1",
+        "FAILED: given up after 1 attempt(s), reason handler_rejected",
+        "no such account",
+        r#"response   {"done":"order-1"}"#,
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    let one = world.oncely(&["explain", "order-1", "--tenant", "globex", "--json"]).await;
+    let object: Value = serde_json::from_slice(&one.stdout).unwrap();
+    assert_eq!(object["schema"], "oncely.explain/1");
+    assert_eq!(object["identities"].as_array().unwrap().len(), 1);
+    assert_eq!(object["identities"][0]["key"]["status"], "FAILED");
+    let unknown = world.oncely(&["explain", "never-seen"]).await;
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stdout(&unknown).contains("nothing is known"), "{}", stdout(&unknown));
+}
+
+#[tokio::test]
+async fn audit_list_filters_by_everything() {
+    let world = lived_in().await;
+    let rows = async |arguments: &[&str]| -> Vec<Value> {
+        let mut all = vec!["audit", "list", "--json"];
+        all.extend(arguments);
+        let output = world.oncely(&all).await;
+        let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(object["schema"], "oncely.audit/1");
+        object["rows"].as_array().unwrap().clone()
+    };
+    assert_eq!(rows(&[]).await.len(), 4);
+    assert_eq!(rows(&["--tenant", "globex"]).await.len(), 1);
+    assert_eq!(rows(&["--consumer", "payments", "--key", "order-1"]).await.len(), 4);
+    assert_eq!(rows(&["--consumer", "nobody"]).await.len(), 0);
+    assert_eq!(rows(&["--outcome", "dead_lettered"]).await.len(), 2);
+    assert_eq!(rows(&["--reason", "key_conflict"]).await[0]["tenant"], "acme");
+    assert_eq!(rows(&["--since", "1h"]).await.len(), 4);
+    assert_eq!(rows(&["--until", "1h"]).await.len(), 0);
+    assert_eq!(rows(&["--limit", "1"]).await.len(), 1);
+    let table = stdout(&world.oncely(&["audit", "list", "--outcome", "completed", "--utc"]).await);
+    assert!(table.contains("TENANT") && table.contains("order-1") && table.contains("Z "), "{table}");
+}
+
+#[tokio::test]
+async fn status_shows_servers_queues_outbox_and_recent_outcomes() {
+    let world = lived_in().await;
+    let output = world.oncely(&["status"]).await;
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}");
+    for part in [
+        "✓ PostgreSQL",
+        "✓ RabbitMQ",
+        "✓ Redis",
+        "outbox       empty",
+        "1 given up",
+        "key_conflict",
+        "dead_lettered",
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert!(!text.contains("guest:guest"));
+    let object: Value = serde_json::from_slice(&world.oncely(&["status", "--json"]).await.stdout).unwrap();
+    assert_eq!(object["schema"], "oncely.status/1");
+    assert_eq!(object["queues"][0]["dead"], 2);
+}
+
+#[tokio::test]
+async fn keys_with_control_characters_cannot_move_the_cursor() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "evil\u{1b}[2J"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    for arguments in [&["audit", "list"][..], &["explain", "evil\u{1b}[2J"]] {
+        let text = stdout(&world.oncely(arguments).await);
+        assert!(text.contains("evil\\u{1b}[2J") && !text.contains('\u{1b}'), "{text:?}");
+    }
+}

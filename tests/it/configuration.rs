@@ -1,0 +1,219 @@
+//! Bad configurations are refused with everything that is wrong, at once, without a secret.
+
+use std::process::Command;
+
+use oncely::config::{Config, DEFAULTS};
+
+use crate::support::{World, program};
+
+#[test]
+fn the_shipped_defaults_are_valid_and_name_every_default() {
+    let urls = "[postgres]\nurl = \"postgres://u@h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n";
+    let shipped = DEFAULTS
+        .replace("[postgres]\n", "[postgres]\nurl = \"postgres://u@h/d\"\n")
+        .replace("[rabbitmq]\n", "[rabbitmq]\nurl = \"amqp://h\"\n")
+        .replace("[redis]\n", "[redis]\nurl = \"redis://h\"\n");
+    let consumer = "[[consumers]]\nname = \"payments\"\nqueue = \"payments\"\ntenant = { header = \"x-tenant-id\" }\n\
+                    key = { property = \"message_id\" }\nhandler = { function = \"app.capture_payment\" }\n";
+    let bare = format!("{urls}[redis]\nurl = \"redis://h\"\n{consumer}");
+    let mut shipped = Config::parse(&shipped).unwrap();
+    let mut bare = Config::parse(&bare).unwrap();
+    // The one key whose absence is not its default: a consumer without it follows [mirror].
+    shipped.consumers[0].precheck = None;
+    for config in [&mut shipped, &mut bare] {
+        config.worker.name = String::new();
+    }
+    // The schedule's debug text differs by how it was built; its expression says it all.
+    let show = |config: &Config| {
+        format!(
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            config.cell,
+            config.postgres,
+            config.rabbitmq,
+            config.mirror,
+            config.worker,
+            config.relay,
+            config.gc.expression,
+            config.gc.batch,
+            config.audit,
+            config.consumers
+        ) + &format!("{:?}", config.log)
+    };
+    assert_eq!(show(&shipped), show(&bare));
+}
+
+const BAD: &str = r#"
+colour = "red"
+
+[postgres]
+url = "postgres://user:tops3cret@"
+lock_timeout = "1h"
+statement_timeout = 30
+
+[rabbitmq]
+url = "http://guest:tops3cret@localhost/"
+heartbeet = "10s"
+
+[redis]
+url = "tops3cret"
+
+[mirror]
+precheck = "sometimes"
+key = "short"
+
+[gc]
+schedule = "0 0 31 2 *"
+
+[[consumers]]
+name = "payments"
+queue = "q"
+tenant = { heder = "x" }
+key = { routing_key = 0 }
+handler = { function = "capture; drop table x" }
+retention = "1h"
+batch = 0
+
+[[consumers]]
+name = "payments"
+queue = "q"
+tenant = "queue"
+key = "body_hash"
+retention = "1h"
+retry = { delays = [], max_attempts = 3 }
+"#;
+
+#[tokio::test]
+async fn everything_that_is_wrong_is_reported_at_once_without_secrets() {
+    let mut world = World::new().await;
+    world.configure(BAD);
+    for name in ["worker", "relay"] {
+        let output =
+            Command::new(program(name)).env_clear().arg("--config").arg(world.file()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(78), "{name}: {text}");
+        for place in [
+            "colour: unknown key",
+            "postgres.url:",
+            "postgres.statement_timeout: must be a duration with its unit",
+            "postgres.lock_timeout: must not be longer than statement_timeout",
+            "rabbitmq.url:",
+            "rabbitmq.heartbeet: unknown key; did you mean heartbeat?",
+            "redis.url:",
+            "mirror.precheck: must be one of",
+            "mirror.key:",
+            "gc.schedule:",
+            "consumers[0].tenant.heder: unknown key; did you mean header?",
+            "consumers[0].key.routing_key:",
+            "consumers[0].handler.function:",
+            "consumers[0].batch: must be a whole number from 1 to 4096",
+            "consumers[1].retry.delays:",
+            "consumers.payments.retention: 1h is shorter than the redelivery horizon 1day",
+        ] {
+            assert!(text.contains(place), "{name}: no {place:?} in {text}");
+        }
+        assert!(!text.contains("tops3cret"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_worker_refuses_what_the_servers_do_not_hold() {
+    let mut world = World::new().await;
+    world.consumer("payments", "handler = { function = \"app.nobody\" }");
+    world.configure("[cell]\nname = \"eu-1\"");
+    let mut worker = world.start("worker");
+    let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+    let text = worker.output();
+    assert_eq!(status.code(), Some(78), "{text}");
+    assert!(text.contains("cell.name") && text.contains("\"main\", not \"eu-1\""), "{text}");
+    assert!(text.contains("there is no function app.nobody(oncely.message)"), "{text}");
+    assert!(text.contains(&format!("queues {}", world.queue("payments"))), "{text}");
+    assert!(text.contains(&format!("exchanges {}.dlx", world.queue("payments"))), "{text}");
+    assert!(!text.contains("guest:guest"), "{text}");
+}
+
+#[tokio::test]
+async fn a_missing_dead_letter_exchange_alone_is_refused() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let exchange = format!("{}.dlx", world.queue("payments"));
+    world
+        .broker
+        .channel()
+        .exchange_delete(exchange.as_str().into(), lapin::options::ExchangeDeleteOptions::default())
+        .await
+        .unwrap();
+    let mut worker = world.start("worker");
+    let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+    assert_eq!(status.code(), Some(78));
+    assert!(
+        worker.output().contains(&format!("exchanges {exchange}; run `oncely topology apply`")),
+        "{}",
+        worker.output()
+    );
+}
+
+#[tokio::test]
+async fn a_database_without_the_migrations_is_refused_with_the_command_to_run() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let empty = testbed::Database::create(&world.urls.postgres).await.unwrap();
+    let output = Command::new(program("worker"))
+        .env("ONCELY_CONFIG", world.file())
+        .env("DATABASE_URL", empty.url())
+        .env("AMQP_URL", &world.urls.rabbitmq)
+        .env_remove("REDIS_URL")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("run `oncely migrate`"));
+    empty.drop_now().await.unwrap();
+}
+
+#[test]
+fn the_environment_overrides_the_file_and_is_checked_like_it() {
+    let output = Command::new(program("worker"))
+        .env_clear()
+        .env("ONCELY_MIRROR__TTTL", "1h")
+        .env("ONCELY_RELAY__BATCH", "0")
+        .args(["--config", "/does/not/exist.toml"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(78), "{text}");
+    assert!(text.contains("/does/not/exist.toml: cannot be read"), "{text}");
+    let scratch = testbed::Scratch::new("config").unwrap();
+    let file = scratch.path().join("oncely.toml");
+    std::fs::write(&file, "[relay]\nbatch = 7\n").unwrap();
+    let output = Command::new(program("worker"))
+        .env_clear()
+        .env("ONCELY_MIRROR__TTTL", "1h")
+        .env("ONCELY_RELAY__BATCH", "0")
+        .env("ONCELY_CONFIG", &file)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("mirror.tttl: unknown key; did you mean ttl?"), "{text}");
+    assert!(text.contains("relay.batch: must be a whole number from 1 to 10000"), "{text}");
+}
+
+#[test]
+fn wrong_usage_exits_2() {
+    for name in ["worker", "relay", "oncely"] {
+        let output = Command::new(program(name)).arg("--nonsense").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{name}");
+    }
+}
+
+#[test]
+fn a_toml_error_shows_its_place_and_not_the_line() {
+    let scratch = testbed::Scratch::new("config").unwrap();
+    let file = scratch.path().join("oncely.toml");
+    std::fs::write(&file, "[postgres]\nurl = \"postgres://u:tops3cret@h/d\n").unwrap();
+    let output = Command::new(program("worker")).env_clear().env("ONCELY_CONFIG", &file).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(78), "{text}");
+    assert!(text.contains("is not TOML") && text.contains("line 2"), "{text}");
+    assert!(!text.contains("tops3cret"), "{text}");
+}

@@ -1,0 +1,199 @@
+//! Processes and servers die in the middle of the work; each effect is there once all the same.
+
+use std::time::Duration;
+
+use sqlx::Connection as _;
+use testbed::{Process, RabbitMq, Servers, eventually_within};
+
+use crate::support::{World, message, servers};
+
+/// Holds the lock on which the handler waits, so that the test decides when its work goes on.
+struct Gate(sqlx::PgConnection);
+
+impl Gate {
+    async fn shut(world: &World) -> Self {
+        let mut connection = world.database.connect().await.unwrap();
+        sqlx::query("select pg_advisory_lock(4711)").execute(&mut connection).await.unwrap();
+        Self(connection)
+    }
+
+    async fn open(self) {
+        self.0.close().await.unwrap();
+    }
+}
+
+/// A handler is inside its transaction.
+const WAITING: &str =
+    "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
+    and database = (select oid from pg_database where datname = current_database())";
+
+#[tokio::test]
+async fn a_worker_killed_inside_its_transaction_loses_nothing() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let gate = Gate::shut(&world).await;
+    let mut worker = world.start("worker");
+    for key in ["a", "b", "c"] {
+        world.publish("payments", message("acme", key), r#"{"do": "wait"}"#).await;
+    }
+    world.wait_for(WAITING, 1).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 0, "nothing is visible before COMMIT");
+    // An acknowledgement before the commit would take these messages from the broker now.
+    world.kill(&mut worker);
+    gate.open().await;
+    world.wait_for_ready(&world.queue("payments"), 3).await;
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 3).await;
+    world.stop(worker).await;
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+    assert_eq!(world.count("select count(*) from app.effects").await, 3);
+}
+
+#[tokio::test]
+async fn sigterm_in_the_middle_of_a_batch_finishes_it_first() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let gate = Gate::shut(&world).await;
+    let mut worker = world.start("worker");
+    world.publish("payments", message("acme", "a"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    worker.signal(testbed::Signal::TERM).unwrap();
+    world.wait_for_line(&worker, "what has begun is finished first").await;
+    // What comes now is left for others.
+    world.publish("payments", message("acme", "b"), "{}").await;
+    gate.open().await;
+    let status = worker.ended(Duration::from_secs(30)).await.unwrap();
+    assert_eq!(status.code(), Some(0), "{}", worker.output());
+    assert_eq!(world.count("select count(*) from app.effects where key = 'a'").await, 1);
+    world.wait_for_ready(&world.queue("payments"), 1).await;
+}
+
+#[tokio::test]
+async fn work_that_does_not_end_in_time_is_left_to_redelivery() {
+    let mut world = World::new().await;
+    world.configure("[worker]\nshutdown = \"1s\"");
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let gate = Gate::shut(&world).await;
+    let mut worker = world.start("worker");
+    world.publish("payments", message("acme", "a"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    let status = worker.terminate(Duration::from_secs(20)).await.unwrap();
+    assert_eq!(status.code(), Some(70), "{}", worker.output());
+    gate.open().await;
+    world.wait_for_ready(&world.queue("payments"), 1).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 0);
+}
+
+#[tokio::test]
+async fn a_broker_killed_between_commit_and_acknowledgement_doubles_nothing() {
+    let mut broker = RabbitMq::start().await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.rabbitmq = broker.url();
+    let mut world = World::on(urls).await;
+    world.consumer("payments", "");
+    world.configure("[audit]\nduplicates = true");
+    world.apply_topology().await;
+    let gate = Gate::shut(&world).await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "a"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    broker.flush().await.unwrap();
+    broker.kill().unwrap();
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    broker.restart().await.unwrap();
+    // The acknowledgement could not be sent, so the broker delivers again, and PostgreSQL knows better.
+    world
+        .wait_for("select count(*) from oncely.audit where outcome = 'duplicate' and reason = 'postgres'", 1)
+        .await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+    world.broker = testbed::Broker::connect(&broker.url()).await.unwrap();
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_postgresql_killed_under_load_loses_and_doubles_nothing() {
+    let mut servers = Servers::start_private_except_rabbitmq(&servers().await.urls().rabbitmq).await.unwrap();
+    let mut world = World::on(servers.urls().clone()).await;
+    world.consumer("payments", "batch = 20\nhandler = { function = \"app.handle_batch\", batch = true }");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let worker = world.start("worker");
+    let total = 3_000;
+    let publish = async {
+        for chunk in (0..total).collect::<Vec<_>>().chunks(100) {
+            let messages = chunk
+                .iter()
+                .map(|number| (queue.clone(), message("acme", &format!("k{number}")), b"{}".to_vec()))
+                .collect();
+            world.broker.publish_all("", messages).await.unwrap();
+        }
+    };
+    let kill = async {
+        for _ in 0..3 {
+            let before = progress(&world).await;
+            eventually_within(Duration::from_secs(30), "some progress", || async {
+                let now = progress(&world).await;
+                if now > before + 50 || now >= total { Ok(()) } else { Err(now) }
+            })
+            .await
+            .unwrap();
+            servers.postgres.as_mut().unwrap().restart().await.unwrap();
+        }
+    };
+    tokio::join!(publish, kill);
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(distinct key) from app.effects", total).await;
+    world.wait_for_ready(&queue, 0).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, total, "none doubled");
+    assert_eq!(world.broker.ready(&queue).await.unwrap(), 0);
+    assert_eq!(world.broker.ready(&format!("{queue}.dead")).await.unwrap(), 0, "an outage spends no attempt");
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'completed'").await, total);
+}
+
+async fn progress(world: &World) -> i64 {
+    use sqlx::Row as _;
+    let Ok(mut connection) = world.database.connect().await else { return 0 };
+    match sqlx::query("select count(*) from app.effects").fetch_one(&mut connection).await {
+        Ok(row) => row.get(0),
+        Err(_) => 0,
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_queue_is_noticed_and_subscribed_to_again_when_it_is_back() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker: Process = world.start("worker");
+    world.wait_for_line(&worker, "subscribed").await;
+    world.broker.delete_queue(&world.queue("payments")).await.unwrap();
+    world.wait_for_line(&worker, "the subscription is over").await;
+    world.apply_topology().await;
+    world.publish("payments", message("acme", "a"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_worker_waits_for_servers_that_are_not_there_yet() {
+    let mut broker = RabbitMq::start().await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.rabbitmq = broker.url();
+    let mut world = World::on(urls).await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    world.publish("payments", message("acme", "a"), "{}").await;
+    broker.flush().await.unwrap();
+    broker.kill().unwrap();
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "waiting for servers").await;
+    broker.restart().await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+}

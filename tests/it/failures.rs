@@ -1,0 +1,256 @@
+//! What bad messages and failing handlers get: the dead-letter queue with a stable reason, or another try; their
+//! neighbours get their effect.
+
+use lapin::types::AMQPValue;
+
+use crate::support::{World, message};
+
+fn text(headers: &lapin::types::FieldTable, name: &str) -> Option<String> {
+    match headers.inner().get(name)? {
+        AMQPValue::LongString(text) => Some(text.to_string()),
+        _ => None,
+    }
+}
+
+/// Takes the only dead letter and returns it with its reason.
+async fn dead_letter(world: &World, consumer: &str) -> (lapin::message::Delivery, String) {
+    let queue = format!("{}.dead", world.queue(consumer));
+    let letter = world.broker.take_exactly(&queue, 1).await.unwrap().remove(0);
+    assert_eq!(world.broker.ready(&queue).await.unwrap(), 0, "it is the only one");
+    let reason = text(letter.properties.headers().as_ref().unwrap(), "x-oncely-reason").unwrap();
+    (letter, reason)
+}
+
+#[tokio::test]
+async fn a_rejected_message_is_dead_lettered_with_its_reason_body_and_properties() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let body = r#"{"do": "reject"}"#;
+    let properties = message("acme", "k")
+        .with_content_type("application/json".into())
+        .with_correlation_id("c-1".into())
+        .with_expiration("600000".into());
+    world.publish("payments", properties, body).await;
+    let (letter, reason) = dead_letter(&world, "payments").await;
+    world.stop(worker).await;
+    assert_eq!(reason, "handler_rejected");
+    assert_eq!(letter.data, body.as_bytes());
+    assert_eq!(letter.routing_key.as_str(), world.queue("payments"), "its routing key is its own");
+    let properties = &letter.properties;
+    assert_eq!(properties.message_id().as_ref().unwrap().as_str(), "k");
+    assert_eq!(properties.correlation_id().as_ref().unwrap().as_str(), "c-1");
+    assert_eq!(properties.content_type().as_ref().unwrap().as_str(), "application/json");
+    assert!(properties.expiration().is_none(), "a dead letter must not expire");
+    let headers = properties.headers().as_ref().unwrap();
+    assert_eq!(text(headers, "x-tenant-id").as_deref(), Some("acme"));
+    assert!(text(headers, "x-oncely-detail").unwrap().contains("no such account"));
+    assert_eq!(world.count("select count(*) from app.effects").await, 0);
+    let row = "select outcome || ' ' || reason || ' ' || error_code from oncely.audit where key = 'k'";
+    assert_eq!(world.text(row).await.as_deref(), Some("dead_lettered handler_rejected ONC01"));
+    let key = "select status || ' ' || reason from oncely.idempotency_keys";
+    assert_eq!(world.text(key).await.as_deref(), Some("FAILED handler_rejected"));
+}
+
+#[tokio::test]
+async fn a_failing_message_is_tried_as_often_as_allowed_and_then_dead_lettered() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "fail"}"#).await;
+    let (_, reason) = dead_letter(&world, "payments").await;
+    world.stop(worker).await;
+    assert_eq!(reason, "attempts_exhausted");
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 2);
+    let attempts = "select string_agg(attempt || ':' || outcome, ' ' order by occurred_at) from oncely.audit";
+    assert_eq!(world.text(attempts).await.as_deref(), Some("1:retried 2:retried 3:dead_lettered"));
+    assert_eq!(world.count("select attempts::bigint from oncely.idempotency_keys").await, 3);
+    assert_eq!(world.count("select count(*) from app.effects").await, 0, "every failed run was rolled back");
+}
+
+#[tokio::test]
+async fn a_message_that_fails_once_takes_effect_at_its_second_try() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "fail_once"}"#).await;
+    world.wait_for("select count(*) from app.effects where attempt = 2", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+    let key = "select status || ' ' || attempts from oncely.idempotency_keys";
+    assert_eq!(world.text(key).await.as_deref(), Some("COMPLETED 2"));
+}
+
+#[tokio::test]
+async fn a_copy_of_a_message_that_was_given_up_is_dead_lettered_and_not_run() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
+    assert_eq!(dead_letter(&world, "payments").await.1, "handler_rejected");
+    world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
+    assert_eq!(dead_letter(&world, "payments").await.1, "handler_rejected");
+    world.stop(worker).await;
+    let attempts = "select string_agg(attempt::text, ' ' order by occurred_at) from oncely.audit";
+    assert_eq!(world.text(attempts).await.as_deref(), Some("1 0"), "the second did not run");
+}
+
+/// One bad message among a hundred good ones, in one batch.
+async fn one_among_a_hundred(batch_form: bool, bad: &str, expected: &str) {
+    let mut world = World::new().await;
+    if batch_form {
+        world.consumer("payments", "handler = { function = \"app.handle_batch\", batch = true }");
+    } else {
+        world.consumer("payments", "");
+    }
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let messages = (0..101)
+        .map(|number| {
+            let body = if number == 50 { bad.to_owned() } else { r#"{"n": 1}"#.to_owned() };
+            (queue.clone(), message("acme", &format!("k{number}")), body.into_bytes())
+        })
+        .collect();
+    world.broker.publish_all("", messages).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 100).await;
+    let (letter, reason) = dead_letter(&world, "payments").await;
+    world.wait_for_ready(&queue, 0).await;
+    world.stop(worker).await;
+    assert_eq!(reason, expected);
+    assert_eq!(letter.properties.message_id().as_ref().unwrap().as_str(), "k50");
+    assert_eq!(world.count("select count(*) from app.effects").await, 100);
+    assert_eq!(world.count("select count(*) from app.effects where key = 'k50'").await, 0);
+    assert_eq!(world.broker.ready(&queue).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn one_rejected_among_a_hundred_costs_its_neighbours_nothing() {
+    one_among_a_hundred(false, r#"{"do": "reject"}"#, "handler_rejected").await;
+}
+
+#[tokio::test]
+async fn one_failing_among_a_hundred_costs_its_neighbours_nothing() {
+    one_among_a_hundred(false, r#"{"do": "fail"}"#, "attempts_exhausted").await;
+}
+
+#[tokio::test]
+async fn one_poison_among_a_hundred_in_the_batch_form_costs_its_neighbours_nothing() {
+    one_among_a_hundred(true, r#"{"do": "divide"}"#, "poison").await;
+}
+
+#[tokio::test]
+async fn a_failure_at_commit_is_the_one_messages_failure() {
+    let mut world = World::new().await;
+    sqlx::query("insert into app.numbers values ('7')").execute(&mut world.sql).await.unwrap();
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    for key in ["a", "b", "c"] {
+        let body = if key == "b" { r#"{"do": "number", "number": "7"}"# } else { "{}" };
+        world.publish("payments", message("acme", key), body).await;
+    }
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 2).await;
+    let (letter, reason) = dead_letter(&world, "payments").await;
+    world.stop(worker).await;
+    assert_eq!(reason, "attempts_exhausted");
+    assert_eq!(letter.properties.message_id().as_ref().unwrap().as_str(), "b");
+    assert_eq!(
+        world.text("select error_code from oncely.audit where key = 'b' limit 1").await.as_deref(),
+        Some("23505")
+    );
+    assert_eq!(world.count("select count(*) from app.effects where key = 'b'").await, 0);
+}
+
+#[tokio::test]
+async fn a_broken_environment_pauses_consuming_and_spends_no_attempt() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retry = { delays = [\"50ms\"], max_attempts = 1 }\nretention = \"30d\"");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
+    world.wait_for_line(&worker, "consuming waits until this is mended").await;
+    assert_eq!(world.broker.ready(&format!("{}.dead", world.queue("payments"))).await.unwrap(), 0);
+    sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from app.effects where attempt = 1", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from oncely.audit").await, 1);
+}
+
+#[tokio::test]
+async fn a_message_that_the_batch_form_forgets_is_not_lost() {
+    let mut world = World::new().await;
+    world.consumer(
+        "payments",
+        "handler = { function = \"app.forgetful\", batch = true }\nretry = { delays = [\"50ms\"], max_attempts = 2 }",
+    );
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "good"), "{}").await;
+    world.publish("payments", message("acme", "bad"), r#"{"do": "forget"}"#).await;
+    let (letter, reason) = dead_letter(&world, "payments").await;
+    world.wait_for("select count(*) from oncely.audit where key = 'good' and outcome = 'completed'", 1).await;
+    world.stop(worker).await;
+    assert_eq!(
+        (letter.properties.message_id().as_ref().unwrap().as_str(), reason.as_str()),
+        ("bad", "attempts_exhausted")
+    );
+    assert_eq!(
+        world
+            .text("select detail from oncely.audit where key = 'bad' limit 1")
+            .await
+            .unwrap()
+            .contains("0 rows"),
+        true
+    );
+}
+
+#[tokio::test]
+async fn copies_wait_for_a_dead_letter_exchange_that_is_gone_and_the_original_stays() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "subscribed").await;
+    let dead = format!("{}.dead", world.queue("payments"));
+    world.broker.delete_queue(&dead).await.unwrap();
+    world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
+    // Confirmed by the broker, but taken by no queue: only `mandatory` tells.
+    world.wait_for_line(&worker, "did not arrive; their originals stay where they are").await;
+    world.apply_topology().await;
+    assert_eq!(dead_letter(&world, "payments").await.1, "handler_rejected");
+    world.stop(worker).await;
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn json_that_only_postgresql_refuses_is_null_or_dead_lettered_as_the_handler_wants() {
+    let mut world = World::new().await;
+    world.consumer("lenient", "");
+    world.consumer("strict", "handler = { function = \"app.handle\", json = \"required\" }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let bodies = [r#"{"a": "\u0000"}"#, r#"{"a": "\ud800"}"#, r#"{"a": 1e400000}"#];
+    for (number, body) in bodies.iter().enumerate() {
+        for consumer in ["lenient", "strict"] {
+            world.publish(consumer, message("acme", &format!("k{number}")), body).await;
+        }
+    }
+    world.publish("strict", message("acme", "text"), "not json").await;
+    world.publish("strict", message("acme", "good"), r#"{"a": 1}"#).await;
+    world
+        .wait_for("select count(*) from app.effects where consumer = 'lenient' and payload is null", 3)
+        .await;
+    world.wait_for("select count(*) from app.effects where consumer = 'strict'", 1).await;
+    let dead = format!("{}.dead", world.queue("strict"));
+    let letters = world.broker.take_exactly(&dead, 4).await.unwrap();
+    world.stop(worker).await;
+    for letter in letters {
+        let reason = text(letter.properties.headers().as_ref().unwrap(), "x-oncely-reason").unwrap();
+        assert_eq!(reason, "invalid_json");
+    }
+}

@@ -1,0 +1,160 @@
+//! The garbage collection, and the audit table's partitions.
+
+use sqlx::Row as _;
+
+use crate::support::World;
+
+async fn with_keys(retention: &str) -> World {
+    let mut world = World::new().await;
+    world.configure("[gc]\nbatch = 7");
+    world.consumer("payments", &format!("retention = {retention:?}\nredelivery_horizon = \"1h\""));
+    world.consumer("longer", "retention = \"60d\"");
+    sqlx::raw_sql(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason)
+         select 'acme', consumer, status || age, status, 1, now() - make_interval(days => age),
+            case when status <> 'IN_PROGRESS' then now() - make_interval(days => age) end,
+            case when status = 'FAILED' then 'poison' end
+         from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
+         cross join generate_series(1, 30) as age
+         cross join unnest(array['payments', 'longer', 'unconfigured']) as consumer",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world
+}
+
+async fn left(world: &mut World, consumer: &str) -> i64 {
+    world.count(&format!("select count(*) from oncely.idempotency_keys where consumer = '{consumer}'")).await
+}
+
+#[tokio::test]
+async fn keys_past_their_consumers_retention_go_in_bounded_batches() {
+    let mut world = with_keys("10d").await;
+    let plan = world.oncely(&["gc", "run", "--dry-run", "--json"]).await;
+    assert!(plan.status.success(), "{}", String::from_utf8_lossy(&plan.stderr));
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(plan["schema"], "oncely.gc/1");
+    assert_eq!(plan["consumers"][0]["completed"], 21);
+    assert_eq!(left(&mut world, "payments").await, 90, "a dry run deletes nothing");
+    let done = world.oncely(&["gc", "run", "--json"]).await;
+    let done: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    for status in ["completed", "failed", "in_progress"] {
+        assert_eq!(done["consumers"][0][status], 21, "{status}");
+        assert_eq!(done["consumers"][1][status], 0, "{status}");
+    }
+    assert_eq!(left(&mut world, "payments").await, 27);
+    assert_eq!(left(&mut world, "longer").await, 90);
+    assert_eq!(left(&mut world, "unconfigured").await, 90, "nobody knows their retention");
+    assert_eq!(
+        world.count("select count(*) from oncely.idempotency_keys where consumer = 'payments' and key ~ '(1[0-9]|2[0-9]|30)$'").await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_key_whose_mirror_record_is_pending_is_not_collected() {
+    let mut world = with_keys("10d").await;
+    // Written 15 days ago and not relayed since: a sweep must stop before it.
+    sqlx::query(
+        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+         values ('acme', gen_random_uuid(), 'mirror', now() - interval '15 days', now(), decode(repeat('ab', 16), 'hex'))",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let completed =
+        "select count(*) from oncely.idempotency_keys where consumer = 'payments' and status = 'COMPLETED'";
+    assert!(world.oncely(&["gc", "run"]).await.status.success());
+    assert_eq!(world.count(completed).await, 14, "ages 1 to 14 are left: 10 to 14 wait for the relay");
+    sqlx::query("delete from oncely.outbox").execute(&mut world.sql).await.unwrap();
+    assert!(world.oncely(&["gc", "run"]).await.status.success());
+    assert_eq!(world.count(completed).await, 9);
+}
+
+#[tokio::test]
+async fn the_relay_collects_by_its_schedule() {
+    let mut world = with_keys("10d").await;
+    world.configure("");
+    let text = std::fs::read_to_string(world.file()).unwrap();
+    // Six fields: every second.
+    std::fs::write(world.file(), text.replace("[gc]\n", "[gc]\nschedule = \"* * * * * *\"\n")).unwrap();
+    let relay = world.start("relay");
+    world.wait_for("select count(*) from oncely.idempotency_keys where consumer = 'payments'", 27).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn a_second_sweeper_leaves_the_work_to_the_first() {
+    let mut world = with_keys("10d").await;
+    sqlx::query("select pg_advisory_lock(hashtextextended('oncely.sweep', 0))")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let output = world.oncely(&["gc", "run"]).await;
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another sweeper is at work"));
+    assert_eq!(left(&mut world, "payments").await, 90);
+}
+
+#[tokio::test]
+async fn a_sweep_finds_its_rows_through_the_partial_index() {
+    let mut world = World::new().await;
+    sqlx::raw_sql(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select 'acme', 'payments', 'k' || n, 'COMPLETED', 1, now() - make_interval(secs => n), now() - make_interval(secs => n)
+         from generate_series(1, 200000) as n;
+         analyze oncely.idempotency_keys, oncely.outbox",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let sweep = include_str!("../../src/pg/sweep_completed.sql");
+    let plan = sqlx::query(sqlx::AssertSqlSafe(format!("explain {sweep}")))
+        .bind("payments")
+        .bind(chrono::Utc::now() - chrono::Duration::seconds(190_000))
+        .bind(5_000_i64)
+        .fetch_all(&mut world.sql)
+        .await
+        .unwrap();
+    let plan: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+    let plan = plan.join("\n");
+    assert!(plan.contains("Index Scan using idempotency_keys_completed"), "{plan}");
+    assert!(plan.contains("Tid Scan"), "{plan}");
+    assert!(!plan.contains("Seq Scan on idempotency_keys"), "{plan}");
+}
+
+#[tokio::test]
+async fn audit_partitions_are_made_ahead_and_old_ones_dropped() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    let partitions = "select count(*) from pg_inherits where inhparent = 'oncely.audit'::regclass";
+    assert!(world.count(partitions).await >= 5, "the migration made four weeks and the default");
+    // A row of a week without a partition waits in the default one, and moves when the partition is made.
+    for age in ["100 days", "40 days"] {
+        sqlx::query(
+            "insert into oncely.audit (tenant, occurred_at, id, attempt, consumer, key, queue, outcome, worker)
+             values ('acme', now() - $1::interval, gen_random_uuid(), 1, 'payments', 'k', 'q', 'completed', 'w')",
+        )
+        .bind(sqlx::postgres::types::PgInterval::try_from(humantime(age)).unwrap())
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    }
+    assert_eq!(world.count("select count(*) from oncely.audit_default").await, 2);
+    sqlx::query("select oncely.make_audit_partitions(now() - interval '101 days', now())")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    assert_eq!(world.count("select count(*) from oncely.audit_default").await, 0);
+    assert_eq!(world.count("select count(*) from oncely.audit").await, 2);
+    let before = world.count(partitions).await;
+    assert!(world.oncely(&["gc", "run"]).await.status.success());
+    assert_eq!(world.count("select count(*) from oncely.audit").await, 1, "audit.retention is 90 days");
+    assert!(world.count(partitions).await < before);
+}
+
+fn humantime(text: &str) -> std::time::Duration {
+    let days: u64 = text.split(' ').next().unwrap().parse().unwrap();
+    std::time::Duration::from_secs(days * 86_400)
+}

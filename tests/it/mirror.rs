@@ -1,0 +1,231 @@
+//! Redis: what the relay writes, and that nothing wrong in it can do harm.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use testbed::Redis;
+
+use crate::support::{World, message};
+
+async fn connect(redis: &Redis) -> MultiplexedConnection {
+    redis::Client::open(redis.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+}
+
+/// A world with a Redis of its own, a consumer, and duplicates listed with who knew them.
+async fn world(redis: &Redis, settings: &str) -> World {
+    let mut world = World::new().await;
+    world.with_redis(&redis.url(), settings);
+    world.configure("[audit]\nduplicates = true");
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    world
+}
+
+const OUTBOX: &str = "select count(*) from oncely.outbox";
+
+fn duplicates(source: &str) -> String {
+    format!("select count(*) from oncely.audit where outcome = 'duplicate' and reason = '{source}'")
+}
+
+#[tokio::test]
+async fn what_took_effect_is_mirrored_and_answers_for_duplicates() {
+    for mode in ["trust", "verify", "auto"] {
+        let redis = Redis::start().await.unwrap();
+        let mut world = world(&redis, &format!("precheck = \"{mode}\"")).await;
+        let (worker, relay) = (world.start("worker"), world.start("relay"));
+        world.publish("payments", message("acme", "k"), "{}").await;
+        world.wait_for("select count(*) from app.effects", 1).await;
+        world.wait_for(OUTBOX, 0).await;
+        world.publish("payments", message("acme", "k"), "{}").await;
+        world.wait_for(&duplicates("mirror"), 1).await;
+        world.stop(worker).await;
+        world.stop(relay).await;
+        assert_eq!(world.count("select count(*) from app.effects").await, 1, "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn entries_live_no_longer_than_their_ttl_and_are_small() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "ttl = \"10m\"\nbuckets = 16").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    let queue = world.queue("payments");
+    let messages =
+        (0..1_000).map(|n| (queue.clone(), message("acme", &format!("k{n}")), b"{}".to_vec())).collect();
+    world.broker.publish_all("", messages).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1_000).await;
+    world.wait_for(OUTBOX, 0).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    let mut connection = connect(&redis).await;
+    let buckets: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
+    let (mut entries, mut bytes) = (0, 0);
+    for bucket in &buckets {
+        entries += redis::cmd("HLEN").arg(bucket).query_async::<u64>(&mut connection).await.unwrap();
+        bytes +=
+            redis::cmd("MEMORY").arg("USAGE").arg(bucket).query_async::<u64>(&mut connection).await.unwrap();
+        let ttl: i64 = redis::cmd("PTTL").arg(bucket).query_async(&mut connection).await.unwrap();
+        assert!((1..=600_000).contains(&ttl), "{bucket}: {ttl}");
+    }
+    assert_eq!(entries, 1_000);
+    assert!(bytes / entries <= 40, "{} bytes an entry", bytes / entries);
+}
+
+#[tokio::test]
+async fn without_redis_everything_works_and_the_outbox_waits_for_it() {
+    let mut redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "precheck = \"trust\"").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    redis.kill().unwrap();
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for(&duplicates("postgres"), 1).await;
+    world.wait_for_line(&relay, "the outbox was not relayed; tried again").await;
+    // A relay that deletes before it writes would have lost the record by now.
+    assert_eq!(world.count(OUTBOX).await, 1, "what could not be written stays");
+    redis.restart().await.unwrap();
+    world.wait_for(OUTBOX, 0).await;
+    // The breaker lets the worker try again after a while; until then PostgreSQL answers.
+    let published = std::cell::Cell::new(0_u32);
+    testbed::eventually_within(Duration::from_secs(60), "a duplicate that Redis answers", || async {
+        world.broker.publish("", &world.queue("payments"), message("acme", "k"), b"{}").await.unwrap();
+        published.set(published.get() + 1);
+        let mut connection = world.database.connect().await.unwrap();
+        use sqlx::Row as _;
+        let row =
+            sqlx::query(sqlx::AssertSqlSafe(duplicates("mirror"))).fetch_one(&mut connection).await.unwrap();
+        if row.get::<i64, _>(0) > 0 { Ok(()) } else { Err("none yet") }
+    })
+    .await
+    .unwrap();
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+}
+
+#[tokio::test]
+async fn an_emptied_redis_costs_a_question_to_postgresql_and_nothing_else() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "precheck = \"trust\"").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for(OUTBOX, 0).await;
+    redis::cmd("FLUSHALL").query_async::<()>(&mut connect(&redis).await).await.unwrap();
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for(&duplicates("postgres"), 1).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+}
+
+#[tokio::test]
+async fn a_bucket_of_a_wrong_type_is_a_miss_and_stops_neither_worker_nor_relay() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "precheck = \"trust\"\nbuckets = 1").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for(OUTBOX, 0).await;
+    let mut connection = connect(&redis).await;
+    let buckets: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
+    for bucket in &buckets {
+        redis::cmd("DEL").arg(bucket).query_async::<()>(&mut connection).await.unwrap();
+        redis::cmd("LPUSH").arg(bucket).arg("junk").query_async::<()>(&mut connection).await.unwrap();
+    }
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for(&duplicates("postgres"), 1).await;
+    world.publish("payments", message("acme", "k2"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 2).await;
+    world.wait_for(OUTBOX, 0).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn after_a_change_of_history_old_entries_count_no_more() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "precheck = \"trust\"").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for(OUTBOX, 0).await;
+    world.stop(worker).await;
+    // A restored backup: the commit is gone, Redis still says COMPLETED, and the operator gives the history a new id.
+    for statement in [
+        "delete from oncely.idempotency_keys",
+        "delete from app.effects",
+        "update oncely.cell set history_id = gen_random_uuid()",
+    ] {
+        sqlx::query(statement).execute(&mut world.sql).await.unwrap();
+    }
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), "{}").await;
+    // Believing the old entry would lose the effect for good.
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn a_verified_hit_without_its_row_runs() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "precheck = \"verify\"").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for(OUTBOX, 0).await;
+    // As after a failover that lost the commit, before anybody noticed.
+    for statement in ["delete from oncely.idempotency_keys", "delete from app.effects"] {
+        sqlx::query(statement).execute(&mut world.sql).await.unwrap();
+    }
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn two_relays_share_the_outbox() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "").await;
+    world.configure("[relay]\nbatch = 1");
+    let worker = world.start("worker");
+    for number in 0..40 {
+        world.publish("payments", message("acme", &format!("k{number}")), "{}").await;
+    }
+    world.wait_for("select count(*) from app.effects", 40).await;
+    let relays = [world.start_as("relay", "one"), world.start_as("relay", "two")];
+    world.wait_for(OUTBOX, 0).await;
+    world.stop(worker).await;
+    for relay in relays {
+        world.stop(relay).await;
+    }
+    let mut connection = connect(&redis).await;
+    let buckets: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
+    let mut entries = 0;
+    for bucket in buckets {
+        entries += redis::cmd("HLEN").arg(bucket).query_async::<u64>(&mut connection).await.unwrap();
+    }
+    assert_eq!(entries, 40);
+}
+
+#[tokio::test]
+async fn a_record_whose_keys_are_about_to_be_collected_is_not_mirrored() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "").await;
+    // An entry would outlive this key.
+    sqlx::query(
+        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+         values ('acme', gen_random_uuid(), 'mirror', now() - interval '7 days', now() + interval '1 second', decode(repeat('ab', 16), 'hex'))",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let relay = world.start("relay");
+    world.wait_for(OUTBOX, 0).await;
+    world.stop(relay).await;
+    let mut connection = connect(&redis).await;
+    assert_eq!(redis::cmd("DBSIZE").query_async::<i64>(&mut connection).await.unwrap(), 0);
+}

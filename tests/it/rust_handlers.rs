@@ -1,0 +1,221 @@
+//! Handlers written in Rust, embedded with `Worker::builder()`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use oncely::handler::{BatchHandler, Context, Handler, HandlerError, HandlerResult, Incoming, handler_fn};
+use oncely::worker::{Stopped, Worker};
+use serde_json::{Value, json};
+use sqlx::Executor as _;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{World, message};
+
+/// Does what the payload says, and counts its calls.
+#[derive(Clone, Default)]
+struct Obedient {
+    calls: Arc<AtomicU32>,
+}
+
+impl Handler for Obedient {
+    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let payload: Value = message.json()?;
+        let insert = "insert into app.effects (tenant, consumer, key, attempt) values ($1, 'rust', $2, $3)";
+        sqlx::query(insert)
+            .bind(message.identity.tenant.as_str())
+            .bind(message.identity.key.as_str())
+            .bind(i32::try_from(message.attempt).unwrap_or(0))
+            .execute(context.connection())
+            .await?;
+        match payload["do"].as_str() {
+            Some("fail") => return Err(HandlerError::transient("boom")),
+            Some("fail_once") if message.attempt == 1 => return Err(HandlerError::transient("boom")),
+            Some("reject") => return Err(HandlerError::permanent("no such account")),
+            Some("panic") => panic!("out of luck"),
+            Some("divide") => {
+                sqlx::query("select 1 / 0").execute(context.connection()).await?;
+            }
+            Some("swallow") => {
+                let _ = sqlx::query("select 1 / 0").execute(context.connection()).await;
+            }
+            Some("commit") => {
+                context.connection().execute("commit").await?;
+            }
+            Some("rollback") => {
+                context.connection().execute("rollback").await?;
+            }
+            _ => {}
+        }
+        Ok(Some(json!({ "done": message.identity.key.as_str() })))
+    }
+}
+
+fn run(worker: Worker) -> (CancellationToken, JoinHandle<Stopped>) {
+    let stop = CancellationToken::new();
+    let token = stop.clone();
+    (stop, tokio::spawn(async move { worker.run(token).await.expect("worker") }))
+}
+
+async fn end((stop, task): (CancellationToken, JoinHandle<Stopped>)) {
+    stop.cancel();
+    assert_eq!(task.await.unwrap(), Stopped::Clean);
+}
+
+async fn world() -> World {
+    let mut world = World::new().await;
+    world.configure("[[consumers]]\nname = \"rust\"");
+    let text = format!(
+        "queue = {:?}\nqueue_type = \"classic\"\ntenant = {{ header = \"x-tenant-id\" }}\nkey = {{ property = \"message_id\" }}\n\
+         retry = {{ delays = [\"50ms\"], max_attempts = 2 }}",
+        world.queue("rust")
+    );
+    world.configure(&text);
+    world.apply_topology().await;
+    world
+}
+
+async fn dead(world: &World, count: usize) -> Vec<(String, String)> {
+    let letters = world.broker.take_exactly(&format!("{}.dead", world.queue("rust")), count).await.unwrap();
+    let mut found: Vec<(String, String)> = letters
+        .iter()
+        .map(|letter| {
+            let header = letter.properties.headers().as_ref().unwrap().inner().get("x-oncely-reason");
+            let Some(lapin::types::AMQPValue::LongString(reason)) = header else { panic!("no reason") };
+            (letter.properties.message_id().as_ref().unwrap().to_string(), reason.to_string())
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn a_rust_handler_writes_in_the_transaction_of_the_key() {
+    let mut world = world().await;
+    let handler = Obedient::default();
+    let worker = Worker::builder(world.config()).handler("rust", handler.clone()).build().unwrap();
+    let running = run(worker);
+    for key in ["a", "b", "a"] {
+        world.publish("rust", message("acme", key), "{}").await;
+    }
+    world.wait_for("select count(*) from app.effects", 2).await;
+    world.wait_for_ready(&world.queue("rust"), 0).await;
+    end(running).await;
+    assert_eq!(handler.calls.load(Ordering::Relaxed), 2, "a duplicate calls no handler");
+    let response =
+        world.text("select response ->> 'done' from oncely.idempotency_keys where key = 'a'").await;
+    assert_eq!(response.as_deref(), Some("a"));
+}
+
+#[tokio::test]
+async fn each_bad_ending_is_that_messages_alone() {
+    let mut world = world().await;
+    let running = run(Worker::builder(world.config()).handler("rust", Obedient::default()).build().unwrap());
+    let cases = ["divide", "fail", "fail_once", "fine", "panic", "reject", "swallow"];
+    for case in cases {
+        world.publish("rust", message("acme", case), &format!(r#"{{"do": {case:?}}}"#)).await;
+    }
+    world.publish("rust", message("acme", "not json"), "oops").await;
+    let found = dead(&world, 6).await;
+    world.wait_for("select count(*) from app.effects", 2).await;
+    end(running).await;
+    let expected = [
+        ("divide", "poison"),
+        ("fail", "attempts_exhausted"),
+        ("not json", "handler_rejected"),
+        ("panic", "attempts_exhausted"),
+        ("reject", "handler_rejected"),
+        ("swallow", "attempts_exhausted"),
+    ];
+    assert_eq!(found, expected.map(|(key, reason)| (key.to_owned(), reason.to_owned())));
+    let keys = "select string_agg(key, ' ' order by key) from app.effects";
+    assert_eq!(world.text(keys).await.as_deref(), Some("fail_once fine"));
+}
+
+#[tokio::test]
+async fn a_handler_that_swallows_an_error_never_gets_a_message_acknowledged_as_done() {
+    let mut world = world().await;
+    let running = run(Worker::builder(world.config()).handler("rust", Obedient::default()).build().unwrap());
+    // COMMIT of an aborted transaction reports success: without a guard this effect would be lost.
+    world.publish("rust", message("acme", "k"), r#"{"do": "swallow"}"#).await;
+    assert_eq!(dead(&world, 1).await, [("k".to_owned(), "attempts_exhausted".to_owned())]);
+    end(running).await;
+    assert_eq!(
+        world.count("select count(*) from oncely.idempotency_keys where status = 'COMPLETED'").await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_handler_that_ends_its_transaction_is_noticed() {
+    let mut world = world().await;
+    let running = run(Worker::builder(world.config()).handler("rust", Obedient::default()).build().unwrap());
+    world.publish("rust", message("acme", "rollback"), r#"{"do": "rollback"}"#).await;
+    assert_eq!(dead(&world, 1).await, [("rollback".to_owned(), "attempts_exhausted".to_owned())]);
+    // What a handler commits on its own is committed with its key: it is not run again, whatever follows.
+    world.publish("rust", message("acme", "commit"), r#"{"do": "commit"}"#).await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for_ready(&world.queue("rust"), 0).await;
+    end(running).await;
+    assert_eq!(world.count("select count(*) from app.effects where key = 'commit'").await, 1);
+    assert_eq!(world.broker.ready(&world.queue("rust")).await.unwrap(), 0);
+}
+
+/// Writes all messages with one statement; forgets to answer for those that say so.
+struct Batched;
+
+impl BatchHandler for Batched {
+    async fn handle_batch(
+        &self,
+        context: &mut Context<'_>,
+        messages: &[Incoming<'_>],
+    ) -> Result<Vec<Option<Value>>, HandlerError> {
+        let keys: Vec<String> = messages.iter().map(|m| m.identity.key.as_str().to_owned()).collect();
+        let insert = "insert into app.effects (tenant, consumer, key) select 'acme', 'rust', key from unnest($1::text[]) as key";
+        sqlx::query(insert).bind(&keys).execute(context.connection()).await?;
+        Ok(messages.iter().filter(|m| m.message.body.as_ref() != b"forget").map(|_| None).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_batch_handler_answers_for_every_message() {
+    let mut world = world().await;
+    for number in 0..20 {
+        world.publish("rust", message("acme", &format!("k{number:02}")), "{}").await;
+    }
+    world.publish("rust", message("acme", "bad"), "forget").await;
+    let running = run(Worker::builder(world.config()).batch_handler("rust", Batched).build().unwrap());
+    assert_eq!(dead(&world, 1).await, [("bad".to_owned(), "attempts_exhausted".to_owned())]);
+    world.wait_for("select count(*) from app.effects", 20).await;
+    end(running).await;
+    assert_eq!(world.count("select count(*) from app.effects where key = 'bad'").await, 0);
+}
+
+#[tokio::test]
+async fn a_closure_is_a_handler() {
+    let mut world = world().await;
+    let handler = handler_fn(|context, message| {
+        Box::pin(async move {
+            let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
+            sqlx::query(insert).bind(message.identity.key.as_str()).execute(context.connection()).await?;
+            Ok(None)
+        })
+    });
+    let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
+    world.publish("rust", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    end(running).await;
+}
+
+#[tokio::test]
+async fn a_builder_refuses_consumers_without_handlers_and_handlers_without_consumers() {
+    let world = world().await;
+    let missing = Worker::builder(world.config()).build().unwrap_err().to_string();
+    assert!(missing.contains("consumers.rust.handler: is missing"), "{missing}");
+    let unknown = Worker::builder(world.config())
+        .handler("rust", Obedient::default())
+        .handler("rsut", Obedient::default());
+    let unknown = unknown.build().unwrap_err().to_string();
+    assert!(unknown.contains("consumers.rsut: the program brings a handler"), "{unknown}");
+}

@@ -1,0 +1,27 @@
+//! A world of its own for each test: a database, queues with a prefix, a configuration, and the programs.
+
+mod handler;
+mod world;
+
+pub(crate) use handler::HANDLER;
+pub(crate) use world::{World, message};
+
+use std::path::PathBuf;
+use testbed::Servers;
+use tokio::sync::OnceCell;
+
+/// The servers that the tests of this process share. Those that kill servers start their own.
+pub(crate) async fn servers() -> &'static Servers {
+    static SERVERS: OnceCell<Servers> = OnceCell::const_new();
+    SERVERS.get_or_init(|| async { Servers::start().await.expect("servers") }).await
+}
+
+/// The path of one of our programs.
+pub(crate) fn program(name: &str) -> PathBuf {
+    PathBuf::from(match name {
+        "worker" => env!("CARGO_BIN_EXE_worker"),
+        "relay" => env!("CARGO_BIN_EXE_relay"),
+        "oncely" => env!("CARGO_BIN_EXE_oncely"),
+        other => panic!("no program {other}"),
+    })
+}

@@ -1,0 +1,220 @@
+//! What a test works with.
+
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use testbed::{Broker, Database, Process, Scratch, Signal, Urls, eventually};
+
+use super::{HANDLER, program, servers};
+
+/// A database, queues and programs of one test.
+pub(crate) struct World {
+    pub(crate) urls: Urls,
+    pub(crate) database: Database,
+    pub(crate) sql: PgConnection,
+    pub(crate) broker: Broker,
+    prefix: String,
+    scratch: Scratch,
+    configuration: String,
+}
+
+/// Properties of a message with a tenant and a key.
+pub(crate) fn message(tenant: &str, key: &str) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    headers.insert("x-tenant-id".into(), AMQPValue::LongString(tenant.into()));
+    BasicProperties::default().with_message_id(key.into()).with_headers(headers)
+}
+
+impl World {
+    /// On the shared servers, with the migrations and the handler of [`HANDLER`], without Redis.
+    pub(crate) async fn new() -> Self {
+        Self::on(servers().await.urls().clone()).await
+    }
+
+    /// On other servers.
+    pub(crate) async fn on(urls: Urls) -> Self {
+        let database = Database::create(&urls.postgres).await.expect("database");
+        let mut sql = database.connect().await.expect("connection");
+        oncely::pg::MIGRATOR.run(&mut sql).await.expect("migrations");
+        sqlx::raw_sql(HANDLER).execute(&mut sql).await.expect("handler");
+        Self {
+            broker: Broker::connect(&urls.rabbitmq).await.expect("broker"),
+            prefix: format!("test-{}", uuid::Uuid::new_v4().simple()),
+            scratch: Scratch::new("world").expect("scratch"),
+            configuration: String::new(),
+            urls,
+            database,
+            sql,
+        }
+    }
+
+    /// Appends to the configuration.
+    pub(crate) fn configure(&mut self, text: &str) {
+        self.configuration.push_str(text);
+        self.configuration.push('\n');
+        std::fs::write(self.file(), &self.configuration).expect("configuration");
+    }
+
+    /// Adds a consumer that reads [`World::queue`]`(name)`, with quick retries. `settings` are further lines; what they do
+    /// not set has a default.
+    pub(crate) fn consumer(&mut self, name: &str, settings: &str) {
+        let mut text =
+            format!("[[consumers]]\nname = {name:?}\nqueue = {:?}\n{settings}\n", self.queue(name));
+        for (key, default) in [
+            ("tenant", "{ header = \"x-tenant-id\" }"),
+            ("key", "{ property = \"message_id\" }"),
+            ("handler", "{ function = \"app.handle\" }"),
+            ("retry", "{ delays = [\"100ms\"], max_attempts = 3 }"),
+            ("queue_type", "\"classic\""),
+        ] {
+            if !settings.lines().any(|line| line.trim_start().starts_with(&format!("{key} ="))) {
+                text.push_str(&format!("{key} = {default}\n"));
+            }
+        }
+        self.configure(&text);
+    }
+
+    /// Turns the mirror on.
+    pub(crate) fn with_redis(&mut self, url: &str, settings: &str) {
+        self.configure(&format!("[redis]\nurl = {url:?}\n[mirror]\n{settings}"));
+    }
+
+    /// The name of a consumer's queue.
+    pub(crate) fn queue(&self, name: &str) -> String {
+        format!("{}-{name}", self.prefix)
+    }
+
+    /// The configuration file.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.scratch.path().join("oncely.toml")
+    }
+
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("ONCELY_CONFIG", self.file().display().to_string()),
+            ("DATABASE_URL", self.database.url().to_owned()),
+            ("AMQP_URL", self.urls.rabbitmq.clone()),
+        ]
+    }
+
+    /// The configuration as the library sees it, with the servers' URLs.
+    pub(crate) fn config(&self) -> oncely::config::Config {
+        let text = format!(
+            "{}\n[postgres]\nurl = {:?}\n[rabbitmq]\nurl = {:?}\n",
+            self.configuration,
+            self.database.url(),
+            self.urls.rabbitmq
+        );
+        oncely::config::Config::parse(&text).expect("configuration")
+    }
+
+    /// Declares the queues.
+    pub(crate) async fn apply_topology(&self) {
+        let output = self.oncely(&["topology", "apply"]).await;
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Runs `oncely` to its end.
+    pub(crate) async fn oncely(&self, arguments: &[&str]) -> Output {
+        let mut command = tokio::process::Command::new(program("oncely"));
+        command.args(arguments).env_remove("REDIS_URL").envs(self.environment());
+        command.output().await.expect("oncely")
+    }
+
+    /// Starts one of the programs.
+    pub(crate) fn start(&self, name: &str) -> Process {
+        self.start_as(name, name)
+    }
+
+    /// Starts one of the programs, with a name for its log and for the audit trail.
+    pub(crate) fn start_as(&self, name: &str, as_name: &str) -> Process {
+        let mut environment = self.environment();
+        environment.push(("ONCELY_WORKER__NAME", as_name.to_owned()));
+        let environment: Vec<(&str, &str)> =
+            environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let log = self.scratch.path().join(format!("{as_name}.log"));
+        // The configuration of the test decides about Redis, not the environment of whoever runs it.
+        let program = program(name);
+        let arguments = ["-u", "REDIS_URL", program.to_str().expect("path")];
+        Process::start("/usr/bin/env".as_ref(), &arguments, &environment, &log).expect("program")
+    }
+
+    /// Publishes a JSON body to a consumer's queue.
+    pub(crate) async fn publish(&self, consumer: &str, properties: BasicProperties, body: &str) {
+        self.publish_bytes(consumer, properties, body.as_bytes()).await;
+    }
+
+    /// Publishes a body to a consumer's queue.
+    pub(crate) async fn publish_bytes(&self, consumer: &str, properties: BasicProperties, body: &[u8]) {
+        self.broker.publish("", &self.queue(consumer), properties, body).await.expect("published");
+    }
+
+    /// A number from a query.
+    pub(crate) async fn count(&mut self, query: &str) -> i64 {
+        let row = sqlx::query(AssertSqlSafe(query.to_owned())).fetch_one(&mut self.sql).await.expect(query);
+        row.get(0)
+    }
+
+    /// A text from a query.
+    pub(crate) async fn text(&mut self, query: &str) -> Option<String> {
+        let row =
+            sqlx::query(AssertSqlSafe(query.to_owned())).fetch_optional(&mut self.sql).await.expect(query);
+        row.and_then(|row| row.get(0))
+    }
+
+    /// Waits until a query gives a number.
+    pub(crate) async fn wait_for(&mut self, query: &str, wanted: i64) {
+        self.wait_within(Duration::from_secs(30), query, wanted).await;
+    }
+
+    /// Waits, for `limit` at most, until a query gives a number.
+    pub(crate) async fn wait_within(&mut self, limit: Duration, query: &str, wanted: i64) {
+        let connection = tokio::sync::Mutex::new(&mut self.sql);
+        testbed::eventually_within(limit, query, || async {
+            let mut connection = connection.lock().await;
+            let row = sqlx::query(AssertSqlSafe(query.to_owned())).fetch_one(&mut **connection).await;
+            match row.map(|row| row.get::<i64, _>(0)) {
+                Ok(found) if found == wanted => Ok(()),
+                Ok(found) => Err(format!("{found} instead of {wanted}")),
+                Err(error) => Err(error.to_string()),
+            }
+        })
+        .await
+        .expect("in time");
+    }
+
+    /// Waits until a queue has so many ready messages.
+    pub(crate) async fn wait_for_ready(&self, queue: &str, wanted: u32) {
+        eventually(&format!("{wanted} messages in {queue}"), || async {
+            let ready = self.broker.ready(queue).await?;
+            if ready == wanted { Ok(()) } else { Err(anyhow::anyhow!("{ready} are ready")) }
+        })
+        .await
+        .expect("in time");
+    }
+
+    /// Waits until some program has printed a text.
+    pub(crate) async fn wait_for_line(&self, process: &Process, text: &str) {
+        eventually(&format!("a line with {text:?}"), || async {
+            if process.output().contains(text) { Ok(()) } else { Err(process.output()) }
+        })
+        .await
+        .expect("in time");
+    }
+
+    /// Stops a worker by SIGTERM and checks that it exits 0 and has left nothing unacknowledged that took effect.
+    pub(crate) async fn stop(&self, mut process: Process) {
+        let status = process.terminate(Duration::from_secs(30)).await.expect("end");
+        assert!(status.success(), "{status}: {}", process.output());
+    }
+
+    /// Kills a program with -9.
+    pub(crate) fn kill(&self, process: &mut Process) {
+        process.signal(Signal::KILL).expect("kill");
+        process.kill().expect("reaped");
+    }
+}
