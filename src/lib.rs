@@ -22,5 +22,6 @@ pub mod relay;
 pub mod retry;
 pub(crate) mod seal;
 pub mod shutdown;
+pub mod stack;
 pub mod telemetry;
 pub mod worker;

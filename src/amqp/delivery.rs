@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chrono::DateTime;
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
 use super::subscription::Epoch;
 use crate::message::{HeaderValue, Message, Properties};
@@ -49,7 +49,7 @@ impl Delivery {
                         .filter(|seconds| *seconds < 9_000_000_000_000)
                         .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
                 },
-                headers: properties.headers().as_ref().map(table).unwrap_or_default(),
+                headers: properties.headers().as_ref().map(|headers| table(headers, 0)).unwrap_or_default(),
             },
             properties,
             tag: delivery.delivery_tag,
@@ -58,12 +58,19 @@ impl Delivery {
     }
 }
 
-fn table(table: &FieldTable) -> BTreeMap<String, HeaderValue> {
+/// Levels of nested tables and arrays that are looked into; what lies deeper is left out for handlers (a copy for another
+/// queue keeps all). As deep as PostgreSQL's jsonb and people care for.
+const DEEPEST: u32 = 64;
+
+fn table(table: &FieldTable, depth: u32) -> BTreeMap<String, HeaderValue> {
+    if depth > DEEPEST {
+        return BTreeMap::new();
+    }
     // RabbitMQ itself keeps one of several entries of one name; lapin keeps the last.
-    table.inner().iter().map(|(name, value)| (name.to_string(), header(value))).collect()
+    table.inner().iter().map(|(name, value)| (name.to_string(), header(value, depth + 1))).collect()
 }
 
-fn header(value: &AMQPValue) -> HeaderValue {
+fn header(value: &AMQPValue, depth: u32) -> HeaderValue {
     match value {
         AMQPValue::Boolean(truth) => HeaderValue::Boolean(*truth),
         AMQPValue::ShortShortInt(number) => HeaderValue::Integer(i64::from(*number)),
@@ -81,9 +88,16 @@ fn header(value: &AMQPValue) -> HeaderValue {
         AMQPValue::ShortString(text) => HeaderValue::Text(text.as_str().as_bytes().to_vec()),
         AMQPValue::LongString(text) => HeaderValue::Text(text.as_bytes().to_vec()),
         AMQPValue::ByteArray(bytes) => HeaderValue::Text(bytes.as_slice().to_vec()),
-        AMQPValue::FieldArray(values) => HeaderValue::Array(values.as_slice().iter().map(header).collect()),
+        AMQPValue::FieldArray(values) => HeaderValue::Array(array(values, depth)),
         AMQPValue::Timestamp(seconds) => HeaderValue::Timestamp(*seconds),
-        AMQPValue::FieldTable(inner) => HeaderValue::Table(table(inner)),
+        AMQPValue::FieldTable(inner) => HeaderValue::Table(table(inner, depth)),
         AMQPValue::Void => HeaderValue::Void,
     }
+}
+
+fn array(values: &FieldArray, depth: u32) -> Vec<HeaderValue> {
+    if depth > DEEPEST {
+        return Vec::new();
+    }
+    values.as_slice().iter().map(|value| header(value, depth + 1)).collect()
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use oncely::config::{Config, DEFAULT_FILE};
 use oncely::worker::{Stopped, Worker};
-use oncely::{exit, shutdown, telemetry};
+use oncely::{exit, shutdown, stack, telemetry};
 
 /// Consumes RabbitMQ queues so that each message takes effect in PostgreSQL once
 #[derive(Debug, Parser)]
@@ -21,8 +21,14 @@ struct Arguments {
     config: PathBuf,
 }
 
+fn main() -> ExitCode {
+    // Before there is any other thread.
+    stack::deepen();
+    work()
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn work() -> ExitCode {
     match run(Arguments::parse()).await {
         Ok(code) => code,
         Err(error) => exit::failed(&error),

@@ -39,6 +39,8 @@ struct State {
     breaker: Breaker,
 }
 
+const WARM_UP: Duration = Duration::from_secs(1);
+
 /// For the relay, which has all the time in the world, and for connecting.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -109,6 +111,16 @@ impl Mirror {
         };
         self.failed(&error);
         None
+    }
+
+    /// Connects ahead of the first question; waits for it only for a moment.
+    pub(crate) async fn warm_up(&self) {
+        self.state().connecting = true;
+        let mirror = self.clone();
+        let connecting = tokio::spawn(async move { mirror.connect_in_background().await });
+        if tokio::time::timeout(WARM_UP, connecting).await.is_err() {
+            tracing::warn!("Redis has not answered yet: PostgreSQL decides alone until it does");
+        }
     }
 
     async fn connect_in_background(&self) {

@@ -3,7 +3,6 @@
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +22,14 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
+    /// Asks.
+    pub(crate) async fn ask(connection: &mut PgConnection, clock: &Clock) -> Result<Self, sqlx::Error> {
+        let asked = Instant::now();
+        let (epoch, may_lose_commits, now) = standing(connection).await?;
+        clock.set(now, asked);
+        Ok(Self { epoch, may_lose_commits, asked })
+    }
+
     /// Is the answer fresh enough to believe a mirror entry without asking again?
     pub(crate) fn is_fresh(&self) -> bool {
         self.asked.elapsed() < TRUST
@@ -36,12 +43,13 @@ pub(crate) struct EpochWatch(Arc<RwLock<Option<Standing>>>);
 impl EpochWatch {
     /// Starts asking, on a connection of its own, until `stop`. Keeps `clock` in step with the database's.
     pub(crate) fn start(
+        first: Option<Standing>,
         settings: PgSettings,
         application: String,
         clock: Clock,
         stop: CancellationToken,
     ) -> Self {
-        let watch = Self(Arc::default());
+        let watch = Self(Arc::new(RwLock::new(first)));
         let shared = watch.clone();
         tokio::spawn(async move {
             let mut connection: Option<PgConnection> = None;
@@ -58,10 +66,9 @@ impl EpochWatch {
                         Err(_) => continue,
                     },
                 };
-                let asked = Instant::now();
-                match standing(&mut open).await {
-                    Ok((epoch, may_lose_commits, now)) => {
-                        shared.note(Standing { epoch, may_lose_commits, asked }, now, &clock);
+                match Standing::ask(&mut open, &clock).await {
+                    Ok(standing) => {
+                        shared.note(standing);
                         connection = Some(open);
                     }
                     Err(error) => {
@@ -73,8 +80,7 @@ impl EpochWatch {
         watch
     }
 
-    fn note(&self, standing: Standing, now: DateTime<Utc>, clock: &Clock) {
-        clock.set(now, standing.asked);
+    fn note(&self, standing: Standing) {
         let mut slot = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(before) = slot.as_ref()
             && before.epoch != standing.epoch

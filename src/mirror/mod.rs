@@ -9,5 +9,5 @@ mod tag;
 
 pub(crate) use breaker::Breaker;
 pub(crate) use client::{Mirror, MirrorError};
-pub(crate) use epoch::EpochWatch;
+pub(crate) use epoch::{EpochWatch, Standing};
 pub use tag::{Tag, TagKey};

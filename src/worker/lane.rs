@@ -291,25 +291,11 @@ impl Lane {
     /// The lane's session, opened when there is none.
     async fn session(&mut self, work: &[&Candidate]) -> Result<&mut Session, Abandoned> {
         while self.session.is_none() {
-            let shared = Arc::clone(&self.shared);
-            match Session::open(&shared.postgres, &shared.application()).await {
-                Ok(mut session) if session.cell.name == shared.cell => {
-                    session.clock = shared.clock.clone();
-                    self.session = Some(session);
-                }
-                Ok(session) => {
-                    let found = session.cell.name.clone();
-                    session.close().await;
-                    tracing::error!(
-                        expected = shared.cell,
-                        found,
-                        "the database is another cell: nothing is done there"
-                    );
-                    self.pause(work).await?;
-                }
+            match self.shared.open_session().await {
+                Ok(session) => self.session = Some(session),
                 Err(error) => {
-                    shared.counters.outage();
-                    tracing::warn!(consumer = %shared.consumer.name, error = %error, "no connection to PostgreSQL: consuming waits");
+                    self.shared.counters.outage();
+                    tracing::warn!(consumer = %self.shared.consumer.name, error = %error, "consuming waits");
                     self.pause(work).await?;
                 }
             }

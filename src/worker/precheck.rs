@@ -44,7 +44,10 @@ async fn ask(shared: &Shared, session: &mut Option<Session>, candidates: &[&Cand
     }
     let suspects: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
     let identities: Vec<&Identity> = suspects.iter().map(|&index| &candidates[index].identity).collect();
-    let session = session.as_mut()?;
+    let session = match session {
+        Some(session) => session,
+        None => session.insert(shared.open_session().await.ok()?),
+    };
     let records = pg::look_up(&mut session.connection, &shared.consumer.name, &identities).await.ok()?;
     for (&index, record) in suspects.iter().zip(records) {
         hits[index] = record.is_some_and(|record| {

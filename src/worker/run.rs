@@ -16,7 +16,7 @@ use crate::amqp::Publisher;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run};
-use crate::mirror::{EpochWatch, Mirror, TagKey};
+use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
 use crate::pg::Session;
 use crate::preflight::preflight;
 use crate::seal::SealKey;
@@ -155,7 +155,7 @@ impl Worker {
     /// # Errors
     /// When the configuration contradicts what the servers hold: a missing queue, schema or function.
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
-        let Some(session) = self.start(&stop).await? else {
+        let Some(mut session) = self.start(&stop).await? else {
             return Ok(Stopped::Clean);
         };
         let config = &self.config;
@@ -166,9 +166,11 @@ impl Worker {
         let tag_key = TagKey::derive(&secret);
         let seal_key = SealKey::derive(&session.cell.secret);
         let clock = session.clock.clone();
+        let first = Standing::ask(&mut session.connection, &clock).await.ok();
         session.close().await;
 
         let watch = EpochWatch::start(
+            first,
             config.postgres.clone(),
             format!("oncely worker {} epoch", config.worker.name),
             clock.clone(),
@@ -178,6 +180,19 @@ impl Worker {
             config.rabbitmq.clone(),
             format!("oncely worker {} publisher", config.worker.name),
         ));
+        let mirror = match &config.mirror {
+            None => None,
+            Some(settings) => match Mirror::new(settings) {
+                Ok(mirror) => {
+                    mirror.warm_up().await;
+                    Some((mirror, settings.precheck))
+                }
+                Err(error) => {
+                    tracing::error!(error = %error, "the mirror is not used");
+                    None
+                }
+            },
+        };
         let done = CancellationToken::new();
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
@@ -186,16 +201,10 @@ impl Worker {
             let Some(run) = self.runs.get(consumer.name.as_str()) else {
                 continue;
             };
-            let precheck = config.mirror.as_ref().and_then(|settings| match Mirror::new(settings) {
-                Ok(mirror) => Some(Precheck {
-                    mirror,
-                    mode: consumer.precheck.unwrap_or(settings.precheck),
-                    watch: watch.clone(),
-                }),
-                Err(error) => {
-                    tracing::error!(error = %error, "the mirror is not used");
-                    None
-                }
+            let precheck = mirror.clone().map(|(mirror, mode)| Precheck {
+                mirror,
+                mode: consumer.precheck.unwrap_or(mode),
+                watch: watch.clone(),
             });
             let shared = Arc::new(Shared {
                 consumer: consumer.clone(),

@@ -9,7 +9,7 @@ use crate::amqp::Publisher;
 use crate::config::{Consumer, PrecheckMode, RabbitSettings};
 use crate::handler::Run;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
-use crate::pg::{Clock, PgSettings};
+use crate::pg::{Clock, PgSettings, Session};
 use crate::seal::SealKey;
 
 /// A consumer at work.
@@ -41,7 +41,28 @@ pub(crate) struct Precheck {
     pub(crate) watch: EpochWatch,
 }
 
+/// Why a session could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoSession {
+    #[error("no connection to PostgreSQL: {0}")]
+    Postgres(#[from] sqlx::Error),
+    #[error("the database is the cell {found:?}, not {expected:?}: nothing is done there")]
+    OtherCell { expected: String, found: String },
+}
+
 impl Shared {
+    /// Opens a session to the right cell.
+    pub(crate) async fn open_session(&self) -> Result<Session, NoSession> {
+        let mut session = Session::open(&self.postgres, &self.application()).await?;
+        if session.cell.name != self.cell {
+            let found = session.cell.name.clone();
+            session.close().await;
+            return Err(NoSession::OtherCell { expected: self.cell.clone(), found });
+        }
+        session.clock = self.clock.clone();
+        Ok(session)
+    }
+
     /// How this process calls itself in PostgreSQL's and RabbitMQ's lists.
     pub(crate) fn application(&self) -> String {
         format!("oncely worker {} {}", self.worker, self.consumer.name)

@@ -10,7 +10,7 @@ const ROOMS: [&[&str]; 13] = [
     &["pg"],
     &["handler"],
     &["config"],
-    &["backoff", "telemetry", "shutdown"],
+    &["backoff", "telemetry", "shutdown", "stack"],
     &["amqp", "mirror"],
     &["preflight"],
     &["maintenance"],

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 use sqlx::Row as _;
-use sqlx::migrate::MigrateDatabase as _;
 
 use crate::support::World;
 
@@ -12,9 +11,6 @@ async fn rows(world: &mut World, query: &'static str) -> Vec<String> {
     let rows = sqlx::query(query).fetch_all(&mut world.sql).await.unwrap();
     rows.iter().map(|row| row.get::<String, _>(0)).collect()
 }
-
-/// Tables of which each cell has its own copy: they need no tenant.
-const PER_CELL: &str = "('cell', '_sqlx_migrations')";
 
 #[tokio::test]
 async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_with_it() {
@@ -26,6 +22,7 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
          join pg_class as i on i.oid = x.indexrelid
          join pg_class as c on c.oid = x.indrelid
          join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
+         -- Of these each cell has its own copy, so they need no tenant.
          where x.indisunique and c.relname not in ('cell', '_sqlx_migrations')
            and not exists (
                select from pg_attribute as a
@@ -161,21 +158,23 @@ fn statements_take_times_as_parameters_and_use_ctid_only_in_the_sweeps() {
 async fn a_bucket_is_frozen() {
     let mut world = World::new().await;
     // Known for ever; a change would send every tenant to another cell.
-    for (tenant, bucket) in [("acme", 555), ("", 68), ("tenant-00", 0), ("ünï", 0)] {
+    for (tenant, bucket) in [("acme", 555), ("", 944), ("tenant-00", 526), ("ünï", 373)] {
         let digest = Sha256::digest(tenant.as_bytes());
         let expected = (i32::from(digest[0]) * 256 + i32::from(digest[1])) % 1_024;
         let row =
             sqlx::query("select oncely.bucket($1)").bind(tenant).fetch_one(&mut world.sql).await.unwrap();
         assert_eq!(row.get::<i32, _>(0), expected, "{tenant}");
-        if bucket > 0 {
-            assert_eq!(expected, bucket, "{tenant}");
-        }
+        assert_eq!(expected, bucket, "{tenant}");
     }
 }
 
 #[tokio::test]
 async fn migrations_go_down_and_up_again() {
     let mut world = World::new().await;
+    // The test's handlers take Oncely's types, and going down never takes a user's objects with it.
+    let refused = oncely::pg::MIGRATOR.undo(&mut world.sql, 0).await.unwrap_err();
+    assert!(refused.to_string().contains("20261120000005"), "{refused}");
+    sqlx::query("drop schema app cascade").execute(&mut world.sql).await.unwrap();
     oncely::pg::MIGRATOR.undo(&mut world.sql, 0).await.unwrap();
     let left = rows(
         &mut world,
@@ -183,12 +182,9 @@ async fn migrations_go_down_and_up_again() {
          union all select proname::text from pg_proc where pronamespace = 'oncely'::regnamespace",
     )
     .await;
-    // app.handle of the test's schema depends on the message type, so it went first.
     assert_eq!(left, ["_sqlx_migrations"]);
     oncely::pg::MIGRATOR.run(&mut world.sql).await.unwrap();
     assert_eq!(world.count("select count(*) from oncely.cell").await, 1);
-    assert!(sqlx::Postgres::database_exists(world.database.url()).await.unwrap());
-    let _ = PER_CELL;
 }
 
 #[tokio::test]

@@ -255,11 +255,16 @@ fn bad_identities() -> Vec<Bad> {
     };
     let text = |bytes: &[u8]| Some(AMQPValue::LongString(bytes.to_vec().into()));
     let good = || text(b"acme");
-    let deep = (0..300).fold(FieldTable::default(), |inner, _| {
-        let mut outer = FieldTable::default();
-        outer.insert("t".into(), AMQPValue::FieldTable(inner));
-        outer
-    });
+    let nested = |levels| {
+        (0..levels).fold(FieldTable::default(), |inner, _| {
+            let mut outer = FieldTable::default();
+            outer.insert("t".into(), AMQPValue::FieldTable(inner));
+            outer
+        })
+    };
+    // Close to what one frame can hold.
+    let deepest = nested(15_000);
+    let deep = nested(300);
     let cases: Vec<(&'static str, BasicProperties, &'static str)> = vec![
         ("no headers at all", BasicProperties::default(), "tenant_missing"),
         ("no tenant", with(None, text(b"k")), "tenant_missing"),
@@ -286,6 +291,7 @@ fn bad_identities() -> Vec<Bad> {
         ("array key", with(good(), Some(AMQPValue::FieldArray(FieldArray::default()))), "key_invalid"),
         ("table key", with(good(), Some(AMQPValue::FieldTable(FieldTable::default()))), "key_invalid"),
         ("table key, 300 deep", with(good(), Some(AMQPValue::FieldTable(deep))), "key_invalid"),
+        ("table key, 15,000 deep", with(good(), Some(AMQPValue::FieldTable(deepest))), "key_invalid"),
         (
             "bytes that are no text",
             with(good(), Some(AMQPValue::ByteArray(ByteArray::from(vec![0xfe, 0xff])))),

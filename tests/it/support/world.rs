@@ -78,9 +78,9 @@ impl World {
         self.configure(&text);
     }
 
-    /// Turns the mirror on.
+    /// Turns the mirror on, with a budget that a busy machine does not exceed.
     pub(crate) fn with_redis(&mut self, url: &str, settings: &str) {
-        self.configure(&format!("[redis]\nurl = {url:?}\n[mirror]\n{settings}"));
+        self.configure(&format!("[redis]\nurl = {url:?}\n[mirror]\nbudget = \"5s\"\n{settings}"));
     }
 
     /// The name of a consumer's queue.
@@ -137,9 +137,10 @@ impl World {
         let environment: Vec<(&str, &str)> =
             environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let log = self.scratch.path().join(format!("{as_name}.log"));
-        // The configuration of the test decides about Redis, not the environment of whoever runs it.
+        // The configuration of the test decides about Redis, not the environment of whoever runs it; and a program sees to
+        // its own stack.
         let program = program(name);
-        let arguments = ["-u", "REDIS_URL", program.to_str().expect("path")];
+        let arguments = ["-u", "REDIS_URL", "-u", "RUST_MIN_STACK", program.to_str().expect("path")];
         Process::start("/usr/bin/env".as_ref(), &arguments, &environment, &log).expect("program")
     }
 
