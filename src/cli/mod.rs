@@ -9,6 +9,7 @@ mod explain;
 mod gc;
 mod migrate;
 mod output;
+mod publish;
 mod since;
 mod status;
 mod topology;
@@ -55,6 +56,8 @@ enum Verb {
     Explain(explain::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
+    /// Publish one message, for a first try
+    Publish(publish::Arguments),
 }
 
 /// Runs one verb.
@@ -71,6 +74,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Status(arguments) => status::run(&config, arguments, clock).await,
         Verb::Audit(arguments) => audit::run(&config, arguments, clock).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
+        Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,
     }
 }

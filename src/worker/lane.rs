@@ -88,6 +88,7 @@ impl Lane {
         if !refused.is_empty() {
             let records: Vec<AuditRecord> = refused
                 .iter()
+                .map(|refused| (&refused.delivery, &refused.rejection))
                 .map(|(delivery, rejection)| AuditRecord {
                     queue: delivery.message.queue.clone(),
                     outcome: "dead_lettered",
@@ -100,7 +101,7 @@ impl Lane {
             self.write_audit(&records).await?;
             let settled = refused
                 .into_iter()
-                .map(|(delivery, rejection)| (delivery, None, Outcome::refused(rejection)))
+                .map(|refused| (refused.delivery, None, Outcome::refused(refused.rejection)))
                 .collect();
             settle(&shared, settled).await?;
         }

@@ -21,15 +21,26 @@ pub(crate) struct Candidate {
     pub(crate) is_json: bool,
 }
 
+/// A delivery that can't be identified, and why.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub(crate) delivery: Delivery,
+    pub(crate) rejection: Rejection,
+}
+
+fn refuse(delivery: Delivery, rejection: Rejection) -> Box<Refused> {
+    Box::new(Refused { delivery, rejection })
+}
+
 /// Finds out who a delivery is.
-pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candidate, (Delivery, Rejection)> {
+pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candidate, Box<Refused>> {
     let consumer = &shared.consumer;
     // Before anything looks into the body.
     let limit = usize::try_from(consumer.max_body).unwrap_or(usize::MAX);
     let size = delivery.message.body.len();
     if size > limit {
         let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
-        return Err((delivery, Rejection::new(Reason::BodyTooLarge, detail)));
+        return Err(refuse(delivery, Rejection::new(Reason::BodyTooLarge, detail)));
     }
     let sealed = match delivery.message.headers.get(SEAL_HEADER) {
         Some(HeaderValue::Text(value)) => shared.seal_key.open(value, &consumer.name, &delivery.message.body),
@@ -43,7 +54,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
         }
         None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
             Ok(identity) => identity,
-            Err(rejection) => return Err((delivery, rejection)),
+            Err(rejection) => return Err(refuse(delivery, rejection)),
         },
     };
     let (needs_json, wants_json) = match &shared.run {
@@ -53,7 +64,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
     let is_json = wants_json && serde_json::from_slice::<IgnoredAny>(&delivery.message.body).is_ok();
     if needs_json && !is_json {
         let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
-        return Err((delivery, Rejection::new(Reason::InvalidJson, detail)));
+        return Err(refuse(delivery, Rejection::new(Reason::InvalidJson, detail)));
     }
     Ok(Candidate {
         fingerprint: consumer.fingerprint.of(&delivery.message.body),

@@ -1,5 +1,8 @@
 //! Tests against real PostgreSQL, RabbitMQ and Redis servers, most of them through the real programs.
 
+// Clippy's exception for tests covers functions marked #[test], not their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod architecture;
 mod catalogue;
 mod command_line;

@@ -4,6 +4,7 @@ mod demo;
 mod prepare;
 mod process;
 mod serve;
+mod suite;
 
 use std::process::ExitCode;
 
@@ -26,6 +27,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Run the whole test suite on real servers
+    Test {
+        /// Passed on to cargo test
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Start private servers, print their URLs, and keep them until Ctrl-C
     Servers,
 }
@@ -35,6 +42,7 @@ async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
+        Task::Test { arguments } => suite::run(&arguments).await,
         Task::Servers => serve::run().await,
     };
     match done {

@@ -1,0 +1,80 @@
+//! `cargo xtask test`: the whole suite on real servers.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use testbed::Servers;
+
+use crate::process;
+
+/// Starts the servers once for all tests, runs them, and fails where one failed or was ignored.
+pub(crate) async fn run(arguments: &[String]) -> anyhow::Result<()> {
+    eprintln!("starting PostgreSQL, RabbitMQ and Redis");
+    let servers = Servers::start().await?;
+    let urls = servers.urls().clone();
+    let started = Instant::now();
+    let mut command = process::cargo(&process::root());
+    command
+        .args(["test", "--workspace"])
+        .args(arguments)
+        .env("DATABASE_URL", urls.postgres)
+        .env("AMQP_URL", urls.rabbitmq)
+        .env("REDIS_URL", urls.redis)
+        .stdout(Stdio::piped());
+    let (success, tally) = tokio::task::spawn_blocking(move || -> anyhow::Result<(bool, Tally)> {
+        let mut child = command.spawn().context("cannot run cargo test")?;
+        let mut tally = Tally::default();
+        if let Some(output) = child.stdout.take() {
+            let mut out = std::io::stdout();
+            for line in BufReader::new(output).lines() {
+                let line = line?;
+                tally.count(&line);
+                writeln!(out, "{line}")?;
+            }
+        }
+        Ok((child.wait()?.success(), tally))
+    })
+    .await??;
+    drop(servers);
+    let seconds = started.elapsed().as_secs();
+    let mut out = std::io::stdout();
+    writeln!(out, "\n{seconds} s in all")?;
+    writeln!(out, "{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.ignored)?;
+    anyhow::ensure!(success, "a test failed");
+    anyhow::ensure!(
+        tally.ignored == 0,
+        "{} tests are ignored; a test that is not run proves nothing",
+        tally.ignored
+    );
+    Ok(())
+}
+
+/// The sums of cargo's closing lines.
+#[derive(Debug, Default)]
+struct Tally {
+    passed: u32,
+    failed: u32,
+    ignored: u32,
+}
+
+impl Tally {
+    /// `test result: ok. 87 passed; 0 failed; 0 ignored; …`
+    fn count(&mut self, line: &str) {
+        let Some(result) = line.strip_prefix("test result: ") else { return };
+        for part in result.split([';', '.']) {
+            let mut words = part.split_whitespace();
+            if let (Some(number), Some(what)) =
+                (words.next().and_then(|n| n.parse::<u32>().ok()), words.next())
+            {
+                match what {
+                    "passed" => self.passed += number,
+                    "failed" => self.failed += number,
+                    "ignored" => self.ignored += number,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
