@@ -42,6 +42,6 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
     Ok(match Worker::builder(config).build()?.run(stop).await? {
         Stopped::Clean => ExitCode::SUCCESS,
-        Stopped::Deadline => ExitCode::from(exit::SOFTWARE),
+        Stopped::Deadline | Stopped::Failed => ExitCode::from(exit::SOFTWARE),
     })
 }

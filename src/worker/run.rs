@@ -36,6 +36,8 @@ pub enum Stopped {
     Clean,
     /// Some work was not finished within `worker.shutdown`; its messages come again.
     Deadline,
+    /// A part of the worker failed that never should; its messages come again.
+    Failed,
 }
 
 /// A worker: all consumers of a configuration.
@@ -155,6 +157,8 @@ impl Worker {
     /// # Errors
     /// When the configuration contradicts what the servers hold: a missing queue, schema or function.
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
+        // Ours to cancel, too, without stopping the rest of an embedding program.
+        let stop = stop.child_token();
         let Some(mut session) = self.start(&stop).await? else {
             return Ok(Stopped::Clean);
         };
@@ -249,21 +253,24 @@ impl Worker {
                     }
                     last = now;
                 }
-                Some(ended) = lanes.join_next() => match ended {
-                    // Lanes end only when told to; anything else must not go unnoticed.
-                    Ok(()) if stop.is_cancelled() => {}
-                    Ok(()) => tracing::error!("a lane has ended"),
-                    Err(error) => tracing::error!(error = %error, "a lane has failed"),
-                },
-            }
-            if lanes.is_empty() && !stop.is_cancelled() {
-                tracing::error!("no lane is left: the worker stops, its messages come again");
-                stop.cancel();
-                stopped = Stopped::Deadline;
+                // They end only when told to. Whatever a lane held stays unacknowledged as long as its channel lives, so a
+                // worker that lost one must not go on quietly.
+                Some(ended) = lanes.join_next() => stopped = failed("a lane", ended, &stop),
+                Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, &stop),
             }
         }
-        let finish = async { while lanes.join_next().await.is_some() {} };
-        if tokio::time::timeout(config.worker.shutdown, finish).await.is_err() {
+        let finish = async {
+            let mut all = true;
+            while let Some(ended) = lanes.join_next().await {
+                all &= ended.is_ok();
+            }
+            all
+        };
+        let finished = tokio::time::timeout(config.worker.shutdown, finish).await;
+        if finished == Ok(false) {
+            stopped = Stopped::Failed;
+        }
+        if finished.is_err() {
             tracing::error!(limit = ?config.worker.shutdown, "not all work was finished in time; its messages come again");
             stopped = Stopped::Deadline;
         }
@@ -292,6 +299,24 @@ impl Worker {
                 () = stop.cancelled() => return Ok(None),
                 () = tokio::time::sleep(backoff.next()) => {}
             }
+        }
+    }
+}
+
+fn failed(what: &str, ended: Result<(), tokio::task::JoinError>, stop: &CancellationToken) -> Stopped {
+    match ended {
+        Ok(()) if stop.is_cancelled() => Stopped::Clean,
+        Ok(()) => {
+            tracing::error!(
+                "{what} has ended without being told to: the worker stops, its messages come again"
+            );
+            stop.cancel();
+            Stopped::Failed
+        }
+        Err(error) => {
+            tracing::error!(error = %error, "{what} has failed: the worker stops, its messages come again");
+            stop.cancel();
+            Stopped::Failed
         }
     }
 }

@@ -7,7 +7,7 @@ use futures::StreamExt as _;
 use lapin::message::{BasicGetMessage, Delivery};
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions,
-    QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions, QueuePurgeOptions,
+    ExchangeDeleteOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions, QueuePurgeOptions,
 };
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
@@ -148,6 +148,12 @@ impl Broker {
     /// Removes all messages of a queue.
     pub async fn purge(&self, queue: &str) -> anyhow::Result<()> {
         self.channel.queue_purge(queue.into(), QueuePurgeOptions::default()).await?;
+        Ok(())
+    }
+
+    /// Deletes an exchange.
+    pub async fn delete_exchange(&self, exchange: &str) -> anyhow::Result<()> {
+        self.channel.exchange_delete(exchange.into(), ExchangeDeleteOptions::default()).await?;
         Ok(())
     }
 

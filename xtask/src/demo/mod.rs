@@ -46,7 +46,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut ledger = Ledger::default();
     let mut chaos = Chaos::new(traffic::distinct(&plan));
-    let publishing = traffic::publish(stage.amqp_url(), &plan, &published);
+    let publishing = traffic::publish(stage.amqp_url(), stage.queue.clone(), &plan, &published);
     tokio::pin!(publishing);
     let mut watch = stage.database.connect().await?;
     let mut tick = tokio::time::interval(Duration::from_millis(20));

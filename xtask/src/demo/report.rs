@@ -53,8 +53,8 @@ impl Report {
             by_cache: row.get(0),
             by_database: row.get(1),
             in_batch: row.get(2),
-            dead_lettered: u64::from(broker.ready("payments.dead").await?),
-            left: u64::from(broker.ready("payments").await?),
+            dead_lettered: u64::from(broker.ready(&format!("{}.dead", stage.queue)).await?),
+            left: u64::from(broker.ready(&stage.queue).await?),
             seconds,
             killed: chaos.done.clone(),
             unclean: ends

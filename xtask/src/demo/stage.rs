@@ -11,13 +11,14 @@ use testbed::{Broker, Database, Ledger, Process, Scratch, Servers};
 
 use crate::{process, serve};
 
+/// `QUEUE` stands for the queue's name: the demo has queues of its own, whoever's broker it is.
 const CONFIGURATION: &str = r#"# The demo's configuration.
 [audit]
 duplicates = true      # list duplicates too, so that they can be counted by who knew them
 
 [[consumers]]
 name = "payments"
-queue = "payments"
+queue = "QUEUE"
 tenant = { header = "x-tenant-id" }
 key = { property = "message_id" }
 handler = { function = "shop.capture_payments", batch = true }
@@ -29,6 +30,7 @@ pub(crate) struct Stage {
     pub(crate) servers: Servers,
     pub(crate) database: Database,
     pub(crate) workers: Vec<Process>,
+    pub(crate) queue: String,
     relay: Option<Process>,
     scratch: Option<Scratch>,
     configuration: PathBuf,
@@ -44,11 +46,13 @@ impl Stage {
         let database = Database::create(&servers.urls().postgres).await?;
         let scratch = Scratch::new("demo")?;
         let configuration = scratch.path().join("oncely.toml");
-        std::fs::write(&configuration, CONFIGURATION)?;
+        let queue = format!("oncely-demo-{}", uuid::Uuid::new_v4().simple());
+        std::fs::write(&configuration, CONFIGURATION.replace("QUEUE", &queue))?;
         let mut stage = Self {
             servers,
             database,
             workers: Vec::new(),
+            queue,
             relay: None,
             scratch: Some(scratch),
             configuration,
@@ -57,7 +61,6 @@ impl Stage {
         stage.oncely(&["migrate"])?;
         Ledger::create(&mut stage.database.connect().await?).await?;
         stage.oncely(&["topology", "apply"])?;
-        Broker::connect(&stage.amqp_url()).await?.purge("payments").await?;
         eprintln!("starting two workers and a relay; {tenants} tenants send payments");
         for name in ["worker-1", "worker-2"] {
             let process = stage.start("worker", name)?;
@@ -101,7 +104,7 @@ impl Stage {
 
     /// Is no message waiting and no outbox record left?
     pub(crate) async fn at_rest(&self) -> anyhow::Result<bool> {
-        let ready = Broker::connect(&self.amqp_url()).await?.ready("payments").await?;
+        let ready = Broker::connect(&self.amqp_url()).await?.ready(&self.queue).await?;
         let row = sqlx::query("select count(*) from oncely.outbox")
             .fetch_one(&mut self.database.connect().await?)
             .await?;
@@ -132,10 +135,17 @@ impl Stage {
         Ok(())
     }
 
-    /// Removes the database and, if all went well, the logs.
+    /// Removes the queues, the database and, if all went well, the logs.
     pub(crate) async fn clear(&mut self, good: bool) -> anyhow::Result<()> {
         self.workers.clear();
         self.relay = None;
+        let broker = Broker::connect(&self.amqp_url()).await?;
+        for suffix in ["", ".dead", ".retry.1s", ".retry.10s", ".retry.1m", ".retry.10m", ".retry.1h"] {
+            broker.delete_queue(&format!("{}{suffix}", self.queue)).await?;
+        }
+        for suffix in [".dlx", ".retry", ".return"] {
+            broker.delete_exchange(&format!("{}{suffix}", self.queue)).await?;
+        }
         if good {
             self.database.clone().drop_now().await?;
             return Ok(());

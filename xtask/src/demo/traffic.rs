@@ -53,7 +53,12 @@ pub(crate) fn distinct(plan: &[Payment]) -> usize {
 }
 
 /// Publishes the plan with confirms, a window at a time.
-pub(crate) async fn publish(url: String, plan: &[Payment], bar: &ProgressBar) -> anyhow::Result<()> {
+pub(crate) async fn publish(
+    url: String,
+    queue: String,
+    plan: &[Payment],
+    bar: &ProgressBar,
+) -> anyhow::Result<()> {
     let broker = Broker::connect(&url).await?;
     for window in plan.chunks(500) {
         let messages = window
@@ -65,7 +70,7 @@ pub(crate) async fn publish(url: String, plan: &[Payment], bar: &ProgressBar) ->
                     .with_message_id(payment.key.as_str().into())
                     .with_content_type("application/json".into())
                     .with_headers(headers);
-                ("payments".to_owned(), properties, payment.body.clone())
+                (queue.clone(), properties, payment.body.clone())
             })
             .collect();
         broker.publish_all("", messages).await?;
