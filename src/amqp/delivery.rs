@@ -66,7 +66,7 @@ fn table(table: &FieldTable, depth: u32) -> BTreeMap<String, HeaderValue> {
     if depth > DEEPEST {
         return BTreeMap::new();
     }
-    // RabbitMQ itself keeps one of several entries of one name; lapin keeps the last.
+    // Of several entries of one name the last one counts: lapin's table is a map.
     table.inner().iter().map(|(name, value)| (name.to_string(), header(value, depth + 1))).collect()
 }
 
