@@ -99,6 +99,7 @@ declare
         else format('select $1.seq, %s($1), 1', oncely.handler_name(handler, batch))
     end;
     answered integer;
+    detail text;
 begin
     foreach message in array messages loop
         seq := message.seq;
@@ -120,6 +121,11 @@ begin
                 response := null;
                 error_code := sqlstate;
                 error_message := sqlerrm;
+                -- What a handler says on purpose. Other errors' details hold data, such as the values of a violated key.
+                if sqlstate = 'ONC01' then
+                    get stacked diagnostics detail = pg_exception_detail;
+                    error_message := concat_ws(': ', nullif(sqlerrm, ''), nullif(detail, ''));
+                end if;
         end;
         return next;
     end loop;

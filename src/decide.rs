@@ -93,7 +93,10 @@ pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict
         KeyStatus::InProgress => KeyDecision::Retake,
         KeyStatus::Failed => KeyDecision::Refuse(Rejection::new(
             record.reason.unwrap_or(Reason::AttemptsExhausted),
-            record.last_error.clone().unwrap_or_else(|| "given up before".to_owned()),
+            match &record.last_error {
+                Some(error) => format!("given up before: {error}"),
+                None => "given up before".to_owned(),
+            },
         )),
     }
 }

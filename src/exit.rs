@@ -6,8 +6,6 @@ use std::process::ExitCode;
 pub const NO: u8 = 1;
 /// A server does not answer.
 pub const UNREACHABLE: u8 = 3;
-/// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or something failed that should not.
-pub const SOFTWARE: u8 = 70;
 /// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
 pub const CONFIG: u8 = 78;
 
@@ -15,7 +13,7 @@ pub const CONFIG: u8 = 78;
 pub fn failed(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
     // A closed stderr is no reason to fail differently.
-    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    let _ = writeln!(std::io::stderr(), "error: {}", told(error));
     ExitCode::from(code(error))
 }
 
@@ -30,7 +28,22 @@ pub fn code(error: &anyhow::Error) -> u8 {
     }
     let away = error.chain().any(|cause| {
         cause.is::<crate::amqp::AmqpError>()
+            || cause.is::<crate::cli::Unreachable>()
             || cause.downcast_ref::<sqlx::Error>().is_some_and(crate::pg::is_outage)
     });
     if away { UNREACHABLE } else { NO }
+}
+
+/// An error with its causes, each said once: some libraries repeat their cause in their own text.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }

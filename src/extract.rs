@@ -82,6 +82,15 @@ impl fmt::Display for Source {
     }
 }
 
+/// A message that can't be identified: why, and as much of its identity as is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unidentified {
+    /// Why.
+    pub rejection: Rejection,
+    /// Its tenant, where that was found.
+    pub tenant: Option<IdentityPart>,
+}
+
 /// Finds the identity of a message.
 ///
 /// # Errors
@@ -91,16 +100,24 @@ pub fn identify(
     consumer: &IdentityPart,
     tenant: &Source,
     key: &Source,
-) -> Result<Identity, Rejection> {
+) -> Result<Identity, Unidentified> {
     // Parsed once for both, and only where one of them needs it.
     let in_body = |source: &Source| matches!(source, Source::JsonPointer(_));
-    let json = if in_body(tenant) || in_body(key) { Some(parse(&message.body)?) } else { None };
-    Ok(Identity {
-        tenant: find(message, json.as_ref(), tenant)
-            .map_err(|e| Rejection::tenant(e, &tenant.to_string()))?,
-        consumer: consumer.clone(),
-        key: find(message, json.as_ref(), key).map_err(|e| Rejection::key(e, &key.to_string()))?,
-    })
+    let json = (in_body(tenant) || in_body(key)).then(|| parse(&message.body));
+    let part = |source: &Source, wrong: fn(IdentityError, &str) -> Rejection| {
+        let json = match &json {
+            Some(Err(rejection)) if in_body(source) => return Err(rejection.clone()),
+            Some(Ok(json)) => Some(json),
+            _ => None,
+        };
+        find(message, json, source).map_err(|error| wrong(error, &source.to_string()))
+    };
+    let tenant =
+        part(tenant, Rejection::tenant).map_err(|rejection| Unidentified { rejection, tenant: None })?;
+    match part(key, Rejection::key) {
+        Ok(key) => Ok(Identity { tenant, consumer: consumer.clone(), key }),
+        Err(rejection) => Err(Unidentified { rejection, tenant: Some(tenant) }),
+    }
 }
 
 /// Parses a body as JSON.
@@ -156,7 +173,7 @@ mod tests {
     fn key_of(message: &Message, source: Source) -> Result<String, Reason> {
         identify(message, &consumer(), &Source::Fixed("acme".into()), &source)
             .map(|identity| identity.key.as_str().to_owned())
-            .map_err(|rejection| rejection.reason)
+            .map_err(|unidentified| unidentified.rejection.reason)
     }
 
     fn header(value: HeaderValue) -> Message {
@@ -216,7 +233,17 @@ mod tests {
     fn a_missing_tenant_is_reported_before_a_missing_key() {
         let tenant = Source::Property(Property::UserId);
         let key = Source::Property(Property::MessageId);
-        let rejection = identify(&Message::default(), &consumer(), &tenant, &key).unwrap_err();
-        assert_eq!(rejection.reason, Reason::TenantMissing);
+        let unidentified = identify(&Message::default(), &consumer(), &tenant, &key).unwrap_err();
+        assert_eq!(unidentified.rejection.reason, Reason::TenantMissing);
+        assert_eq!(unidentified.tenant, None);
+    }
+
+    #[test]
+    fn a_tenant_outside_the_body_is_known_even_where_the_body_is_broken() {
+        let message = Message { routing_key: "eu.acme".into(), ..body("{") };
+        let key = Source::JsonPointer("/id".into());
+        let unidentified = identify(&message, &consumer(), &Source::RoutingKey(2), &key).unwrap_err();
+        assert_eq!(unidentified.rejection.reason, Reason::InvalidJson);
+        assert_eq!(unidentified.tenant, Some(IdentityPart::new(b"acme").unwrap()));
     }
 }

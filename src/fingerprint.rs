@@ -1,6 +1,9 @@
 //! What makes two payloads the same.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
+use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
 /// SHA-256 of what the consumer compares. By default the exact body, so that SQL can recompute it: `sha256(body)`.
@@ -31,17 +34,16 @@ impl FingerprintPolicy {
         match self {
             Self::None => return None,
             Self::Body => hash.update(body),
-            Self::CanonicalJson => match serde_json::from_slice::<Value>(body) {
-                Ok(json) => hash.update(canonical(&json)),
-                Err(_) => hash.update(body),
+            Self::CanonicalJson => match serde_json::from_slice::<&RawValue>(body).ok().and_then(canonical) {
+                Some(json) => hash.update(json),
+                None => hash.update(body),
             },
-            Self::JsonPointers(pointers) => match serde_json::from_slice::<Value>(body) {
+            Self::JsonPointers(pointers) => match serde_json::from_slice::<&RawValue>(body) {
                 Ok(json) => {
                     for pointer in pointers {
                         // An absent value differs from null; the lengths keep neighbours apart.
-                        match json.pointer(pointer) {
-                            Some(value) => {
-                                let text = canonical(value);
+                        match at(json, pointer).and_then(canonical) {
+                            Some(text) => {
                                 hash.update((text.len() as u64 + 1).to_be_bytes());
                                 hash.update(text);
                             }
@@ -56,24 +58,47 @@ impl FingerprintPolicy {
     }
 }
 
-/// JSON with sorted fields and no white space.
-fn canonical(value: &Value) -> String {
-    match value {
-        Value::Object(fields) => {
-            let mut sorted: Vec<_> = fields.iter().collect();
-            sorted.sort_by_key(|(name, _)| *name);
-            let fields: Vec<String> = sorted
+/// JSON with sorted fields and no white space. Numbers stay as they were written: read as floating point, two different
+/// amounts could become one.
+fn canonical(value: &RawValue) -> Option<String> {
+    let text = value.get();
+    Some(match text.as_bytes().first()? {
+        b'{' => {
+            // Of several fields of one name the last one counts, as in PostgreSQL's jsonb.
+            let fields: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok()?;
+            let fields: Option<Vec<String>> = fields
                 .into_iter()
-                .map(|(name, value)| format!("{}:{}", Value::from(name.as_str()), canonical(value)))
+                .map(|(name, value)| Some(format!("{}:{}", Value::from(name), canonical(value)?)))
                 .collect();
-            format!("{{{}}}", fields.join(","))
+            format!("{{{}}}", fields?.join(","))
         }
-        Value::Array(values) => {
-            let values: Vec<String> = values.iter().map(canonical).collect();
-            format!("[{}]", values.join(","))
+        b'[' => {
+            let values: Vec<&RawValue> = serde_json::from_str(text).ok()?;
+            let values: Option<Vec<String>> = values.into_iter().map(canonical).collect();
+            format!("[{}]", values?.join(","))
         }
-        scalar => scalar.to_string(),
+        // The same text however it is escaped.
+        b'"' => serde_json::from_str::<Value>(text).ok()?.to_string(),
+        _ => text.to_owned(),
+    })
+}
+
+/// The value at an RFC 6901 pointer.
+fn at<'a>(value: &'a RawValue, pointer: &str) -> Option<&'a RawValue> {
+    let mut found = value;
+    for token in pointer.split('/').skip(1) {
+        let name = token.replace("~1", "/").replace("~0", "~");
+        found = match found.get().as_bytes().first()? {
+            b'{' => serde_json::from_str::<BTreeMap<String, &RawValue>>(found.get()).ok()?.remove(&name)?,
+            b'[' => {
+                // No sign and no leading zero, says the RFC.
+                let index = name.parse::<usize>().ok().filter(|index| index.to_string() == name)?;
+                serde_json::from_str::<Vec<&RawValue>>(found.get()).ok()?.get(index).copied()?
+            }
+            _ => return None,
+        };
     }
+    Some(found)
 }
 
 #[cfg(test)]
@@ -103,6 +128,33 @@ mod tests {
         assert_eq!(one, policy.of(br#"{"sent_at":2,"amount":5}"#));
         assert_ne!(one, policy.of(br#"{"amount":6}"#));
         assert_ne!(one, policy.of(br#"{"amount":5,"note":null}"#));
+    }
+
+    #[test]
+    fn numbers_count_digit_by_digit() {
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/amount".into()]);
+        for policy in [FingerprintPolicy::CanonicalJson, pointers] {
+            for (one, other) in [
+                ("1.000000000000000001", "1.000000000000000002"),
+                ("123456789012345678901", "123456789012345678902"),
+            ] {
+                let of = |number: &str| policy.of(format!("{{\"amount\": {number}}}").as_bytes());
+                assert_eq!(of(one), of(one));
+                assert_ne!(of(one), of(other), "{policy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn pointers_reach_into_arrays_and_escaped_names() {
+        let policy = FingerprintPolicy::JsonPointers(vec!["/a~1b/0/~0".into()]);
+        let of = |text: &str| policy.of(text.as_bytes());
+        assert_eq!(of(r#"{"a/b": [{"~": 1}], "x": 1}"#), of(r#"{"a/b": [{"~": 1}], "x": 2}"#));
+        assert_ne!(of(r#"{"a/b": [{"~": 1}]}"#), of(r#"{"a/b": [{"~": 2}]}"#));
+        assert_eq!(
+            FingerprintPolicy::CanonicalJson.of(br#"["\u0041"]"#),
+            FingerprintPolicy::CanonicalJson.of(br#"["A"]"#)
+        );
     }
 
     #[test]

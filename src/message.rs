@@ -42,7 +42,11 @@ impl Message {
     #[must_use]
     pub fn headers_json(&self) -> serde_json::Value {
         serde_json::Value::Object(
-            self.headers.iter().filter_map(|(name, value)| Some((name.clone(), value.to_json()?))).collect(),
+            self.headers
+                .iter()
+                .filter(|(name, _)| !name.contains('\0'))
+                .filter_map(|(name, value)| Some((name.clone(), value.to_json()?)))
+                .collect(),
         )
     }
 }
@@ -110,7 +114,11 @@ impl HeaderValue {
             Self::Boolean(truth) => Value::Bool(*truth),
             Self::Timestamp(seconds) => Value::from(*seconds),
             Self::Table(table) => Value::Object(
-                table.iter().filter_map(|(name, value)| Some((name.clone(), value.to_json()?))).collect(),
+                table
+                    .iter()
+                    .filter(|(name, _)| !name.contains('\0'))
+                    .filter_map(|(name, value)| Some((name.clone(), value.to_json()?)))
+                    .collect(),
             ),
             Self::Array(values) => Value::Array(values.iter().filter_map(Self::to_json).collect()),
             Self::Void => Value::Null,
@@ -150,6 +158,7 @@ mod tests {
                 ("nul".to_owned(), HeaderValue::Text(b"a\0".to_vec())),
                 ("bytes".to_owned(), HeaderValue::Text(vec![0xff])),
                 ("number".to_owned(), HeaderValue::Integer(-7)),
+                ("n\0l".to_owned(), HeaderValue::Integer(1)),
             ]),
             ..Message::default()
         };

@@ -2,7 +2,8 @@
 
 use crate::amqp::{AmqpError, Topology, connect};
 use crate::config::{Config, Problems, masked};
-use crate::pg::{self, PgFault, Session, classify};
+use crate::handler::SqlFunction;
+use crate::pg::{self, HandlerFunction, PgFault, Session, classify};
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -17,17 +18,17 @@ pub(crate) struct Preflight {
     pub(crate) fine: Vec<(String, String)>,
 }
 
-/// Asks PostgreSQL and, `with_queues`, RabbitMQ. Changes nothing.
-pub(crate) async fn preflight(config: &Config, with_queues: bool) -> Preflight {
+/// Asks PostgreSQL and, for a worker, about its handlers and queues. Changes nothing.
+pub(crate) async fn preflight(config: &Config, for_worker: bool) -> Preflight {
     let mut found = Preflight::default();
-    postgres(config, &mut found).await;
-    if with_queues {
+    postgres(config, for_worker, &mut found).await;
+    if for_worker {
         rabbitmq(config, &mut found).await;
     }
     found
 }
 
-pub(crate) async fn postgres(config: &Config, found: &mut Preflight) {
+pub(crate) async fn postgres(config: &Config, for_worker: bool, found: &mut Preflight) {
     let server = masked(&config.postgres.url);
     let mut connection = match config.postgres.connect("oncely preflight").await {
         Ok(connection) => connection,
@@ -75,22 +76,42 @@ pub(crate) async fn postgres(config: &Config, found: &mut Preflight) {
         );
         found.problems.add("cell.name", what);
     }
-    for consumer in &config.consumers {
+    // A relay's role need not see the application's schema.
+    for consumer in config.consumers.iter().filter(|_| for_worker) {
         let Some(function) = &consumer.handler else {
             continue;
         };
-        match pg::function_exists(&mut session.connection, &function.name, function.batch).await {
-            Ok(true) => {}
-            Ok(false) => {
-                let argument = if function.batch { "oncely.message[]" } else { "oncely.message" };
-                let what = format!("there is no function {}({argument}) at {server}", function.name);
-                found.problems.add(format!("consumers.{}.handler.function", consumer.name), what);
+        let place = format!("consumers.{}.handler.function", consumer.name);
+        match pg::handler_functions(&mut session.connection, &function.name).await {
+            Ok(functions) => {
+                if let Some(what) = misfit(function, &functions) {
+                    found.problems.add(place, format!("{what} (at {server})"));
+                }
             }
             Err(error) => unexpected(found, &server, error),
         }
     }
     found.fine.push(("PostgreSQL".to_owned(), format!("{server}, epoch {}", session.cell.epoch)));
     found.session = Some(session);
+}
+
+/// What is wrong with a configured handler.
+fn misfit(wanted: &SqlFunction, found: &[HandlerFunction]) -> Option<String> {
+    let signature = |batch: bool| {
+        let (argument, result) =
+            if batch { ("oncely.message[]", "setof oncely.result") } else { ("oncely.message", "jsonb") };
+        (format!("{}({argument})", wanted.name), result)
+    };
+    let (name, result) = signature(wanted.batch);
+    match found.iter().find(|function| function.batch == wanted.batch) {
+        Some(function) if function.fits => None,
+        Some(function) => Some(format!("{name} returns {}, and must return {result}", function.returns)),
+        None if found.is_empty() => Some(format!("there is no function {name}")),
+        None => {
+            let (other, _) = signature(!wanted.batch);
+            Some(format!("there is no function {name}, but {other}: set batch = {}", !wanted.batch))
+        }
+    }
 }
 
 fn unexpected(found: &mut Preflight, server: &str, error: sqlx::Error) {

@@ -1,7 +1,10 @@
-//! SIGTERM and Ctrl-C.
+//! SIGTERM and Ctrl-C, and how a process stopped.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+
+/// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or something failed that should not.
+const SOFTWARE: u8 = 70;
 
 /// A token that the first SIGTERM or SIGINT cancels; the second one ends the process at once (exit code 130), which is
 /// safe at any moment: what is not committed is rolled back and comes again.
@@ -30,4 +33,26 @@ pub fn on_signal() -> std::io::Result<CancellationToken> {
         }
     });
     Ok(token)
+}
+
+/// How a worker or a relay stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// All work that was begun is finished and settled.
+    Clean,
+    /// Some work was not finished within `worker.shutdown`; its messages come again.
+    Deadline,
+    /// A part of it failed that never should; its messages come again.
+    Failed,
+}
+
+impl Stopped {
+    /// The process's exit code.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Clean => 0,
+            Self::Deadline | Self::Failed => SOFTWARE,
+        }
+    }
 }

@@ -13,13 +13,20 @@ use crate::config::RabbitSettings;
 pub enum AmqpError {
     /// The broker's or the client library's error.
     #[error("RabbitMQ: {0}")]
-    Broker(#[from] lapin::Error),
+    Broker(lapin::Error),
     /// No answer in time.
     #[error("RabbitMQ: no answer to {0} within {1:?}")]
     Timeout(&'static str, Duration),
     /// The URL can't be read.
     #[error("rabbitmq.url is not an AMQP URL")]
     Url,
+}
+
+/// Not as a source: the text says it all, and would be told twice.
+impl From<lapin::Error> for AmqpError {
+    fn from(error: lapin::Error) -> Self {
+        Self::Broker(error)
+    }
 }
 
 impl AmqpError {

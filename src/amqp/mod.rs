@@ -2,6 +2,7 @@
 
 mod connection;
 mod delivery;
+mod headers;
 mod publisher;
 mod settle;
 mod subscription;
@@ -12,4 +13,4 @@ pub(crate) use delivery::Delivery;
 pub(crate) use publisher::{Copy, Publisher};
 pub(crate) use subscription::Subscription;
 pub(crate) use topology::RUNG_HEADER;
-pub use topology::{Topology, TopologyReport};
+pub use topology::{Applied, Topology, TopologyReport};

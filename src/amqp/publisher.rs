@@ -1,7 +1,7 @@
 //! Publishing that is known to have arrived.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesOrdered;
@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::connection::{AmqpError, answer, connect};
+use super::headers::fit;
 use crate::config::RabbitSettings;
 
 /// Names each copy, so that a returned one is told from its neighbours.
@@ -30,13 +31,15 @@ pub(crate) struct Copy {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PublishError {
     /// No queue took it.
-    #[error("exchange {0:?} has no queue for it; run `oncely topology apply`")]
+    #[error(
+        "exchange {0:?} has no queue for it; bind one (`oncely topology apply` does for exchanges of its own)"
+    )]
     Unroutable(String),
     /// The broker said no.
     #[error("the broker refused it (is a queue full?)")]
     Refused,
     /// The connection or the channel failed: it may have arrived or not.
-    #[error("{0}")]
+    #[error(transparent)]
     Amqp(#[from] AmqpError),
 }
 
@@ -44,7 +47,7 @@ pub(crate) enum PublishError {
 pub(crate) struct Publisher {
     settings: RabbitSettings,
     purpose: String,
-    connection: Mutex<Option<Connection>>,
+    connection: Mutex<Option<Arc<Connection>>>,
 }
 
 impl Publisher {
@@ -60,27 +63,41 @@ impl Publisher {
     pub(crate) async fn publish(&self, copies: &[Copy]) -> Vec<Result<(), PublishError>> {
         match self.try_publish(copies).await {
             Ok(results) => results,
-            Err(error) => {
-                // Whatever failed, the next call starts with a fresh connection.
-                self.connection.lock().await.take();
-                let text = error.to_string();
-                copies.iter().map(|_| Err(PublishError::Amqp(copy_of(&error, &text)))).collect()
-            }
+            Err(error) => copies.iter().map(|_| Err(PublishError::Amqp(again(&error)))).collect(),
         }
     }
 
     async fn try_publish(&self, copies: &[Copy]) -> Result<Vec<Result<(), PublishError>>, AmqpError> {
+        let connection = self.connect().await?;
+        let published = self.publish_on(&connection, copies).await;
+        if published.is_err() {
+            // Whatever failed, the next call starts with a fresh connection, unless another call has opened one already.
+            let mut current = self.connection.lock().await;
+            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &connection)) {
+                *current = None;
+            }
+        }
+        published
+    }
+
+    async fn connect(&self) -> Result<Arc<Connection>, AmqpError> {
+        let mut current = self.connection.lock().await;
+        if let Some(connection) = current.as_ref().filter(|connection| connection.status().connected()) {
+            return Ok(Arc::clone(connection));
+        }
+        let connection = Arc::new(connect(&self.settings, &self.purpose).await?);
+        *current = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    async fn publish_on(
+        &self,
+        connection: &Connection,
+        copies: &[Copy],
+    ) -> Result<Vec<Result<(), PublishError>>, AmqpError> {
         let limit = self.settings.timeout;
-        let channel = {
-            let mut connection = self.connection.lock().await;
-            if connection.as_ref().is_none_or(|connection| !connection.status().connected()) {
-                *connection = Some(connect(&self.settings, &self.purpose).await?);
-            }
-            match connection.as_ref() {
-                Some(connection) => answer("channel.open", limit, connection.create_channel()).await?,
-                None => return Err(AmqpError::Timeout("connect", Duration::ZERO)),
-            }
-        };
+        let frame_max = connection.configuration().frame_max();
+        let channel = answer("channel.open", limit, connection.create_channel()).await?;
         answer("confirm.select", limit, channel.confirm_select(ConfirmSelectOptions::default())).await?;
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let names: Vec<String> = copies.iter().map(|_| Uuid::now_v7().to_string()).collect();
@@ -88,7 +105,7 @@ impl Publisher {
         for (copy, name) in copies.iter().zip(&names) {
             let mut headers = copy.properties.headers().clone().unwrap_or_default();
             headers.insert(COPY_HEADER.into(), AMQPValue::LongString(name.as_str().into()));
-            let properties = copy.properties.clone().with_headers(headers);
+            let properties = copy.properties.clone().with_headers(fit(headers, frame_max));
             let (exchange, key) = (copy.exchange.as_str().into(), copy.routing_key.as_str().into());
             let published = channel.basic_publish(exchange, key, options, &copy.body, properties);
             confirms.push_back(answer("basic.publish", limit, published).await?);
@@ -129,13 +146,10 @@ fn copy_name(headers: Option<&FieldTable>) -> Option<String> {
 }
 
 /// The same error for each copy of a failed call.
-fn copy_of(error: &AmqpError, text: &str) -> AmqpError {
+fn again(error: &AmqpError) -> AmqpError {
     match error {
         AmqpError::Broker(error) => AmqpError::Broker(error.clone()),
         AmqpError::Timeout(what, limit) => AmqpError::Timeout(what, *limit),
-        AmqpError::Url => {
-            tracing::debug!(text, "publishing failed");
-            AmqpError::Url
-        }
+        AmqpError::Url => AmqpError::Url,
     }
 }

@@ -8,6 +8,7 @@ use futures::StreamExt as _;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection};
+use tokio_util::sync::CancellationToken;
 
 use super::connection::{AmqpError, answer, connect};
 use super::delivery::Delivery;
@@ -20,7 +21,11 @@ use crate::config::RabbitSettings;
 pub(crate) struct Epoch {
     channel: Channel,
     settlement: Mutex<Settlement>,
+    /// Acknowledgements are computed and sent by one lane at a time: sent in another order, one of them would name a tag
+    /// that an earlier one has covered, and the broker would close the channel.
+    sending: tokio::sync::Mutex<()>,
     over: AtomicBool,
+    ended: CancellationToken,
     timeout: Duration,
 }
 
@@ -30,15 +35,22 @@ impl Epoch {
         self.over.load(Ordering::Acquire) || !self.channel.status().connected()
     }
 
+    /// Waits until the channel is of no use any more for a reason that its stream does not tell.
+    pub(crate) async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
     /// Marks deliveries as settled and acknowledges what can be. Call it only for what is known to be committed, or to be
     /// held by the broker in another queue. On a channel that is gone nothing is sent: redelivery decides.
     pub(crate) async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
+        let _turn = self.sending.lock().await;
         let acks = self.lock().settle(tags);
         self.send(acks).await
     }
 
     /// Acknowledges what is settled and held back behind an unsettled delivery.
     pub(crate) async fn release(&self) -> Result<(), AmqpError> {
+        let _turn = self.sending.lock().await;
         let acks = self.lock().release();
         self.send(acks).await
     }
@@ -52,7 +64,13 @@ impl Epoch {
                 Ack::UpTo(tag) => (tag, true),
                 Ack::One(tag) => (tag, false),
             };
-            answer("ack", self.timeout, self.channel.basic_ack(tag, BasicAckOptions { multiple })).await?;
+            let sent = self.channel.basic_ack(tag, BasicAckOptions { multiple });
+            if let Err(error) = answer("ack", self.timeout, sent).await {
+                // The rest of this channel's acknowledgements would be lost as well: everything comes again, on another.
+                self.over.store(true, Ordering::Release);
+                self.ended.cancel();
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -102,7 +120,9 @@ impl Subscription {
             epoch: Arc::new(Epoch {
                 channel,
                 settlement: Mutex::new(Settlement::new(prefetch)),
+                sending: tokio::sync::Mutex::new(()),
                 over: AtomicBool::new(false),
+                ended: CancellationToken::new(),
                 timeout: limit,
             }),
             queue: queue.to_owned(),

@@ -4,7 +4,7 @@
 //!   <queue>                 work; dead-letters to <queue>.dlx when the broker itself gives a message up
 //!   <queue>.dlx    fanout   → <queue>.dead
 //!   <queue>.retry  headers  → <queue>.retry.<delay>, by the header oncely-rung   (TTL; dead-letters to <queue>.return)
-//!   <queue>.return fanout   → <queue>
+//!   <queue>.return fanout   → <queue>; where that binding is gone: alternate exchange <queue>.dlx
 //! ```
 //! Fanout and headers exchanges do not look at the routing key, so a copy keeps its own through every stage.
 
@@ -106,61 +106,86 @@ impl Topology {
         queues
     }
 
-    /// Declares everything; returns what was declared. Declaring again changes nothing; a queue that exists with other
-    /// arguments is left as it is and reported as an error.
+    /// Everything to declare, in the order in which it can be.
+    fn steps(&self) -> Vec<Step> {
+        let queue = &self.queue;
+        let dead_letter_exchange = text(&Self::dead_letter_exchange(queue));
+        let return_exchange = Self::return_exchange(queue);
+        let mut steps = Vec::new();
+        for (name, kind) in self.exchanges() {
+            // Where somebody has declared the work queue anew, its binding to the return exchange is gone: a copy that
+            // comes back then goes to the dead-letter queue, not to nowhere.
+            let arguments = if name == return_exchange {
+                arguments([("alternate-exchange", dead_letter_exchange.clone())])
+            } else {
+                FieldTable::default()
+            };
+            steps.push(Step::Exchange(name, kind, arguments));
+        }
+        // A message that the broker gives up itself (delivery limit, length, TTL) must land where ours do.
+        let mut work = self.queue_arguments(&Self::dead_letter_exchange(queue));
+        let mut dead = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
+        if self.queue_type == QueueType::Quorum {
+            work.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
+            dead.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(LOOKS_LIMIT));
+        }
+        steps.push(Step::Queue(queue.clone(), work));
+        steps.push(Step::Queue(Self::dead_letter_queue(queue), dead));
+        for delay in &self.delays {
+            let mut waiting = self.queue_arguments(&return_exchange);
+            let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
+            waiting.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ttl));
+            steps.push(Step::Queue(Self::retry_queue(queue, *delay), waiting));
+        }
+        let plain = FieldTable::default;
+        steps.push(Step::Binding(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue), plain()));
+        if !self.delays.is_empty() {
+            steps.push(Step::Binding(queue.clone(), return_exchange, plain()));
+        }
+        for delay in &self.delays {
+            let rung = arguments([("x-match", text("all")), (RUNG_HEADER, text(&rung_name(*delay)))]);
+            steps.push(Step::Binding(Self::retry_queue(queue, *delay), Self::retry_exchange(queue), rung));
+        }
+        steps
+    }
+
+    /// Type and dead-letter exchange. Quorum queues hand dead letters over at least once (RabbitMQ asks for the overflow
+    /// setting with it); classic ones can't: there the broker may drop one when its target is away.
+    fn queue_arguments(&self, dead_letter_exchange: &str) -> FieldTable {
+        let mut table = arguments([
+            ("x-queue-type", text(self.queue_type.as_str())),
+            ("x-dead-letter-exchange", text(dead_letter_exchange)),
+        ]);
+        if self.queue_type == QueueType::Quorum {
+            table.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+            table.insert("x-overflow".into(), text("reject-publish"));
+        }
+        table
+    }
+
+    /// Declares everything. Declaring again changes nothing; what exists with other arguments is left as it is and
+    /// reported, the rest is declared all the same.
     ///
     /// # Errors
-    /// The broker's first refusal, with the name of what it refused.
+    /// When the broker does not answer or refuses for another reason; with the name of what was to be declared.
     pub async fn apply(
         &self,
         connection: &Connection,
         limit: Duration,
-    ) -> Result<Vec<String>, (String, AmqpError)> {
-        let mut done = Vec::new();
-        for (name, kind) in self.exchanges() {
-            self.declare_exchange(connection, &name, kind, limit)
-                .await
-                .map_err(|error| (name.clone(), error))?;
-            done.push(format!("exchange {name}"));
+    ) -> Result<Applied, (String, AmqpError)> {
+        let mut applied = Applied::default();
+        for step in self.steps() {
+            let name = step.to_string();
+            match step.declare(connection, limit).await {
+                Ok(()) => applied.done.push(name),
+                // PRECONDITION_FAILED: it exists with other arguments. NOT_FOUND: a binding of what was refused.
+                Err(error) if matches!(error.reply_code(), Some(404 | 406)) => {
+                    applied.refused.push((name, error))
+                }
+                Err(error) => return Err((name, error)),
+            }
         }
-        let dead = Self::dead_letter_queue(&self.queue);
-        let long = |text: &str| AMQPValue::LongString(text.into());
-        let kind = long(self.queue_type.as_str());
-        // A message that the broker gives up itself (delivery limit, length, TTL) must land where ours do.
-        let work = arguments([
-            ("x-queue-type", kind.clone()),
-            ("x-dead-letter-exchange", long(&Self::dead_letter_exchange(&self.queue))),
-        ]);
-        let mut queues = vec![(self.queue.clone(), work)];
-        queues.push((dead.clone(), arguments([("x-queue-type", kind.clone())])));
-        for delay in &self.delays {
-            let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
-            let waiting = arguments([
-                ("x-queue-type", kind.clone()),
-                ("x-message-ttl", AMQPValue::LongLongInt(ttl)),
-                ("x-dead-letter-exchange", long(&Self::return_exchange(&self.queue))),
-            ]);
-            queues.push((Self::retry_queue(&self.queue, *delay), waiting));
-        }
-        for (name, arguments) in queues {
-            self.declare_queue(connection, &name, arguments, limit)
-                .await
-                .map_err(|error| (name.clone(), error))?;
-            done.push(format!("queue {name}"));
-        }
-        let mut bindings = vec![(dead, Self::dead_letter_exchange(&self.queue), FieldTable::default())];
-        if !self.delays.is_empty() {
-            bindings.push((self.queue.clone(), Self::return_exchange(&self.queue), FieldTable::default()));
-        }
-        for delay in &self.delays {
-            let rung = arguments([("x-match", long("all")), (RUNG_HEADER, long(&rung_name(*delay)))]);
-            bindings.push((Self::retry_queue(&self.queue, *delay), Self::retry_exchange(&self.queue), rung));
-        }
-        for (queue, exchange, arguments) in bindings {
-            let bound = self.bind(connection, &queue, &exchange, arguments, limit).await;
-            bound.map_err(|error| (format!("{exchange} → {queue}"), error))?;
-        }
-        Ok(done)
+        Ok(applied)
     }
 
     /// Looks what is there, declaring nothing.
@@ -209,53 +234,68 @@ impl Topology {
         }
         Ok(report)
     }
+}
 
-    async fn declare_exchange(
-        &self,
-        connection: &Connection,
-        name: &str,
-        kind: ExchangeKind,
-        limit: Duration,
-    ) -> Result<(), AmqpError> {
+/// What [`Topology::apply`] did.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// Declared, or there already.
+    pub done: Vec<String>,
+    /// There with other arguments, and left as it is.
+    pub refused: Vec<(String, AmqpError)>,
+}
+
+/// Deliveries of one message by a quorum queue before the broker itself dead-letters it. Every lost connection counts for
+/// all messages that were on it, so RabbitMQ's default of 20 (from 4.0 on) would empty a queue into the dead-letter queue in
+/// one bad night: a consumer timeout every half hour. A thousand of those are three weeks.
+const DELIVERY_LIMIT: i64 = 1_000;
+
+/// For the dead-letter queue, where every look by hand counts and nothing lies behind it.
+const LOOKS_LIMIT: i64 = 1_000_000;
+
+/// One thing to declare.
+enum Step {
+    Exchange(String, ExchangeKind, FieldTable),
+    Queue(String, FieldTable),
+    Binding(String, String, FieldTable),
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exchange(name, ..) => write!(f, "exchange {name}"),
+            Self::Queue(name, _) => write!(f, "queue {name}"),
+            Self::Binding(queue, exchange, _) => write!(f, "binding {exchange} → {queue}"),
+        }
+    }
+}
+
+impl Step {
+    /// On a channel of its own: the broker closes it when it refuses.
+    async fn declare(self, connection: &Connection, limit: Duration) -> Result<(), AmqpError> {
         let channel = answer("channel.open", limit, connection.create_channel()).await?;
-        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-        let declared = channel.exchange_declare(name.into(), kind, options, FieldTable::default());
-        answer("exchange.declare", limit, declared).await?;
+        match self {
+            Self::Exchange(name, kind, arguments) => {
+                let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+                let declared = channel.exchange_declare(name.into(), kind, options, arguments);
+                answer("exchange.declare", limit, declared).await?;
+            }
+            Self::Queue(name, arguments) => {
+                let declared = channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
+                answer("queue.declare", limit, declared).await?;
+            }
+            Self::Binding(queue, exchange, arguments) => {
+                let options = QueueBindOptions::default();
+                let bound = channel.queue_bind(queue.into(), exchange.into(), "".into(), options, arguments);
+                answer("queue.bind", limit, bound).await?;
+            }
+        }
         answer("channel.close", limit, channel.close(200, "done".into())).await
     }
+}
 
-    async fn declare_queue(
-        &self,
-        connection: &Connection,
-        name: &str,
-        arguments: FieldTable,
-        limit: Duration,
-    ) -> Result<(), AmqpError> {
-        let channel = answer("channel.open", limit, connection.create_channel()).await?;
-        let declared = channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
-        answer("queue.declare", limit, declared).await?;
-        answer("channel.close", limit, channel.close(200, "done".into())).await
-    }
-
-    async fn bind(
-        &self,
-        connection: &Connection,
-        queue: &str,
-        exchange: &str,
-        arguments: FieldTable,
-        limit: Duration,
-    ) -> Result<(), AmqpError> {
-        let channel = answer("channel.open", limit, connection.create_channel()).await?;
-        let bound = channel.queue_bind(
-            queue.into(),
-            exchange.into(),
-            "".into(),
-            QueueBindOptions::default(),
-            arguments,
-        );
-        answer("queue.bind", limit, bound).await?;
-        answer("channel.close", limit, channel.close(200, "done".into())).await
-    }
+fn text(text: &str) -> AMQPValue {
+    AMQPValue::LongString(text.into())
 }
 
 fn arguments<const N: usize>(entries: [(&str, AMQPValue); N]) -> FieldTable {

@@ -24,16 +24,16 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => exit::failed(&error),
     }
 }
 
-async fn run(arguments: Arguments) -> anyhow::Result<()> {
+async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(&arguments.config)?;
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "relay starts");
-    Relay::new(config).run(stop).await?;
-    Ok(())
+    let stopped = Relay::new(config).run(stop).await?;
+    Ok(ExitCode::from(stopped.code()))
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use oncely::config::{Config, DEFAULT_FILE};
-use oncely::worker::{Stopped, Worker};
+use oncely::worker::Worker;
 use oncely::{exit, shutdown, stack, telemetry};
 
 /// Consumes RabbitMQ queues so that each message takes effect in PostgreSQL once
@@ -40,8 +40,6 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
-    Ok(match Worker::builder(config).build()?.run(stop).await? {
-        Stopped::Clean => ExitCode::SUCCESS,
-        Stopped::Deadline | Stopped::Failed => ExitCode::from(exit::SOFTWARE),
-    })
+    let stopped = Worker::builder(config).build()?.run(stop).await?;
+    Ok(ExitCode::from(stopped.code()))
 }

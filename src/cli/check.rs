@@ -59,7 +59,7 @@ async fn look(config: &Config, problems: &Problems) -> Preflight {
     let bad = |section: &str| problems.list().iter().any(|p| p.place.starts_with(section));
     let mut found = Preflight::default();
     if !bad("postgres.") {
-        crate::preflight::postgres(config, &mut found).await;
+        crate::preflight::postgres(config, true, &mut found).await;
     }
     if !bad("rabbitmq.") {
         crate::preflight::rabbitmq(config, &mut found).await;
@@ -74,6 +74,9 @@ async fn look(config: &Config, problems: &Problems) -> Preflight {
         };
         match answer {
             Ok(()) => found.fine.push(("Redis".to_owned(), server)),
+            Err(error) if error.is_refusal() => {
+                found.problems.add("redis.url", format!("{server}: user or password is refused"));
+            }
             Err(error) => {
                 found.unreachable.push(format!("Redis at {server}: {error} (slower, never wrong)"));
             }

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
 use super::output::{self, Times, age, safe};
-use crate::config::{Config, masked};
+use super::session;
+use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::fingerprint::Fingerprint;
@@ -48,9 +48,7 @@ struct Story {
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = Session::open(&config.postgres, "oncely explain")
-        .await
-        .with_context(|| format!("cannot connect to {}", masked(&config.postgres.url)))?;
+    let mut session = session::open(&config).await?;
     let stories = stories(&config, &mut session, &arguments).await?;
     let now = session.clock.now();
     let span = pg::audit_span(&mut session.connection).await?;
@@ -66,7 +64,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::print(&match span {
             Some(since) => format!(
                 "{key}: nothing is known. It was not seen since {}, when the audit trail begins; \
-                 or it came before that and was collected.",
+                 or it came before that and was collected, or it is not decided yet: in a queue, or held by a worker that \
+                 waits for something (see its log).",
                 times.show(since)
             ),
             None => {
@@ -74,8 +73,10 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             }
         })?;
     } else {
-        let texts: Vec<String> =
-            stories.iter().map(|story| tell(story, &arguments.key, now, times)).collect();
+        let texts: Vec<String> = stories
+            .iter()
+            .map(|story| tell(story, &arguments.key, config.audit.duplicates, now, times))
+            .collect();
         output::print(&texts.join("\n\n"))?;
     }
     Ok(if stories.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
@@ -128,12 +129,12 @@ async fn stories(
 }
 
 /// Does the mirror hold the key now? `None` where that can't be said.
-async fn mirrored(config: &Config, session: &Session, details: &KeyDetails) -> Option<bool> {
+async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) -> Option<bool> {
     let settings = config.mirror.as_ref()?;
-    let secret = settings
-        .key
-        .as_ref()
-        .map_or_else(|| session.cell.secret.clone(), |key| key.expose_secret().as_bytes().to_vec());
+    let secret = match &settings.key {
+        Some(key) => key.expose_secret().as_bytes().to_vec(),
+        None => pg::secret(&mut session.connection).await.ok()?,
+    };
     let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
     let identity = Identity {
         tenant: part(&details.tenant)?,
@@ -146,7 +147,7 @@ async fn mirrored(config: &Config, session: &Session, details: &KeyDetails) -> O
     Some(found)
 }
 
-fn tell(story: &Story, key: &str, now: DateTime<Utc>, times: Times) -> String {
+fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times) -> String {
     let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
     let mut lines = vec![head, format!("  {}", verdict(story))];
     if let Some(details) = &story.details {
@@ -193,7 +194,7 @@ fn tell(story: &Story, key: &str, now: DateTime<Utc>, times: Times) -> String {
         let label = if index == 0 { "timeline" } else { "" };
         lines.push(format!("  {label:<11}{}  {}", times.show(row.occurred_at), event(row)));
     }
-    if story.timeline.iter().all(|row| row.outcome != "duplicate") {
+    if !listed && story.timeline.iter().all(|row| row.outcome != "duplicate") {
         lines.push("             (duplicates are listed only where audit.duplicates = true)".to_owned());
     }
     lines.join("\n")

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::output::{self, Times};
-use crate::config::{Config, masked};
+use super::session;
+use crate::config::Config;
 use crate::maintenance::{keep_partitions, plan, sweep};
-use crate::pg::{Session, SweepReport};
+use crate::pg::SweepReport;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -34,15 +34,8 @@ enum Verb {
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let Verb::Run { dry_run, json } = arguments.verb;
     let config = Config::load(file)?;
-    let mut session = Session::open(&config.postgres, "oncely gc")
-        .await
-        .with_context(|| format!("cannot connect to {}", masked(&config.postgres.url)))?;
-    anyhow::ensure!(
-        session.cell.name == config.cell,
-        "the database is the cell {:?}, not {:?}: nothing is deleted",
-        session.cell.name,
-        config.cell
-    );
+    // Refuses another cell than the configured one: nothing is deleted there.
+    let mut session = session::open(&config).await?;
     let (reports, made, dropped) = if dry_run {
         (plan(&config, &mut session).await?, Vec::new(), Vec::new())
     } else {

@@ -10,6 +10,7 @@ mod gc;
 mod migrate;
 mod output;
 mod publish;
+mod session;
 mod since;
 mod status;
 mod topology;
@@ -18,6 +19,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+pub(crate) use session::Unreachable;
 
 use crate::config::DEFAULT_FILE;
 

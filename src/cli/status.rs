@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::output::{self, Times, age, bytes};
+use super::session;
 use crate::amqp::{Topology, connect};
 use crate::config::{Config, masked};
 use crate::exit;
@@ -37,7 +38,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
 
     let mut postgres = json!(null);
     let mut body = Vec::new();
-    match Session::open(&config.postgres, "oncely status").await {
+    match session::open(&config).await {
         Ok(mut session) => {
             reach(&mut lines, "PostgreSQL", masked(&config.postgres.url), None);
             let (text, value) = database(&mut session, times).await?;
@@ -45,7 +46,13 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             postgres = value;
             session.close().await;
         }
-        Err(error) => reach(&mut lines, "PostgreSQL", masked(&config.postgres.url), Some(error.to_string())),
+        Err(error) if exit::code(&error) == exit::CONFIG => return Err(error),
+        Err(error) => reach(
+            &mut lines,
+            "PostgreSQL",
+            masked(&config.postgres.url),
+            Some(error.root_cause().to_string()),
+        ),
     }
 
     let mut queues = Vec::new();

@@ -35,19 +35,20 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     let mut code = ExitCode::SUCCESS;
     for topology in config.consumers.iter().flat_map(Topology::of) {
         match arguments.verb {
-            Verb::Apply => match topology.apply(&connection, limit).await {
-                Ok(done) => output::print(&done.join("\n"))?,
-                Err((name, error)) if error.reply_code() == Some(406) => {
+            Verb::Apply => {
+                let applied = topology.apply(&connection, limit).await.map_err(|(name, error)| {
+                    anyhow::Error::new(error).context(format!("declaring {name}"))
+                })?;
+                output::print(&applied.done.join("\n"))?;
+                for (name, error) in &applied.refused {
                     output::note(&format!(
                         "{name} exists with other arguments and is left as it is: {error}\n  \
-                         delete it when it is empty and apply again, or set its dead-letter exchange by a policy"
+                         delete it when it is empty and apply again, or give it the missing arguments by a policy \
+                         (a dead-letter exchange above all)"
                     ));
                     code = ExitCode::from(exit::NO);
                 }
-                Err((name, error)) => {
-                    return Err(anyhow::Error::new(error).context(format!("declaring {name}")));
-                }
-            },
+            }
             Verb::Show => {
                 let report = topology.inspect(&connection, limit).await?;
                 let mut table = output::table(["QUEUE", "READY", "DEAD", "CONSUMERS", "MISSING"]);

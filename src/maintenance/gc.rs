@@ -34,9 +34,9 @@ pub(crate) async fn sweep(
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {
             loop {
-                let gone =
-                    pg::sweep_batch(&mut session.connection, status, consumer.name.as_str(), before, limit)
-                        .await?;
+                let name = consumer.name.as_str();
+                let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit);
+                let gone = pg::within(config.postgres.patience(), batch).await?;
                 *count += gone;
                 if gone < u64::from(config.gc.batch) || stop() {
                     break;

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{keep_partitions, sweep};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
-use crate::pg::Session;
+use crate::pg::{Session, within};
 
 /// How often the partitions are looked at: they are made four weeks ahead, so an hour is plenty.
 const PARTITIONS: Duration = Duration::from_secs(3_600);
@@ -55,7 +55,7 @@ async fn upkeep(
         session.close().await;
         return Ok(PARTITIONS);
     }
-    match keep_partitions(&config.audit, &mut session).await {
+    match within(config.postgres.patience() * 2, keep_partitions(&config.audit, &mut session)).await {
         Ok((made, dropped)) => {
             for name in made {
                 tracing::info!(name, "made an audit partition");

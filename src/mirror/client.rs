@@ -23,6 +23,13 @@ pub(crate) enum MirrorError {
     Answers(usize, usize),
 }
 
+impl MirrorError {
+    /// Redis is there and refuses user or password: a matter of the configuration.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.kind() == redis::ErrorKind::AuthenticationFailed)
+    }
+}
+
 /// Redis as a mirror of completed keys.
 #[derive(Clone)]
 pub(crate) struct Mirror {

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
-use crate::pg::{Clock, PgSettings, standing};
+use crate::pg::{Clock, PgSettings, standing, within};
 
 /// How old an answer may be for a hit to be trusted, counted from before the question was asked.
 pub(crate) const TRUST: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(250);
+/// An answer later than this is none.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// What the database said of itself, and when it was asked.
 #[derive(Clone, Debug)]
@@ -25,7 +27,7 @@ impl Standing {
     /// Asks.
     pub(crate) async fn ask(connection: &mut PgConnection, clock: &Clock) -> Result<Self, sqlx::Error> {
         let asked = Instant::now();
-        let (epoch, may_lose_commits, now) = standing(connection).await?;
+        let (epoch, may_lose_commits, now) = within(LIMIT, standing(connection)).await?;
         clock.set(now, asked);
         Ok(Self { epoch, may_lose_commits, asked })
     }

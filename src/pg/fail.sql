@@ -1,5 +1,5 @@
 -- Records failed runs: rows claimed in this transaction, or (alone, after a rollback) rows that may not be there yet.
--- Never touches a key that took effect.
+-- Without a claim of its own it touches only a key that may run again: never one that took effect or was given up.
 insert into oncely.idempotency_keys as i
     (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, last_error)
 select f.tenant, $1, f.key, f.status, f.attempts, $2, case when f.status = 'FAILED' then $2::timestamptz end,
@@ -14,4 +14,4 @@ set status = excluded.status,
     fingerprint = excluded.fingerprint,
     reason = excluded.reason,
     last_error = excluded.last_error
-where i.status <> 'COMPLETED' or $10
+where i.status = 'IN_PROGRESS' or $10

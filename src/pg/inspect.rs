@@ -187,7 +187,11 @@ pub(crate) async fn table_statistics(connection: &mut PgConnection) -> Result<Ta
     sqlx::query_as!(
         TableStatistics,
         r#"select
-            coalesce((select n_live_tup from pg_stat_all_tables where relid = 'oncely.idempotency_keys'::regclass), 0) as "keys!",
+            greatest(
+                (select n_live_tup from pg_stat_all_tables where relid = 'oncely.idempotency_keys'::regclass),
+                -- The statistics lag; a few are counted.
+                (select count(*) from (select 1 from oncely.idempotency_keys limit 1000) as k)
+            ) as "keys!",
             pg_total_relation_size('oncely.idempotency_keys') as "keys_bytes!",
             (select coalesce(sum(pg_total_relation_size(relid)), 0)::bigint from pg_partition_tree('oncely.audit')) as "audit_bytes!",
             (select count(*) from oncely.idempotency_keys where status = 'FAILED') as "failed!",
@@ -202,19 +206,23 @@ pub(crate) async fn table_statistics(connection: &mut PgConnection) -> Result<Ta
     .await
 }
 
-/// Does the handler function exist with the right argument?
-pub(crate) async fn function_exists(
+/// A handler function as PostgreSQL knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HandlerFunction {
+    /// It is the batch form, by its argument.
+    pub(crate) batch: bool,
+    /// It returns what that form must return.
+    pub(crate) fits: bool,
+    /// What it returns.
+    pub(crate) returns: String,
+}
+
+/// The functions of this name that take a message or a batch of them.
+pub(crate) async fn handler_functions(
     connection: &mut PgConnection,
     name: &str,
-    batch: bool,
-) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar!(
-        r#"select to_regprocedure($1 || case when $2 then '(oncely.message[])' else '(oncely.message)' end) is not null as "found!""#,
-        name,
-        batch
-    )
-    .fetch_one(connection)
-    .await
+) -> Result<Vec<HandlerFunction>, sqlx::Error> {
+    sqlx::query_file_as!(HandlerFunction, "src/pg/handler_functions.sql", name).fetch_all(connection).await
 }
 
 /// Outcomes since a time.

@@ -22,7 +22,27 @@ pub struct PgSettings {
     pub lock_timeout: Duration,
 }
 
+/// Waits for an answer of PostgreSQL, with a limit of our own: a peer that vanished without a word never answers, and the
+/// server's limits vanished with it. After it the connection must not be used again.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    asked: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    match tokio::time::timeout(limit, asked).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let text = format!("no answer within {limit:?}");
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
+        }
+    }
+}
+
 impl PgSettings {
+    /// Longer than any statement may take on a server that is there.
+    pub(crate) fn patience(&self) -> Duration {
+        self.statement_timeout + Duration::from_secs(5)
+    }
+
     /// Opens a connection that says who it is and has server-side limits.
     ///
     /// # Errors
@@ -83,8 +103,6 @@ pub struct Cell {
     pub name: String,
     /// `oncely.epoch()`: server, timeline, database and history.
     pub epoch: String,
-    /// Its random secret.
-    pub secret: Vec<u8>,
 }
 
 /// A connection whose server's epoch was read on itself: it can't change while the connection lives, because a primary
@@ -108,14 +126,13 @@ impl Session {
         let mut connection = settings.connect(application).await?;
         let asked = Instant::now();
         let row = sqlx::query!(
-            r#"select name as "name!", secret as "secret!", oncely.epoch() as "epoch!", clock_timestamp() as "now!"
-               from oncely.cell"#
+            r#"select name as "name!", oncely.epoch() as "epoch!", clock_timestamp() as "now!" from oncely.cell"#
         )
-        .fetch_one(&mut connection)
-        .await?;
+        .fetch_one(&mut connection);
+        let row = within(settings.patience(), row).await?;
         Ok(Self {
             connection,
-            cell: Cell { name: row.name, epoch: row.epoch, secret: row.secret },
+            cell: Cell { name: row.name, epoch: row.epoch },
             clock: Clock::new(row.now, asked),
         })
     }
@@ -128,8 +145,14 @@ impl Session {
     }
 }
 
-/// The epoch, whether a standby may take over without the latest commits, and the time. A slot counts as a standby: one
-/// that is away for a moment comes back through it.
+/// The database's random secret. Only workers and operators may read it.
+pub(crate) async fn secret(connection: &mut PgConnection) -> Result<Vec<u8>, sqlx::Error> {
+    sqlx::query_scalar!("select secret from oncely.cell").fetch_one(connection).await
+}
+
+/// The epoch, whether commits that were reported may be lost, and the time. They may where a standby can take over without
+/// the latest ones (a slot counts as a standby: one that is away for a moment comes back through it), and where a crash
+/// loses what was not flushed: the same timeline, so the same epoch, but not the same rows.
 pub(crate) async fn standing(
     connection: &mut PgConnection,
 ) -> Result<(String, bool, DateTime<Utc>), sqlx::Error> {
@@ -137,7 +160,8 @@ pub(crate) async fn standing(
         r#"select oncely.epoch() as "epoch!", clock_timestamp() as "now!",
             exists (select from pg_stat_replication where pid <> pg_backend_pid())
                 or exists (select from pg_replication_slots where slot_type = 'physical')
-                or current_setting('fsync') = 'off' as "may_lose_commits!""#
+                or current_setting('fsync') = 'off'
+                or current_setting('synchronous_commit') = 'off' as "may_lose_commits!""#
     )
     .fetch_one(connection)
     .await?;

@@ -29,10 +29,11 @@ pub(crate) enum DrainError {
 }
 
 /// Takes a batch, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a
-/// death between the write and the COMMIT writes the same tags again, which changes nothing.
+/// death between the write and the COMMIT writes the same tags again, which changes nothing. Without a mirror the records
+/// are only deleted: kept, they would hold back the garbage collection for ever.
 pub(crate) async fn drain(
     session: &mut Session,
-    mirror: &Mirror,
+    mirror: Option<&Mirror>,
     limit: u32,
 ) -> Result<DrainReport, DrainError> {
     let now = session.clock.now();
@@ -42,16 +43,20 @@ pub(crate) async fn drain(
         transaction.rollback().await?;
         return Ok(DrainReport::default());
     }
-    // An entry must not outlive its key: where the rest of the key's life is shorter than an entry's, there is none.
-    let ends = mirror.expires_at(now);
-    let tags: Vec<Tag> = records
-        .iter()
-        .filter(|record| record.expires_at >= ends)
-        .flat_map(|record| record.tags.as_chunks::<{ Tag::BYTES }>().0)
-        .map(|bytes| Tag(*bytes))
-        .collect();
-    if !tags.is_empty() {
-        mirror.write(&tags, now).await?;
+    let mut written = 0;
+    if let Some(mirror) = mirror {
+        // An entry must not outlive its key: where the rest of the key's life is shorter than an entry's, there is none.
+        let ends = mirror.expires_at(now);
+        let tags: Vec<Tag> = records
+            .iter()
+            .filter(|record| record.expires_at >= ends)
+            .flat_map(|record| record.tags.as_chunks::<{ Tag::BYTES }>().0)
+            .map(|bytes| Tag(*bytes))
+            .collect();
+        if !tags.is_empty() {
+            mirror.write(&tags, now).await?;
+        }
+        written = tags.len();
     }
     let deleted = pg::delete_outbox(&mut transaction, &records).await?;
     if usize::try_from(deleted) != Ok(records.len()) {
@@ -60,7 +65,7 @@ pub(crate) async fn drain(
     transaction.commit().await?;
     Ok(DrainReport {
         records: records.len(),
-        tags: tags.len(),
+        tags: written,
         oldest: records.iter().map(|record| record.created_at).min(),
     })
 }

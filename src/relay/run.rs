@@ -12,6 +12,7 @@ use crate::maintenance;
 use crate::mirror::Mirror;
 use crate::pg::Session;
 use crate::preflight::preflight;
+use crate::shutdown::Stopped;
 
 /// A relay: the outbox's way to Redis, and the maintenance of the tables. Several may run.
 #[derive(Debug)]
@@ -33,30 +34,37 @@ impl Relay {
     ///
     /// # Errors
     /// When the configuration contradicts what the servers hold.
-    pub async fn run(self, stop: CancellationToken) -> Result<(), Problems> {
+    pub async fn run(self, stop: CancellationToken) -> Result<Stopped, Problems> {
+        // Ours to cancel, too, without stopping the rest of an embedding program.
+        let stop = stop.child_token();
         if !self.start(&stop).await? {
-            return Ok(());
+            return Ok(Stopped::Clean);
         }
         let mut tasks = JoinSet::new();
         tasks.spawn(maintenance::run(self.config.clone(), stop.clone()));
-        match self.config.mirror.as_ref().map(Mirror::new) {
-            Some(Ok(mirror)) => {
-                tasks.spawn(relay(self.config.clone(), mirror, stop.clone()));
-            }
-            Some(Err(error)) => {
+        let mirror = match self.config.mirror.as_ref().map(Mirror::new).transpose() {
+            Ok(mirror) => mirror,
+            Err(error) => {
                 let mut problems = Problems::default();
                 problems.add("redis.url", error.to_string());
                 return Err(problems);
             }
-            None => tracing::info!("no [redis] url: nothing is mirrored; maintenance only"),
+        };
+        if mirror.is_none() {
+            tracing::info!(
+                "no [redis] url: nothing is mirrored, outbox records of workers that have one are dropped"
+            );
         }
+        tasks.spawn(relay(self.config.clone(), mirror, stop.clone()));
+        let mut stopped = Stopped::Clean;
         while let Some(ended) = tasks.join_next().await {
             if let Err(error) = ended {
                 tracing::error!(error = %error, "a task of the relay has failed: the relay stops");
                 stop.cancel();
+                stopped = Stopped::Failed;
             }
         }
-        Ok(())
+        Ok(stopped)
     }
 
     async fn start(&self, stop: &CancellationToken) -> Result<bool, Problems> {
@@ -80,7 +88,7 @@ impl Relay {
 }
 
 /// Drains the outbox: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
-async fn relay(config: Config, mirror: Mirror, stop: CancellationToken) {
+async fn relay(config: Config, mirror: Option<Mirror>, stop: CancellationToken) {
     let application = format!("oncely relay {}", config.worker.name);
     let mut session: Option<Session> = None;
     let mut backoff = Backoff::default();
@@ -89,7 +97,7 @@ async fn relay(config: Config, mirror: Mirror, stop: CancellationToken) {
     let mut reported = tokio::time::Instant::now();
     tracing::info!("relaying");
     while !stop.is_cancelled() {
-        let pause = match one(&config, &application, &mut session, &mirror).await {
+        let pause = match one(&config, &application, &mut session, mirror.as_ref()).await {
             Ok(report) => {
                 backoff.reset();
                 total.records += report.records;
@@ -126,7 +134,7 @@ async fn one(
     config: &Config,
     application: &str,
     session: &mut Option<Session>,
-    mirror: &Mirror,
+    mirror: Option<&Mirror>,
 ) -> Result<DrainReport, String> {
     let open = match session {
         Some(open) => open,
@@ -139,7 +147,12 @@ async fn one(
             session.insert(open)
         }
     };
-    drain(open, mirror, config.relay.batch).await.map_err(|error| error.to_string())
+    let limit = config.postgres.patience() * 2;
+    match tokio::time::timeout(limit, drain(open, mirror, config.relay.batch)).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        // Its connection is dropped with it, by the caller.
+        Err(_) => Err(format!("no answer within {limit:?}")),
+    }
 }
 
 /// How long to wait before the next look: not at all behind a full batch, longer and longer behind empty ones.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 
 use super::precheck::precheck;
-use super::prepare::{Candidate, prepare};
+use super::prepare::{Candidate, Known, prepare};
 use super::settle::settle;
 use super::shared::Shared;
 use super::transaction::{Pass, Stop, audit_only, audit_record, record_failure, transact};
@@ -14,6 +14,7 @@ use crate::amqp::Delivery;
 use crate::backoff::Backoff;
 use crate::decide::leaders;
 use crate::fault::{Fault, FaultClass};
+use crate::identity::IdentityPart;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{AuditRecord, Session};
 
@@ -21,9 +22,44 @@ use crate::pg::{AuditRecord, Session};
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
 const SUBTRANSACTIONS: usize = 64;
 
-/// Longest time for one transaction on a connection that may have died without a word. Well above any
-/// `statement_timeout` that makes sense, well below RabbitMQ's consumer timeout of 30 minutes.
+/// Longest time for one transaction on a connection that may have died without a word, unless two statements may take
+/// longer. Well below RabbitMQ's consumer timeout of 30 minutes.
 const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Waits for a transaction up to the deadline; then its connection is given up with it.
+async fn in_time<T>(shared: &Shared, transaction: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
+    let deadline = DEADLINE.max(shared.postgres.patience() * 2);
+    match tokio::time::timeout(deadline, transaction).await {
+        Ok(done) => done,
+        // The future was dropped half-way: its connection is not used again.
+        Err(_) => Err(Stop::Tainted(Fault::new(
+            FaultClass::Transient,
+            None,
+            format!("not done within {deadline:?}"),
+        ))),
+    }
+}
+
+/// Most bytes of bodies in one transaction: all of them are one message to PostgreSQL, which takes up to 1 GiB.
+const PORTION: usize = 64 << 20;
+
+/// Parts of a batch with at most [`PORTION`] bytes each (or one message that is larger), in their order.
+fn portions<T>(batch: Vec<T>, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut portions: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for one in batch {
+        let more = size(&one);
+        match portions.last_mut() {
+            Some(portion) if bytes + more <= PORTION => portion.push(one),
+            _ => {
+                bytes = 0;
+                portions.push(vec![one]);
+            }
+        }
+        bytes += more;
+    }
+    portions
+}
 
 /// Deliveries on their way to the lanes, taken by one lane at a time.
 pub(crate) type Intake = Arc<Mutex<mpsc::Receiver<Delivery>>>;
@@ -64,8 +100,10 @@ impl Lane {
             if count == 0 {
                 break;
             }
-            if self.batch(batch).await.is_err() {
-                tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
+            for batch in portions(batch, |delivery| delivery.message.body.len()) {
+                if self.batch(batch).await.is_err() {
+                    tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
+                }
             }
         }
         if let Some(session) = self.session.take() {
@@ -86,22 +124,26 @@ impl Lane {
             }
         }
         if !refused.is_empty() {
+            let text = |part: &Option<IdentityPart>| {
+                part.as_ref().map_or_else(String::new, |p| p.as_str().to_owned())
+            };
             let records: Vec<AuditRecord> = refused
                 .iter()
-                .map(|refused| (&refused.delivery, &refused.rejection))
-                .map(|(delivery, rejection)| AuditRecord {
-                    queue: delivery.message.queue.clone(),
+                .map(|refused| AuditRecord {
+                    tenant: text(&refused.known.tenant),
+                    key: text(&refused.known.key),
+                    queue: refused.delivery.message.queue.clone(),
                     outcome: "dead_lettered",
-                    reason: Some(rejection.reason.as_str().to_owned()),
-                    detail: Some(rejection.detail.clone()),
-                    trace_id: delivery.message.trace_id().map(str::to_owned),
+                    reason: Some(refused.rejection.reason.as_str().to_owned()),
+                    detail: Some(refused.rejection.detail.clone()),
+                    trace_id: refused.delivery.message.trace_id().map(str::to_owned),
                     ..AuditRecord::default()
                 })
                 .collect();
             self.write_audit(&records).await?;
             let settled = refused
                 .into_iter()
-                .map(|refused| (refused.delivery, None, Outcome::refused(refused.rejection)))
+                .map(|refused| (refused.delivery, refused.known, Outcome::refused(refused.rejection)))
                 .collect();
             settle(&shared, settled).await?;
         }
@@ -140,9 +182,13 @@ impl Lane {
         // The others follow the first of their identity.
         for (index, leader) in leader_of.iter().enumerate() {
             let Some(leader) = *leader else { continue };
-            let completed =
-                matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_)));
-            if completed && candidates[leader].fingerprint == candidates[index].fingerprint {
+            if candidates[leader].fingerprint != candidates[index].fingerprint {
+                continue;
+            }
+            if let Some(retried @ Outcome::Retried { .. }) = &outcomes[leader] {
+                // Waits as long as the first: run at once, the copies of one batch would use up all attempts.
+                outcomes[index] = Some(retried.clone());
+            } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_))) {
                 let outcome = Outcome::Duplicate(DuplicateSource::Batch);
                 if shared.list_duplicates {
                     listed.push(audit_record(&candidates[index], &outcome));
@@ -157,7 +203,10 @@ impl Lane {
         let mut settled = Vec::with_capacity(candidates.len());
         for (candidate, outcome) in candidates.into_iter().zip(outcomes) {
             match outcome {
-                Some(outcome) => settled.push((candidate.delivery, Some(candidate.identity), outcome)),
+                Some(outcome) => {
+                    let known = Known::from(&candidate.identity);
+                    settled.push((candidate.delivery, known, outcome));
+                }
                 None => again.push(candidate),
             }
         }
@@ -210,19 +259,12 @@ impl Lane {
         loop {
             let shared = Arc::clone(&self.shared);
             let session = self.session(work).await?;
-            let done = tokio::time::timeout(DEADLINE, transact(&shared, session, pass, work)).await;
-            let stop = match done {
-                Ok(Ok(outcomes)) => {
+            let stop = match in_time(&shared, transact(&shared, session, pass, work)).await {
+                Ok(outcomes) => {
                     self.backoff.reset();
                     return Ok(Ok(outcomes));
                 }
-                Ok(Err(stop)) => stop,
-                // The future was dropped half-way: its connection is not used again.
-                Err(_) => Stop::Tainted(Fault::new(
-                    FaultClass::Transient,
-                    None,
-                    format!("not done within {DEADLINE:?}"),
-                )),
+                Err(stop) => stop,
             };
             match stop {
                 Stop::Failed(fault) => return Ok(Err(fault)),
@@ -239,7 +281,7 @@ impl Lane {
         loop {
             let shared = Arc::clone(&self.shared);
             let session = self.session(&[one]).await?;
-            match record_failure(&shared, session, one, fault).await {
+            match in_time(&shared, record_failure(&shared, session, one, fault)).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(stop) => self.wait_out(stop, &[one]).await?,
             }
@@ -250,7 +292,7 @@ impl Lane {
         loop {
             let shared = Arc::clone(&self.shared);
             let session = self.session(&[]).await?;
-            match audit_only(&shared, session, records).await {
+            match in_time(&shared, audit_only(&shared, session, records)).await {
                 Ok(()) => return Ok(()),
                 Err(stop) => self.wait_out(stop, &[]).await?,
             }
@@ -302,5 +344,19 @@ impl Lane {
             }
         }
         self.session.as_mut().ok_or(Abandoned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_split_where_postgresql_could_not_take_it_at_once() {
+        let split = |sizes: &[usize]| portions(sizes.to_vec(), |size| *size);
+        assert_eq!(split(&[1, 2, 3]), [vec![1, 2, 3]]);
+        assert_eq!(split(&[PORTION, 1, PORTION - 1, 1]), [vec![PORTION], vec![1, PORTION - 1], vec![1]]);
+        assert_eq!(split(&[2 * PORTION, 1]), [vec![2 * PORTION], vec![1]]);
+        assert_eq!(split(&[]), Vec::<Vec<usize>>::new());
     }
 }

@@ -10,4 +10,6 @@ mod shared;
 mod subscribe;
 mod transaction;
 
-pub use run::{Stopped, Worker, WorkerBuilder, WorkerError};
+pub use run::{Worker, WorkerBuilder, WorkerError};
+
+pub use crate::shutdown::Stopped;

@@ -18,7 +18,7 @@ pub(crate) async fn precheck(
     ask(shared, session, candidates).await.unwrap_or_else(|| vec![false; candidates.len()])
 }
 
-async fn ask(shared: &Shared, session: &mut Option<Session>, candidates: &[&Candidate]) -> Option<Vec<bool>> {
+async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candidate]) -> Option<Vec<bool>> {
     let precheck = shared.precheck.as_ref()?;
     if precheck.mode == PrecheckMode::Off {
         return None;
@@ -44,11 +44,15 @@ async fn ask(shared: &Shared, session: &mut Option<Session>, candidates: &[&Cand
     }
     let suspects: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
     let identities: Vec<&Identity> = suspects.iter().map(|&index| &candidates[index].identity).collect();
-    let session = match session {
+    let session = match slot {
         Some(session) => session,
-        None => session.insert(shared.open_session().await.ok()?),
+        None => slot.insert(shared.open_session().await.ok()?),
     };
-    let records = pg::look_up(&mut session.connection, &shared.consumer.name, &identities).await.ok()?;
+    let asked = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
+    let Ok(records) = pg::within(shared.postgres.patience(), asked).await else {
+        *slot = None;
+        return None;
+    };
     for (&index, record) in suspects.iter().zip(records) {
         hits[index] = record.is_some_and(|record| {
             record.status == KeyStatus::Completed

@@ -4,10 +4,10 @@ use serde::de::IgnoredAny;
 
 use super::shared::Shared;
 use crate::amqp::Delivery;
-use crate::extract::identify;
+use crate::extract::{Unidentified, identify};
 use crate::fingerprint::Fingerprint;
 use crate::handler::{JsonPolicy, Run};
-use crate::identity::Identity;
+use crate::identity::{Identity, IdentityPart};
 use crate::message::HeaderValue;
 use crate::reason::{Reason, Rejection};
 use crate::seal::SEAL_HEADER;
@@ -21,15 +21,29 @@ pub(crate) struct Candidate {
     pub(crate) is_json: bool,
 }
 
-/// A delivery that can't be identified, and why.
+/// A delivery that can't be processed, why, and as much of its identity as is known.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     pub(crate) delivery: Delivery,
     pub(crate) rejection: Rejection,
+    pub(crate) known: Known,
 }
 
-fn refuse(delivery: Delivery, rejection: Rejection) -> Box<Refused> {
-    Box::new(Refused { delivery, rejection })
+/// As much of an identity as is known.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) tenant: Option<IdentityPart>,
+    pub(crate) key: Option<IdentityPart>,
+}
+
+impl From<&Identity> for Known {
+    fn from(identity: &Identity) -> Self {
+        Self { tenant: Some(identity.tenant.clone()), key: Some(identity.key.clone()) }
+    }
+}
+
+fn refuse(delivery: Delivery, rejection: Rejection, known: Known) -> Box<Refused> {
+    Box::new(Refused { delivery, rejection, known })
 }
 
 /// Finds out who a delivery is.
@@ -40,7 +54,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
     let size = delivery.message.body.len();
     if size > limit {
         let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
-        return Err(refuse(delivery, Rejection::new(Reason::BodyTooLarge, detail)));
+        return Err(refuse(delivery, Rejection::new(Reason::BodyTooLarge, detail), Known::default()));
     }
     let sealed = match delivery.message.headers.get(SEAL_HEADER) {
         Some(HeaderValue::Text(value)) => shared.seal_key.open(value, &consumer.name, &delivery.message.body),
@@ -54,7 +68,9 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
         }
         None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
             Ok(identity) => identity,
-            Err(rejection) => return Err(refuse(delivery, rejection)),
+            Err(Unidentified { rejection, tenant }) => {
+                return Err(refuse(delivery, rejection, Known { tenant, key: None }));
+            }
         },
     };
     let (needs_json, wants_json) = match &shared.run {
@@ -64,7 +80,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
     let is_json = wants_json && serde_json::from_slice::<IgnoredAny>(&delivery.message.body).is_ok();
     if needs_json && !is_json {
         let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
-        return Err(refuse(delivery, Rejection::new(Reason::InvalidJson, detail)));
+        return Err(refuse(delivery, Rejection::new(Reason::InvalidJson, detail), Known::from(&identity)));
     }
     Ok(Candidate {
         fingerprint: consumer.fingerprint.of(&delivery.message.body),

@@ -17,9 +17,10 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run};
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
-use crate::pg::Session;
+use crate::pg::{Session, secret};
 use crate::preflight::preflight;
 use crate::seal::SealKey;
+use crate::shutdown::Stopped;
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -27,17 +28,6 @@ pub enum WorkerError {
     /// The configuration, or what the servers hold, is not fit.
     #[error(transparent)]
     Refused(#[from] Problems),
-}
-
-/// How a worker stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stopped {
-    /// All work that was begun is finished and settled.
-    Clean,
-    /// Some work was not finished within `worker.shutdown`; its messages come again.
-    Deadline,
-    /// A part of the worker failed that never should; its messages come again.
-    Failed,
 }
 
 /// A worker: all consumers of a configuration.
@@ -163,12 +153,22 @@ impl Worker {
             return Ok(Stopped::Clean);
         };
         let config = &self.config;
-        let secret = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
-            Some(key) => key.expose_secret().as_bytes().to_vec(),
-            None => session.cell.secret.clone(),
+        let cell_secret = match secret(&mut session.connection).await {
+            Ok(secret) => secret,
+            Err(error) => {
+                let mut problems = Problems::default();
+                problems.add(
+                    "postgres",
+                    format!("oncely.cell.secret can't be read (role oncely_worker): {error}"),
+                );
+                return Err(problems.into());
+            }
         };
-        let tag_key = TagKey::derive(&secret);
-        let seal_key = SealKey::derive(&session.cell.secret);
+        let tag_key = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
+            Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
+            None => TagKey::derive(&cell_secret),
+        };
+        let seal_key = SealKey::derive(&cell_secret);
         let clock = session.clock.clone();
         let first = Standing::ask(&mut session.connection, &clock).await.ok();
         session.close().await;
@@ -255,8 +255,8 @@ impl Worker {
                 }
                 // They end only when told to. Whatever a lane held stays unacknowledged as long as its channel lives, so a
                 // worker that lost one must not go on quietly.
-                Some(ended) = lanes.join_next() => stopped = failed("a lane", ended, &stop),
-                Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, &stop),
+                Some(ended) = lanes.join_next() => stopped = failed("a lane", ended, stopped, &stop),
+                Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, stopped, &stop),
             }
         }
         let finish = async {
@@ -303,9 +303,14 @@ impl Worker {
     }
 }
 
-fn failed(what: &str, ended: Result<(), tokio::task::JoinError>, stop: &CancellationToken) -> Stopped {
+fn failed(
+    what: &str,
+    ended: Result<(), tokio::task::JoinError>,
+    stopped: Stopped,
+    stop: &CancellationToken,
+) -> Stopped {
     match ended {
-        Ok(()) if stop.is_cancelled() => Stopped::Clean,
+        Ok(()) if stop.is_cancelled() => stopped,
         Ok(()) => {
             tracing::error!(
                 "{what} has ended without being told to: the worker stops, its messages come again"

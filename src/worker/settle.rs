@@ -1,11 +1,12 @@
 //! Tells the broker what became of deliveries: copies first, confirmed; then acknowledgements.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lapin::types::{AMQPValue, FieldTable};
 
 use super::lane::Abandoned;
+use super::prepare::Known;
 use super::shared::Shared;
 use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology};
 use crate::backoff::Backoff;
@@ -19,25 +20,24 @@ use crate::seal::SEAL_HEADER;
 /// its delivery will come again anyway: without a confirmed copy an original is never acknowledged.
 pub(crate) async fn settle(
     shared: &Shared,
-    decided: Vec<(Delivery, Option<Identity>, Outcome)>,
+    decided: Vec<(Delivery, Known, Outcome)>,
 ) -> Result<(), Abandoned> {
     let mut copies = Vec::new();
-    for (index, (delivery, identity, outcome)) in decided.iter().enumerate() {
+    for (index, (delivery, known, outcome)) in decided.iter().enumerate() {
         match outcome.disposition() {
             Disposition::Ack => {}
-            Disposition::Retry(delay) => {
-                copies.push((index, retry_copy(shared, delivery, identity.as_ref(), delay)))
-            }
+            Disposition::Retry(delay) => copies.push((index, retry_copy(shared, delivery, known, delay))),
             Disposition::DeadLetter(rejection) => {
                 tracing::warn!(
                     consumer = %shared.consumer.name,
                     queue = delivery.message.queue,
-                    identity = identity.as_ref().map(tracing::field::debug),
+                    tenant = known.tenant.as_ref().map(tracing::field::display),
+                    key = known.key.as_ref().map(tracing::field::display),
                     reason = %rejection.reason,
                     detail = rejection.detail,
                     "a message is dead-lettered"
                 );
-                copies.push((index, dead_letter(shared, delivery, identity.as_ref(), &rejection, outcome)));
+                copies.push((index, dead_letter(shared, delivery, known, &rejection, outcome)));
             }
         }
     }
@@ -47,9 +47,17 @@ pub(crate) async fn settle(
     acknowledge(shared, &decided, ready).await;
 
     let mut backoff = Backoff::default();
+    // One copy that the broker can't take closes the channel for all of its batch, so a second try goes one by one.
+    let mut at_once = copies.len();
+    // What came on a channel that is gone comes again, and its copy then.
+    copies.retain(|(index, _)| !decided[*index].0.epoch.is_over());
     while !copies.is_empty() {
-        let batch: Vec<Copy> = copies.iter().map(|(_, copy)| copy.clone()).collect();
-        let results = shared.publisher.publish(&batch).await;
+        let mut results = Vec::with_capacity(copies.len());
+        for batch in copies.chunks(at_once.max(1)) {
+            let batch: Vec<Copy> = batch.iter().map(|(_, copy)| copy.clone()).collect();
+            results.extend(shared.publisher.publish(&batch).await);
+        }
+        at_once = 1;
         let mut arrived = Vec::new();
         let mut failure = None;
         let mut results = results.into_iter();
@@ -88,7 +96,7 @@ pub(crate) async fn settle(
 /// Acknowledges, channel by channel. An acknowledgement that does not arrive costs a redelivery, nothing else.
 async fn acknowledge(
     shared: &Shared,
-    decided: &[(Delivery, Option<Identity>, Outcome)],
+    decided: &[(Delivery, Known, Outcome)],
     indices: impl IntoIterator<Item = usize>,
 ) {
     let mut by_channel = HashMap::new();
@@ -108,18 +116,33 @@ async fn acknowledge(
     }
 }
 
-fn retry_copy(
-    shared: &Shared,
-    delivery: &Delivery,
-    identity: Option<&Identity>,
-    delay: std::time::Duration,
-) -> Copy {
+/// RabbitMQ's record of earlier dead-letterings.
+const BROKER_HEADERS: [&str; 7] = [
+    "x-death",
+    "x-first-death-exchange",
+    "x-first-death-queue",
+    "x-first-death-reason",
+    "x-last-death-exchange",
+    "x-last-death-queue",
+    "x-last-death-reason",
+];
+
+fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, delay: std::time::Duration) -> Copy {
     let message = &delivery.message;
     let mut headers = delivery.properties.headers().clone().unwrap_or_default();
+    // The broker keeps a record of dead-letterings there, and drops an expired message that has been in its target queue
+    // before: with the record of an earlier trip, this copy would vanish on its way back.
+    let kept =
+        headers.inner().clone().into_iter().filter(|(name, _)| !BROKER_HEADERS.contains(&name.as_str()));
+    headers = kept.collect::<BTreeMap<_, _>>().into();
     put(&mut headers, RUNG_HEADER, &rung_name(delay));
     let user_id = message.properties.user_id.as_deref();
-    if let Some(seal) = identity.and_then(|identity| shared.seal_key.seal(identity, user_id, &message.body)) {
-        put(&mut headers, SEAL_HEADER, &seal);
+    if let (Some(tenant), Some(key)) = (&known.tenant, &known.key) {
+        let identity =
+            Identity { tenant: tenant.clone(), consumer: shared.consumer.name.clone(), key: key.clone() };
+        if let Some(seal) = shared.seal_key.seal(&identity, user_id, &message.body) {
+            put(&mut headers, SEAL_HEADER, &seal);
+        }
     }
     copy(delivery, Topology::retry_exchange(&message.queue), headers)
 }
@@ -127,7 +150,7 @@ fn retry_copy(
 fn dead_letter(
     shared: &Shared,
     delivery: &Delivery,
-    identity: Option<&Identity>,
+    known: &Known,
     rejection: &Rejection,
     outcome: &Outcome,
 ) -> Copy {
@@ -138,9 +161,11 @@ fn dead_letter(
     put(&mut headers, "x-oncely-consumer", shared.consumer.name.as_str());
     put(&mut headers, "x-oncely-queue", &message.queue);
     put(&mut headers, "x-oncely-worker", &shared.worker);
-    if let Some(identity) = identity {
-        put(&mut headers, "x-oncely-tenant", identity.tenant.as_str());
-        put(&mut headers, "x-oncely-key", identity.key.as_str());
+    if let Some(tenant) = &known.tenant {
+        put(&mut headers, "x-oncely-tenant", tenant.as_str());
+    }
+    if let Some(key) = &known.key {
+        put(&mut headers, "x-oncely-key", key.as_str());
     }
     if let Outcome::DeadLettered { attempt, .. } = outcome {
         headers.insert("x-oncely-attempt".into(), AMQPValue::LongLongInt(i64::from(*attempt)));

@@ -64,11 +64,16 @@ async fn pump(
     deliveries: &mpsc::Sender<Delivery>,
 ) -> Ended {
     let mut lived = false;
+    let epoch = Arc::clone(subscription.epoch());
     loop {
         let next = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Ended::Stop,
             next = subscription.next() => next,
+            // Nothing can be acknowledged on it any more.
+            () = epoch.ended() => {
+                return Ended::Lost { reason: "an acknowledgement could not be sent".to_owned(), lived };
+            }
         };
         let delivery = match next {
             None => {

@@ -47,8 +47,17 @@ impl Stop {
     fn of_handler(error: sqlx::Error) -> Self {
         match classify(error) {
             PgFault::Outage(outage) => Self::Outage(outage),
-            PgFault::Fault(fault) if fault.class == FaultClass::Environment => Self::NotNow(fault),
-            PgFault::Fault(fault) => Self::Failed(fault),
+            PgFault::Fault(fault) => Self::of_fault(fault),
+        }
+    }
+
+    fn of_fault(fault: Fault) -> Self {
+        match fault.code.as_deref() {
+            // The server ended the session because the handler dawdled (idle_in_transaction_session_timeout,
+            // transaction_timeout): the handler's failure, and the connection is gone.
+            Some("25P03" | "25P04") => Self::Tainted(fault),
+            _ if fault.class == FaultClass::Environment => Self::NotNow(fault),
+            _ => Self::Failed(fault),
         }
     }
 
@@ -134,18 +143,35 @@ pub(crate) async fn record_failure(
     let now = session.clock.now();
     let consumer = &shared.consumer;
     let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
-    let known =
-        pg::look_up(&mut transaction, &consumer.name, &[&candidate.identity]).await.map_err(Stop::of_ours)?;
-    let attempt = known.into_iter().flatten().next().map_or(0, |record| record.attempts).saturating_add(1);
-    let mut outcome = outcome_of(shared, fault.clone(), attempt)?;
-    let failure = failure(candidate, &outcome);
-    let written = pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice())
-        .await
-        .map_err(Stop::of_ours)?;
-    if written == 0 {
-        // Somebody else completed it in the meantime.
-        outcome = Outcome::Duplicate(DuplicateSource::Postgres);
+    // Since the rollback anything may have happened to the key: another worker completed it, or it is another payload's.
+    let mut outcome = None;
+    for _ in 0..CLAIM_ROUNDS {
+        let known = pg::look_up(&mut transaction, &consumer.name, &[&candidate.identity]).await;
+        let record = known.map_err(Stop::of_ours)?.into_iter().flatten().next();
+        let attempts = match &record {
+            None => 0,
+            Some(record) => match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
+                KeyDecision::Duplicate => {
+                    outcome = Some(Outcome::Duplicate(DuplicateSource::Postgres));
+                    break;
+                }
+                KeyDecision::Refuse(rejection) => {
+                    outcome = Some(Outcome::refused(rejection));
+                    break;
+                }
+                KeyDecision::Retake => record.attempts,
+            },
+        };
+        let failed = outcome_of(shared, fault.clone(), attempts.saturating_add(1))?;
+        let failure = failure(candidate, &failed);
+        let written = pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await;
+        // Nothing written: the row has changed since the look-up, so it is looked at again.
+        if written.map_err(Stop::of_ours)? == 1 {
+            outcome = Some(failed);
+            break;
+        }
     }
+    let outcome = outcome.ok_or_else(too_quick)?;
     let records = audit_records(shared, started, &[candidate], std::slice::from_ref(&outcome));
     pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
         .await
@@ -214,9 +240,11 @@ async fn claim(
             break;
         }
     }
-    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(|| {
-        Stop::NotNow(Fault::new(FaultClass::Transient, None, "a key changes faster than it can be claimed"))
-    })
+    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
+}
+
+fn too_quick() -> Stop {
+    Stop::NotNow(Fault::new(FaultClass::Transient, None, "a key changes faster than it can be claimed"))
 }
 
 /// A handler's results, by message.
@@ -255,9 +283,8 @@ async fn handle(
             match run {
                 Run::RustBatch(handler) => {
                     let mut context = Context::new(transaction);
-                    let called = handler.handle_batch(&mut context, incoming);
-                    let called = AssertUnwindSafe(called).catch_unwind().await;
-                    let responses = unwound(called)?.map_err(stop_of)?;
+                    let called = caught(async { handler.handle_batch(&mut context, incoming).await }).await;
+                    let responses = called?.map_err(stop_of)?;
                     if responses.len() != incoming.len() {
                         return Err(Stop::Failed(wrong_count(responses.len(), incoming.len())));
                     }
@@ -281,14 +308,14 @@ async fn handle(
                     Ok(response) => match end_guard(transaction).await {
                         Ok(()) => results.push(Ok(response)),
                         Err(Stop::Failed(fault)) => {
-                            undo_to_guard(transaction).await?;
+                            undo_to_guard(transaction, &fault).await?;
                             results.push(Err(fault));
                         }
                         Err(other) => return Err(other),
                     },
                     Err(error) => match stop_of(error) {
                         Stop::Failed(fault) => {
-                            undo_to_guard(transaction).await?;
+                            undo_to_guard(transaction, &fault).await?;
                             results.push(Err(fault));
                         }
                         other => return Err(other),
@@ -308,14 +335,13 @@ fn wrong_count(got: usize, wanted: usize) -> Fault {
 fn stop_of(error: HandlerError) -> Stop {
     match error.into_fault() {
         PgFault::Outage(outage) => Stop::Outage(outage),
-        PgFault::Fault(fault) if fault.class == FaultClass::Environment => Stop::NotNow(fault),
-        PgFault::Fault(fault) => Stop::Failed(fault),
+        PgFault::Fault(fault) => Stop::of_fault(fault),
     }
 }
 
-/// A panic of the handler is its failure; what it left on the connection nobody knows.
-fn unwound<T>(called: Result<T, Box<dyn std::any::Any + Send>>) -> Result<T, Stop> {
-    called.map_err(|panic| {
+/// Runs a handler, from its call on. A panic is the handler's failure; what it left on the connection nobody knows.
+async fn caught<T>(called: impl Future<Output = T>) -> Result<T, Stop> {
+    AssertUnwindSafe(called).catch_unwind().await.map_err(|panic| {
         let text = panic
             .downcast_ref::<&str>()
             .map(|text| (*text).to_owned())
@@ -332,12 +358,10 @@ async fn call_one(
 ) -> Result<Result<Option<Value>, HandlerError>, Stop> {
     let mut context = Context::new(transaction);
     match run {
-        Run::Rust(handler) => {
-            unwound(AssertUnwindSafe(handler.handle(&mut context, message)).catch_unwind().await)
-        }
+        Run::Rust(handler) => caught(async { handler.handle(&mut context, message).await }).await,
         Run::RustBatch(handler) => {
-            let called = handler.handle_batch(&mut context, std::slice::from_ref(message));
-            let called = unwound(AssertUnwindSafe(called).catch_unwind().await)?;
+            let called = async { handler.handle_batch(&mut context, std::slice::from_ref(message)).await };
+            let called = caught(called).await?;
             Ok(called.and_then(|mut responses| match (responses.pop(), responses.len()) {
                 (Some(response), 0) => Ok(response),
                 (_, more) => Err(HandlerError::transient(wrong_count(more, 1).message)),
@@ -372,11 +396,13 @@ async fn end_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
     }
 }
 
-async fn undo_to_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
+/// Takes back what a failed handler did. Where that can't be done the connection is given up, and the handler's failure
+/// stays its failure: asking the same handler again and again would spend no attempt.
+async fn undo_to_guard(transaction: &mut PgConnection, fault: &Fault) -> Result<(), Stop> {
     let undone = transaction.execute("rollback to savepoint oncely_handler").await;
-    undone.map(drop).map_err(|error| match classify(error) {
-        PgFault::Outage(outage) => Stop::Outage(outage),
-        PgFault::Fault(fault) => Stop::Tainted(fault),
+    undone.map(drop).map_err(|error| {
+        tracing::debug!(error = %error, "a handler's savepoint could not be restored");
+        Stop::Tainted(fault.clone())
     })
 }
 

@@ -25,6 +25,22 @@ async fn migrate_applies_and_shows_and_does_nothing_twice() {
 }
 
 #[tokio::test]
+async fn every_verb_says_what_to_run_on_a_database_without_the_migrations() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.database = testbed::Database::create(&world.urls.postgres).await.unwrap();
+    for arguments in [&["status"][..], &["explain", "k"], &["gc", "run"]] {
+        let output = world.oncely(arguments).await;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(78), "{arguments:?}: {text}");
+        assert!(
+            text.contains("6 migrations are not applied") && text.contains("run `oncely migrate`"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn check_reports_configuration_and_servers_in_one_go() {
     let mut world = World::new().await;
     world.consumer("payments", "");

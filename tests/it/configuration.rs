@@ -132,6 +132,25 @@ async fn a_worker_refuses_what_the_servers_do_not_hold() {
 }
 
 #[tokio::test]
+async fn a_handler_of_another_form_or_result_is_refused_with_what_it_must_be() {
+    for (handler, expected) in [
+        (
+            "{ function = \"app.mute\", batch = true }",
+            "app.mute(oncely.message[]) returns void, and must return setof oncely.result",
+        ),
+        ("{ function = \"app.handle\", batch = true }", "but app.handle(oncely.message): set batch = false"),
+        ("{ function = \"app.handle_batch\" }", "but app.handle_batch(oncely.message[]): set batch = true"),
+    ] {
+        let mut world = World::new().await;
+        world.consumer("payments", &format!("handler = {handler}"));
+        let output = world.oncely(&["check"]).await;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(78), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn a_missing_dead_letter_exchange_alone_is_refused() {
     let mut world = World::new().await;
     world.consumer("payments", "");

@@ -17,6 +17,12 @@ impl Gate {
         Self(connection)
     }
 
+    /// Lets the one that waits go on, and shuts again behind it.
+    async fn pass_one(&mut self) {
+        sqlx::query("select pg_advisory_unlock(4711)").execute(&mut self.0).await.unwrap();
+        sqlx::query("select pg_advisory_lock(4711)").execute(&mut self.0).await.unwrap();
+    }
+
     async fn open(self) {
         self.0.close().await.unwrap();
     }
@@ -30,7 +36,7 @@ const WAITING: &str =
 #[tokio::test]
 async fn a_worker_killed_inside_its_transaction_loses_nothing() {
     let mut world = World::new().await;
-    world.consumer("payments", "");
+    world.consumer("payments", "lanes = 1");
     world.apply_topology().await;
     let gate = Gate::shut(&world).await;
     let mut worker = world.start("worker");
@@ -48,6 +54,40 @@ async fn a_worker_killed_inside_its_transaction_loses_nothing() {
     world.stop(worker).await;
     assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
     assert_eq!(world.count("select count(*) from app.effects").await, 3);
+}
+
+#[tokio::test]
+async fn a_message_whose_failure_meets_another_payload_of_its_key_is_not_dropped() {
+    let mut world = World::new().await;
+    sqlx::query("insert into app.numbers values ('7')").execute(&mut world.sql).await.unwrap();
+    world.consumer("payments", "batch = 1\nlanes = 2");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    for round in 1..=5 {
+        let key = format!("k{round}");
+        let mut gate = Gate::shut(&world).await;
+        // Fails at COMMIT, first in its batch and then by itself.
+        let failing = r#"{"do": "wait_number", "number": "7"}"#;
+        world.publish("payments", message("acme", &key), failing).await;
+        world.wait_for(WAITING, 1).await;
+        gate.pass_one().await;
+        world.wait_for(WAITING, 1).await;
+        // The same key with another payload waits for the first one's end, and may have it before the first one's failure
+        // is recorded.
+        world.publish("payments", message("acme", &key), "{}").await;
+        let queued = "select count(*) from pg_locks where locktype = 'transactionid' and not granted
+            and pid in (select pid from pg_stat_activity where datname = current_database())";
+        world.wait_for(queued, 1).await;
+        gate.open().await;
+        // Whoever has the key, the other one is refused by name: two messages, two ends.
+        let ends = "select (select count(*) from app.effects) + (select count(*) from oncely.dead_letters)";
+        world.wait_for(ends, 2 * round).await;
+    }
+    world.stop(worker).await;
+    assert_eq!(
+        world.count("select count(*) from oncely.dead_letters where reason = 'key_conflict'").await,
+        5
+    );
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ async fn a_rejected_message_is_dead_lettered_with_its_reason_body_and_properties
     assert!(properties.expiration().is_none(), "a dead letter must not expire");
     let headers = properties.headers().as_ref().unwrap();
     assert_eq!(text(headers, "x-tenant-id").as_deref(), Some("acme"));
-    assert!(text(headers, "x-oncely-detail").unwrap().contains("no such account"));
+    assert!(text(headers, "x-oncely-detail").unwrap().contains("no such account: account 7"));
     assert_eq!(world.count("select count(*) from app.effects").await, 0);
     let row = "select outcome || ' ' || reason || ' ' || error_code from oncely.audit where key = 'k'";
     assert_eq!(world.text(row).await.as_deref(), Some("dead_lettered handler_rejected ONC01"));
@@ -247,4 +247,123 @@ async fn json_that_only_postgresql_refuses_is_null_or_dead_lettered_as_the_handl
         let reason = text(letter.properties.headers().as_ref().unwrap(), "x-oncely-reason").unwrap();
         assert_eq!(reason, "invalid_json");
     }
+}
+
+#[tokio::test]
+async fn copies_of_a_failing_message_in_one_batch_use_up_one_attempt() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 1\nretry = { delays = [\"1h\"], max_attempts = 3 }");
+    world.apply_topology().await;
+    // The first message keeps the only lane busy, so that the others make one batch.
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "first"), r#"{"do": "wait"}"#).await;
+    let waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
+        and database = (select oid from pg_database where datname = current_database())";
+    world.wait_for(waiting, 1).await;
+    for _ in 0..5 {
+        world.publish("payments", message("acme", "k"), r#"{"do": "fail"}"#).await;
+    }
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
+    world.wait_for_ready(&format!("{}.retry.1h", world.queue("payments")), 5).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select attempts::bigint from oncely.idempotency_keys where key = 'k'").await, 1);
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+    assert_eq!(world.broker.ready(&format!("{}.dead", world.queue("payments"))).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_record_of_earlier_dead_letterings_does_not_make_a_retry_vanish() {
+    use lapin::types::{FieldArray, FieldTable};
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    // As after a message expired in this queue and somebody moved it back: the broker would take its return from the retry
+    // queue for a cycle, and drop it.
+    let mut death = FieldTable::default();
+    death.insert("queue".into(), AMQPValue::LongString(world.queue("payments").into()));
+    death.insert("reason".into(), AMQPValue::LongString("expired".into()));
+    death.insert("exchange".into(), AMQPValue::LongString("".into()));
+    death.insert("count".into(), AMQPValue::LongLongInt(1));
+    death.insert("time".into(), AMQPValue::Timestamp(1_700_000_000));
+    let keys = vec![AMQPValue::LongString(world.queue("payments").into())];
+    death.insert("routing-keys".into(), AMQPValue::FieldArray(FieldArray::from(keys)));
+    let properties = message("acme", "k");
+    let mut headers = properties.headers().clone().unwrap();
+    headers.insert(
+        "x-death".into(),
+        AMQPValue::FieldArray(FieldArray::from(vec![AMQPValue::FieldTable(death)])),
+    );
+    world.publish("payments", properties.with_headers(headers), r#"{"do": "fail_once"}"#).await;
+    world.wait_for("select count(*) from app.effects where attempt = 2", 1).await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_retry_whose_way_back_is_gone_ends_in_the_dead_letter_queue() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retry = { delays = [\"200ms\"], max_attempts = 3 }");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    // As after somebody declared the queue anew.
+    let unbound = world.broker.channel().queue_unbind(
+        queue.as_str().into(),
+        format!("{queue}.return").as_str().into(),
+        "".into(),
+        lapin::types::FieldTable::default(),
+    );
+    unbound.await.unwrap();
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "fail_once"}"#).await;
+    let letters = world.broker.take_exactly(&format!("{queue}.dead"), 1).await.unwrap();
+    world.stop(worker).await;
+    assert_eq!(letters[0].properties.message_id().as_ref().unwrap().as_str(), "k");
+}
+
+#[tokio::test]
+async fn headers_that_fill_a_frame_do_not_keep_a_message_from_being_dead_lettered() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let properties = message("acme", "k");
+    let mut headers = properties.headers().clone().unwrap();
+    // With our own headers it would not fit into a frame of 131,072 bytes any more.
+    headers.insert("huge".into(), AMQPValue::LongString("x".repeat(130_700).into()));
+    headers.insert("small".into(), AMQPValue::LongString("kept".into()));
+    world.publish("payments", properties.with_headers(headers), r#"{"do": "reject"}"#).await;
+    world.publish("payments", message("acme", "other"), r#"{"do": "reject"}"#).await;
+    let letters = world.broker.take_exactly(&format!("{}.dead", world.queue("payments")), 2).await.unwrap();
+    world.stop(worker).await;
+    let letter =
+        letters.iter().find(|l| l.properties.message_id().as_ref().unwrap().as_str() == "k").unwrap();
+    let headers = letter.properties.headers().as_ref().unwrap();
+    assert_eq!(text(headers, "x-oncely-headers-left-out").as_deref(), Some("huge"));
+    assert_eq!(text(headers, "small").as_deref(), Some("kept"));
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_key_that_was_given_up_runs_again_when_it_is_made_runnable() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retry = { delays = [], max_attempts = 1 }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "fail_once"}"#).await;
+    let (letter, _) = dead_letter(&world, "payments").await;
+    // The statement of the README, but for the attempts: this handler wants a second one.
+    sqlx::query(
+        "update oncely.idempotency_keys
+         set status = 'IN_PROGRESS', completed_at = null, reason = null
+         where tenant = 'acme' and consumer = 'payments' and key = 'k' and status = 'FAILED'",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.publish_bytes("payments", letter.properties, &letter.data).await;
+    world.wait_for("select count(*) from app.effects where attempt = 2", 1).await;
+    world.stop(worker).await;
 }

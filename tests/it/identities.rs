@@ -4,6 +4,8 @@ use lapin::BasicProperties;
 use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, ByteArray, DecimalValue, FieldArray, FieldTable};
 
+use testbed::RawProperties;
+
 use crate::support::{World, message};
 
 #[tokio::test]
@@ -327,6 +329,8 @@ async fn each_bad_identity_is_dead_lettered_under_its_reason_alone() {
     }
     world.stop(worker).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 0);
+    let half_known = "select count(*) from oncely.dead_letters where reason like 'key%' and tenant <> 'acme'";
+    assert_eq!(world.count(half_known).await, 0, "a known tenant is kept where the key is bad");
     let listed = world.count("select count(*) from oncely.dead_letters").await;
     assert_eq!(listed, i64::try_from(bad_identities().len()).unwrap());
 }
@@ -401,4 +405,47 @@ async fn an_oversized_body_is_dead_lettered_before_it_is_looked_into() {
     world.wait_for("select count(*) from app.effects where key = 'ok'", 1).await;
     world.stop(worker).await;
     assert_eq!((reason(&letter).as_str(), letter.data.len()), ("body_too_large", body.len()));
+}
+
+#[tokio::test]
+async fn bytes_that_are_not_utf_8_in_any_property_stop_nothing() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let (url, queue) = (world.urls.rabbitmq.clone(), world.queue("payments"));
+    let tenant: (&[u8], &[u8]) = (b"x-tenant-id", b"acme");
+    let properties = RawProperties::default().headers(&[tenant]);
+    // A UUID as its 16 bytes, as some producers write it.
+    let id = [0x7f, 0x3a, 0xff, 0xfe, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+    testbed::publish_raw(&url, &queue, properties.clone().message_id(&id), b"{}").await.unwrap();
+    testbed::publish_raw(&url, &queue, properties.clone().message_id(b"a").correlation_id(&[0xff]), b"{}")
+        .await
+        .unwrap();
+    let named: &[(&[u8], &[u8])] = &[tenant, (&[0xc3, 0x28], b"x")];
+    testbed::publish_raw(&url, &queue, RawProperties::default().headers(named).message_id(b"b"), b"{}")
+        .await
+        .unwrap();
+    world.publish("payments", message("acme", "c"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 3).await;
+    let letter = world.broker.take_exactly(&format!("{queue}.dead"), 1).await.unwrap().remove(0);
+    let log = worker.output();
+    world.stop(worker).await;
+    assert_eq!(reason(&letter), "key_invalid");
+    assert!(!log.contains("the subscription is over"), "{log}");
+    assert_eq!(world.broker.ready(&queue).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn of_two_headers_of_one_name_the_last_one_counts() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let twice: &[(&[u8], &[u8])] = &[(b"x-tenant-id", b"first"), (b"x-tenant-id", b"last")];
+    let properties = RawProperties::default().headers(twice).message_id(b"k");
+    testbed::publish_raw(&world.urls.rabbitmq, &world.queue("payments"), properties, b"{}").await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.text("select tenant from app.effects").await.as_deref(), Some("last"));
 }

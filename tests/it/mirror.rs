@@ -229,3 +229,57 @@ async fn a_record_whose_keys_are_about_to_be_collected_is_not_mirrored() {
     let mut connection = connect(&redis).await;
     assert_eq!(redis::cmd("DBSIZE").query_async::<i64>(&mut connection).await.unwrap(), 0);
 }
+
+#[tokio::test]
+async fn worker_and_relay_run_with_the_grants_of_their_roles_alone() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "precheck = \"trust\"").await;
+    let suffix = uuid::Uuid::new_v4().simple().to_string();
+    let users = ["worker", "relay"].map(|role| format!("{role}_{suffix}"));
+    for (user, role) in users.iter().zip(["oncely_worker", "oncely_relay"]) {
+        let create = format!("create role {user} login password 'secret' in role {role}");
+        sqlx::query(sqlx::AssertSqlSafe(create)).execute(&mut world.sql).await.unwrap();
+    }
+    // What the handler needs is the application's to grant.
+    let grants = format!("grant usage on schema app to {0}; grant insert on app.effects to {0}", users[0]);
+    sqlx::raw_sql(sqlx::AssertSqlSafe(grants)).execute(&mut world.sql).await.unwrap();
+    let url = |user: &str| {
+        let (_, rest) = world.database.url().split_once('@').unwrap();
+        vec![("DATABASE_URL", format!("postgres://{user}:secret@{rest}"))]
+    };
+    let worker = world.start_with("worker", "worker", &url(&users[0]));
+    let relay = world.start_with("relay", "relay", &url(&users[1]));
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for(OUTBOX, 0).await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for(&duplicates("mirror"), 1).await;
+    world.stop(worker).await;
+    world.wait_for_line(&relay, "relaying").await;
+    world.stop(relay).await;
+    for user in users {
+        let drop = format!("drop owned by {user}; drop role {user}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut world.sql).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_relay_without_redis_drops_mirror_records_that_would_hold_back_the_collection() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "").await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count(OUTBOX).await, 1);
+    let text = std::fs::read_to_string(world.file()).unwrap();
+    let without: String = text
+        .lines()
+        .filter(|line| !line.starts_with("url = \"redis"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    std::fs::write(world.file(), without).unwrap();
+    let relay = world.start("relay");
+    world.wait_for(OUTBOX, 0).await;
+    world.stop(relay).await;
+}

@@ -52,6 +52,28 @@ async fn two_workers_share_a_backlog_and_each_message_runs_once() {
 }
 
 #[tokio::test]
+async fn many_lanes_never_acknowledge_a_tag_that_another_lane_has_covered() {
+    let mut world = World::new().await;
+    world.consumer("payments", "batch = 3\nlanes = 6");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let queue = world.queue("payments");
+    for round in 0..8 {
+        let messages = (0..1_000)
+            .map(|n| (queue.clone(), message("acme", &format!("{round}-{n}")), b"{}".to_vec()))
+            .collect();
+        world.broker.publish_all("", messages).await.unwrap();
+    }
+    world.wait_for("select count(*) from app.effects", 8_000).await;
+    world.wait_for_ready(&queue, 0).await;
+    let log = worker.output();
+    world.stop(worker).await;
+    // The broker closes a channel on which a tag is acknowledged twice.
+    assert!(!log.contains("the subscription is over"), "{log}");
+    assert_eq!(world.broker.ready(&queue).await.unwrap(), 0);
+}
+
+#[tokio::test]
 async fn the_handler_gets_the_message_as_it_was_published() {
     let mut world = World::new().await;
     world.consumer("payments", "");

@@ -193,6 +193,56 @@ async fn a_batch_handler_answers_for_every_message() {
 }
 
 #[tokio::test]
+async fn a_handler_that_dawdles_in_its_transaction_uses_up_its_attempts() {
+    let mut world = world().await;
+    world.configure("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"");
+    let handler = handler_fn(|context, message| {
+        Box::pin(async move {
+            if message.identity.key.as_str() == "slow" {
+                // Longer than idle_in_transaction_session_timeout: the server ends the session meanwhile.
+                tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
+            }
+            let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
+            sqlx::query(insert).bind(message.identity.key.as_str()).execute(context.connection()).await?;
+            Ok(None)
+        })
+    });
+    let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
+    world.publish("rust", message("acme", "slow"), "{}").await;
+    world.publish("rust", message("acme", "quick"), "{}").await;
+    assert_eq!(dead(&world, 1).await, [("slow".to_owned(), "attempts_exhausted".to_owned())]);
+    world.wait_for("select count(*) from app.effects", 1).await;
+    end(running).await;
+    assert_eq!(world.text("select key from app.effects").await.as_deref(), Some("quick"));
+}
+
+/// Panics before its future exists.
+struct Hasty;
+
+impl Handler for Hasty {
+    #[allow(clippy::manual_async_fn)]
+    fn handle(
+        &self,
+        _: &mut Context<'_>,
+        message: &Incoming<'_>,
+    ) -> impl Future<Output = HandlerResult> + Send {
+        assert!(message.identity.key.as_str() != "bad", "out of luck");
+        async { Ok(None) }
+    }
+}
+
+#[tokio::test]
+async fn a_panic_before_the_handlers_future_is_that_messages_failure_too() {
+    let mut world = world().await;
+    let running = run(Worker::builder(world.config()).handler("rust", Hasty).build().unwrap());
+    world.publish("rust", message("acme", "bad"), "{}").await;
+    world.publish("rust", message("acme", "good"), "{}").await;
+    assert_eq!(dead(&world, 1).await, [("bad".to_owned(), "attempts_exhausted".to_owned())]);
+    world.wait_for("select count(*) from oncely.processed_keys where key = 'good'", 1).await;
+    end(running).await;
+}
+
+#[tokio::test]
 async fn a_closure_is_a_handler() {
     let mut world = world().await;
     let handler = handler_fn(|context, message| {

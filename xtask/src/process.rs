@@ -30,7 +30,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
 /// Builds `worker`, `relay` and `oncely`; returns the folder that they are in.
 pub(crate) fn build_binaries() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely");
-    run(cargo(&root()).args(["build", "--quiet", "--package", "oncely", "--bins"]))?;
+    run(cargo(&root()).args(["build", "--package", "oncely", "--bins"]))?;
     // Beside this program: both were built by the same profile.
     let here = std::env::current_exe()?;
     Ok(here.parent().context("no folder")?.to_path_buf())

@@ -17,7 +17,7 @@ pub(crate) async fn run(arguments: &[String]) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut command = process::cargo(&process::root());
     command
-        .args(["test", "--workspace"])
+        .args(["test", "--workspace", "--no-fail-fast"])
         .args(arguments)
         .env("DATABASE_URL", urls.postgres)
         .env("AMQP_URL", urls.rabbitmq)

@@ -19,11 +19,14 @@ begin
         when 'fail' then raise exception 'boom';
         when 'fail_once' then
             if message.attempt = 1 then raise exception 'boom'; end if;
-        when 'reject' then perform oncely.reject('no such account');
+        when 'reject' then perform oncely.reject('no such account', 'account 7');
         when 'divide' then perform 1 / 0;
         when 'missing_table' then execute 'insert into app.not_there values (1)';
         -- Blocks until whoever holds this lock lets go: a handler that is in the middle of its work.
         when 'wait' then perform pg_advisory_xact_lock(4711);
+        when 'wait_number' then
+            perform pg_advisory_xact_lock(4711);
+            insert into app.numbers values (message.payload ->> 'number');
         when 'number' then insert into app.numbers values (message.payload ->> 'number');
         else null;
     end case;
@@ -40,6 +43,9 @@ begin
     end loop;
 end
 $$;
+
+-- Not a handler: returns nothing.
+create function app.mute(messages oncely.message[]) returns void language sql as 'select';
 
 -- Forgets every message whose payload says so.
 create function app.forgetful(messages oncely.message[]) returns setof oncely.result language sql as $$

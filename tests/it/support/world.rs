@@ -103,12 +103,14 @@ impl World {
 
     /// The configuration as the library sees it, with the servers' URLs.
     pub(crate) fn config(&self) -> oncely::config::Config {
-        let text = format!(
-            "{}\n[postgres]\nurl = {:?}\n[rabbitmq]\nurl = {:?}\n",
-            self.configuration,
-            self.database.url(),
-            self.urls.rabbitmq
-        );
+        let url = format!("[postgres]\nurl = {:?}\n", self.database.url());
+        let mut text = self.configuration.clone();
+        if text.contains("[postgres]\n") {
+            text = text.replace("[postgres]\n", &url);
+        } else {
+            text.push_str(&url);
+        }
+        text.push_str(&format!("[rabbitmq]\nurl = {:?}\n", self.urls.rabbitmq));
         oncely::config::Config::parse(&text).expect("configuration")
     }
 
@@ -132,7 +134,13 @@ impl World {
 
     /// Starts one of the programs, with a name for its log and for the audit trail.
     pub(crate) fn start_as(&self, name: &str, as_name: &str) -> Process {
+        self.start_with(name, as_name, &[])
+    }
+
+    /// Starts one of the programs with further environment variables.
+    pub(crate) fn start_with(&self, name: &str, as_name: &str, more: &[(&'static str, String)]) -> Process {
         let mut environment = self.environment();
+        environment.extend(more.iter().cloned());
         environment.push(("ONCELY_WORKER__NAME", as_name.to_owned()));
         let environment: Vec<(&str, &str)> =
             environment.iter().map(|(name, value)| (*name, value.as_str())).collect();

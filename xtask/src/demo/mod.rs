@@ -102,7 +102,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("{}", report.table());
         report.print_json()?;
     } else {
-        report.print()?;
+        report.print(arguments.keep)?;
     }
     if arguments.keep {
         stage.hold().await?;

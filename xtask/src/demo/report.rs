@@ -109,15 +109,20 @@ impl Report {
         text
     }
 
-    pub(crate) fn print(&self) -> anyhow::Result<()> {
+    pub(crate) fn print(&self, keep: bool) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", self.table())?;
         writeln!(
             out,
-            "\nTry on the audit trail (with --keep, which leaves the servers up):\n  \
+            "{}\n\n{}\n  \
              select * from oncely.processed_keys where tenant = 'tenant-07' limit 5;\n  \
              select outcome, reason, count(*) from oncely.audit group by 1, 2 order by 3 desc;\n  \
-             oncely explain payment-00000007"
+             oncely explain payment-00000007",
+            self.table(),
+            if keep {
+                "Try on the audit trail:"
+            } else {
+                "With --keep the servers stay up, to try on the audit trail:"
+            }
         )?;
         Ok(())
     }

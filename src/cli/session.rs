@@ -1,0 +1,28 @@
+//! A session of a verb.
+
+use anyhow::Context as _;
+
+use crate::config::Config;
+use crate::pg::Session;
+use crate::preflight::{Preflight, postgres};
+
+/// Opens a session to a database that is fit for work.
+///
+/// # Errors
+/// What is wrong with the database, as start-up would say it, or that it does not answer.
+pub(super) async fn open(config: &Config) -> anyhow::Result<Session> {
+    let mut found = Preflight::default();
+    postgres(config, false, &mut found).await;
+    if !found.problems.is_empty() {
+        return Err(found.problems.into());
+    }
+    match found.session {
+        Some(session) => Ok(session),
+        None => Err(Unreachable(found.unreachable.join("; "))).context("no session"),
+    }
+}
+
+/// PostgreSQL does not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unreachable(pub(crate) String);

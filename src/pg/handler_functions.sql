@@ -1,0 +1,8 @@
+-- Both forms of a handler, where they exist. The batch form may be "returns setof oncely.result" or "returns table (…)".
+select f.batch as "batch!", pg_get_function_result(p.oid) as "returns!",
+    case
+        when f.batch then p.proretset and (p.prorettype = 'oncely.result'::regtype or p.prorettype = 'record'::regtype)
+        else not p.proretset and p.prorettype = 'jsonb'::regtype
+    end as "fits!"
+from (values (false, '(oncely.message)'), (true, '(oncely.message[])')) as f (batch, argument)
+join pg_proc as p on p.oid = to_regprocedure($1 || f.argument)
