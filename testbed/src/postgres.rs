@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection};
@@ -61,9 +61,41 @@ impl Postgres {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Starts the server (again) on the same port with the same data and waits until it answers.
+    /// Starts the server (again) on the same port with the same data and waits until it answers. A server that was killed
+    /// may leave a backend that holds on to its shared memory for a moment; a start that fails for it is tried again.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         self.kill()?;
+        let url = self.url();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            self.child = Some(self.spawn()?);
+            let answers = wait::eventually_within(Duration::from_secs(5), "PostgreSQL answers", || async {
+                let mut connection = PgConnection::connect(&url).await?;
+                sqlx::query("select 1").execute(&mut connection).await?;
+                connection.close().await
+            })
+            .await;
+            let ended = match &mut self.child {
+                Some(child) => child.try_wait()?.is_some(),
+                None => true,
+            };
+            match answers {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() > deadline => return Err(error),
+                // Still starting (a long recovery): go on waiting for this one.
+                Err(_) if !ended => {
+                    wait::eventually_within(Duration::from_secs(60), "PostgreSQL answers", || async {
+                        PgConnection::connect(&url).await?.close().await
+                    })
+                    .await?;
+                    return Ok(());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn spawn(&self) -> anyhow::Result<Child> {
         let program = install::postgres_program("postgres").context("postgres not found")?;
         let log = std::fs::File::options()
             .create(true)
@@ -86,14 +118,7 @@ impl Postgres {
             command.arg("-c").arg(setting);
         }
         as_nobody(&mut command);
-        self.child = Some(keeper::spawn(command).context("cannot start postgres")?);
-        let url = self.url();
-        wait::eventually_within(Duration::from_secs(60), "PostgreSQL answers", || async {
-            let mut connection = PgConnection::connect(&url).await?;
-            sqlx::query("select 1").execute(&mut connection).await?;
-            connection.close().await
-        })
-        .await
+        keeper::spawn(command).context("cannot start postgres")
     }
 
     /// Kills the postmaster with -9 and reaps it: its backends end at once, its memory is lost, its files stay.

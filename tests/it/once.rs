@@ -28,6 +28,7 @@ async fn duplicates_of_a_message_run_nothing_and_are_acknowledged() {
 #[tokio::test]
 async fn two_workers_share_a_backlog_and_each_message_runs_once() {
     let mut world = World::new().await;
+    world.configure("[audit]\nduplicates = true");
     world.consumer("payments", "batch = 16\nhandler = { function = \"app.handle_batch\", batch = true }");
     world.apply_topology().await;
     let queue = world.queue("payments");
@@ -37,8 +38,7 @@ async fn two_workers_share_a_backlog_and_each_message_runs_once() {
         .collect();
     world.broker.publish_all("", messages).await.unwrap();
     let workers = [world.start_as("worker", "one"), world.start_as("worker", "two")];
-    world.wait_for("select count(*) from app.effects", 300).await;
-    world.wait_for_ready(&queue, 0).await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 600).await;
     for worker in workers {
         world.stop(worker).await;
     }
