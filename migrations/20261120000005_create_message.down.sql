@@ -1,3 +1,4 @@
+drop function oncely.handle(text, boolean, boolean, boolean, oncely.message[]);
 drop function oncely.handle_each(text, boolean, boolean, oncely.message[]);
 drop function oncely.handle_all(text, boolean, oncely.message[]);
 drop function oncely.try_jsonb(bytea);

@@ -132,3 +132,18 @@ begin
 end
 $$;
 comment on function oncely.handle_each(text, boolean, boolean, oncely.message[]) is 'Runs the handler on each message in a subtransaction of its own and returns errors as rows.';
+
+-- One statement for both passes of a worker.
+create function oncely.handle(handler text, batch boolean, each_alone boolean, needs_json boolean, messages oncely.message[])
+returns table (seq integer, response jsonb, error_code text, error_message text)
+language plpgsql
+as $$
+begin
+    if each_alone then
+        return query select e.* from oncely.handle_each(handler, batch, needs_json, messages) as e;
+    else
+        return query select a.seq, a.response, null::text, null::text from oncely.handle_all(handler, batch, messages) as a;
+    end if;
+end
+$$;
+comment on function oncely.handle(text, boolean, boolean, boolean, oncely.message[]) is 'Runs the handler on all messages, together or each in a subtransaction of its own.';

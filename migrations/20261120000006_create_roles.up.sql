@@ -28,7 +28,7 @@ begin
                 execute format('grant select on oncely.cell to %I', role);
                 execute format('grant select, insert, update on oncely.idempotency_keys to %I', role);
                 execute format('grant insert on oncely.outbox, oncely.audit to %I', role);
-                execute format('grant execute on function oncely.reject(text, text), oncely.handler_name(text, boolean), oncely.try_jsonb(bytea), oncely.handle_all(text, boolean, oncely.message[]), oncely.handle_each(text, boolean, boolean, oncely.message[]) to %I', role);
+                execute format('grant execute on function oncely.reject(text, text), oncely.handler_name(text, boolean), oncely.try_jsonb(bytea), oncely.handle(text, boolean, boolean, boolean, oncely.message[]), oncely.handle_all(text, boolean, oncely.message[]), oncely.handle_each(text, boolean, boolean, oncely.message[]) to %I', role);
             when 'oncely_relay' then
                 -- SELECT … FOR UPDATE takes the privilege to update.
                 execute format('grant select, update, delete on oncely.outbox, oncely.idempotency_keys to %I', role);

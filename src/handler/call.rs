@@ -70,16 +70,18 @@ fn without_nul(text: Option<String>) -> Option<String> {
     text.map(|text| text.replace('\0', "\u{fffd}"))
 }
 
-/// Runs the handler on all messages, in one statement; returns one response per message, in their order.
+/// Runs the handler on all messages, in one statement; returns a response or a fault per message, in their order.
 ///
 /// # Errors
-/// The first error of any message; or, as a decoding error, a batch function that did not return one row per message.
-pub(crate) async fn call_all(
+/// Together: the first error of any message. Each alone: only what ends the whole statement, such as a timeout or a lost
+/// connection. As a decoding error: a batch function that did not return one row per message.
+pub(crate) async fn call(
     connection: &mut PgConnection,
     function: &SqlFunction,
     consumer: &IdentityPart,
     messages: &[Incoming<'_>],
-) -> Result<Vec<Option<Value>>, sqlx::Error> {
+    each_alone: bool,
+) -> Result<Vec<Result<Option<Value>, EachFault>>, sqlx::Error> {
     let c = Columns::of(function, messages);
     let rows = sqlx::query_file!(
         "src/handler/call.sql",
@@ -105,51 +107,8 @@ pub(crate) async fn call_all(
         &c.kinds as &[Option<String>],
         &c.user_ids as &[Option<String>],
         &c.app_ids as &[Option<String>],
-        &c.trace_ids as &[Option<String>]
-    )
-    .fetch_all(connection)
-    .await?;
-    let answers = rows.into_iter().map(|row| (row.seq, row.response));
-    in_order(messages.len(), answers)
-}
-
-/// Runs the handler on each message in a subtransaction of its own; returns a response or a fault per message, in their
-/// order.
-///
-/// # Errors
-/// Only what ends the whole statement: a timeout, a lost connection.
-pub(crate) async fn call_each(
-    connection: &mut PgConnection,
-    function: &SqlFunction,
-    consumer: &IdentityPart,
-    messages: &[Incoming<'_>],
-) -> Result<Vec<Result<Option<Value>, EachFault>>, sqlx::Error> {
-    let c = Columns::of(function, messages);
-    let rows = sqlx::query_file!(
-        "src/handler/call_each.sql",
-        function.name,
-        function.batch,
-        consumer.as_str(),
-        &c.seqs,
-        &c.attempts,
-        &c.redelivered,
-        &c.published as &[Option<DateTime<Utc>>],
-        &c.tenants,
-        &c.keys,
-        &c.is_json,
-        &c.bodies,
-        &c.content_types as &[Option<String>],
-        &c.headers,
-        &c.exchanges,
-        &c.routing_keys,
-        &c.queues,
-        &c.message_ids as &[Option<String>],
-        &c.correlation_ids as &[Option<String>],
-        &c.reply_tos as &[Option<String>],
-        &c.kinds as &[Option<String>],
-        &c.user_ids as &[Option<String>],
-        &c.app_ids as &[Option<String>],
         &c.trace_ids as &[Option<String>],
+        each_alone,
         function.json == JsonPolicy::Required
     )
     .fetch_all(connection)

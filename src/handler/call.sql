@@ -1,10 +1,11 @@
--- Runs a handler on the whole batch. The messages are built here, so that each body travels once.
-select h.seq as "seq!", h.response
-from oncely.handle_all($1, $2, (
+-- Runs a handler on a batch. The messages are built here, so that each body travels once. A body that jsonb refuses fails
+-- the whole batch; where each message is alone it becomes null instead.
+select h.seq as "seq!", h.response, h.error_code, h.error_message
+from oncely.handle($1, $2, $24, $25, (
     select array_agg(
         row(
             m.seq, m.attempt, m.redelivered, m.published_at, m.tenant, $3, m.key,
-            case when m.is_json then convert_from(m.body, 'UTF8')::jsonb end,
+            case when not m.is_json then null when $24 then oncely.try_jsonb(m.body) else convert_from(m.body, 'UTF8')::jsonb end,
             m.body, m.content_type, m.headers, m.exchange, m.routing_key, m.queue,
             m.message_id, m.correlation_id, m.reply_to, m.type, m.user_id, m.app_id, m.trace_id
         )::oncely.message

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use call::{EachFault, call_all, call_each};
+pub(crate) use call::{EachFault, call};
 pub use error::HandlerError;
 pub use rust::{BatchHandler, Context, Handler, handler_fn};
 pub(crate) use rust::{ErasedBatchHandler, ErasedHandler};

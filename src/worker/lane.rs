@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc};
 
+use super::call::Pass;
 use super::precheck::precheck;
 use super::prepare::{Candidate, Known, prepare};
+use super::record::audit_record;
 use super::settle::settle;
 use super::shared::Shared;
-use super::transaction::{Pass, Stop, audit_only, audit_record, record_failure, transact};
+use super::stop::Stop;
+use super::transaction::{audit_only, record_failure, transact};
 use crate::amqp::Delivery;
 use crate::backoff::Backoff;
 use crate::decide::leaders;

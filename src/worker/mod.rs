@@ -1,12 +1,16 @@
 //! The worker: from a delivery to an acknowledgement.
 
+mod call;
+mod claim;
 mod counters;
 mod lane;
 mod precheck;
 mod prepare;
+mod record;
 mod run;
 mod settle;
 mod shared;
+mod stop;
 mod subscribe;
 mod transaction;
 

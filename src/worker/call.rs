@@ -1,0 +1,178 @@
+//! The handler's turn, inside the transaction.
+
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt as _;
+use serde_json::Value;
+use sqlx::{Executor as _, PgConnection};
+
+use super::shared::Shared;
+use super::stop::Stop;
+use crate::fault::{Fault, FaultClass};
+use crate::handler::{Context, EachFault, HandlerError, Incoming, Run, call};
+use crate::pg::{PgFault, classify};
+
+/// How the handler is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// All messages at once: the first failure rolls all back.
+    Together,
+    /// Each message in a subtransaction of its own.
+    Each,
+}
+
+/// A handler's results, by message.
+pub(crate) type Results = Vec<Result<Option<Value>, Fault>>;
+
+/// Calls the handler; a result or a fault per message, in their order.
+pub(crate) async fn handle(
+    shared: &Shared,
+    transaction: &mut PgConnection,
+    pass: Pass,
+    incoming: &[Incoming<'_>],
+) -> Result<Results, Stop> {
+    let consumer = &shared.consumer.name;
+    match (&shared.run, pass) {
+        (Run::Sql(function), pass) => {
+            let answers = call(transaction, function, consumer, incoming, pass == Pass::Each).await;
+            answers
+                .map_err(Stop::of_handler)?
+                .into_iter()
+                .map(|answer| match answer {
+                    Ok(response) => Ok(Ok(response)),
+                    Err(EachFault::Fault(fault)) => Ok(Err(fault)),
+                    Err(EachFault::Outage(code)) => {
+                        let what = "a server that the handler calls is away";
+                        Err(Stop::NotNow(Fault::new(FaultClass::Environment, Some(code), what)))
+                    }
+                })
+                .collect()
+        }
+        (run, Pass::Together) => {
+            begin_guard(transaction).await?;
+            let mut results = Results::with_capacity(incoming.len());
+            match run {
+                Run::RustBatch(handler) => {
+                    let mut context = Context::new(transaction);
+                    let called = caught(async { handler.handle_batch(&mut context, incoming).await }).await;
+                    let responses = called?.map_err(stop_of)?;
+                    if responses.len() != incoming.len() {
+                        return Err(Stop::Failed(wrong_count(responses.len(), incoming.len())));
+                    }
+                    results.extend(responses.into_iter().map(Ok));
+                }
+                _ => {
+                    for message in incoming {
+                        let response = call_one(run, transaction, message).await?.map_err(stop_of)?;
+                        results.push(Ok(response));
+                    }
+                }
+            }
+            end_guard(transaction).await?;
+            Ok(results)
+        }
+        (run, Pass::Each) => {
+            let mut results = Results::with_capacity(incoming.len());
+            for message in incoming {
+                begin_guard(transaction).await?;
+                match call_one(run, transaction, message).await? {
+                    Ok(response) => match end_guard(transaction).await {
+                        Ok(()) => results.push(Ok(response)),
+                        Err(Stop::Failed(fault)) => {
+                            undo_to_guard(transaction, &fault).await?;
+                            results.push(Err(fault));
+                        }
+                        Err(other) => return Err(other),
+                    },
+                    Err(error) => match stop_of(error) {
+                        Stop::Failed(fault) => {
+                            undo_to_guard(transaction, &fault).await?;
+                            results.push(Err(fault));
+                        }
+                        other => return Err(other),
+                    },
+                }
+            }
+            Ok(results)
+        }
+    }
+}
+
+fn wrong_count(got: usize, wanted: usize) -> Fault {
+    let text = format!("the batch handler returned {got} responses for {wanted} messages");
+    Fault::new(FaultClass::Transient, None, text)
+}
+
+fn stop_of(error: HandlerError) -> Stop {
+    match error.into_fault() {
+        PgFault::Outage(outage) => Stop::Outage(outage),
+        PgFault::Fault(fault) => Stop::of_fault(fault),
+    }
+}
+
+/// Runs a handler, from its call on. A panic is the handler's failure; what it left on the connection nobody knows.
+async fn caught<T>(called: impl Future<Output = T>) -> Result<T, Stop> {
+    AssertUnwindSafe(called).catch_unwind().await.map_err(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "without a text".to_owned());
+        Stop::Tainted(Fault::new(FaultClass::Transient, None, format!("the handler panicked: {text}")))
+    })
+}
+
+async fn call_one(
+    run: &Run,
+    transaction: &mut PgConnection,
+    message: &Incoming<'_>,
+) -> Result<Result<Option<Value>, HandlerError>, Stop> {
+    let mut context = Context::new(transaction);
+    match run {
+        Run::Rust(handler) => caught(async { handler.handle(&mut context, message).await }).await,
+        Run::RustBatch(handler) => {
+            let called = async { handler.handle_batch(&mut context, std::slice::from_ref(message)).await };
+            let called = caught(called).await?;
+            Ok(called.and_then(|mut responses| match (responses.pop(), responses.len()) {
+                (Some(response), 0) => Ok(response),
+                (_, more) => Err(HandlerError::transient(wrong_count(more, 1).message)),
+            }))
+        }
+        Run::Sql(_) => Ok(Err(HandlerError::environment("a SQL function is not called this way"))),
+    }
+}
+
+/// A savepoint round Rust handlers: releasing it fails where the handler ended the transaction, or swallowed an error
+/// that aborted it. Without it, COMMIT of an aborted transaction reports success.
+async fn begin_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
+    transaction.execute("savepoint oncely_handler").await.map(drop).map_err(Stop::of_ours)
+}
+
+async fn end_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
+    match transaction.execute("release savepoint oncely_handler").await {
+        Ok(_) => Ok(()),
+        Err(error) => match classify(error) {
+            PgFault::Outage(outage) => Err(Stop::Outage(outage)),
+            // in_failed_sql_transaction: the handler went on after an error of its own.
+            PgFault::Fault(fault) if fault.code.as_deref() == Some("25P02") => {
+                let text = "the handler ignored an error that aborted its transaction";
+                Err(Stop::Failed(Fault::new(FaultClass::Transient, fault.code, text)))
+            }
+            PgFault::Fault(fault) => {
+                let text = "the handler ended the transaction that it ran in";
+                tracing::error!(code = fault.code, "{text}; its connection is closed");
+                Err(Stop::Tainted(Fault::new(FaultClass::Transient, fault.code, text)))
+            }
+        },
+    }
+}
+
+/// Takes back what a failed handler did. Where that can't be done the connection is given up, and the handler's failure
+/// stays its failure: asking the same handler again and again would spend no attempt.
+async fn undo_to_guard(transaction: &mut PgConnection, fault: &Fault) -> Result<(), Stop> {
+    let undone = transaction.execute("rollback to savepoint oncely_handler").await;
+    undone.map(drop).map_err(|error| {
+        tracing::debug!(error = %error, "a handler's savepoint could not be restored");
+        Stop::Tainted(fault.clone())
+    })
+}

@@ -1,0 +1,76 @@
+//! The right to run, for each candidate of a batch.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+
+use super::prepare::Candidate;
+use super::shared::Shared;
+use super::stop::Stop;
+use crate::decide::{KeyDecision, decide};
+use crate::fault::{Fault, FaultClass};
+use crate::fingerprint::Fingerprint;
+use crate::identity::Identity;
+use crate::pg;
+use crate::reason::Rejection;
+
+/// What the claim says of a candidate.
+pub(crate) enum Claim {
+    Run { attempt: u32 },
+    Duplicate,
+    Refuse(Rejection),
+}
+
+/// Rounds of claim and look-up before a key that is there and not there by turns is left for later.
+pub(crate) const CLAIM_ROUNDS: usize = 8;
+
+/// Claims what nobody has, retakes what failed before, and says of the rest what is known.
+pub(crate) async fn claim(
+    shared: &Shared,
+    transaction: &mut PgConnection,
+    now: DateTime<Utc>,
+    candidates: &[&Candidate],
+) -> Result<Vec<Claim>, Stop> {
+    let consumer = &shared.consumer;
+    let mut claims: Vec<Option<Claim>> = candidates.iter().map(|_| None).collect();
+    let of = |indices: &[usize]| -> Vec<(&Identity, Option<Fingerprint>)> {
+        indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
+    };
+    let mut open: Vec<usize> = (0..candidates.len()).collect();
+    for _ in 0..CLAIM_ROUNDS {
+        for won in pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Stop::of_ours)? {
+            claims[open[won]] = Some(Claim::Run { attempt: 1 });
+        }
+        open.retain(|&index| claims[index].is_none());
+        if open.is_empty() {
+            break;
+        }
+        let identities: Vec<&Identity> = open.iter().map(|&index| &candidates[index].identity).collect();
+        let records = pg::look_up(transaction, &consumer.name, &identities).await.map_err(Stop::of_ours)?;
+        let mut failed_before = Vec::new();
+        for (&index, record) in open.iter().zip(records) {
+            // Neither claimed nor there: collected in between, so it is claimed in the next round.
+            let Some(record) = record else { continue };
+            match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
+                KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
+                KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
+                KeyDecision::Retake => failed_before.push(index),
+            }
+        }
+        if !failed_before.is_empty() {
+            let retaken = pg::retake(transaction, &consumer.name, now, &of(&failed_before)).await;
+            for (position, attempt) in retaken.map_err(Stop::of_ours)? {
+                claims[failed_before[position]] = Some(Claim::Run { attempt });
+            }
+        }
+        open.retain(|&index| claims[index].is_none());
+        if open.is_empty() {
+            break;
+        }
+    }
+    claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
+}
+
+/// The key is there and not there by turns.
+pub(crate) fn too_quick() -> Stop {
+    Stop::NotNow(Fault::new(FaultClass::Transient, None, "a key changes faster than it can be claimed"))
+}

@@ -1,0 +1,145 @@
+//! What is written beside the effects, in their transaction.
+
+use std::time::Instant;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use sqlx::PgConnection;
+
+use super::prepare::Candidate;
+use super::shared::Shared;
+use super::stop::Stop;
+use crate::fault::{Fault, FaultClass};
+use crate::identity::Identity;
+use crate::outcome::Outcome;
+use crate::pg::{self, AuditRecord, Failure};
+
+/// The failed run to record with the key, if there was one.
+pub(crate) fn failure<'a>(candidate: &'a Candidate, outcome: &Outcome) -> Option<Failure<'a>> {
+    let (attempt, reason, error) = match outcome {
+        Outcome::Retried { attempt, detail, .. } => (*attempt, None, detail.clone()),
+        // Attempt 0 did not run: the row, if there is one, is another message's.
+        Outcome::DeadLettered { attempt, rejection, .. } if *attempt > 0 => {
+            (*attempt, Some(rejection.reason), rejection.detail.clone())
+        }
+        _ => return None,
+    };
+    Some(Failure {
+        identity: &candidate.identity,
+        fingerprint: candidate.fingerprint,
+        attempt,
+        reason,
+        error,
+    })
+}
+
+/// Everything that must commit with the effects, each write with its number of rows checked: this is also what notices a
+/// transaction that is none any more.
+pub(crate) async fn record(
+    shared: &Shared,
+    transaction: &mut PgConnection,
+    now: DateTime<Utc>,
+    started: Instant,
+    epoch: &str,
+    candidates: &[&Candidate],
+    outcomes: &[Outcome],
+) -> Result<(), Stop> {
+    let consumer = &shared.consumer;
+    let pairs = || candidates.iter().zip(outcomes);
+    let failures: Vec<Failure<'_>> =
+        pairs().filter_map(|(candidate, outcome)| failure(candidate, outcome)).collect();
+    if !failures.is_empty() {
+        let written = pg::fail(transaction, &consumer.name, now, true, &failures).await;
+        expect_rows("failures", written, failures.len())?;
+    }
+    let responses: Vec<(&Identity, &Value)> = pairs()
+        .filter_map(|(candidate, outcome)| match outcome {
+            Outcome::Completed { response: Some(response), .. } => Some((&candidate.identity, response)),
+            _ => None,
+        })
+        .collect();
+    if !responses.is_empty() {
+        let written = pg::store_responses(transaction, &consumer.name, &responses).await;
+        expect_rows("responses", written, responses.len())?;
+    }
+    let records = audit_records(shared, started, candidates, outcomes);
+    if !records.is_empty() {
+        let written = pg::append_audit(transaction, &consumer.name, &shared.worker, now, &records).await;
+        expect_rows("audit rows", written, records.len())?;
+    }
+    if shared.precheck.is_some() {
+        let completed: Vec<&Candidate> = pairs()
+            .filter(|(_, outcome)| matches!(outcome, Outcome::Completed { .. }))
+            .map(|(candidate, _)| *candidate)
+            .collect();
+        if let Some(first) = completed.first() {
+            let tags: Vec<u8> = completed
+                .iter()
+                .flat_map(|c| shared.tag_key.tag(epoch, &c.identity, c.fingerprint.as_ref()).0)
+                .collect();
+            let expires_at = now + consumer.retention;
+            let tenant = first.identity.tenant.as_str();
+            let written = pg::append_mirror(transaction, tenant, &tags, now, expires_at).await;
+            expect_rows("outbox rows", written, 1)?;
+        }
+    }
+    Ok(())
+}
+
+fn expect_rows(what: &str, written: Result<u64, sqlx::Error>, wanted: usize) -> Result<(), Stop> {
+    let written = written.map_err(Stop::of_handler)?;
+    if usize::try_from(written) == Ok(wanted) {
+        return Ok(());
+    }
+    let text = format!("{written} {what} were written instead of {wanted}");
+    Err(Stop::Failed(Fault::new(FaultClass::Transient, None, text)))
+}
+
+/// One row per decision; duplicates only where they are listed.
+pub(crate) fn audit_records(
+    shared: &Shared,
+    started: Instant,
+    candidates: &[&Candidate],
+    outcomes: &[Outcome],
+) -> Vec<AuditRecord> {
+    let duration = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+    candidates
+        .iter()
+        .zip(outcomes)
+        .filter(|(_, outcome)| shared.list_duplicates || !matches!(outcome, Outcome::Duplicate(_)))
+        .map(|(candidate, outcome)| {
+            let mut record = audit_record(candidate, outcome);
+            record.duration_us = (record.attempt > 0).then_some(duration);
+            record
+        })
+        .collect()
+}
+
+/// The audit row of one decision.
+pub(crate) fn audit_record(candidate: &Candidate, outcome: &Outcome) -> AuditRecord {
+    let message = &candidate.delivery.message;
+    let mut record = AuditRecord {
+        tenant: candidate.identity.tenant.as_str().to_owned(),
+        key: candidate.identity.key.as_str().to_owned(),
+        queue: message.queue.clone(),
+        outcome: outcome.as_str(),
+        trace_id: message.trace_id().map(str::to_owned),
+        ..AuditRecord::default()
+    };
+    match outcome {
+        Outcome::Completed { attempt, .. } => record.attempt = *attempt,
+        Outcome::Duplicate(source) => record.reason = Some(source.as_str().to_owned()),
+        Outcome::Retried { attempt, code, detail, .. } => {
+            record.attempt = *attempt;
+            record.error_code.clone_from(code);
+            record.detail = Some(detail.clone());
+        }
+        Outcome::DeadLettered { attempt, rejection, code } => {
+            record.attempt = *attempt;
+            record.reason = Some(rejection.reason.as_str().to_owned());
+            record.error_code.clone_from(code);
+            record.detail = Some(rejection.detail.clone());
+        }
+    }
+    record
+}
