@@ -367,3 +367,25 @@ async fn a_key_that_was_given_up_runs_again_when_it_is_made_runnable() {
     world.wait_for("select count(*) from app.effects where attempt = 2", 1).await;
     world.stop(worker).await;
 }
+
+#[tokio::test]
+async fn quorum_queues_retry_and_dead_letter_like_classic_ones() {
+    let mut world = World::new().await;
+    world.consumer("payments", "queue_type = \"quorum\"");
+    world.apply_topology().await;
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    for (key, what) in [("once", "fail_once"), ("never", "fail"), ("rejected", "reject"), ("good", "ok")] {
+        world.publish("payments", message("acme", key), &format!(r#"{{"do": "{what}"}}"#)).await;
+    }
+    world.wait_for("select count(*) from app.effects", 2).await;
+    let letters = world.broker.take_exactly(&format!("{}.dead", world.queue("payments")), 2).await.unwrap();
+    world.stop(worker).await;
+    let mut reasons: Vec<String> = letters
+        .iter()
+        .map(|l| text(l.properties.headers().as_ref().unwrap(), "x-oncely-reason").unwrap())
+        .collect();
+    reasons.sort();
+    assert_eq!(reasons, ["attempts_exhausted", "handler_rejected"]);
+    assert_eq!(world.count("select count(*) from app.effects where key = 'once' and attempt = 2").await, 1);
+}

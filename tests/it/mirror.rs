@@ -170,13 +170,24 @@ async fn after_a_change_of_history_old_entries_count_no_more() {
 
 #[tokio::test]
 async fn a_verified_hit_without_its_row_runs() {
+    hit_without_a_row("verify", "select 1").await;
+}
+
+#[tokio::test]
+async fn auto_verifies_where_a_crash_may_lose_reported_commits() {
+    hit_without_a_row("auto", "do $$ begin execute format('alter database %I set synchronous_commit = off', current_database()); end $$")
+        .await;
+}
+
+async fn hit_without_a_row(mode: &str, before: &'static str) {
     let redis = Redis::start().await.unwrap();
-    let mut world = world(&redis, "precheck = \"verify\"").await;
+    let mut world = world(&redis, &format!("precheck = {mode:?}")).await;
+    sqlx::raw_sql(before).execute(&mut world.sql).await.unwrap();
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
     world.wait_for(OUTBOX, 0).await;
-    // As after a failover that lost the commit, before anybody noticed.
+    // As after a failover or a crash that lost the commit, before anybody noticed.
     for statement in ["delete from oncely.idempotency_keys", "delete from app.effects"] {
         sqlx::query(statement).execute(&mut world.sql).await.unwrap();
     }
