@@ -11,6 +11,6 @@ mod topology;
 pub use connection::{AmqpError, connect};
 pub(crate) use delivery::Delivery;
 pub(crate) use publisher::{Copy, Publisher};
-pub(crate) use subscription::Subscription;
+pub(crate) use subscription::{Epoch, Subscription};
 pub(crate) use topology::RUNG_HEADER;
 pub use topology::{Applied, Topology, TopologyReport};

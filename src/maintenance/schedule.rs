@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{keep_partitions, sweep};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
-use crate::pg::{Session, within};
+use crate::pg::{Session, is_outage, within};
 
 /// How often the partitions are looked at: they are made four weeks ahead, so an hour is plenty.
 const PARTITIONS: Duration = Duration::from_secs(3_600);
@@ -64,6 +64,8 @@ async fn upkeep(
                 tracing::info!(name, "dropped an audit partition");
             }
         }
+        // The connection is not used again.
+        Err(error) if is_outage(&error) => return Err(error),
         // A partition that could not be made now (a lock, say) is no reason to skip the sweep: rows go to the default one.
         Err(error) => {
             tracing::warn!(error = %error, "audit partitions were not kept; tried again within the hour")

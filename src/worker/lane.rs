@@ -13,7 +13,7 @@ use super::settle::settle;
 use super::shared::Shared;
 use super::stop::Stop;
 use super::transaction::{audit_only, record_failure, transact};
-use crate::amqp::Delivery;
+use crate::amqp::{Delivery, Epoch};
 use crate::backoff::Backoff;
 use crate::decide::leaders;
 use crate::fault::{Fault, FaultClass};
@@ -76,11 +76,13 @@ pub(crate) struct Lane {
     shared: Arc<Shared>,
     session: Option<Session>,
     backoff: Backoff,
+    /// The channels that the batch at hand came on.
+    epochs: Vec<Arc<Epoch>>,
 }
 
 impl Lane {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, session: None, backoff: Backoff::default() }
+        Self { shared, session: None, backoff: Backoff::default(), epochs: Vec::new() }
     }
 
     /// Takes batches until told to stop. A batch that has been taken is finished first.
@@ -117,6 +119,12 @@ impl Lane {
     /// The walk of a batch.
     async fn batch(&mut self, deliveries: Vec<Delivery>) -> Result<(), Abandoned> {
         let shared = Arc::clone(&self.shared);
+        self.epochs.clear();
+        for delivery in &deliveries {
+            if !self.epochs.iter().any(|epoch| Arc::ptr_eq(epoch, &delivery.epoch)) {
+                self.epochs.push(Arc::clone(&delivery.epoch));
+            }
+        }
         let mut candidates = Vec::with_capacity(deliveries.len());
         let mut refused = Vec::new();
         // What came on a channel that is gone comes again on the next one.
@@ -261,7 +269,7 @@ impl Lane {
     ) -> Result<Result<Vec<Outcome>, Fault>, Abandoned> {
         loop {
             let shared = Arc::clone(&self.shared);
-            let session = self.session(work).await?;
+            let session = self.session().await?;
             let stop = match in_time(&shared, transact(&shared, session, pass, work)).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
@@ -275,7 +283,7 @@ impl Lane {
                     self.session = None;
                     return Ok(Err(fault));
                 }
-                other => self.wait_out(other, work).await?,
+                other => self.wait_out(other).await?,
             }
         }
     }
@@ -283,10 +291,10 @@ impl Lane {
     async fn failed(&mut self, one: &Candidate, fault: &Fault) -> Result<Outcome, Abandoned> {
         loop {
             let shared = Arc::clone(&self.shared);
-            let session = self.session(&[one]).await?;
+            let session = self.session().await?;
             match in_time(&shared, record_failure(&shared, session, one, fault)).await {
                 Ok(outcome) => return Ok(outcome),
-                Err(stop) => self.wait_out(stop, &[one]).await?,
+                Err(stop) => self.wait_out(stop).await?,
             }
         }
     }
@@ -294,16 +302,16 @@ impl Lane {
     async fn write_audit(&mut self, records: &[AuditRecord]) -> Result<(), Abandoned> {
         loop {
             let shared = Arc::clone(&self.shared);
-            let session = self.session(&[]).await?;
+            let session = self.session().await?;
             match in_time(&shared, audit_only(&shared, session, records)).await {
                 Ok(()) => return Ok(()),
-                Err(stop) => self.wait_out(stop, &[]).await?,
+                Err(stop) => self.wait_out(stop).await?,
             }
         }
     }
 
     /// Nobody's fault: waits, with growing pauses, and gives the batch up only when its messages will come again anyway.
-    async fn wait_out(&mut self, stop: Stop, work: &[&Candidate]) -> Result<(), Abandoned> {
+    async fn wait_out(&mut self, stop: Stop) -> Result<(), Abandoned> {
         let consumer = &self.shared.consumer.name;
         self.shared.counters.outage();
         match stop {
@@ -319,30 +327,31 @@ impl Lane {
                 tracing::error!(%consumer, error = %fault, "a connection to PostgreSQL is given up");
             }
         }
-        self.pause(work).await
+        self.pause().await
     }
 
-    async fn pause(&mut self, work: &[&Candidate]) -> Result<(), Abandoned> {
+    async fn pause(&mut self) -> Result<(), Abandoned> {
         let pause = self.backoff.next();
         tokio::select! {
             () = self.shared.stop.cancelled() => return Err(Abandoned),
             () = tokio::time::sleep(pause) => {}
         }
-        if !work.is_empty() && work.iter().all(|candidate| candidate.delivery.epoch.is_over()) {
+        // All of them: a delivery that is dropped while its channel lives would come again only when that channel ends.
+        if self.epochs.iter().all(|epoch| epoch.is_over()) {
             return Err(Abandoned);
         }
         Ok(())
     }
 
     /// The lane's session, opened when there is none.
-    async fn session(&mut self, work: &[&Candidate]) -> Result<&mut Session, Abandoned> {
+    async fn session(&mut self) -> Result<&mut Session, Abandoned> {
         while self.session.is_none() {
             match self.shared.open_session().await {
                 Ok(session) => self.session = Some(session),
                 Err(error) => {
                     self.shared.counters.outage();
                     tracing::warn!(consumer = %self.shared.consumer.name, error = %error, "consuming waits");
-                    self.pause(work).await?;
+                    self.pause().await?;
                 }
             }
         }

@@ -237,3 +237,47 @@ async fn a_worker_waits_for_servers_that_are_not_there_yet() {
     world.wait_for("select count(*) from app.effects", 1).await;
     world.stop(worker).await;
 }
+
+#[tokio::test]
+async fn a_queue_that_goes_while_its_batch_waits_takes_no_other_queues_message_with_it() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 1");
+    let (one, two) = (world.queue("payments"), world.queue("more"));
+    let text = std::fs::read_to_string(world.file()).unwrap();
+    let text = text.replace(&format!("queue = {one:?}"), &format!("queues = [{one:?}, {two:?}]"));
+    std::fs::write(world.file(), text).unwrap();
+    world.apply_topology().await;
+    let gate = Gate::shut(&world).await;
+    let worker = world.start("worker");
+    // Keeps the only lane busy, so that the rest makes one batch.
+    world.publish("payments", message("acme", "first"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    // The first fails, so that each runs by itself, 64 a transaction; the second waits for a table, and all 64 with it.
+    for number in 0..70 {
+        let body = match number {
+            0 => r#"{"do": "fail"}"#,
+            1 => r#"{"do": "missing_table"}"#,
+            _ => "{}",
+        };
+        world.publish("payments", message("acme", &format!("k{number}")), body).await;
+    }
+    world.publish("more", message("acme", "other"), "{}").await;
+    world.wait_for_ready(&one, 0).await;
+    world.wait_for_ready(&two, 0).await;
+    gate.open().await;
+    world.wait_for_line(&worker, "consuming waits until this is mended").await;
+    world.broker.delete_queue(&one).await.unwrap();
+    world.wait_for_line(&worker, "the subscription is over").await;
+    let waits = |log: &str| log.matches("consuming waits until this is mended").count();
+    let before = waits(&worker.output());
+    eventually_within(Duration::from_secs(30), "the batch still waits", || async {
+        let now = waits(&worker.output());
+        if now >= before + 2 { Ok(()) } else { Err(now) }
+    })
+    .await
+    .unwrap();
+    sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from app.effects where key = 'other'", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.broker.ready(&two).await.unwrap(), 0, "and it is acknowledged");
+}
