@@ -47,6 +47,8 @@ pub struct KeyRecord {
     pub fingerprint: Option<Fingerprint>,
     /// Runs whose result is known.
     pub attempts: u32,
+    /// Runs that began after a redelivery and whose end nobody reported.
+    pub crash_attempts: u32,
     /// Why it was given up.
     pub reason: Option<Reason>,
     /// Text of the last failure.
@@ -119,6 +121,29 @@ pub fn leaders<'a>(identities: impl IntoIterator<Item = &'a Identity>) -> Vec<Op
         .collect()
 }
 
+/// How a redelivered message may run: it came before, and nobody reported what became of it, so it may be what killed a
+/// process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspicion {
+    /// Together with other suspects: nearly always all of them are innocent, and lost their channel only.
+    Group,
+    /// Alone in its process, so that nothing else can be what kills it, and nothing else dies with it.
+    Alone,
+    /// Not at all: it was at work too often when its process died.
+    GiveUp,
+}
+
+/// Decides from the runs that were marked before and never reported. A message that kills its process dies once among
+/// strangers, once among suspects, and then alone: no neighbour is ever marked more than once on its account.
+#[must_use]
+pub fn suspicion(crash_attempts: u32, max_crashes: u32) -> Suspicion {
+    match crash_attempts {
+        marks if marks >= max_crashes => Suspicion::GiveUp,
+        0 => Suspicion::Group,
+        _ => Suspicion::Alone,
+    }
+}
+
 /// What follows from a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FailureDecision {
@@ -139,6 +164,7 @@ pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> Failur
         FaultClass::Rejected => give_up(Reason::HandlerRejected),
         FaultClass::Poison => give_up(Reason::Poison),
         FaultClass::NotJson => give_up(Reason::InvalidJson),
+        FaultClass::Crashed => give_up(Reason::Crash),
         FaultClass::Transient => match retry.after(attempt) {
             Some(delay) => FailureDecision::Retry(delay),
             None => give_up(Reason::AttemptsExhausted),
@@ -156,6 +182,7 @@ mod tests {
             status,
             fingerprint: fingerprint.map(|byte| Fingerprint([byte; 32])),
             attempts: 1,
+            crash_attempts: 0,
             reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
             last_error: None,
             response: None,
@@ -209,8 +236,19 @@ mod tests {
     }
 
     #[test]
+    fn a_suspect_runs_with_others_once_then_alone_then_never() {
+        let of = |marks| suspicion(marks, 3);
+        assert_eq!(
+            [0, 1, 2, 3, 9].map(of),
+            [Suspicion::Group, Suspicion::Alone, Suspicion::Alone, Suspicion::GiveUp, Suspicion::GiveUp]
+        );
+        assert_eq!(suspicion(0, 1), Suspicion::Group);
+        assert_eq!(suspicion(1, 1), Suspicion::GiveUp);
+    }
+
+    #[test]
     fn each_class_of_fault_has_one_consequence() {
-        let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 2 };
+        let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 2, max_crashes: 3 };
         let of = |class, attempt| after_failure(&Fault::new(class, None, "x"), attempt, &retry);
         assert_eq!(of(FaultClass::Transient, 1), FailureDecision::Retry(Duration::from_secs(1)));
         assert_eq!(of(FaultClass::Environment, 99), FailureDecision::Pause);
@@ -219,6 +257,7 @@ mod tests {
             (FaultClass::Poison, 1, Reason::Poison),
             (FaultClass::Rejected, 1, Reason::HandlerRejected),
             (FaultClass::NotJson, 1, Reason::InvalidJson),
+            (FaultClass::Crashed, 1, Reason::Crash),
         ] {
             match of(class, attempt) {
                 FailureDecision::GiveUp(rejection) => assert_eq!(rejection.reason, expected),

@@ -19,6 +19,8 @@ pub enum FaultClass {
     Rejected,
     /// The handler needs JSON, and the body is none that PostgreSQL can hold.
     NotJson,
+    /// It was at work too often when its process died.
+    Crashed,
 }
 
 /// A failure of one message.

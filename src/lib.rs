@@ -37,6 +37,7 @@
 //!
 //! # Features
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
+//! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in release.
 
 pub mod amqp;
 pub(crate) mod backoff;
@@ -45,6 +46,7 @@ pub mod config;
 pub mod decide;
 pub mod exit;
 pub mod extract;
+pub mod failpoint;
 pub mod fault;
 pub mod fingerprint;
 pub mod handler;
@@ -62,4 +64,5 @@ pub(crate) mod seal;
 pub mod shutdown;
 pub mod stack;
 pub mod telemetry;
+pub mod watchdog;
 pub mod worker;

@@ -28,11 +28,13 @@ pub enum Reason {
     Poison,
     /// The handler failed as often as the consumer allows.
     AttemptsExhausted,
+    /// Its runs began and nobody reported their end, several times: it kills the process that runs it.
+    Crash,
 }
 
 impl Reason {
     /// All of them, for documentation and tests.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::TenantMissing,
         Self::TenantInvalid,
         Self::KeyMissing,
@@ -43,6 +45,7 @@ impl Reason {
         Self::HandlerRejected,
         Self::Poison,
         Self::AttemptsExhausted,
+        Self::Crash,
     ];
 
     /// The stable code.
@@ -59,6 +62,7 @@ impl Reason {
             Self::HandlerRejected => "handler_rejected",
             Self::Poison => "poison",
             Self::AttemptsExhausted => "attempts_exhausted",
+            Self::Crash => "crash",
         }
     }
 

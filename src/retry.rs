@@ -9,6 +9,9 @@ pub struct RetryPolicy {
     pub delays: Vec<Duration>,
     /// Runs of the handler before the message is dead-lettered, the first one included.
     pub max_attempts: u32,
+    /// Runs that may begin after a redelivery without anybody reporting their end, before the message is dead-lettered: the
+    /// process died in each of them. Counted apart from the attempts, whose end is known.
+    pub max_crashes: u32,
 }
 
 impl RetryPolicy {
@@ -32,7 +35,11 @@ impl RetryPolicy {
 impl Default for RetryPolicy {
     /// Six runs within about an hour and a quarter: long enough for a deployment to be undone.
     fn default() -> Self {
-        Self { delays: [1, 10, 60, 600, 3_600].map(Duration::from_secs).to_vec(), max_attempts: 6 }
+        Self {
+            delays: [1, 10, 60, 600, 3_600].map(Duration::from_secs).to_vec(),
+            max_attempts: 6,
+            max_crashes: 3,
+        }
     }
 }
 
@@ -54,8 +61,11 @@ mod tests {
 
     #[test]
     fn the_last_rung_repeats_until_the_attempts_are_used_up() {
-        let policy =
-            RetryPolicy { delays: vec![Duration::from_secs(1), Duration::from_secs(5)], max_attempts: 4 };
+        let policy = RetryPolicy {
+            delays: vec![Duration::from_secs(1), Duration::from_secs(5)],
+            max_attempts: 4,
+            max_crashes: 3,
+        };
         assert_eq!(policy.after(1), Some(Duration::from_secs(1)));
         assert_eq!(policy.after(2), Some(Duration::from_secs(5)));
         assert_eq!(policy.after(3), Some(Duration::from_secs(5)));
@@ -66,7 +76,7 @@ mod tests {
 
     #[test]
     fn one_attempt_means_no_retry() {
-        let policy = RetryPolicy { delays: vec![], max_attempts: 1 };
+        let policy = RetryPolicy { delays: vec![], max_attempts: 1, max_crashes: 3 };
         assert_eq!(policy.after(1), None);
         assert_eq!(policy.horizon(), Duration::ZERO);
     }

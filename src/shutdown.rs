@@ -4,7 +4,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or something failed that should not.
-const SOFTWARE: u8 = 70;
+pub(crate) const SOFTWARE: u8 = 70;
 
 /// A token that the first SIGTERM or SIGINT cancels; the second one ends the process at once (exit code 130), which is
 /// safe at any moment: what is not committed is rolled back and comes again.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use oncely::config::{Config, DEFAULT_FILE};
 use oncely::worker::Worker;
-use oncely::{exit, shutdown, stack, telemetry};
+use oncely::{exit, shutdown, stack, telemetry, watchdog};
 
 /// Consumes RabbitMQ queues so that each message takes effect in PostgreSQL once
 #[derive(Debug, Parser)]
@@ -39,6 +39,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(&arguments.config)?;
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;
+    watchdog::start(config.worker.watchdog)?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
     let stopped = Worker::builder(config).build()?.run(stop).await?;
     Ok(ExitCode::from(stopped.code()))

@@ -71,6 +71,8 @@ pub struct Consumer {
     pub redelivery_horizon: Duration,
     /// How failed messages come back.
     pub retry: RetryPolicy,
+    /// Longest run of the handler: one message for a handler in Rust, one batch for a batch handler or a SQL function.
+    pub deadline: Duration,
     /// Most messages in one transaction.
     pub batch: u32,
     /// Transactions at the same time, each with a connection of its own.
@@ -125,6 +127,7 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
     let retention = section.duration("retention", 7 * DAY, SECOND..=3_650 * DAY, problems);
     let redelivery_horizon = section.duration("redelivery_horizon", DAY, SECOND..=3_650 * DAY, problems);
     let retry = retry(section.table("retry", problems), problems);
+    let deadline = section.duration("deadline", 60 * SECOND, SECOND / 10..=CONSUMER_TIMEOUT / 2, problems);
     let batch = section.integer("batch", 256, 1..=4_096, problems);
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
@@ -144,6 +147,7 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
         retention,
         redelivery_horizon,
         retry,
+        deadline,
         batch,
         lanes,
         prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
@@ -238,6 +242,7 @@ fn retry(mut table: Section, problems: &mut Problems) -> RetryPolicy {
     let delays = table.durations("delays", problems).unwrap_or_else(|| default.delays.clone());
     let fallback = if delays.is_empty() { 1 } else { default.max_attempts };
     let max_attempts = table.integer("max_attempts", fallback, 1..=1_000, problems);
+    let max_crashes = table.integer("max_crashes", default.max_crashes, 1..=1_000, problems);
     if delays.is_empty() && max_attempts > 1 {
         problems.add(
             table.place("delays"),
@@ -248,5 +253,5 @@ fn retry(mut table: Section, problems: &mut Problems) -> RetryPolicy {
         problems.add(table.place("delays"), "must not fall");
     }
     table.finish(problems);
-    RetryPolicy { delays, max_attempts }
+    RetryPolicy { delays, max_attempts, max_crashes }
 }

@@ -16,6 +16,8 @@ pub struct WorkerSettings {
     pub name: String,
     /// From SIGTERM to the end: then what still runs is left to redelivery, and the exit code is 70.
     pub shutdown: Duration,
+    /// A process whose runtime stands still for so long ends itself (exit code 70).
+    pub watchdog: Duration,
 }
 
 /// The relay process.
@@ -71,6 +73,7 @@ pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSet
     let settings = WorkerSettings {
         name: section.text("name", problems).unwrap_or_else(process_name),
         shutdown: section.duration("shutdown", 25 * SECOND, SECOND..=600 * SECOND, problems),
+        watchdog: section.duration("watchdog", 60 * SECOND, SECOND..=3_600 * SECOND, problems),
     };
     section.finish(problems);
     settings

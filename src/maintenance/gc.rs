@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 
 use crate::config::Config;
 use crate::decide::KeyStatus;
+use crate::failpoint::step;
 use crate::pg::{self, Session, SweepReport};
 
 /// The time before which a consumer's keys may go.
@@ -21,9 +22,11 @@ pub(crate) async fn sweep(
     session: &mut Session,
     stop: impl Fn() -> bool,
 ) -> Result<Option<Vec<SweepReport>>, sqlx::Error> {
+    step("gc.lock.before");
     if !pg::try_sweep_lock(&mut session.connection).await? {
         return Ok(None);
     }
+    step("gc.lock.after");
     let now = session.clock.now();
     let limit = i64::from(config.gc.batch);
     let mut reports = Vec::new();
@@ -35,8 +38,10 @@ pub(crate) async fn sweep(
         {
             loop {
                 let name = consumer.name.as_str();
+                step("gc.delete.before");
                 let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit);
                 let gone = pg::within(config.postgres.patience(), batch).await?;
+                step("gc.delete.after");
                 *count += gone;
                 if gone < u64::from(config.gc.batch) || stop() {
                     break;

@@ -115,6 +115,7 @@ pub(crate) async fn look_up(
                 status,
                 fingerprint,
                 attempts: u32::try_from(row.attempts).unwrap_or(u32::MAX),
+                crash_attempts: u32::try_from(row.crash_attempts).unwrap_or(u32::MAX),
                 reason: row.reason.as_deref().and_then(Reason::from_code),
                 last_error: row.last_error,
                 response: row.response,

@@ -13,5 +13,7 @@ set status = excluded.status,
     completed_at = excluded.completed_at,
     fingerprint = excluded.fingerprint,
     reason = excluded.reason,
-    last_error = excluded.last_error
+    last_error = excluded.last_error,
+    -- The process lives: it reports this failure.
+    crash_attempts = case when excluded.status = 'FAILED' then i.crash_attempts else 0 end
 where i.status = 'IN_PROGRESS' or $10

@@ -11,6 +11,7 @@ mod outbox;
 mod partition;
 mod retention;
 mod session;
+mod suspect;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
@@ -24,5 +25,6 @@ pub(crate) use outbox::{append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
 pub use retention::{SweepReport, SweepStatus};
 pub(crate) use retention::{count_expired, sweep_batch, try_lock as try_sweep_lock, unlock as sweep_unlock};
+pub(crate) use session::{Backend, cancel_backend, end_backend, secret, standing, within};
 pub use session::{Cell, Clock, PgSettings, Session};
-pub(crate) use session::{secret, standing, within};
+pub(crate) use suspect::{mark, unmark};

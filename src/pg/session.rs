@@ -115,6 +115,16 @@ pub struct Session {
     pub cell: Cell,
     /// The database's clock.
     pub clock: Clock,
+    /// The server's process behind it.
+    pub(crate) backend: Backend,
+}
+
+/// The server's process behind a session, as another session names it. The time of its start tells it from a later process
+/// with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backend {
+    pid: i32,
+    started_at: DateTime<Utc>,
 }
 
 impl Session {
@@ -126,7 +136,10 @@ impl Session {
         let mut connection = settings.connect(application).await?;
         let asked = Instant::now();
         let row = sqlx::query!(
-            r#"select name as "name!", oncely.epoch() as "epoch!", clock_timestamp() as "now!" from oncely.cell"#
+            r#"select c.name as "name!", oncely.epoch() as "epoch!", clock_timestamp() as "now!", a.pid as "pid!",
+                a.backend_start as "started_at!"
+            from oncely.cell as c, pg_stat_activity as a
+            where a.pid = pg_backend_pid()"#
         )
         .fetch_one(&mut connection);
         let row = within(settings.patience(), row).await?;
@@ -134,6 +147,7 @@ impl Session {
             connection,
             cell: Cell { name: row.name, epoch: row.epoch },
             clock: Clock::new(row.now, asked),
+            backend: Backend { pid: row.pid, started_at: row.started_at },
         })
     }
 
@@ -143,6 +157,33 @@ impl Session {
             tracing::debug!(error = %error, "closing a PostgreSQL connection failed");
         }
     }
+}
+
+/// Ends what a session does at the moment: its statement fails with 57014. For a session of the same role.
+pub(crate) async fn cancel_backend(
+    connection: &mut PgConnection,
+    backend: Backend,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select pg_cancel_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2",
+        backend.pid,
+        backend.started_at
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(())
+}
+
+/// Ends a session that nobody listens to any more, with its transaction and its locks. For a session of the same role.
+pub(crate) async fn end_backend(connection: &mut PgConnection, backend: Backend) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select pg_terminate_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2",
+        backend.pid,
+        backend.started_at
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(())
 }
 
 /// The database's random secret. Only workers and operators may read it.

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
 
+use crate::failpoint::step;
 use crate::mirror::{Mirror, MirrorError, Tag};
 use crate::pg::{self, Session};
 
@@ -38,7 +39,9 @@ pub(crate) async fn drain(
 ) -> Result<DrainReport, DrainError> {
     let now = session.clock.now();
     let mut transaction = session.connection.begin().await?;
+    step("relay.take.before");
     let records = pg::take_mirror(&mut transaction, i64::from(limit)).await?;
+    step("relay.take.after");
     if records.is_empty() {
         transaction.rollback().await?;
         return Ok(DrainReport::default());
@@ -54,15 +57,21 @@ pub(crate) async fn drain(
             .map(|bytes| Tag(*bytes))
             .collect();
         if !tags.is_empty() {
+            step("relay.mirror.before");
             mirror.write(&tags, now).await?;
+            step("relay.mirror.after");
         }
         written = tags.len();
     }
+    step("relay.delete.before");
     let deleted = pg::delete_outbox(&mut transaction, &records).await?;
+    step("relay.delete.after");
     if usize::try_from(deleted) != Ok(records.len()) {
         return Err(DrainError::Deleted { deleted, taken: records.len() });
     }
+    step("relay.commit.before");
     transaction.commit().await?;
+    step("relay.commit.after");
     Ok(DrainReport {
         records: records.len(),
         tags: written,

@@ -6,11 +6,12 @@ use futures::FutureExt as _;
 use serde_json::Value;
 use sqlx::{Executor as _, PgConnection};
 
+use super::deadline::until_deadline;
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::{Context, EachFault, HandlerError, Incoming, Run, call};
-use crate::pg::{PgFault, classify};
+use crate::pg::{Backend, PgFault, classify};
 
 /// How the handler is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,7 @@ pub(crate) type Results = Vec<Result<Option<Value>, Fault>>;
 /// Calls the handler; a result or a fault per message, in their order.
 pub(crate) async fn handle(
     shared: &Shared,
+    backend: Backend,
     transaction: &mut PgConnection,
     pass: Pass,
     incoming: &[Incoming<'_>],
@@ -34,9 +36,13 @@ pub(crate) async fn handle(
     let consumer = &shared.consumer.name;
     match (&shared.run, pass) {
         (Run::Sql(function), pass) => {
-            let answers = call(transaction, function, consumer, incoming, pass == Pass::Each).await;
-            answers
-                .map_err(Stop::of_handler)?
+            let called = async {
+                call(transaction, function, consumer, incoming, pass == Pass::Each)
+                    .await
+                    .map_err(Stop::of_handler)
+            };
+            until_deadline(shared, backend, called)
+                .await?
                 .into_iter()
                 .map(|answer| match answer {
                     Ok(response) => Ok(Ok(response)),
@@ -54,8 +60,9 @@ pub(crate) async fn handle(
             match run {
                 Run::RustBatch(handler) => {
                     let mut context = Context::new(transaction);
-                    let called = caught(async { handler.handle_batch(&mut context, incoming).await }).await;
-                    let responses = called?.map_err(stop_of)?;
+                    let called = caught(async { handler.handle_batch(&mut context, incoming).await });
+                    let called = async { called.await?.map_err(stop_of) };
+                    let responses = until_deadline(shared, backend, called).await?;
                     if responses.len() != incoming.len() {
                         return Err(Stop::Failed(wrong_count(responses.len(), incoming.len())));
                     }
@@ -63,7 +70,8 @@ pub(crate) async fn handle(
                 }
                 _ => {
                     for message in incoming {
-                        let response = call_one(run, transaction, message).await?.map_err(stop_of)?;
+                        let called = async { call_one(run, transaction, message).await?.map_err(stop_of) };
+                        let response = until_deadline(shared, backend, called).await?;
                         results.push(Ok(response));
                     }
                 }
@@ -75,7 +83,8 @@ pub(crate) async fn handle(
             let mut results = Results::with_capacity(incoming.len());
             for message in incoming {
                 begin_guard(transaction).await?;
-                match call_one(run, transaction, message).await? {
+                let called = async { call_one(run, transaction, message).await?.map_err(stop_of) };
+                match until_deadline(shared, backend, called).await {
                     Ok(response) => match end_guard(transaction).await {
                         Ok(()) => results.push(Ok(response)),
                         Err(Stop::Failed(fault)) => {
@@ -84,13 +93,11 @@ pub(crate) async fn handle(
                         }
                         Err(other) => return Err(other),
                     },
-                    Err(error) => match stop_of(error) {
-                        Stop::Failed(fault) => {
-                            undo_to_guard(transaction, &fault).await?;
-                            results.push(Err(fault));
-                        }
-                        other => return Err(other),
-                    },
+                    Err(Stop::Failed(fault)) => {
+                        undo_to_guard(transaction, &fault).await?;
+                        results.push(Err(fault));
+                    }
+                    Err(other) => return Err(other),
                 }
             }
             Ok(results)

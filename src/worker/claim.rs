@@ -7,6 +7,7 @@ use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::decide::{KeyDecision, decide};
+use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
@@ -37,7 +38,10 @@ pub(crate) async fn claim(
     };
     let mut open: Vec<usize> = (0..candidates.len()).collect();
     for _ in 0..CLAIM_ROUNDS {
-        for won in pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Stop::of_ours)? {
+        step("worker.claim.before");
+        let won = pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Stop::of_ours)?;
+        step("worker.claim.after");
+        for won in won {
             claims[open[won]] = Some(Claim::Run { attempt: 1 });
         }
         open.retain(|&index| claims[index].is_none());
@@ -45,7 +49,9 @@ pub(crate) async fn claim(
             break;
         }
         let identities: Vec<&Identity> = open.iter().map(|&index| &candidates[index].identity).collect();
+        step("worker.look_up.before");
         let records = pg::look_up(transaction, &consumer.name, &identities).await.map_err(Stop::of_ours)?;
+        step("worker.look_up.after");
         let mut failed_before = Vec::new();
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor there: collected in between, so it is claimed in the next round.
@@ -57,8 +63,11 @@ pub(crate) async fn claim(
             }
         }
         if !failed_before.is_empty() {
+            step("worker.retake.before");
             let retaken = pg::retake(transaction, &consumer.name, now, &of(&failed_before)).await;
-            for (position, attempt) in retaken.map_err(Stop::of_ours)? {
+            let retaken = retaken.map_err(Stop::of_ours)?;
+            step("worker.retake.after");
+            for (position, attempt) in retaken {
                 claims[failed_before[position]] = Some(Claim::Run { attempt });
             }
         }

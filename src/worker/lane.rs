@@ -6,6 +6,9 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc};
 
 use super::call::Pass;
+use super::isolate::{Company, Part, Parts, Turn, has_suspects, tell_apart};
+use super::marks::Marks;
+use super::portion::portions;
 use super::precheck::precheck;
 use super::prepare::{Candidate, Known, prepare};
 use super::record::audit_record;
@@ -16,10 +19,11 @@ use super::transaction::{audit_only, record_failure, transact};
 use crate::amqp::{Delivery, Epoch};
 use crate::backoff::Backoff;
 use crate::decide::leaders;
+use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
-use crate::identity::IdentityPart;
+use crate::identity::{Identity, IdentityPart};
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::pg::{AuditRecord, Session};
+use crate::pg::{self, AuditRecord, Session};
 
 /// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
@@ -31,7 +35,8 @@ const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Waits for a transaction up to the deadline; then its connection is given up with it.
 async fn in_time<T>(shared: &Shared, transaction: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
-    let deadline = DEADLINE.max(shared.postgres.patience() * 2);
+    let longest = shared.postgres.patience().max(shared.consumer.deadline);
+    let deadline = DEADLINE.max(longest * 2);
     match tokio::time::timeout(deadline, transaction).await {
         Ok(done) => done,
         // The future was dropped half-way: its connection is not used again.
@@ -41,27 +46,6 @@ async fn in_time<T>(shared: &Shared, transaction: impl Future<Output = Result<T,
             format!("not done within {deadline:?}"),
         ))),
     }
-}
-
-/// Most bytes of bodies in one transaction: all of them are one message to PostgreSQL, which takes up to 1 GiB.
-const PORTION: usize = 64 << 20;
-
-/// Parts of a batch with at most [`PORTION`] bytes each (or one message that is larger), in their order.
-fn portions<T>(batch: Vec<T>, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
-    let mut portions: Vec<Vec<T>> = Vec::new();
-    let mut bytes = 0;
-    for one in batch {
-        let more = size(&one);
-        match portions.last_mut() {
-            Some(portion) if bytes + more <= PORTION => portion.push(one),
-            _ => {
-                bytes = 0;
-                portions.push(vec![one]);
-            }
-        }
-        bytes += more;
-    }
-    portions
 }
 
 /// Deliveries on their way to the lanes, taken by one lane at a time.
@@ -78,11 +62,18 @@ pub(crate) struct Lane {
     backoff: Backoff,
     /// The channels that the batch at hand came on.
     epochs: Vec<Arc<Epoch>>,
+    marks: Marks,
 }
 
 impl Lane {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, session: None, backoff: Backoff::default(), epochs: Vec::new() }
+        Self {
+            shared,
+            session: None,
+            backoff: Backoff::default(),
+            epochs: Vec::new(),
+            marks: Marks::default(),
+        }
     }
 
     /// Takes batches until told to stop. A batch that has been taken is finished first.
@@ -107,10 +98,13 @@ impl Lane {
             }
             for batch in portions(batch, |delivery| delivery.message.body.len()) {
                 if self.batch(batch).await.is_err() {
+                    // The process lives: whatever was at work has killed nobody.
+                    self.marks.take_back(&self.shared, &mut self.session).await;
                     tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
                 }
             }
         }
+        self.marks.take_back(&self.shared, &mut self.session).await;
         if let Some(session) = self.session.take() {
             session.close().await;
         }
@@ -165,7 +159,8 @@ impl Lane {
     }
 
     /// Decides and settles candidates; returns those that must go through another round: later messages of a batch whose
-    /// first message with the same identity did not complete, or had another payload.
+    /// first message with the same identity did not complete, or had another payload; and redelivered ones, whose turn comes
+    /// after the others'.
     async fn round(&mut self, candidates: Vec<Candidate>) -> Result<Vec<Candidate>, Abandoned> {
         let shared = Arc::clone(&self.shared);
         let leader_of = leaders(candidates.iter().map(|candidate| &candidate.identity));
@@ -186,8 +181,8 @@ impl Lane {
         }
         let open: Vec<usize> = first.into_iter().filter(|&index| outcomes[index].is_none()).collect();
         let work: Vec<&Candidate> = open.iter().map(|&index| &candidates[index]).collect();
-        for (index, outcome) in open.iter().zip(self.commit(&work).await?) {
-            outcomes[*index] = Some(outcome);
+        for (position, outcome) in self.decide(&work).await? {
+            outcomes[open[position]] = Some(outcome);
         }
 
         // The others follow the first of their identity.
@@ -225,13 +220,66 @@ impl Lane {
         Ok(again)
     }
 
+    /// Commits what may run now, and says what became of it, by position. Redelivered messages, of which one may have killed a
+    /// process, are left for rounds of their own: what was decided before them must be settled before one of them runs.
+    async fn decide(&mut self, work: &[&Candidate]) -> Result<Vec<(usize, Outcome)>, Abandoned> {
+        if !has_suspects(work) {
+            return Ok(self.commit(Company::Any, work).await?.into_iter().enumerate().collect());
+        }
+        let mut outcomes = Vec::new();
+        let (company, positions) = match self.tell_apart(work).await?.next() {
+            Part::GivenUp(positions) => {
+                for (position, marks) in positions {
+                    let text = format!("a process died {marks} times while this message was at work");
+                    let fault = Fault::new(FaultClass::Crashed, None, text);
+                    outcomes.push((position, self.failed(work[position], &fault).await?));
+                }
+                return Ok(outcomes);
+            }
+            Part::Run(company, positions) => (company, positions),
+        };
+        let some: Vec<&Candidate> = positions.iter().map(|&position| work[position]).collect();
+        let done = self.commit(company, &some).await?;
+        Ok(positions.into_iter().zip(done).collect())
+    }
+
+    async fn tell_apart(&mut self, work: &[&Candidate]) -> Result<Parts, Abandoned> {
+        let identities: Vec<&Identity> = work.iter().map(|candidate| &candidate.identity).collect();
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let consumer = &shared.consumer;
+            let session = self.session().await?;
+            step("worker.look_up_suspects.before");
+            let asked = pg::look_up(&mut session.connection, &consumer.name, &identities);
+            match pg::within(shared.postgres.patience(), asked).await {
+                Ok(records) => {
+                    step("worker.look_up_suspects.after");
+                    return Ok(tell_apart(work, &records, consumer.on_conflict, consumer.retry.max_crashes));
+                }
+                Err(error) => self.wait_out(Stop::of_ours(error)).await?,
+            }
+        }
+    }
+
     /// Commits all: together; where some message fails, each in a subtransaction of its own; what then still fails as a
     /// whole (at COMMIT, or by a timeout), one by one.
-    async fn commit(&mut self, work: &[&Candidate]) -> Result<Vec<Outcome>, Abandoned> {
+    async fn commit(&mut self, company: Company, work: &[&Candidate]) -> Result<Vec<Outcome>, Abandoned> {
         if work.is_empty() {
             return Ok(Vec::new());
         }
-        match self.attempt(Pass::Together, work).await? {
+        self.marks.begin();
+        let outcomes = self.pass_after_pass(company, work).await?;
+        // Each has an outcome now, and the rows say so.
+        self.marks.reported();
+        Ok(outcomes)
+    }
+
+    async fn pass_after_pass(
+        &mut self,
+        company: Company,
+        work: &[&Candidate],
+    ) -> Result<Vec<Outcome>, Abandoned> {
+        match self.attempt(company, Pass::Together, work).await? {
             Ok(outcomes) => return Ok(outcomes),
             Err(fault) => {
                 self.shared.counters.fallback();
@@ -240,12 +288,12 @@ impl Lane {
         }
         let mut outcomes = Vec::with_capacity(work.len());
         for chunk in work.chunks(SUBTRANSACTIONS) {
-            match self.attempt(Pass::Each, chunk).await? {
+            match self.attempt(company, Pass::Each, chunk).await? {
                 Ok(some) => outcomes.extend(some),
                 Err(mut fault) => {
                     for &one in chunk {
                         if chunk.len() > 1 {
-                            match self.attempt(Pass::Each, &[one]).await? {
+                            match self.attempt(company, Pass::Each, &[one]).await? {
                                 Ok(some) => {
                                     outcomes.extend(some);
                                     continue;
@@ -264,27 +312,60 @@ impl Lane {
     /// One transaction, again and again while no message is to blame. The inner result is the messages' failure.
     async fn attempt(
         &mut self,
+        company: Company,
         pass: Pass,
         work: &[&Candidate],
     ) -> Result<Result<Vec<Outcome>, Fault>, Abandoned> {
         loop {
             let shared = Arc::clone(&self.shared);
-            let session = self.session().await?;
-            let stop = match in_time(&shared, transact(&shared, session, pass, work)).await {
+            self.session().await?;
+            // Held for one transaction, never over a pause: one consumer that waits must not stop the others.
+            let turn = Turn::take(&shared, company).await;
+            let stop = match self.once(&shared, company, pass, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
                     return Ok(Ok(outcomes));
                 }
                 Err(stop) => stop,
             };
+            drop(turn);
             match stop {
                 Stop::Failed(fault) => return Ok(Err(fault)),
                 Stop::Tainted(fault) => {
-                    self.session = None;
+                    self.give_up_session().await;
                     return Ok(Err(fault));
                 }
-                other => self.wait_out(other).await?,
+                other => {
+                    // Waiting kills nobody, however long it takes and whoever ends the process meanwhile.
+                    self.marks.take_back(&self.shared, &mut self.session).await;
+                    self.wait_out(other).await?;
+                }
             }
+        }
+    }
+
+    async fn once(
+        &mut self,
+        shared: &Shared,
+        company: Company,
+        pass: Pass,
+        work: &[&Candidate],
+    ) -> Result<Vec<Outcome>, Stop> {
+        let Some(session) = self.session.as_mut() else {
+            return Err(Stop::NotNow(Fault::new(FaultClass::Transient, None, "no session")));
+        };
+        if company != Company::Any {
+            self.marks.mark(shared, session, work).await?;
+        }
+        in_time(shared, transact(shared, session, pass, work)).await
+    }
+
+    /// Closes a session that nobody knows the state of, at both ends: its transaction and its locks must not linger.
+    async fn give_up_session(&mut self) {
+        if let Some(session) = self.session.take() {
+            let backend = session.backend;
+            drop(session);
+            self.shared.end(backend).await;
         }
     }
 
@@ -312,8 +393,9 @@ impl Lane {
 
     /// Nobody's fault: waits, with growing pauses, and gives the batch up only when its messages will come again anyway.
     async fn wait_out(&mut self, stop: Stop) -> Result<(), Abandoned> {
-        let consumer = &self.shared.consumer.name;
-        self.shared.counters.outage();
+        let shared = Arc::clone(&self.shared);
+        let consumer = &shared.consumer.name;
+        shared.counters.outage();
         match stop {
             Stop::Outage(outage) => {
                 self.session = None;
@@ -323,7 +405,7 @@ impl Lane {
                 tracing::error!(%consumer, error = %fault, "consuming waits until this is mended; no attempt is spent");
             }
             Stop::Tainted(fault) => {
-                self.session = None;
+                self.give_up_session().await;
                 tracing::error!(%consumer, error = %fault, "a connection to PostgreSQL is given up");
             }
         }
@@ -356,19 +438,5 @@ impl Lane {
             }
         }
         self.session.as_mut().ok_or(Abandoned)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_is_split_where_postgresql_could_not_take_it_at_once() {
-        let split = |sizes: &[usize]| portions(sizes.to_vec(), |size| *size);
-        assert_eq!(split(&[1, 2, 3]), [vec![1, 2, 3]]);
-        assert_eq!(split(&[PORTION, 1, PORTION - 1, 1]), [vec![PORTION], vec![1, PORTION - 1], vec![1]]);
-        assert_eq!(split(&[2 * PORTION, 1]), [vec![2 * PORTION], vec![1]]);
-        assert_eq!(split(&[]), Vec::<Vec<usize>>::new());
     }
 }

@@ -3,7 +3,11 @@
 mod call;
 mod claim;
 mod counters;
+mod deadline;
+mod isolate;
 mod lane;
+mod marks;
+mod portion;
 mod precheck;
 mod prepare;
 mod record;

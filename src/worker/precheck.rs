@@ -4,6 +4,7 @@ use super::prepare::Candidate;
 use super::shared::Shared;
 use crate::config::PrecheckMode;
 use crate::decide::{KeyDecision, KeyStatus, decide};
+use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::mirror::Tag;
 use crate::pg::{self, Session};
@@ -28,7 +29,10 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
         .iter()
         .map(|c| shared.tag_key.tag(&standing.epoch, &c.identity, c.fingerprint.as_ref()))
         .collect();
-    let mut hits = precheck.mirror.look_up(&tags, shared.clock.now()).await?;
+    step("worker.precheck.before");
+    let answer = precheck.mirror.look_up(&tags, shared.clock.now()).await;
+    step("worker.precheck.after");
+    let mut hits = answer?;
     if !hits.contains(&true) {
         return Some(hits);
     }

@@ -9,6 +9,7 @@ use sqlx::PgConnection;
 use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
+use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::outcome::Outcome;
@@ -49,8 +50,10 @@ pub(crate) async fn record(
     let failures: Vec<Failure<'_>> =
         pairs().filter_map(|(candidate, outcome)| failure(candidate, outcome)).collect();
     if !failures.is_empty() {
+        step("worker.fail.before");
         let written = pg::fail(transaction, &consumer.name, now, true, &failures).await;
         expect_rows("failures", written, failures.len())?;
+        step("worker.fail.after");
     }
     let responses: Vec<(&Identity, &Value)> = pairs()
         .filter_map(|(candidate, outcome)| match outcome {
@@ -59,13 +62,17 @@ pub(crate) async fn record(
         })
         .collect();
     if !responses.is_empty() {
+        step("worker.responses.before");
         let written = pg::store_responses(transaction, &consumer.name, &responses).await;
         expect_rows("responses", written, responses.len())?;
+        step("worker.responses.after");
     }
     let records = audit_records(shared, started, candidates, outcomes);
     if !records.is_empty() {
+        step("worker.audit.before");
         let written = pg::append_audit(transaction, &consumer.name, &shared.worker, now, &records).await;
         expect_rows("audit rows", written, records.len())?;
+        step("worker.audit.after");
     }
     if shared.precheck.is_some() {
         let completed: Vec<&Candidate> = pairs()
@@ -79,8 +86,10 @@ pub(crate) async fn record(
                 .collect();
             let expires_at = now + consumer.retention;
             let tenant = first.identity.tenant.as_str();
+            step("worker.outbox.before");
             let written = pg::append_mirror(transaction, tenant, &tags, now, expires_at).await;
             expect_rows("outbox rows", written, 1)?;
+            step("worker.outbox.after");
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, RwLock, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -198,6 +198,7 @@ impl Worker {
             },
         };
         let done = CancellationToken::new();
+        let turns = Arc::new(RwLock::new(()));
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
         let mut consumers = Vec::new();
@@ -224,6 +225,7 @@ impl Worker {
                 list_duplicates: config.audit.duplicates,
                 publisher: Arc::clone(&publisher),
                 counters: super::counters::Counters::default(),
+                turns: Arc::clone(&turns),
                 stop: stop.clone(),
                 done: done.clone(),
             });

@@ -10,6 +10,7 @@ use super::prepare::Known;
 use super::shared::Shared;
 use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology};
 use crate::backoff::Backoff;
+use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::outcome::{Disposition, Outcome};
 use crate::reason::Rejection;
@@ -55,7 +56,9 @@ pub(crate) async fn settle(
         let mut results = Vec::with_capacity(copies.len());
         for batch in copies.chunks(at_once.max(1)) {
             let batch: Vec<Copy> = batch.iter().map(|(_, copy)| copy.clone()).collect();
+            step("worker.publish.before");
             results.extend(shared.publisher.publish(&batch).await);
+            step("worker.publish.after");
         }
         at_once = 1;
         let mut arrived = Vec::new();
@@ -110,7 +113,10 @@ async fn acknowledge(
             .push(delivery.tag);
     }
     for (epoch, tags) in by_channel.into_values() {
-        if let Err(error) = epoch.settle(tags).await {
+        step("worker.ack.before");
+        let settled = epoch.settle(tags).await;
+        step("worker.ack.after");
+        if let Err(error) = settled {
             tracing::debug!(consumer = %shared.consumer.name, error = %error, "an acknowledgement did not arrive");
         }
     }

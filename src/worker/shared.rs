@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
@@ -9,7 +10,7 @@ use crate::amqp::Publisher;
 use crate::config::{Consumer, PrecheckMode, RabbitSettings};
 use crate::handler::Run;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
-use crate::pg::{Clock, PgSettings, Session};
+use crate::pg::{self, Backend, Clock, PgSettings, Session};
 use crate::seal::SealKey;
 
 /// A consumer at work.
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) list_duplicates: bool,
     pub(crate) publisher: Arc<Publisher>,
     pub(crate) counters: Counters,
+    /// Of the whole process: held shared by every transaction, and alone by one that may kill the process.
+    pub(crate) turns: Arc<RwLock<()>>,
     /// No new work.
     pub(crate) stop: CancellationToken,
     /// All work is done: connections may close.
@@ -61,6 +64,34 @@ impl Shared {
         }
         session.clock = self.clock.clone();
         Ok(session)
+    }
+
+    /// Ends what a session of ours does at the moment. What can't be done is logged: the server's own limits remain.
+    pub(crate) async fn cancel(&self, backend: Backend) {
+        self.tell(backend, false).await;
+    }
+
+    /// Ends a session of ours that nobody listens to any more.
+    pub(crate) async fn end(&self, backend: Backend) {
+        self.tell(backend, true).await;
+    }
+
+    async fn tell(&self, backend: Backend, end: bool) {
+        let limit = self.postgres.patience();
+        let told = async {
+            let mut session = self.open_session().await?;
+            let connection = &mut session.connection;
+            if end {
+                pg::within(limit, pg::end_backend(connection, backend)).await?;
+            } else {
+                pg::within(limit, pg::cancel_backend(connection, backend)).await?;
+            }
+            session.close().await;
+            Ok::<(), NoSession>(())
+        };
+        if let Err(error) = told.await {
+            tracing::warn!(consumer = %self.consumer.name, error = %error, "a session could not be ended from outside");
+        }
     }
 
     /// How this process calls itself in PostgreSQL's and RabbitMQ's lists.

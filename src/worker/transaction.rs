@@ -11,6 +11,7 @@ use super::record::{audit_records, failure, record};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::decide::{FailureDecision, KeyDecision, after_failure, decide};
+use crate::failpoint::{step, step_with};
 use crate::fault::Fault;
 use crate::handler::Incoming;
 use crate::outcome::{DuplicateSource, Outcome};
@@ -26,7 +27,10 @@ pub(crate) async fn transact(
     let started = Instant::now();
     let now = session.clock.now();
     let epoch = session.cell.epoch.clone();
+    let backend = session.backend;
+    step("worker.begin.before");
     let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    step("worker.begin.after");
     let claims = claim(shared, &mut transaction, now, candidates).await?;
     let running: Vec<(usize, u32)> = claims
         .iter()
@@ -48,7 +52,10 @@ pub(crate) async fn transact(
     let results = if incoming.is_empty() {
         Vec::new()
     } else {
-        handle(shared, &mut transaction, pass, &incoming).await?
+        step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+        let results = handle(shared, backend, &mut transaction, pass, &incoming).await?;
+        step("worker.handle.after");
+        results
     };
 
     let mut outcomes: Vec<Outcome> = claims
@@ -67,7 +74,9 @@ pub(crate) async fn transact(
     }
     record(shared, &mut transaction, now, started, &epoch, candidates, &outcomes).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
+    step("worker.commit.before");
     transaction.commit().await.map_err(Stop::of_handler)?;
+    step("worker.commit.after");
     Ok(outcomes)
 }
 
@@ -115,7 +124,9 @@ pub(crate) async fn record_failure(
     pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Stop::of_ours)?;
+    step("worker.record_failure.before");
     transaction.commit().await.map_err(Stop::of_ours)?;
+    step("worker.record_failure.after");
     Ok(outcome)
 }
 
@@ -130,7 +141,10 @@ pub(crate) async fn audit_only(
     pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, records)
         .await
         .map_err(Stop::of_ours)?;
-    transaction.commit().await.map_err(Stop::of_ours)
+    step("worker.refuse.before");
+    transaction.commit().await.map_err(Stop::of_ours)?;
+    step("worker.refuse.after");
+    Ok(())
 }
 
 fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Result<Outcome, Stop> {

@@ -10,7 +10,7 @@ const ROOMS: [&[&str]; 12] = [
     &["pg"],
     &["handler"],
     &["config"],
-    &["backoff", "telemetry", "shutdown", "stack"],
+    &["backoff", "telemetry", "shutdown", "watchdog", "stack", "failpoint"],
     &["amqp", "mirror"],
     &["preflight"],
     &["maintenance"],

@@ -12,6 +12,7 @@ mod data;
 mod failures;
 mod garbage;
 mod identities;
+mod isolation;
 mod mirror;
 mod once;
 mod packaging;

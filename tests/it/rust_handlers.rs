@@ -34,6 +34,7 @@ impl Handler for Obedient {
             Some("fail_once") if message.attempt == 1 => return Err(HandlerError::transient("boom")),
             Some("reject") => return Err(HandlerError::permanent("no such account")),
             Some("panic") => panic!("out of luck"),
+            Some("hang") => std::future::pending().await,
             Some("divide") => {
                 sqlx::query("select 1 / 0").execute(context.connection()).await?;
             }
@@ -131,6 +132,23 @@ async fn each_bad_ending_is_that_messages_alone() {
     assert_eq!(found, expected.map(|(key, reason)| (key.to_owned(), reason.to_owned())));
     let keys = "select string_agg(key, ' ' order by key) from app.effects";
     assert_eq!(world.text(keys).await.as_deref(), Some("fail_once fine"));
+}
+
+#[tokio::test]
+async fn a_handler_that_never_returns_is_dropped_with_its_connection_and_costs_its_neighbours_nothing() {
+    let mut world = world().await;
+    // The last lines of the configuration are its only consumer's.
+    world.configure("deadline = \"200ms\"");
+    let running = run(Worker::builder(world.config()).handler("rust", Obedient::default()).build().unwrap());
+    for case in ["fine", "hang", "well"] {
+        world.publish("rust", message("acme", case), &format!(r#"{{"do": {case:?}}}"#)).await;
+    }
+    assert_eq!(dead(&world, 1).await, [("hang".to_owned(), "attempts_exhausted".to_owned())]);
+    world.wait_for("select count(*) from app.effects", 2).await;
+    end(running).await;
+    let open =
+        "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'";
+    assert_eq!(world.count(open).await, 0, "its transaction is not left in the server");
 }
 
 #[tokio::test]

@@ -1,0 +1,1 @@
+alter table oncely.idempotency_keys drop column crash_attempts;

@@ -1,0 +1,100 @@
+//! Named steps of the programs at which a test ends the process. Without the feature `failpoints`, which no release build
+//! has, they are nothing.
+
+/// Every step, before and after each input or output of worker, relay and garbage collection. `tests/it/crash_points.rs`
+/// kills a process at each of them.
+pub const STEPS: [&str; 48] = [
+    "worker.precheck.before",
+    "worker.precheck.after",
+    "worker.look_up_suspects.before",
+    "worker.look_up_suspects.after",
+    "worker.mark.before",
+    "worker.mark.after",
+    "worker.begin.before",
+    "worker.begin.after",
+    "worker.claim.before",
+    "worker.claim.after",
+    "worker.look_up.before",
+    "worker.look_up.after",
+    "worker.retake.before",
+    "worker.retake.after",
+    "worker.handle.before",
+    "worker.handle.after",
+    "worker.fail.before",
+    "worker.fail.after",
+    "worker.responses.before",
+    "worker.responses.after",
+    "worker.audit.before",
+    "worker.audit.after",
+    "worker.outbox.before",
+    "worker.outbox.after",
+    "worker.commit.before",
+    "worker.commit.after",
+    "worker.record_failure.before",
+    "worker.record_failure.after",
+    "worker.refuse.before",
+    "worker.refuse.after",
+    "worker.publish.before",
+    "worker.publish.after",
+    "worker.ack.before",
+    "worker.ack.after",
+    "relay.take.before",
+    "relay.take.after",
+    "relay.mirror.before",
+    "relay.mirror.after",
+    "relay.delete.before",
+    "relay.delete.after",
+    "relay.commit.before",
+    "relay.commit.after",
+    "gc.partitions.before",
+    "gc.partitions.after",
+    "gc.lock.before",
+    "gc.lock.after",
+    "gc.delete.before",
+    "gc.delete.after",
+];
+
+/// Reaches a step. `FAILPOINT=worker.commit.after` ends the process there by SIGABRT, `…=starve` blocks every thread of
+/// the runtime.
+#[cfg(feature = "failpoints")]
+pub(crate) fn step(name: &'static str) {
+    use std::sync::OnceLock;
+
+    static CHOSEN: OnceLock<Option<String>> = OnceLock::new();
+    debug_assert!(STEPS.contains(&name), "{name} is not in the list of steps");
+    let Some(chosen) = CHOSEN.get_or_init(|| std::env::var("FAILPOINT").ok()) else { return };
+    if chosen == name {
+        eprintln!("failpoint: {name}");
+        std::process::abort();
+    }
+    if chosen.strip_suffix("=starve") == Some(name) {
+        eprintln!("failpoint: {name}: the runtime starves");
+        for _ in 0..tokio::runtime::Handle::current().metrics().num_workers() {
+            tokio::spawn(async { std::thread::sleep(std::time::Duration::from_secs(3_600)) });
+        }
+        std::thread::sleep(std::time::Duration::from_secs(3_600));
+    }
+}
+
+/// Reaches a step with these messages. `FAILPOINT=worker.handle.before=key:kill` ends the process there where a key begins
+/// with `kill`: a message that kills whoever runs it.
+#[cfg(feature = "failpoints")]
+pub(crate) fn step_with<'a>(name: &'static str, mut keys: impl Iterator<Item = &'a str>) {
+    step(name);
+    let chosen = std::env::var("FAILPOINT").unwrap_or_default();
+    let prefix = chosen.strip_prefix(name).and_then(|rest| rest.strip_prefix("=key:"));
+    if prefix.is_some_and(|prefix| keys.any(|key| key.starts_with(prefix))) {
+        eprintln!("failpoint: {name}: a message kills the process");
+        std::process::abort();
+    }
+}
+
+/// Reaches a step with these messages: nothing.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub(crate) fn step_with<'a>(_: &'static str, _: impl Iterator<Item = &'a str>) {}
+
+/// Reaches a step: nothing.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub(crate) fn step(_: &'static str) {}

@@ -1,0 +1,74 @@
+//! Runs that may not come back: counted before they begin.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use sqlx::{Connection as _, PgConnection};
+
+use crate::fingerprint::Fingerprint;
+use crate::identity::{Identity, IdentityPart};
+
+/// Counts a run of each message, in a transaction of its own that is committed when this returns. Returns which were counted:
+/// those whose key may run. Identities must be distinct.
+pub(crate) async fn mark(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    now: DateTime<Utc>,
+    suspects: &[(&Identity, Option<Fingerprint>)],
+) -> Result<Vec<bool>, sqlx::Error> {
+    let tenants: Vec<String> =
+        suspects.iter().map(|(identity, _)| identity.tenant.as_str().to_owned()).collect();
+    let keys: Vec<String> = suspects.iter().map(|(identity, _)| identity.key.as_str().to_owned()).collect();
+    let fingerprints: Vec<Option<Vec<u8>>> =
+        suspects.iter().map(|(_, print)| print.map(|print| print.0.to_vec())).collect();
+    let mut transaction = connection.begin().await?;
+    // It must survive this process, not the server: a mark that a crash of PostgreSQL loses would only have been taken back.
+    sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
+    let rows = sqlx::query_file!(
+        "src/pg/mark_suspects.sql",
+        consumer.as_str(),
+        now,
+        &tenants,
+        &keys,
+        &fingerprints as &[Option<Vec<u8>>]
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    let position: HashMap<(&str, &str), usize> = suspects
+        .iter()
+        .enumerate()
+        .map(|(index, (identity, _))| ((identity.tenant.as_str(), identity.key.as_str()), index))
+        .collect();
+    let mut marked = vec![false; suspects.len()];
+    for row in rows {
+        if let Some(&index) = position.get(&(row.tenant.as_str(), row.key.as_str())) {
+            marked[index] = true;
+        }
+    }
+    Ok(marked)
+}
+
+/// Takes marks back: the run has ended without a result, and the process lives.
+pub(crate) async fn unmark(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    identities: &[Identity],
+) -> Result<(), sqlx::Error> {
+    let tenants: Vec<String> =
+        identities.iter().map(|identity| identity.tenant.as_str().to_owned()).collect();
+    let keys: Vec<String> = identities.iter().map(|identity| identity.key.as_str().to_owned()).collect();
+    sqlx::query!(
+        "update oncely.idempotency_keys as i
+         set crash_attempts = i.crash_attempts - 1
+         from unnest($2::text[], $3::text[]) as k (tenant, key)
+         where i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
+           and i.status = 'IN_PROGRESS' and i.crash_attempts > 0",
+        consumer.as_str(),
+        &tenants,
+        &keys
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}

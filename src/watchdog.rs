@@ -1,0 +1,47 @@
+//! Ends a process whose runtime stands still.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::shutdown::SOFTWARE;
+
+/// Watches the runtime from a thread of its own: where no task has had a turn for `limit`, the process ends with exit code 70.
+/// That is safe at any moment: what is not committed is rolled back and comes again.
+///
+/// A handler that computes or blocks without an `.await` holds a thread of the runtime. When it holds the last one, no heartbeat
+/// is sent, no deadline fires and no signal is heard: a process that looks alive and does nothing. Only somebody outside the
+/// runtime can tell. Call it inside the runtime.
+///
+/// # Errors
+/// When the thread can't be started.
+pub fn start(limit: Duration) -> std::io::Result<()> {
+    let turns = Arc::new(AtomicU64::new(0));
+    let pause = (limit / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
+    let own = Arc::clone(&turns);
+    tokio::spawn(async move {
+        loop {
+            own.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(pause).await;
+        }
+    });
+    std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
+        let mut last = turns.load(Ordering::Relaxed);
+        // Counted in its own turns, not by the clock: a process that was stopped and continued has starved nobody.
+        let mut idle = Duration::ZERO;
+        loop {
+            std::thread::sleep(pause);
+            let now = turns.load(Ordering::Relaxed);
+            idle = if now == last { idle + pause } else { Duration::ZERO };
+            last = now;
+            if idle >= limit {
+                tracing::error!(
+                    ?limit,
+                    "the runtime stands still: a handler blocks its threads; the process ends, its messages come again"
+                );
+                std::process::exit(i32::from(SOFTWARE));
+            }
+        }
+    })?;
+    Ok(())
+}

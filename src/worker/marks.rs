@@ -1,0 +1,87 @@
+//! Runs of redelivered messages that have begun and whose end is not reported yet.
+
+use std::collections::HashSet;
+
+use super::prepare::Candidate;
+use super::shared::Shared;
+use super::stop::Stop;
+use crate::failpoint::step;
+use crate::identity::Identity;
+use crate::pg::{self, Session};
+
+/// The keys whose run this lane has counted in PostgreSQL.
+///
+/// A mark stays when the process dies, and says so. Everything else takes it back: a run that completed or failed by its
+/// outcome, one that was interrupted (an outage, a channel that went, a stop) by [`Marks::take_back`].
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    held: HashSet<Identity>,
+    /// Of earlier work: to be taken back, which PostgreSQL could not be asked for yet.
+    owed: Vec<Identity>,
+}
+
+impl Marks {
+    /// Other work begins: what is still held belongs to work that was interrupted.
+    pub(crate) fn begin(&mut self) {
+        self.owed.extend(self.held.drain());
+    }
+
+    /// Counts the runs that begin now, unless they are counted already.
+    pub(crate) async fn mark(
+        &mut self,
+        shared: &Shared,
+        session: &mut Session,
+        work: &[&Candidate],
+    ) -> Result<(), Stop> {
+        if !self.owed.is_empty() {
+            let asked = pg::unmark(&mut session.connection, &shared.consumer.name, &self.owed);
+            pg::within(shared.postgres.patience(), asked).await.map_err(Stop::of_ours)?;
+            self.owed.clear();
+        }
+        let work: Vec<&&Candidate> = work.iter().filter(|one| !self.held.contains(&one.identity)).collect();
+        if work.is_empty() {
+            return Ok(());
+        }
+        let now = session.clock.now();
+        let suspects: Vec<_> = work.iter().map(|one| (&one.identity, one.fingerprint)).collect();
+        step("worker.mark.before");
+        let marking = pg::mark(&mut session.connection, &shared.consumer.name, now, &suspects);
+        // Where the reply is lost, they may be counted all the same: that costs an innocent its company once.
+        let marked = pg::within(shared.postgres.patience(), marking).await.map_err(Stop::of_ours)?;
+        step("worker.mark.after");
+        let counted = work.iter().zip(marked).filter(|(_, marked)| *marked);
+        self.held.extend(counted.map(|(one, _)| one.identity.clone()));
+        Ok(())
+    }
+
+    /// Every run has an outcome now, and its row says so.
+    pub(crate) fn reported(&mut self) {
+        self.held.clear();
+    }
+
+    /// Takes the marks back, if PostgreSQL can be asked; else they are held until it can.
+    pub(crate) async fn take_back(&mut self, shared: &Shared, session: &mut Option<Session>) {
+        self.begin();
+        if self.owed.is_empty() {
+            return;
+        }
+        let open = match session {
+            Some(open) => open,
+            None => match shared.open_session().await {
+                Ok(open) => session.insert(open),
+                Err(error) => {
+                    tracing::debug!(error = %error, "marks of redelivered messages are not taken back yet");
+                    return;
+                }
+            },
+        };
+        let asked = pg::unmark(&mut open.connection, &shared.consumer.name, &self.owed);
+        match pg::within(shared.postgres.patience(), asked).await {
+            Ok(()) => self.owed.clear(),
+            Err(error) => {
+                tracing::debug!(error = %error, "marks of redelivered messages are not taken back yet");
+                *session = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Messages that kill the process which runs them, and handlers that do not come back.
+
+use std::time::Duration;
+
+use testbed::{Process, eventually_within};
+
+use crate::support::{World, message};
+
+/// Starts the worker again whenever it has died, until `done`; returns how often it died.
+async fn keep_alive(
+    world: &mut World,
+    environment: &[(&'static str, String)],
+    done: &str,
+    wanted: i64,
+) -> (usize, Process) {
+    let mut deaths = 0;
+    let mut worker = world.start_with("worker", "worker", environment);
+    for _ in 0..2_000 {
+        if !worker.is_running() {
+            deaths += 1;
+            assert!(deaths < 20, "it dies again and again: {}", worker.output());
+            worker = world.start_with("worker", "worker", environment);
+        }
+        if world.count(done).await == wanted {
+            return (deaths, worker);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never {wanted}: {done}: {}", worker.output());
+}
+
+#[tokio::test]
+async fn a_message_that_kills_its_process_is_found_out_and_costs_no_neighbour_its_place() {
+    let mut world = World::new().await;
+    world.consumer("payments", "batch = 20\nlanes = 2\nprefetch = 100");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let messages = (0..60)
+        .map(|number| {
+            let key = if number == 30 { "killer".to_owned() } else { format!("k{number}") };
+            (queue.clone(), message("acme", &key), b"{}".to_vec())
+        })
+        .collect();
+    world.broker.publish_all("", messages).await.unwrap();
+    let deadly = [("FAILPOINT", "worker.handle.before=key:kill".to_owned())];
+    let ended = "select count(*) from oncely.audit where outcome in ('completed', 'dead_lettered')";
+    let (deaths, worker) = keep_alive(&mut world, &deadly, ended, 60).await;
+    world.wait_for_ready(&format!("{queue}.dead"), 1).await;
+    world.stop(worker).await;
+    // Among strangers, among suspects, and twice alone.
+    assert_eq!(deaths, 4);
+    assert_eq!(world.count("select count(*) from app.effects").await, 59);
+    assert_eq!(world.count("select count(distinct key) from app.effects").await, 59);
+    let dead =
+        "select key || ' ' || reason || ' ' || detail from oncely.audit where outcome = 'dead_lettered'";
+    assert_eq!(
+        world.text(dead).await.as_deref(),
+        Some("killer crash a process died 3 times while this message was at work")
+    );
+    let row = "select status || ' ' || reason || ' ' || crash_attempts from oncely.idempotency_keys where key = 'killer'";
+    assert_eq!(world.text(row).await.as_deref(), Some("FAILED crash 3"));
+    assert_eq!(world.broker.ready(&queue).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn two_messages_that_kill_their_process_take_no_innocent_with_them() {
+    let mut world = World::new().await;
+    world.consumer("payments", "batch = 10\nlanes = 2\nprefetch = 100");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let messages = (0..40)
+        .map(|number| {
+            let key = match number {
+                5 | 25 => format!("kill{number}"),
+                _ => format!("k{number}"),
+            };
+            (queue.clone(), message("acme", &key), b"{}".to_vec())
+        })
+        .collect();
+    world.broker.publish_all("", messages).await.unwrap();
+    let deadly = [("FAILPOINT", "worker.handle.before=key:kill".to_owned())];
+    let ended =
+        "select count(distinct key) from oncely.audit where outcome in ('completed', 'dead_lettered')";
+    let (_, worker) = keep_alive(&mut world, &deadly, ended, 40).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 38);
+    let dead = "select string_agg(distinct key || ' ' || reason, ', ') from oncely.audit where outcome = 'dead_lettered'";
+    assert_eq!(world.text(dead).await.as_deref(), Some("kill25 crash, kill5 crash"));
+}
+
+#[tokio::test]
+async fn a_channel_that_goes_again_and_again_leaves_no_mark_on_what_it_delivered() {
+    let mut world = World::new().await;
+    world.consumer(
+        "payments",
+        "lanes = 1\nretry = { delays = [\"50ms\"], max_attempts = 3, max_crashes = 2 }",
+    );
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
+    let lost = |log: &str| log.matches("the subscription is over").count();
+    let waits = |log: &str| log.matches("consuming waits until this is mended").count();
+    // The environment is broken, and the message is interrupted at its work, as often as would prove it guilty.
+    for round in 0..3 {
+        let seen = waits(&worker.output());
+        eventually_within(Duration::from_secs(30), "it waits", || async {
+            if waits(&worker.output()) > seen { Ok(()) } else { Err(worker.output()) }
+        })
+        .await
+        .unwrap();
+        assert_eq!(
+            world.count("select coalesce(max(crash_attempts), 0)::bigint from oncely.idempotency_keys").await,
+            0
+        );
+        world.broker.delete_queue(&queue).await.unwrap();
+        eventually_within(Duration::from_secs(30), "the subscription ends", || async {
+            if lost(&worker.output()) > round { Ok(()) } else { Err(worker.output()) }
+        })
+        .await
+        .unwrap();
+        world.apply_topology().await;
+        world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
+    }
+    sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.broker.ready(&format!("{queue}.dead")).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_function_past_its_deadline_is_cancelled_in_the_server_and_costs_its_neighbours_nothing() {
+    let mut world = World::new().await;
+    world.consumer("payments", "deadline = \"1s\"\nretry = { delays = [\"50ms\"], max_attempts = 2 }");
+    world.apply_topology().await;
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
+    let queue = world.queue("payments");
+    let messages = (0..20)
+        .map(|number| {
+            let body = if number == 7 { r#"{"do": "wait"}"# } else { "{}" };
+            (queue.clone(), message("acme", &format!("k{number}")), body.as_bytes().to_vec())
+        })
+        .collect();
+    world.broker.publish_all("", messages).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 19).await;
+    world.wait_for_ready(&format!("{queue}.dead"), 1).await;
+    world.stop(worker).await;
+    let row = "select string_agg(outcome || ' ' || detail, ', ' order by occurred_at) from oncely.audit where key = 'k7'";
+    assert_eq!(
+        world.text(row).await.as_deref(),
+        Some("retried the handler was not done within 1s, dead_lettered the handler was not done within 1s")
+    );
+    let left = "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
+        and database = (select oid from pg_database where datname = current_database())";
+    assert_eq!(world.count(left).await, 0, "nothing of it is left in the server");
+}
+
+#[tokio::test]
+async fn a_process_whose_runtime_starves_ends_itself_and_its_messages_come_again() {
+    let mut world = World::new().await;
+    world.configure("[worker]\nwatchdog = \"1s\"");
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    let starved = [("FAILPOINT", "worker.handle.before=starve".to_owned())];
+    let mut worker = world.start_with("worker", "starved", &starved);
+    let status = worker.ended(Duration::from_secs(30)).await.unwrap();
+    assert_eq!(status.code(), Some(70), "{}", worker.output());
+    assert!(worker.output().contains("the runtime stands still"));
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+}
