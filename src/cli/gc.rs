@@ -42,6 +42,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         let (made, dropped) = keep_partitions(&config.audit, &mut session).await?;
         let Some(reports) = sweep(&config, &mut session, || false).await? else {
             output::note("another sweeper is at work; nothing to do here");
+            if json {
+                output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
+            }
             return Ok(ExitCode::SUCCESS);
         };
         (reports, made, dropped)
@@ -60,7 +63,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::print_json(
             "oncely.gc/1",
             json!({
-                "dry_run": dry_run, "consumers": consumers, "partitions_made": made, "partitions_dropped": dropped,
+                "dry_run": dry_run, "busy": false, "consumers": consumers, "partitions_made": made, "partitions_dropped": dropped,
             }),
         )?;
     } else {

@@ -145,6 +145,17 @@ impl Broker {
         Ok(taken)
     }
 
+    /// Takes up to `count` messages without acknowledging them and goes away, so that they are redelivered.
+    pub async fn bounce(url: &str, queue: &str, count: usize) -> anyhow::Result<()> {
+        let broker = Self::connect(url).await?;
+        for number in 0..count {
+            let got = broker.channel.basic_get(queue.into(), BasicGetOptions::default()).await?;
+            anyhow::ensure!(got.is_some(), "{queue} had only {number} messages");
+        }
+        broker.connection.close(200, "done".into()).await?;
+        Ok(())
+    }
+
     /// Removes all messages of a queue.
     pub async fn purge(&self, queue: &str) -> anyhow::Result<()> {
         self.channel.queue_purge(queue.into(), QueuePurgeOptions::default()).await?;

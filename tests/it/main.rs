@@ -7,6 +7,7 @@ mod architecture;
 mod catalogue;
 mod command_line;
 mod configuration;
+mod crash_points;
 mod crashes;
 mod data;
 mod failures;

@@ -122,8 +122,13 @@ impl World {
 
     /// Runs `oncely` to its end.
     pub(crate) async fn oncely(&self, arguments: &[&str]) -> Output {
+        self.oncely_with(arguments, &[]).await
+    }
+
+    /// Runs `oncely` to its end with further environment variables.
+    pub(crate) async fn oncely_with(&self, arguments: &[&str], more: &[(&str, &str)]) -> Output {
         let mut command = tokio::process::Command::new(program("oncely"));
-        command.args(arguments).env_remove("REDIS_URL").envs(self.environment());
+        command.args(arguments).env_remove("REDIS_URL").envs(self.environment()).envs(more.iter().copied());
         command.output().await.expect("oncely")
     }
 

@@ -1,0 +1,256 @@
+//! A process dies before and after each of its inputs and outputs, with batches of 1, 2, 10 and 100; then another one goes
+//! on, and the books must be as if nothing had happened.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt as _;
+use std::time::Duration;
+
+use oncely::failpoint::STEPS;
+use sqlx::Row as _;
+use testbed::{Broker, Process, Redis};
+
+use crate::support::{World, message};
+
+const BATCHES: [usize; 4] = [1, 2, 10, 100];
+
+fn steps(of: &str) -> Vec<&'static str> {
+    let steps: Vec<_> = STEPS.into_iter().filter(|step| step.starts_with(of)).collect();
+    assert!(!steps.is_empty());
+    steps
+}
+
+fn at(step: &str) -> Vec<(&'static str, String)> {
+    vec![("FAILPOINT", step.to_owned())]
+}
+
+/// Waits until the process has died at its step; a step that is not reached is a test that tests nothing.
+async fn dies(mut process: Process, step: &str, batch: usize) {
+    let ended = process.ended(Duration::from_secs(30)).await;
+    let status = ended.unwrap_or_else(|error| panic!("{step}, batch {batch}: {error}: {}", process.output()));
+    assert_eq!(status.signal(), Some(6), "{step}, batch {batch}: {status}: {}", process.output());
+}
+
+async fn with_batch(batch: usize, redis: &Redis) -> World {
+    let mut world = World::new().await;
+    world.with_redis(&redis.url(), "precheck = \"trust\"");
+    world.configure(&format!("[relay]\nbatch = {batch}\npoll = \"20ms\"\n[gc]\nbatch = {batch}"));
+    let retry = "retry = { delays = [\"20ms\"], max_attempts = 2 }";
+    world.consumer("payments", &format!("batch = {batch}\nlanes = 1\n{retry}"));
+    sqlx::query("insert into app.numbers values ('7')").execute(&mut world.sql).await.unwrap();
+    world.apply_topology().await;
+    world
+}
+
+/// What must have become of the keys of one step.
+struct Expected {
+    effects: BTreeMap<String, i64>,
+    dead: Vec<String>,
+}
+
+/// As many good messages as a batch holds; then one that fails first, one that fails at COMMIT, one without a key, and a
+/// copy of one that took effect before.
+async fn publish(world: &World, step: &str, batch: usize) -> Expected {
+    let queue = world.queue("payments");
+    let key = |what: &str| format!("{step} {what}");
+    let mut messages: Vec<(String, lapin::BasicProperties, Vec<u8>)> = Vec::new();
+    let mut effects = BTreeMap::new();
+    let mut add = |key: String, body: &str| {
+        messages.push((queue.clone(), message("acme", &key), body.as_bytes().to_vec()));
+    };
+    for number in 0..batch {
+        add(key(&number.to_string()), "{}");
+        effects.insert(key(&number.to_string()), 1);
+    }
+    add(key("fail_once"), r#"{"do": "fail_once"}"#);
+    effects.insert(key("fail_once"), 1);
+    add(key("number"), r#"{"do": "number", "number": "7"}"#);
+    add("first".to_owned(), "{}");
+    add(key("0"), "{}");
+    messages.push((queue.clone(), message("acme", ""), key("no key").into_bytes()));
+    let count = messages.len();
+    world.broker.publish_all("", messages).await.unwrap();
+    if step.contains("suspects") || step.contains("mark") {
+        Broker::bounce(&world.urls.rabbitmq, &queue, count).await.unwrap();
+    }
+    Expected { effects, dead: vec![key("number")] }
+}
+
+/// Every key has its one effect and its one audit row, and nothing is left anywhere.
+async fn books_are_right(world: &mut World, step: &str, expected: &Expected) {
+    let rows = sqlx::query("select key, count(*) from app.effects where starts_with(key, $1) group by key")
+        .bind(format!("{step} "))
+        .fetch_all(&mut world.sql)
+        .await
+        .unwrap();
+    let found: BTreeMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    assert_eq!(found, expected.effects, "{step}: each effect once");
+    let rows = sqlx::query(
+        "select i.key, i.status, (select count(*) from oncely.audit as a where a.key = i.key and a.outcome = 'completed')
+         from oncely.idempotency_keys as i where starts_with(i.key, $1)",
+    )
+    .bind(format!("{step} "))
+    .fetch_all(&mut world.sql)
+    .await
+    .unwrap();
+    assert_eq!(rows.len(), expected.effects.len() + expected.dead.len(), "{step}: one row a key, no other");
+    for row in rows {
+        let (key, status, audited): (String, String, i64) = (row.get(0), row.get(1), row.get(2));
+        let wanted = if expected.dead.contains(&key) { ("FAILED", 0) } else { ("COMPLETED", 1) };
+        assert_eq!((status.as_str(), audited), wanted, "{step}: {key}");
+    }
+    let queue = world.queue("payments");
+    for left in [queue.clone(), format!("{queue}.retry.20ms")] {
+        assert_eq!(world.broker.ready(&left).await.unwrap(), 0, "{step}: {left}");
+    }
+    // The dead-letter queue holds exactly the two that belong there; copies of them are allowed.
+    let mut dead = Vec::new();
+    while let Some(letter) = world.broker.take(&format!("{queue}.dead")).await.unwrap() {
+        let key = letter.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default();
+        dead.push(if key.is_empty() { String::from_utf8(letter.data).unwrap() } else { key });
+    }
+    dead.sort();
+    dead.dedup();
+    assert_eq!(dead, [format!("{step} no key"), format!("{step} number")], "{step}");
+}
+
+async fn worker_dies_at_every_step(batch: usize) {
+    let redis = Redis::start().await.unwrap();
+    let mut world = with_batch(batch, &redis).await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "first"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    let steps = steps("worker.");
+    for step in &steps {
+        let expected = publish(&world, step, batch).await;
+        dies(world.start_with("worker", "dying", &at(step)), step, batch).await;
+        let worker = world.start_as("worker", "surviving");
+        let starts = format!("starts_with(key, '{step} ')");
+        let effects = format!("select count(distinct key) from app.effects where {starts}");
+        world.wait_for(&effects, i64::try_from(expected.effects.len()).unwrap()).await;
+        let failed =
+            format!("select count(*) from oncely.idempotency_keys where {starts} and status = 'FAILED'");
+        world.wait_for(&failed, 1).await;
+        for left in ["", ".retry.20ms"] {
+            world.wait_for_ready(&format!("{}{left}", world.queue("payments")), 0).await;
+        }
+        world.stop(worker).await;
+        books_are_right(&mut world, step, &expected).await;
+    }
+    println!("{} steps of the worker with batches of {batch}", steps.len());
+}
+
+#[tokio::test]
+async fn a_worker_dies_at_every_step_with_batches_of_1() {
+    worker_dies_at_every_step(BATCHES[0]).await;
+}
+
+#[tokio::test]
+async fn a_worker_dies_at_every_step_with_batches_of_2() {
+    worker_dies_at_every_step(BATCHES[1]).await;
+}
+
+#[tokio::test]
+async fn a_worker_dies_at_every_step_with_batches_of_10() {
+    worker_dies_at_every_step(BATCHES[2]).await;
+}
+
+#[tokio::test]
+async fn a_worker_dies_at_every_step_with_batches_of_100() {
+    worker_dies_at_every_step(BATCHES[3]).await;
+}
+
+/// All entries of the mirror.
+async fn entries(redis: &Redis) -> u64 {
+    let mut connection =
+        redis::Client::open(redis.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let buckets: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
+    let mut entries = 0;
+    for bucket in buckets {
+        entries += redis::cmd("HLEN").arg(bucket).query_async::<u64>(&mut connection).await.unwrap();
+    }
+    entries
+}
+
+#[tokio::test]
+async fn a_relay_dies_at_every_step_with_every_batch() {
+    let steps = steps("relay.");
+    for batch in BATCHES {
+        let redis = Redis::start().await.unwrap();
+        let mut world = with_batch(batch, &redis).await;
+        let worker = world.start("worker");
+        let mut total = 0;
+        for step in &steps {
+            let messages = (0..batch.max(3))
+                .map(|n| (world.queue("payments"), message("acme", &format!("{step} {n}")), b"{}".to_vec()))
+                .collect();
+            world.broker.publish_all("", messages).await.unwrap();
+            total += batch.max(3);
+            world.wait_for("select count(*) from app.effects", i64::try_from(total).unwrap()).await;
+            dies(world.start_with("relay", "dying", &at(step)), step, batch).await;
+            let relay = world.start_as("relay", &format!("after {step}"));
+            world.wait_for_line(&relay, "relaying").await;
+            world.wait_for("select count(*) from oncely.outbox", 0).await;
+            world.stop(relay).await;
+            assert_eq!(entries(&redis).await, total as u64, "{step}, batch {batch}: each key has its entry");
+        }
+        world.stop(worker).await;
+    }
+    println!("{} steps of the relay with batches of {BATCHES:?}", steps.len());
+}
+
+#[tokio::test]
+async fn a_collection_dies_at_every_step_with_every_batch() {
+    let steps = steps("gc.");
+    for batch in BATCHES {
+        let redis = Redis::start().await.unwrap();
+        let mut world = with_batch(batch, &redis).await;
+        for step in &steps {
+            // Old ones in all states, young ones, and old ones whose mirror record is pending.
+            sqlx::raw_sql(
+                "delete from oncely.idempotency_keys;
+                 delete from oncely.outbox;
+                 insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason)
+                 select 'acme', 'payments', status || age || '-' || n, status, 1, now() - make_interval(days => age),
+                    case when status <> 'IN_PROGRESS' then now() - make_interval(days => age) end,
+                    case when status = 'FAILED' then 'poison' end
+                 from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
+                 cross join unnest(array[1, 10, 30]) as age
+                 cross join generate_series(1, 120) as n;
+                 insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+                 values ('acme', gen_random_uuid(), 'mirror', now() - interval '20 days', now(), '\\x00112233445566778899aabbccddeeff')",
+            )
+            .execute(&mut world.sql)
+            .await
+            .unwrap();
+            if step.contains("partitions") {
+                dies(world.start_with("relay", "dying", &at(step)), step, batch).await;
+                continue;
+            }
+            let output = world.oncely_with(&["gc", "run"], &[("FAILPOINT", step)]).await;
+            assert_eq!(output.status.signal(), Some(6), "{step}, batch {batch}: {}", output.status);
+            // The server may take a moment to notice that the holder of the lock is gone.
+            testbed::eventually("the lock is free", || async {
+                let output = world.oncely(&["gc", "run", "--json"]).await;
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+                if report["consumers"].is_array() { Ok(()) } else { Err(report) }
+            })
+            .await
+            .unwrap();
+            let left = "select string_agg(distinct status || date_part('day', now() - created_at), ' ') from oncely.idempotency_keys";
+            assert_eq!(
+                world.text(left).await.as_deref(),
+                Some("COMPLETED1 COMPLETED10 FAILED1 IN_PROGRESS1"),
+                "{step}, batch {batch}: what is old goes, what may still be mirrored stays"
+            );
+            assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 480, "{step}");
+        }
+        let relay = world.start("relay");
+        world.wait_for("select count(*) from oncely.outbox", 0).await;
+        world.stop(relay).await;
+        let ahead = "select count(*) from pg_inherits where inhparent = 'oncely.audit'::regclass";
+        assert!(world.count(ahead).await >= 5, "the partitions are there");
+    }
+    println!("{} steps of the collection with batches of {BATCHES:?}", steps.len());
+}
