@@ -103,6 +103,56 @@ pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict
     }
 }
 
+/// Whether the mirror is asked, and how much a hit in it is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PrecheckMode {
+    /// `trust` where no standby could take over without a mirrored commit, else `verify`.
+    Auto,
+    /// A hit is acknowledged without a question to PostgreSQL, as long as its epoch was confirmed within a second.
+    Trust,
+    /// The hits of a batch are confirmed by one look-up in PostgreSQL.
+    Verify,
+    /// The mirror is not asked.
+    Off,
+}
+
+/// What a mirror hit is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HitDecision {
+    /// It took effect: acknowledge without a question to PostgreSQL.
+    Believe,
+    /// Acknowledge if PostgreSQL confirms it ([`confirms`]).
+    Confirm,
+    /// As good as none.
+    Ignore,
+}
+
+/// Decides from what the database said of itself: may it lose commits that it reported, and was it asked a moment ago?
+/// Else a failover may lie in between.
+#[must_use]
+pub fn on_hit(mode: PrecheckMode, may_lose_commits: bool, is_fresh: bool) -> HitDecision {
+    match (mode, is_fresh) {
+        (PrecheckMode::Off, _) => HitDecision::Ignore,
+        (PrecheckMode::Verify, _) => HitDecision::Confirm,
+        (PrecheckMode::Auto, _) if may_lose_commits => HitDecision::Confirm,
+        (PrecheckMode::Auto | PrecheckMode::Trust, true) => HitDecision::Believe,
+        (PrecheckMode::Auto | PrecheckMode::Trust, false) => HitDecision::Ignore,
+    }
+}
+
+/// Does PostgreSQL's answer confirm a mirror hit?
+#[must_use]
+pub fn confirms(
+    record: Option<&KeyRecord>,
+    fingerprint: Option<&Fingerprint>,
+    on_conflict: OnConflict,
+) -> bool {
+    record.is_some_and(|record| {
+        record.status == KeyStatus::Completed
+            && decide(record, fingerprint, on_conflict) == KeyDecision::Duplicate
+    })
+}
+
 /// For each message of a batch the earlier one with the same identity, if there is one: only the first is claimed, the
 /// others follow its fate.
 #[must_use]
@@ -222,6 +272,34 @@ mod tests {
         let completed = |known| record(KeyStatus::Completed, known);
         assert_eq!(decide(&completed(None), Some(&print), OnConflict::DeadLetter), KeyDecision::Duplicate);
         assert_eq!(decide(&completed(Some(9)), None, OnConflict::DeadLetter), KeyDecision::Duplicate);
+    }
+
+    #[test]
+    fn a_hit_is_believed_only_on_a_history_that_was_confirmed_a_moment_ago() {
+        use HitDecision::{Believe, Confirm, Ignore};
+        for (mode, may_lose_commits, is_fresh, expected) in [
+            (PrecheckMode::Trust, true, true, Believe),
+            (PrecheckMode::Trust, false, false, Ignore),
+            (PrecheckMode::Auto, false, true, Believe),
+            (PrecheckMode::Auto, false, false, Ignore),
+            (PrecheckMode::Auto, true, true, Confirm),
+            (PrecheckMode::Auto, true, false, Confirm),
+            (PrecheckMode::Verify, false, true, Confirm),
+            (PrecheckMode::Off, false, true, Ignore),
+        ] {
+            assert_eq!(on_hit(mode, may_lose_commits, is_fresh), expected, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_key_that_took_effect_with_this_payload_confirms_a_hit() {
+        let print = Fingerprint([1; 32]);
+        let of = |record| confirms(record, Some(&print), OnConflict::DeadLetter);
+        assert!(of(Some(&record(KeyStatus::Completed, Some(1)))));
+        assert!(!of(Some(&record(KeyStatus::Completed, Some(2)))));
+        assert!(!of(Some(&record(KeyStatus::InProgress, Some(1)))));
+        assert!(!of(Some(&record(KeyStatus::Failed, Some(1)))));
+        assert!(!of(None));
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub mod reason;
 pub mod relay;
 pub mod retry;
 pub(crate) mod seal;
+pub mod settlement;
 pub mod shutdown;
 pub mod stack;
 pub mod telemetry;

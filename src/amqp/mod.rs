@@ -4,7 +4,6 @@ mod connection;
 mod delivery;
 mod headers;
 mod publisher;
-mod settle;
 mod subscription;
 mod topology;
 

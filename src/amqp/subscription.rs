@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::{AmqpError, answer, connect};
 use super::delivery::Delivery;
-use super::settle::{Ack, Settlement};
 use crate::config::RabbitSettings;
+use crate::settlement::{Ack, Settlement};
 
 /// The life of one channel. Deliveries carry it, so that an acknowledgement can't reach another channel's delivery of the
 /// same number.

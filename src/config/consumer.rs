@@ -5,26 +5,12 @@ use std::time::Duration;
 use figment::value::Value;
 
 use super::{Problems, Section, consumer_source, servers};
-use crate::decide::OnConflict;
+use crate::decide::{OnConflict, PrecheckMode};
 use crate::extract::Source;
 use crate::fingerprint::FingerprintPolicy;
 use crate::handler::{JsonPolicy, SqlFunction};
 use crate::identity::IdentityPart;
 use crate::retry::RetryPolicy;
-
-/// How much a hit in the mirror is believed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrecheckMode {
-    /// `trust` where no standby could take over without a mirrored commit, else `verify`.
-    Auto,
-    /// A hit is acknowledged without a question to PostgreSQL, as long as its epoch was confirmed within a second.
-    Trust,
-    /// The hits of a batch are confirmed by one look-up in PostgreSQL.
-    Verify,
-    /// The mirror is not asked.
-    Off,
-}
-
 /// The kind of queue that `oncely topology apply` declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueType {

@@ -13,7 +13,7 @@ use figment::Figment;
 use figment::providers::{Env, Format as _, Serialized, Toml};
 use figment::value::Dict;
 
-pub use consumer::{Consumer, PrecheckMode, QueueType};
+pub use consumer::{Consumer, QueueType};
 pub use problems::{Problem, Problems};
 pub(crate) use section::Section;
 pub use servers::{MirrorSettings, RabbitSettings, masked};

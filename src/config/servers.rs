@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::{PrecheckMode, Problems, Section};
+use super::{Problems, Section};
+use crate::decide::PrecheckMode;
 use crate::pg::PgSettings;
 
 /// How to reach RabbitMQ.

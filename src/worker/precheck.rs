@@ -2,8 +2,7 @@
 
 use super::prepare::Candidate;
 use super::shared::Shared;
-use crate::config::PrecheckMode;
-use crate::decide::{KeyDecision, KeyStatus, decide};
+use crate::decide::{HitDecision, PrecheckMode, confirms, on_hit};
 use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::mirror::Tag;
@@ -36,15 +35,10 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
     if !hits.contains(&true) {
         return Some(hits);
     }
-    let trusted = match precheck.mode {
-        PrecheckMode::Off => return None,
-        PrecheckMode::Trust => true,
-        PrecheckMode::Verify => false,
-        PrecheckMode::Auto => !standing.may_lose_commits,
-    };
-    if trusted {
-        // The hit counts only if the history was confirmed a moment ago: else a failover may lie in between.
-        return standing.is_fresh().then_some(hits);
+    match on_hit(precheck.mode, standing.may_lose_commits, standing.is_fresh()) {
+        HitDecision::Believe => return Some(hits),
+        HitDecision::Ignore => return None,
+        HitDecision::Confirm => {}
     }
     let suspects: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
     let identities: Vec<&Identity> = suspects.iter().map(|&index| &candidates[index].identity).collect();
@@ -58,11 +52,8 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
         return None;
     };
     for (&index, record) in suspects.iter().zip(records) {
-        hits[index] = record.is_some_and(|record| {
-            record.status == KeyStatus::Completed
-                && decide(&record, candidates[index].fingerprint.as_ref(), shared.consumer.on_conflict)
-                    == KeyDecision::Duplicate
-        });
+        hits[index] =
+            confirms(record.as_ref(), candidates[index].fingerprint.as_ref(), shared.consumer.on_conflict);
     }
     Some(hits)
 }

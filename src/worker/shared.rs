@@ -7,7 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use crate::amqp::Publisher;
-use crate::config::{Consumer, PrecheckMode, RabbitSettings};
+use crate::config::{Consumer, RabbitSettings};
+use crate::decide::PrecheckMode;
 use crate::handler::Run;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
 use crate::pg::{self, Backend, Clock, PgSettings, Session};

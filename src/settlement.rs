@@ -1,10 +1,10 @@
-//! Which deliveries of a channel are settled, and how few acknowledgements say so. Pure.
+//! Which deliveries of a channel are settled, and how few acknowledgements say so.
 
 use std::collections::VecDeque;
 
 /// The delivery tags of one channel, in the order of delivery.
-#[derive(Debug)]
-pub(crate) struct Settlement {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Settlement {
     /// Outstanding deliveries from the oldest unacknowledged one on: tag, and is it settled?
     outstanding: VecDeque<(u64, bool)>,
     /// Settled ones in `outstanding`: held back behind an unsettled one.
@@ -15,7 +15,7 @@ pub(crate) struct Settlement {
 
 /// An acknowledgement to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ack {
+pub enum Ack {
     /// This tag and all before it.
     UpTo(u64),
     /// This tag alone.
@@ -25,18 +25,19 @@ pub(crate) enum Ack {
 impl Settlement {
     /// `prefetch` is what the broker delivers without acknowledgement: half of it may be held back before single
     /// acknowledgements are worth their price (one costs the broker as much as two deliveries).
-    pub(crate) fn new(prefetch: u16) -> Self {
+    #[must_use]
+    pub fn new(prefetch: u16) -> Self {
         Self { outstanding: VecDeque::new(), held: 0, hold_at_most: usize::from(prefetch / 2).max(1) }
     }
 
     /// A delivery has come. Tags of a channel only grow.
-    pub(crate) fn delivered(&mut self, tag: u64) {
+    pub fn delivered(&mut self, tag: u64) {
         self.outstanding.push_back((tag, false));
     }
 
     /// These deliveries are settled; returns what to send now. A tag that is not outstanding is left out: acknowledging
     /// twice would close the channel.
-    pub(crate) fn settle(&mut self, tags: impl IntoIterator<Item = u64>) -> Vec<Ack> {
+    pub fn settle(&mut self, tags: impl IntoIterator<Item = u64>) -> Vec<Ack> {
         for tag in tags {
             if let Ok(index) = self.outstanding.binary_search_by_key(&tag, |(tag, _)| *tag)
                 && !std::mem::replace(&mut self.outstanding[index].1, true)
@@ -59,7 +60,7 @@ impl Settlement {
     }
 
     /// Acknowledgements for all that is held back.
-    pub(crate) fn release(&mut self) -> Vec<Ack> {
+    pub fn release(&mut self) -> Vec<Ack> {
         self.held = 0;
         let mut acks = Vec::new();
         self.outstanding.retain(|(tag, settled)| {
