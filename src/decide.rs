@@ -294,11 +294,11 @@ mod tests {
     #[test]
     fn only_a_key_that_took_effect_with_this_payload_confirms_a_hit() {
         let print = Fingerprint([1; 32]);
-        let of = |record| confirms(record, Some(&print), OnConflict::DeadLetter);
-        assert!(of(Some(&record(KeyStatus::Completed, Some(1)))));
-        assert!(!of(Some(&record(KeyStatus::Completed, Some(2)))));
-        assert!(!of(Some(&record(KeyStatus::InProgress, Some(1)))));
-        assert!(!of(Some(&record(KeyStatus::Failed, Some(1)))));
+        let of = |record: Option<KeyRecord>| confirms(record.as_ref(), Some(&print), OnConflict::DeadLetter);
+        assert!(of(Some(record(KeyStatus::Completed, Some(1)))));
+        assert!(!of(Some(record(KeyStatus::Completed, Some(2)))));
+        assert!(!of(Some(record(KeyStatus::InProgress, Some(1)))));
+        assert!(!of(Some(record(KeyStatus::Failed, Some(1)))));
         assert!(!of(None));
     }
 

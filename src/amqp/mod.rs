@@ -3,6 +3,7 @@
 mod connection;
 mod delivery;
 mod headers;
+mod planted;
 mod publisher;
 mod subscription;
 mod topology;

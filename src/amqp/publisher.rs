@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::connection::{AmqpError, answer, connect};
 use super::headers::fit;
 use crate::config::RabbitSettings;
+use crate::plant::planted;
 
 /// Names each copy, so that a returned one is told from its neighbours.
 const COPY_HEADER: &str = "x-oncely-copy";
@@ -99,7 +100,8 @@ impl Publisher {
         let frame_max = connection.configuration().frame_max();
         let channel = answer("channel.open", limit, connection.create_channel()).await?;
         answer("confirm.select", limit, channel.confirm_select(ConfirmSelectOptions::default())).await?;
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let options =
+            BasicPublishOptions { mandatory: !planted("no_mandatory"), ..BasicPublishOptions::default() };
         let names: Vec<String> = copies.iter().map(|_| Uuid::now_v7().to_string()).collect();
         let mut confirms = FuturesOrdered::new();
         for (copy, name) in copies.iter().zip(&names) {

@@ -12,7 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::{AmqpError, answer, connect};
 use super::delivery::Delivery;
+use super::planted;
 use crate::config::RabbitSettings;
+use crate::plant::planted;
 use crate::settlement::{Ack, Settlement};
 
 /// The life of one channel. Deliveries carry it, so that an acknowledgement can't reach another channel's delivery of the
@@ -44,7 +46,11 @@ impl Epoch {
     /// held by the broker in another queue. On a channel that is gone nothing is sent: redelivery decides.
     pub(crate) async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
         let _turn = self.sending.lock().await;
-        let acks = self.lock().settle(tags);
+        let tags: Vec<u64> = tags.into_iter().collect();
+        let mut acks = self.lock().settle(tags.iter().copied());
+        if planted("ack_over_a_gap") {
+            acks = planted::up_to_the_last(&tags);
+        }
         self.send(acks).await
     }
 
@@ -58,6 +64,7 @@ impl Epoch {
     async fn send(&self, acks: Vec<Ack>) -> Result<(), AmqpError> {
         for ack in acks {
             if self.is_over() {
+                planted::on_the_successor(ack).await;
                 return Ok(());
             }
             let (tag, multiple) = match ack {
@@ -114,6 +121,7 @@ impl Subscription {
             ),
         )
         .await?;
+        planted::remember(&channel);
         Ok(Self {
             connection,
             consumer,

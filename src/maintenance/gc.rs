@@ -33,6 +33,11 @@ pub(crate) async fn sweep(
     for consumer in &config.consumers {
         let before = before(now, consumer.retention);
         let mut deleted = [0; 3];
+        #[cfg(feature = "plants")]
+        if crate::plant::planted("collect_pending") {
+            let name = consumer.name.as_str();
+            deleted[0] = pg::collect_pending(&mut session.connection, name, before).await?;
+        }
         for (count, status) in
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {

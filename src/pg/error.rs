@@ -1,6 +1,7 @@
 //! What an error of PostgreSQL means: one table, by SQLSTATE and never by text.
 
 use crate::fault::{Fault, FaultClass};
+use crate::plant::planted;
 
 /// The connection or the server is away; whether a commit in flight happened is unknown. No message is to blame.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +72,7 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
         ("25006", _) | (_, "08") => return None,
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
+        (_, "42" | "3F") if planted("environment_is_poison") => FaultClass::Poison,
         (_, "53" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => FaultClass::Environment,
         (_, "22" | "54") => FaultClass::Poison,
         _ => FaultClass::Transient,

@@ -9,6 +9,8 @@ mod inspect;
 mod migrate;
 mod outbox;
 mod partition;
+#[cfg(feature = "plants")]
+mod planted;
 mod retention;
 mod session;
 mod suspect;
@@ -21,8 +23,10 @@ pub use error::{Outage, PgFault, class_of, classify, is_outage};
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
 pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
-pub(crate) use outbox::{append_mirror, delete as delete_outbox, take_mirror};
+pub(crate) use outbox::{MirrorRecord, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
+#[cfg(feature = "plants")]
+pub(crate) use planted::collect_pending;
 pub use retention::{SweepReport, SweepStatus};
 pub(crate) use retention::{count_expired, sweep_batch, try_lock as try_sweep_lock, unlock as sweep_unlock};
 pub(crate) use session::{Backend, cancel_backend, end_backend, secret, standing, within};

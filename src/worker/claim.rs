@@ -6,12 +6,13 @@ use sqlx::PgConnection;
 use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
-use crate::decide::{KeyDecision, decide};
+use crate::decide::{KeyDecision, OnConflict, decide};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
 use crate::pg;
+use crate::plant::planted;
 use crate::reason::Rejection;
 
 /// What the claim says of a candidate.
@@ -37,6 +38,24 @@ pub(crate) async fn claim(
         indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
     };
     let mut open: Vec<usize> = (0..candidates.len()).collect();
+    let on_conflict = match planted("conflict_is_duplicate") {
+        true => OnConflict::Duplicate,
+        false => consumer.on_conflict,
+    };
+    if planted("check_then_act") || planted("claim_in_one_statement") {
+        let identities: Vec<&Identity> = candidates.iter().map(|candidate| &candidate.identity).collect();
+        let seen = pg::look_up(transaction, &consumer.name, &identities).await.map_err(Stop::of_ours)?;
+        if planted("claim_in_one_statement") {
+            pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Stop::of_ours)?;
+        }
+        return Ok(seen
+            .iter()
+            .map(|record| match record {
+                Some(_) => Claim::Duplicate,
+                None => Claim::Run { attempt: 1 },
+            })
+            .collect());
+    }
     for _ in 0..CLAIM_ROUNDS {
         step("worker.claim.before");
         let won = pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Stop::of_ours)?;
@@ -56,7 +75,7 @@ pub(crate) async fn claim(
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor there: collected in between, so it is claimed in the next round.
             let Some(record) = record else { continue };
-            match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
+            match decide(&record, candidates[index].fingerprint.as_ref(), on_conflict) {
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
                 KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
                 KeyDecision::Retake => failed_before.push(index),

@@ -24,6 +24,7 @@ use crate::fault::{Fault, FaultClass};
 use crate::identity::{Identity, IdentityPart};
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, AuditRecord, Session};
+use crate::plant::planted;
 
 /// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
@@ -117,6 +118,11 @@ impl Lane {
         for delivery in &deliveries {
             if !self.epochs.iter().any(|epoch| Arc::ptr_eq(epoch, &delivery.epoch)) {
                 self.epochs.push(Arc::clone(&delivery.epoch));
+            }
+        }
+        if planted("ack_before_commit") {
+            for delivery in &deliveries {
+                let _ = delivery.epoch.settle([delivery.tag]).await;
             }
         }
         let mut candidates = Vec::with_capacity(deliveries.len());
@@ -223,7 +229,7 @@ impl Lane {
     /// Commits what may run now, and says what became of it, by position. Redelivered messages, of which one may have killed a
     /// process, are left for rounds of their own: what was decided before them must be settled before one of them runs.
     async fn decide(&mut self, work: &[&Candidate]) -> Result<Vec<(usize, Outcome)>, Abandoned> {
-        if !has_suspects(work) {
+        if !has_suspects(work) || planted("never_isolate") {
             return Ok(self.commit(Company::Any, work).await?.into_iter().enumerate().collect());
         }
         let mut outcomes = Vec::new();
@@ -330,6 +336,10 @@ impl Lane {
             };
             drop(turn);
             match stop {
+                Stop::Outage(outage) if planted("outage_spends_attempt") => {
+                    self.session = None;
+                    return Ok(Err(Fault::new(FaultClass::Transient, None, outage.to_string())));
+                }
                 Stop::Failed(fault) => return Ok(Err(fault)),
                 Stop::Tainted(fault) => {
                     self.give_up_session().await;

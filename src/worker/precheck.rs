@@ -7,6 +7,7 @@ use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::mirror::Tag;
 use crate::pg::{self, Session};
+use crate::plant::planted;
 
 /// Which candidates are known to have taken effect. Whatever goes wrong here, the answer is "not known": then PostgreSQL
 /// decides.
@@ -35,7 +36,8 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
     if !hits.contains(&true) {
         return Some(hits);
     }
-    match on_hit(precheck.mode, standing.may_lose_commits, standing.is_fresh()) {
+    let may_lose_commits = standing.may_lose_commits && !planted("trust_without_durability");
+    match on_hit(precheck.mode, may_lose_commits, standing.is_fresh()) {
         HitDecision::Believe => return Some(hits),
         HitDecision::Ignore => return None,
         HitDecision::Confirm => {}

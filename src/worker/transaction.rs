@@ -16,6 +16,8 @@ use crate::fault::Fault;
 use crate::handler::Incoming;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, AuditRecord, Session};
+use crate::plant::planted;
+use crate::reason::{Reason, Rejection};
 
 /// Runs one transaction for `candidates` (with distinct identities). When it returns outcomes, they are committed.
 pub(crate) async fn transact(
@@ -53,7 +55,14 @@ pub(crate) async fn transact(
         Vec::new()
     } else {
         step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
-        let results = handle(shared, backend, &mut transaction, pass, &incoming).await?;
+        let results = match handle(shared, backend, &mut transaction, pass, &incoming).await {
+            Err(Stop::Failed(_)) if planted("commit_tag_ignored") => {
+                transaction.commit().await.map_err(Stop::of_ours)?;
+                let done = Outcome::Completed { attempt: 1, response: None };
+                return Ok(vec![done; candidates.len()]);
+            }
+            results => results?,
+        };
         step("worker.handle.after");
         results
     };
@@ -72,10 +81,21 @@ pub(crate) async fn transact(
             Err(fault) => outcome_of(shared, fault, attempt)?,
         };
     }
+    if planted("check_then_act") {
+        let all: Vec<_> = candidates.iter().map(|one| (&one.identity, one.fingerprint)).collect();
+        let late = pg::claim(&mut transaction, &shared.consumer.name, now, &all).await;
+        late.map_err(Stop::of_ours)?;
+    }
     record(shared, &mut transaction, now, started, &epoch, candidates, &outcomes).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     step("worker.commit.before");
-    transaction.commit().await.map_err(Stop::of_handler)?;
+    match transaction.commit().await {
+        Err(error) if planted("unknown_commit_is_failure") => {
+            let rejection = Rejection::new(Reason::AttemptsExhausted, error.to_string());
+            return Ok(vec![Outcome::refused(rejection); candidates.len()]);
+        }
+        committed => committed.map_err(Stop::of_handler)?,
+    }
     step("worker.commit.after");
     Ok(outcomes)
 }

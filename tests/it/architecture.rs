@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 12] = [
+const ROOMS: [&[&str]; 13] = [
     &["identity", "message", "retry", "fault", "fingerprint", "settlement"],
     &["reason"],
     &["extract", "outcome", "decide", "seal"],
+    &["failpoint", "plant"],
     &["pg"],
     &["handler"],
     &["config"],
-    &["backoff", "telemetry", "shutdown", "watchdog", "stack", "failpoint"],
+    &["backoff", "telemetry", "shutdown", "watchdog", "stack"],
     &["amqp", "mirror"],
     &["preflight"],
     &["maintenance"],

@@ -137,7 +137,7 @@ async fn worker_dies_at_every_step(batch: usize) {
         world.stop(worker).await;
         books_are_right(&mut world, step, &expected).await;
     }
-    println!("{} steps of the worker with batches of {batch}", steps.len());
+    eprintln!("{} steps of the worker with batches of {batch}", steps.len());
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn a_relay_dies_at_every_step_with_every_batch() {
         }
         world.stop(worker).await;
     }
-    println!("{} steps of the relay with batches of {BATCHES:?}", steps.len());
+    eprintln!("{} steps of the relay with batches of {BATCHES:?}", steps.len());
 }
 
 #[tokio::test]
@@ -252,5 +252,5 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
         let ahead = "select count(*) from pg_inherits where inhparent = 'oncely.audit'::regclass";
         assert!(world.count(ahead).await >= 5, "the partitions are there");
     }
-    println!("{} steps of the collection with batches of {BATCHES:?}", steps.len());
+    eprintln!("{} steps of the collection with batches of {BATCHES:?}", steps.len());
 }
