@@ -5,8 +5,11 @@
 //! Debian's packages, and stops it when the value is dropped or the process dies. Shares no code with the product, so
 //! that what it counts is independent of what it checks.
 
+mod arena;
 mod broker;
+pub mod checker;
 mod database;
+pub mod faults;
 mod files;
 mod install;
 mod keeper;
@@ -14,12 +17,14 @@ mod ledger;
 mod ports;
 mod postgres;
 mod process;
+pub mod proxy;
 mod rabbitmq;
 mod raw;
 mod redis;
 mod servers;
 mod wait;
 
+pub use arena::{Arena, ArenaConfig, Member, Server};
 pub use broker::Broker;
 pub use database::Database;
 pub use files::Scratch;

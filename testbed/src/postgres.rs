@@ -121,6 +121,12 @@ impl Postgres {
         keeper::spawn(command).context("cannot start postgres")
     }
 
+    /// Process id of the postmaster, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Kills the postmaster with -9 and reaps it: its backends end at once, its memory is lost, its files stay.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(mut child) = self.child.take() {

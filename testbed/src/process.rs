@@ -81,6 +81,30 @@ impl Process {
         status.get().context("no exit status")
     }
 
+    /// Starts it again after it has ended.
+    pub fn start_again(&mut self) -> anyhow::Result<()> {
+        self.kill_and_restart()
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub fn status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Memory that it holds now (resident set), in bytes.
+    #[must_use]
+    pub fn memory(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    }
+
     /// Is it still running?
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))

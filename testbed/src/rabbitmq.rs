@@ -84,6 +84,12 @@ impl RabbitMq {
         .with_context(|| format!("see {}", self.scratch.path().join("server.log").display()))
     }
 
+    /// Process id of the Erlang machine, while it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Kills the node with -9 and reaps it. What was confirmed on a durable queue is there after a restart, but a queue
     /// declared a moment ago may not be, unless [`RabbitMq::flush`] was called.
     pub fn kill(&mut self) -> anyhow::Result<()> {

@@ -1,6 +1,7 @@
 //! `cargo xtask …`: the project's tasks.
 
 mod demo;
+mod faults;
 mod prepare;
 mod process;
 mod serve;
@@ -21,6 +22,8 @@ struct Arguments {
 enum Task {
     /// Show that each message takes effect once while processes are killed
     Demo(demo::Arguments),
+    /// Random traffic and random faults on real processes, then an independent check
+    Faults(faults::Arguments),
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -41,6 +44,7 @@ enum Task {
 async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments).await,
+        Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Test { arguments } => suite::run(&arguments).await,
         Task::Servers => serve::run().await,

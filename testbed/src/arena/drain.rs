@@ -1,0 +1,91 @@
+//! The end of a trial: until all that was confirmed has ended somewhere.
+
+use std::time::{Duration, Instant};
+
+use sqlx::Row as _;
+
+use super::Arena;
+use super::config::{CONSUMER, RUNGS};
+use crate::Broker;
+use crate::checker::{What, empty, judge};
+
+/// Longest wait for the end of all work.
+const LIMIT: Duration = Duration::from_secs(150);
+/// Nothing moves for so long: time to look closely.
+const QUIET: Duration = Duration::from_secs(2);
+
+impl Arena {
+    /// Waits until everything published has ended, stops all processes, and takes what the queues still hold.
+    pub async fn drain(&mut self) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let mut last = (Vec::new(), Instant::now());
+        loop {
+            self.supervise()?;
+            if let Ok(counts) = self.counts().await
+                && counts != last.0
+            {
+                last = (counts, Instant::now());
+            }
+            if self.unpublished() == 0 && last.1.elapsed() > QUIET && self.is_done().await? {
+                break;
+            }
+            if start.elapsed() > LIMIT {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        self.stop().await?;
+        self.take_dead_letters().await?;
+        let url = self.servers.urls().rabbitmq.clone();
+        let retries = RUNGS.iter().map(|rung| format!("{}.retry.{rung}", self.queue));
+        for queue in std::iter::once(self.queue.clone()).chain(retries) {
+            self.evidence.queued.extend(empty(&url, &queue, Duration::from_secs(1)).await?);
+        }
+        self.sample_mirror().await
+    }
+
+    /// What moves while there is work.
+    async fn counts(&mut self) -> anyhow::Result<Vec<i64>> {
+        let mut connection = self.connect().await?;
+        let row = sqlx::query(
+            "select (select count(*) from judge.log), (select count(*) from oncely.audit),
+                (select count(*) from oncely.outbox)",
+        )
+        .fetch_one(&mut connection)
+        .await?;
+        Ok(vec![row.get(0), row.get(1), row.get(2)])
+    }
+
+    async fn is_done(&mut self) -> anyhow::Result<bool> {
+        let broker = Broker::connect(&self.servers.urls().rabbitmq).await?;
+        if broker.ready(&self.queue).await? > 0 {
+            return Ok(false);
+        }
+        self.take_dead_letters().await?;
+        let mut connection = self.connect().await?;
+        self.evidence.read_tables(&mut connection, CONSUMER).await?;
+        let lost = judge(&self.sent(), &self.evidence).iter().any(|violation| violation.what == What::Lost);
+        Ok(!lost && self.evidence.outbox == 0)
+    }
+
+    async fn take_dead_letters(&mut self) -> anyhow::Result<()> {
+        let queue = format!("{}.dead", self.queue);
+        let letters = empty(&self.servers.urls().rabbitmq, &queue, Duration::from_millis(500)).await?;
+        self.evidence.dead.extend(letters);
+        Ok(())
+    }
+
+    /// Sends SIGTERM to all; each must end in order.
+    async fn stop(&mut self) -> anyhow::Result<()> {
+        let mut exits = Vec::new();
+        for member in self.members() {
+            match member.process.terminate(Duration::from_secs(40)).await {
+                Ok(status) if status.success() => {}
+                Ok(status) => exits.push(format!("{} at the end: {status}", member.name)),
+                Err(error) => exits.push(format!("{} at the end: {error:#}", member.name)),
+            }
+        }
+        self.exits.extend(exits);
+        Ok(())
+    }
+}

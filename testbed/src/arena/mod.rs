@@ -1,0 +1,258 @@
+//! A place for trials: private servers, real workers and relays behind proxies, a publisher with books, faults, and the
+//! judge at the end.
+//!
+//! ```no_run
+//! # async fn run() -> anyhow::Result<()> {
+//! use testbed::checker::{Act, Intent};
+//! use testbed::faults::{Fault, Kind};
+//! use testbed::{Arena, ArenaConfig};
+//!
+//! let mut arena = Arena::start(ArenaConfig::new("target/debug".into()).set("consumer", "batch", "10")).await?;
+//! arena.publish((0..1_000).map(|n| Intent::new("acme", &n.to_string(), Act::Work, 0)).collect());
+//! arena.fault(&Fault::of(Kind::KillWorker)).await?;
+//! arena.drain().await?;
+//! assert_eq!(arena.check().await?, []);
+//! # Ok(())
+//! # }
+//! ```
+
+mod config;
+mod drain;
+mod member;
+mod publisher;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use sqlx::{PgConnection, Row as _};
+
+pub use config::ArenaConfig;
+pub use member::{Member, Server};
+use member::{Upstreams, address};
+use publisher::Publisher;
+
+use crate::checker::mirror::{self, Entry};
+use crate::checker::{self, Evidence, Intent, RECOVERY_LIMIT, Sent, Violation};
+use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Arena {
+    /// The workers.
+    pub workers: Vec<Member>,
+    /// The relays.
+    pub relays: Vec<Member>,
+    /// What has been found so far.
+    pub evidence: Evidence,
+    /// Processes that ended without being told to, or not as told.
+    pub exits: Vec<String>,
+    /// Fields that the harness itself has put into the mirror.
+    pub(crate) junk: BTreeSet<Vec<u8>>,
+    publisher: Publisher,
+    watch: Option<PgConnection>,
+    queue: String,
+    database: Database,
+    pub(crate) servers: Servers,
+    scratch: Scratch,
+}
+
+impl Arena {
+    /// Starts servers, declares, starts the processes.
+    pub async fn start(config: ArenaConfig) -> anyhow::Result<Self> {
+        let servers = Servers::start_private().await?;
+        let database = Database::create(&servers.urls().postgres).await?;
+        let scratch = Scratch::new("arena")?;
+        let queue = "faults".to_owned();
+        std::fs::write(scratch.path().join("oncely.toml"), config.toml(&queue))?;
+        let urls = servers.urls().clone();
+        for arguments in [&["migrate"][..], &["topology", "apply"]] {
+            let output = tokio::process::Command::new(&config.oncely)
+                .args(arguments)
+                .env("ONCELY_CONFIG", scratch.path().join("oncely.toml"))
+                .env("DATABASE_URL", database.url())
+                .env("AMQP_URL", &urls.rabbitmq)
+                .env("REDIS_URL", &urls.redis)
+                .output()
+                .await?;
+            let text = String::from_utf8_lossy(&output.stderr);
+            anyhow::ensure!(output.status.success(), "oncely {}: {text}", arguments.join(" "));
+        }
+        let mut connection = database.connect().await?;
+        sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
+        // No superusers: a revoked grant must hurt.
+        sqlx::raw_sql(
+            "create role arena_worker login in role oncely_worker; create role arena_relay login in role oncely_relay",
+        )
+        .execute(&mut connection)
+        .await?;
+        servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?.flush().await?;
+        let name = database.url().rsplit_once('/').map(|(_, name)| name.to_owned()).unwrap_or_default();
+        let upstreams = Upstreams {
+            postgres: address(&urls.postgres)?,
+            rabbitmq: address(&urls.rabbitmq)?,
+            redis: address(&urls.redis)?,
+            database: &name,
+        };
+        let mut workers = Vec::new();
+        for number in 1..=config.workers {
+            workers.push(Member::start(&config, scratch.path(), "worker", number, &upstreams).await?);
+        }
+        let mut relays = Vec::new();
+        for number in 1..=config.relays {
+            relays.push(Member::start(&config, scratch.path(), "relay", number, &upstreams).await?);
+        }
+        Ok(Self {
+            workers,
+            relays,
+            evidence: Evidence::default(),
+            exits: Vec::new(),
+            junk: BTreeSet::new(),
+            publisher: Publisher::start(urls.rabbitmq, queue.clone()),
+            watch: Some(connection),
+            queue,
+            database,
+            servers,
+            scratch,
+        })
+    }
+
+    /// Publishes in the background.
+    pub fn publish(&self, intents: Vec<Intent>) {
+        self.publisher.publish(intents);
+    }
+
+    /// Messages that are not yet published.
+    #[must_use]
+    pub fn unpublished(&self) -> usize {
+        self.publisher.pending()
+    }
+
+    /// The publisher's books.
+    #[must_use]
+    pub fn sent(&self) -> Sent {
+        self.publisher.sent()
+    }
+
+    /// Where the logs are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// A connection of the harness, straight to the database.
+    pub async fn connect(&self) -> anyhow::Result<PgConnection> {
+        tokio::time::timeout(Duration::from_secs(5), self.database.connect()).await?
+    }
+
+    /// Effects so far; an error while PostgreSQL does not answer.
+    pub async fn effects(&mut self) -> anyhow::Result<u64> {
+        let asked = async {
+            let mut watch = match self.watch.take() {
+                Some(watch) => watch,
+                None => self.database.connect().await?,
+            };
+            let row = sqlx::query("select count(*) from judge.log").fetch_one(&mut watch).await?;
+            self.watch = Some(watch);
+            anyhow::Ok(u64::try_from(row.get::<i64, _>(0))?)
+        };
+        tokio::time::timeout(Duration::from_secs(3), asked).await?
+    }
+
+    /// All processes.
+    pub fn members(&mut self) -> impl Iterator<Item = &mut Member> {
+        self.workers.iter_mut().chain(&mut self.relays)
+    }
+
+    /// Starts again what has ended by itself, as a service manager does; notes memory.
+    pub fn supervise(&mut self) -> anyhow::Result<()> {
+        let mut exits = Vec::new();
+        let mut most = self.evidence.memory.take();
+        for member in self.members() {
+            if let Some(status) = member.process.status() {
+                exits.push(format!("{}: {status}", member.name));
+                member.process.start_again()?;
+            }
+            if let Some(bytes) = member.process.memory()
+                && most.as_ref().is_none_or(|(_, before)| bytes > *before)
+            {
+                most = Some((member.name.clone(), bytes));
+            }
+        }
+        self.evidence.memory = most;
+        self.exits.extend(exits);
+        Ok(())
+    }
+
+    /// Waits until `more` effects are there than `before`, or all is done that was published; notes how long it took.
+    pub async fn recovered(
+        &mut self,
+        fault: &str,
+        before: u64,
+        more: u64,
+    ) -> anyhow::Result<Option<Duration>> {
+        let start = Instant::now();
+        let took = loop {
+            if start.elapsed() > RECOVERY_LIMIT {
+                break None;
+            }
+            self.supervise()?;
+            if let Ok(now) = self.effects().await
+                && now >= before + more
+            {
+                break Some(start.elapsed());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        self.evidence.recoveries.push((fault.to_owned(), took));
+        Ok(took)
+    }
+
+    /// Looks at all entries of the mirror; those that no committed row explains are kept.
+    pub async fn sample_mirror(&mut self) -> anyhow::Result<()> {
+        let entries = mirror::entries(&self.servers.urls().redis).await?;
+        let entries: Vec<Entry> =
+            entries.into_iter().filter(|entry| !self.junk.contains(&entry.field)).collect();
+        self.evidence.mirrored += entries.len() as u64;
+        let mut connection = self.connect().await?;
+        self.evidence.stale_mirror.extend(mirror::stale(&mut connection, None, entries).await?);
+        Ok(())
+    }
+
+    /// Reads the tables and judges.
+    pub async fn check(&mut self) -> anyhow::Result<Vec<Violation>> {
+        let mut connection = self.connect().await?;
+        self.evidence.read_tables(&mut connection, config::CONSUMER).await?;
+        Ok(checker::judge(&self.sent(), &self.evidence))
+    }
+
+    pub(crate) fn database(&self) -> &Database {
+        &self.database
+    }
+
+    pub(crate) fn postgres(&mut self) -> anyhow::Result<&mut Postgres> {
+        self.servers.postgres.as_mut().context("no PostgreSQL of our own")
+    }
+
+    pub(crate) fn rabbitmq(&mut self) -> anyhow::Result<&mut RabbitMq> {
+        self.servers.rabbitmq.as_mut().context("no RabbitMQ of our own")
+    }
+
+    pub(crate) fn redis(&mut self) -> anyhow::Result<&mut Redis> {
+        self.servers.redis.as_mut().context("no Redis of our own")
+    }
+
+    /// Keeps the logs when the arena goes; returns where.
+    pub fn keep_logs(&self) -> anyhow::Result<std::path::PathBuf> {
+        let kept = std::env::temp_dir().join(format!("oncely-faults-{}", std::process::id()));
+        std::fs::create_dir_all(&kept)?;
+        for entry in std::fs::read_dir(self.scratch.path())? {
+            let path = entry?.path();
+            if let Some(name) = path.file_name() {
+                std::fs::copy(&path, kept.join(name))?;
+            }
+        }
+        Ok(kept)
+    }
+}

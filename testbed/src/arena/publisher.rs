@@ -1,0 +1,160 @@
+//! Publishes in the background, and keeps books of what the broker said: confirmed, refused, or nothing.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use tokio::sync::mpsc;
+
+use crate::checker::{Class, Intent, Sent};
+
+/// In flight at once.
+const WINDOW: usize = 100;
+/// For one confirm: longer than any alarm lasts.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A publisher as a careful producer has it: an unconfirmed message is sent again, most of the time.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    queue: mpsc::UnboundedSender<Vec<Intent>>,
+    pending: Arc<AtomicUsize>,
+    sent: Arc<Mutex<Sent>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Publisher {
+    pub(super) fn start(url: String, queue: String) -> Self {
+        let (sender, mut chunks) = mpsc::unbounded_channel::<Vec<Intent>>();
+        let pending = Arc::new(AtomicUsize::new(0));
+        let sent = Arc::new(Mutex::new(Sent::default()));
+        let (left, books) = (Arc::clone(&pending), Arc::clone(&sent));
+        let task = tokio::spawn(async move {
+            let mut line = Line { url, queue, open: None, given_up: 0 };
+            while let Some(chunk) = chunks.recv().await {
+                for window in chunk.chunks(WINDOW) {
+                    line.send(window, &books).await;
+                    left.fetch_sub(window.len(), Ordering::SeqCst);
+                }
+            }
+        });
+        Self { queue: sender, pending, sent, task }
+    }
+
+    pub(super) fn publish(&self, intents: Vec<Intent>) {
+        self.pending.fetch_add(intents.len(), Ordering::SeqCst);
+        // The task ends only with this value.
+        let _ = self.queue.send(intents);
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.pending.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn sent(&self) -> Sent {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Line {
+    url: String,
+    queue: String,
+    open: Option<(Connection, Channel)>,
+    /// Unknown ones so far: each third is not sent again, so that the class is not empty.
+    given_up: usize,
+}
+
+impl Line {
+    /// Sends until each is confirmed, or stays unknown on purpose.
+    async fn send(&mut self, window: &[Intent], books: &Mutex<Sent>) {
+        let mut todo: Vec<Intent> = window.to_vec();
+        while !todo.is_empty() {
+            if self.open.is_none() {
+                self.open = self.connect().await.ok();
+            }
+            let Some((_, channel)) = &self.open else {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let classes = publish(channel, &self.queue, &todo, books).await;
+            if classes.iter().any(|class| *class != Class::Confirmed) {
+                // Whatever went wrong, the next confirm must not be taken for an earlier publish's.
+                self.open = None;
+            }
+            let mut again = Vec::new();
+            for (intent, class) in todo.into_iter().zip(classes) {
+                books.lock().unwrap_or_else(PoisonError::into_inner).learn(&intent, class);
+                match class {
+                    Class::Confirmed => {}
+                    Class::Refused => again.push(intent),
+                    Class::Unknown => {
+                        self.given_up += 1;
+                        if !self.given_up.is_multiple_of(3) {
+                            again.push(intent);
+                        }
+                    }
+                }
+            }
+            todo = again;
+            if !todo.is_empty() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    async fn connect(&self) -> anyhow::Result<(Connection, Channel)> {
+        let opening = async {
+            let connection = Connection::connect(&self.url, ConnectionProperties::default()).await?;
+            let channel = connection.create_channel().await?;
+            channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            anyhow::Ok((connection, channel))
+        };
+        tokio::time::timeout(Duration::from_secs(10), opening).await?
+    }
+}
+
+/// One window: the broker's word for each.
+async fn publish(channel: &Channel, queue: &str, intents: &[Intent], books: &Mutex<Sent>) -> Vec<Class> {
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let mut waiting = Vec::with_capacity(intents.len());
+    for intent in intents {
+        books.lock().unwrap_or_else(PoisonError::into_inner).intend(intent);
+        let mut headers = FieldTable::default();
+        headers.insert("x-tenant-id".into(), AMQPValue::LongString(intent.tenant.as_str().into()));
+        let properties = BasicProperties::default()
+            .with_message_id(intent.key.as_str().into())
+            .with_headers(headers)
+            .with_delivery_mode(2);
+        let publishing = channel.basic_publish("".into(), queue.into(), options, &intent.body, properties);
+        waiting.push(tokio::time::timeout(PATIENCE, publishing).await.ok().and_then(Result::ok));
+    }
+    let mut classes = Vec::with_capacity(intents.len());
+    let mut returned = false;
+    for confirm in waiting {
+        classes.push(match confirm {
+            // Perhaps written, perhaps not.
+            None => Class::Unknown,
+            Some(confirm) => match tokio::time::timeout(PATIENCE, confirm).await {
+                Ok(Ok(confirmation)) if confirmation.is_ack() => {
+                    returned |= confirmation.take_message().is_some();
+                    Class::Confirmed
+                }
+                Ok(Ok(confirmation)) if confirmation.is_nack() => Class::Refused,
+                _ => Class::Unknown,
+            },
+        });
+    }
+    if returned {
+        // The client library may hand a return to another publish of the window: none of them counts.
+        classes.iter_mut().for_each(|class| *class = Class::Unknown);
+    }
+    classes
+}

@@ -1,0 +1,138 @@
+//! What is found: read by our own SQL, AMQP and Redis commands, without a line of the product's code.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::StreamExt as _;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Connection, ConnectionProperties};
+use sqlx::{PgConnection, Row as _};
+
+use super::ledger::{Key, digest};
+use super::mirror::Entry;
+
+/// A message that was taken out of a queue.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Letter {
+    /// Tenant and key, as its header and property say.
+    pub key: Key,
+    /// SHA-256 of its body.
+    pub digest: String,
+    /// Why it is there: `x-oncely-reason`, or what the broker says.
+    pub reason: String,
+}
+
+/// Everything that the judgement is made of.
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// Sum of the effects by key.
+    pub effects: BTreeMap<Key, i64>,
+    /// Digest, attempt and session of each committed run, by key.
+    pub runs: BTreeMap<Key, Vec<(String, i32, String)>>,
+    /// Status by key.
+    pub status: BTreeMap<Key, String>,
+    /// Audit rows `completed`, by key.
+    pub completed: BTreeMap<Key, i64>,
+    /// Records that never left the outbox.
+    pub outbox: i64,
+    /// What was in the dead-letter queue.
+    pub dead: BTreeSet<Letter>,
+    /// What was left in the work queue and the retry queues.
+    pub queued: BTreeSet<Letter>,
+    /// Mirror entries that no committed row explains, over all samples.
+    pub stale_mirror: BTreeSet<Entry>,
+    /// Mirror entries that were looked at, over all samples.
+    pub mirrored: u64,
+    /// For each fault, how long after its end the work went on; `None`: not within the limit.
+    pub recoveries: Vec<(String, Option<Duration>)>,
+    /// Most memory of a process, and whose.
+    pub memory: Option<(String, u64)>,
+}
+
+impl Evidence {
+    /// Reads the books and the product's tables.
+    pub async fn read_tables(&mut self, connection: &mut PgConnection, consumer: &str) -> anyhow::Result<()> {
+        let key = |row: &sqlx::postgres::PgRow| -> Key { (row.get(0), row.get(1)) };
+        let rows = sqlx::query("select tenant, key, sum(n)::bigint from judge.effects group by tenant, key")
+            .fetch_all(&mut *connection)
+            .await?;
+        self.effects = rows.iter().map(|row| (key(row), row.get(2))).collect();
+        let rows = sqlx::query("select tenant, key, digest, attempt, application from judge.log")
+            .fetch_all(&mut *connection)
+            .await?;
+        self.runs.clear();
+        for row in &rows {
+            self.runs.entry(key(row)).or_default().push((row.get(2), row.get(3), row.get(4)));
+        }
+        let rows = sqlx::query("select tenant, key, status from oncely.idempotency_keys where consumer = $1")
+            .bind(consumer)
+            .fetch_all(&mut *connection)
+            .await?;
+        self.status = rows.iter().map(|row| (key(row), row.get(2))).collect();
+        let rows = sqlx::query(
+            "select tenant, key, count(*) from oncely.audit
+             where consumer = $1 and outcome = 'completed' group by tenant, key",
+        )
+        .bind(consumer)
+        .fetch_all(&mut *connection)
+        .await?;
+        self.completed = rows.iter().map(|row| (key(row), row.get(2))).collect();
+        self.outbox =
+            sqlx::query("select count(*) from oncely.outbox").fetch_one(&mut *connection).await?.get(0);
+        Ok(())
+    }
+
+    /// Digests of all committed runs, by key.
+    #[must_use]
+    pub fn ran(&self, key: &Key, digest: &str) -> bool {
+        self.runs.get(key).is_some_and(|runs| runs.iter().any(|(ran, _, _)| ran == digest))
+    }
+}
+
+/// Takes all messages out of a queue: what is ready, until nothing comes for `quiet`.
+pub async fn empty(url: &str, queue: &str, quiet: Duration) -> anyhow::Result<Vec<Letter>> {
+    let connection = Connection::connect(url, ConnectionProperties::default())
+        .await
+        .context("cannot connect to RabbitMQ")?;
+    let channel = connection.create_channel().await?;
+    let mut consumer = channel
+        .basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default())
+        .await?;
+    let mut letters = Vec::new();
+    while let Ok(Some(delivery)) = tokio::time::timeout(quiet, consumer.next()).await {
+        let delivery = delivery?;
+        letters.push(letter(&delivery.properties, &delivery.data));
+        delivery.ack(BasicAckOptions::default()).await?;
+    }
+    // The acknowledgements are on their way before this; the answer says that they have arrived.
+    connection.close(200, "done".into()).await?;
+    Ok(letters)
+}
+
+fn letter(properties: &BasicProperties, body: &[u8]) -> Letter {
+    let header = |name: &str| {
+        properties.headers().as_ref().and_then(|headers| headers.inner().get(name)).map(|value| match value {
+            AMQPValue::LongString(text) => String::from_utf8_lossy(text.as_bytes()).into_owned(),
+            other => format!("{other:?}"),
+        })
+    };
+    let reason = header("x-oncely-reason")
+        .or_else(|| header("x-first-death-reason").map(|reason| format!("broker: {reason}")))
+        .unwrap_or_default();
+    Letter {
+        key: (
+            header("x-tenant-id").unwrap_or_default(),
+            properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default(),
+        ),
+        digest: digest(body),
+        reason,
+    }
+}
+
+/// Keys of letters.
+#[must_use]
+pub(super) fn pairs(letters: &BTreeSet<Letter>) -> HashSet<(&Key, &str)> {
+    letters.iter().map(|letter| (&letter.key, letter.digest.as_str())).collect()
+}

@@ -1,0 +1,288 @@
+//! The invariants, each by its name.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use super::evidence::{Evidence, pairs};
+use super::ledger::{Class, Key, Sent};
+
+/// What must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Invariant {
+    /// A confirmed key has one effect, or none and is in the dead-letter queue for a reason that its traffic explains; one
+    /// whose confirm is unknown has one or none; a refused one has none.
+    I1,
+    /// What was confirmed is processed, in the dead-letter queue or in a queue.
+    I2,
+    /// What is processed is not in the dead-letter queue, but for another payload's copies.
+    I3,
+    /// A completed key has one effect and one audit row, and nothing is left without the others.
+    I4,
+    /// An entry of the mirror belongs to a completed row.
+    I5,
+    /// Of several payloads under one key one takes effect at most.
+    I8,
+    /// Outbox and memory are bounded.
+    I10,
+    /// After a fault the work goes on, and ends.
+    I11,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum What {
+    /// Confirmed, and nowhere.
+    Lost,
+    /// More than one effect.
+    Doubled,
+    /// An effect without a completed key, or of a message that nobody sent.
+    OrphanEffect,
+    /// A completed key without an effect.
+    OrphanKey,
+    /// Not one audit row for a completed key, or one without a key.
+    OrphanAudit,
+    /// The sum and the log of the effects say different things.
+    Books,
+    /// An effect of a message that was to fail.
+    WrongEffect,
+    /// An effect of a message that the broker refused.
+    RefusedEffect,
+    /// A dead letter that the traffic does not explain.
+    UnexplainedDeadLetter,
+    /// Processed and dead-lettered.
+    ProcessedAndDead,
+    /// Two payloads of one key took effect.
+    ConflictRan,
+    /// A mirror entry without a completed row.
+    StaleMirror,
+    /// Left in the outbox.
+    Outbox,
+    /// Too much memory.
+    Memory,
+    /// The work did not go on in time.
+    NotRecovered,
+    /// Still in a queue at the end.
+    NotDrained,
+}
+
+impl What {
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Doubled => "doubled",
+            Self::OrphanEffect => "orphan_effect",
+            Self::OrphanKey => "orphan_key",
+            Self::OrphanAudit => "orphan_audit",
+            Self::Books => "books_disagree",
+            Self::WrongEffect => "effect_of_a_failure",
+            Self::RefusedEffect => "effect_of_a_refused_message",
+            Self::UnexplainedDeadLetter => "unexplained_dead_letter",
+            Self::ProcessedAndDead => "processed_and_dead",
+            Self::ConflictRan => "two_payloads_ran",
+            Self::StaleMirror => "stale_mirror",
+            Self::Outbox => "outbox_not_drained",
+            Self::Memory => "memory",
+            Self::NotRecovered => "not_recovered",
+            Self::NotDrained => "not_drained",
+        }
+    }
+}
+
+/// A broken invariant, with some of the keys that show it (never bodies).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which one.
+    pub invariant: Invariant,
+    /// How.
+    pub what: What,
+    /// How often.
+    pub count: u64,
+    /// Some of them.
+    pub examples: Vec<String>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (invariant, what, count) = (self.invariant, self.what.name(), self.count);
+        write!(f, "{invariant:?} {what}: {count} ({})", self.examples.join("; "))
+    }
+}
+
+/// Longest time from a fault's end until the work goes on.
+pub const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
+/// Most resident memory of a worker or relay.
+const MEMORY_LIMIT: u64 = 512 << 20;
+const EXAMPLES: usize = 5;
+
+#[derive(Default)]
+struct Findings(Vec<Violation>);
+
+impl Findings {
+    fn add(&mut self, invariant: Invariant, what: What, example: impl fmt::Display) {
+        let found = self.0.iter_mut().find(|v| v.invariant == invariant && v.what == what);
+        match found {
+            Some(violation) => {
+                violation.count += 1;
+                if violation.examples.len() < EXAMPLES {
+                    violation.examples.push(example.to_string());
+                }
+            }
+            None => self.0.push(Violation { invariant, what, count: 1, examples: vec![example.to_string()] }),
+        }
+    }
+}
+
+/// Compares what was sent with what is found; empty where all is well.
+#[must_use]
+pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
+    let mut found = Findings::default();
+    effects(sent, evidence, &mut found);
+    whereabouts(sent, evidence, &mut found);
+    dead_letters(sent, evidence, &mut found);
+    rows(evidence, &mut found);
+    bounds(evidence, &mut found);
+    found.0.sort_by_key(|violation| (violation.invariant, violation.what));
+    found.0
+}
+
+fn name(key: &Key) -> String {
+    format!("{}/{}", key.0, key.1)
+}
+
+/// I1, I8: how often each key took effect, and which of its payloads.
+fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+    let none = Vec::new();
+    for (key, sum) in &evidence.effects {
+        let runs = evidence.runs.get(key).unwrap_or(&none);
+        if *sum > 1 || runs.len() > 1 {
+            let who: Vec<String> =
+                runs.iter().map(|(_, attempt, who)| format!("attempt {attempt} by {who}")).collect();
+            found.add(Invariant::I1, What::Doubled, format!("{} {sum} times: {}", name(key), who.join(", ")));
+        }
+    }
+    for key in evidence.effects.keys().chain(evidence.runs.keys()).collect::<BTreeSet<_>>() {
+        let (sum, runs) = (evidence.effects.get(key).copied().unwrap_or(0), evidence.runs.get(key));
+        let logged = runs.map_or(0, Vec::len);
+        if i64::try_from(logged) != Ok(sum) {
+            found.add(Invariant::I1, What::Books, format!("{}: sum {sum}, log {logged}", name(key)));
+        }
+        let digests: BTreeSet<&str> =
+            runs.unwrap_or(&none).iter().map(|(digest, _, _)| digest.as_str()).collect();
+        if digests.len() > 1 {
+            found.add(Invariant::I8, What::ConflictRan, name(key));
+        }
+        for digest in digests {
+            match sent.versions(key).iter().find(|version| version.digest == digest) {
+                None => {
+                    found.add(Invariant::I4, What::OrphanEffect, format!("{} (nobody sent it)", name(key)))
+                }
+                Some(version) => {
+                    if version.act.reason().is_some() {
+                        found.add(Invariant::I1, What::WrongEffect, name(key));
+                    }
+                    if version.class == Class::Refused {
+                        found.add(Invariant::I1, What::RefusedEffect, name(key));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// I2: nothing confirmed is nowhere; I11: nothing is still under way.
+fn whereabouts(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+    let (dead, queued) = (pairs(&evidence.dead), pairs(&evidence.queued));
+    for (key, versions) in sent.keys() {
+        for version in versions.iter().filter(|version| version.class == Class::Confirmed) {
+            let here = (key, version.digest.as_str());
+            if evidence.ran(key, &version.digest) || dead.contains(&here) {
+                continue;
+            }
+            if queued.contains(&here) {
+                found.add(Invariant::I11, What::NotDrained, name(key));
+            } else {
+                let status = evidence.status.get(key).map_or("no row", String::as_str);
+                found.add(
+                    Invariant::I2,
+                    What::Lost,
+                    format!("{} ({}, {status})", name(key), version.act.word()),
+                );
+            }
+        }
+    }
+}
+
+/// I1, I3: why each dead letter is there.
+fn dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+    for letter in &evidence.dead {
+        let versions = sent.versions(&letter.key);
+        let sent_as = versions.iter().find(|version| version.digest == letter.digest);
+        let explained = sent_as.is_some_and(|version| {
+            let conflict = versions.len() > 1 && letter.reason == "key_conflict";
+            conflict || version.act.reason() == Some(letter.reason.as_str())
+        });
+        if !explained {
+            let what = sent_as.map_or("nobody sent it", |version| version.act.word());
+            found.add(
+                Invariant::I1,
+                What::UnexplainedDeadLetter,
+                format!("{} ({what}): {}", name(&letter.key), letter.reason),
+            );
+        }
+        if evidence.ran(&letter.key, &letter.digest) {
+            found.add(
+                Invariant::I3,
+                What::ProcessedAndDead,
+                format!("{}: {}", name(&letter.key), letter.reason),
+            );
+        }
+    }
+}
+
+/// I4: effects, keys and audit rows belong together.
+fn rows(evidence: &Evidence, found: &mut Findings) {
+    let completed = |key: &Key| evidence.status.get(key).is_some_and(|status| status == "COMPLETED");
+    for key in evidence.effects.keys().filter(|key| !completed(key)) {
+        found.add(Invariant::I4, What::OrphanEffect, format!("{} (no completed key)", name(key)));
+    }
+    for (key, status) in &evidence.status {
+        if status != "COMPLETED" {
+            continue;
+        }
+        if !evidence.effects.contains_key(key) {
+            found.add(Invariant::I4, What::OrphanKey, name(key));
+        }
+        let audited = evidence.completed.get(key).copied().unwrap_or(0);
+        if audited != 1 {
+            found.add(Invariant::I4, What::OrphanAudit, format!("{} has {audited} audit rows", name(key)));
+        }
+    }
+    for key in evidence.completed.keys().filter(|key| !completed(key)) {
+        found.add(Invariant::I4, What::OrphanAudit, format!("{} has no completed key", name(key)));
+    }
+    for entry in &evidence.stale_mirror {
+        found.add(Invariant::I5, What::StaleMirror, entry);
+    }
+}
+
+/// I10, I11.
+fn bounds(evidence: &Evidence, found: &mut Findings) {
+    if evidence.outbox != 0 {
+        found.add(Invariant::I10, What::Outbox, format!("{} records", evidence.outbox));
+    }
+    if let Some((who, bytes)) = &evidence.memory
+        && *bytes > MEMORY_LIMIT
+    {
+        found.add(Invariant::I10, What::Memory, format!("{who}: {} MiB", bytes >> 20));
+    }
+    for (fault, recovery) in &evidence.recoveries {
+        match recovery {
+            Some(took) if *took <= RECOVERY_LIMIT => {}
+            Some(took) => found.add(Invariant::I11, What::NotRecovered, format!("{fault}: {took:.1?}")),
+            None => found.add(Invariant::I11, What::NotRecovered, format!("{fault}: never")),
+        }
+    }
+}

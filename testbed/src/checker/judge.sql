@@ -1,0 +1,59 @@
+-- The judge's books. No unique constraint would stop a second effect: doubling must show, not fail. The sum in
+-- judge.effects catches it, judge.log says who did it.
+create schema judge;
+
+create table judge.effects (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    n bigint not null
+);
+create index effects_key on judge.effects (tenant, key);
+
+create table judge.log (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    attempt integer not null,
+    xid xid8 not null default pg_current_xact_id(),
+    digest text collate "C" not null,
+    application text not null default current_setting('application_name')
+);
+create index log_key on judge.log (tenant, key);
+
+create function judge.take(message oncely.message) returns jsonb
+language plpgsql
+as $$
+begin
+    update judge.effects set n = n + 1 where tenant = message.tenant and key = message.key;
+    if not found then
+        insert into judge.effects (tenant, key, n) values (message.tenant, message.key, 1);
+    end if;
+    insert into judge.log (tenant, key, attempt, digest)
+    values (message.tenant, message.key, message.attempt, encode(sha256(message.body), 'hex'));
+    case message.payload ->> 'do'
+        when 'slow' then perform pg_sleep(0.2);
+        when 'fail' then raise exception 'always';
+        when 'fail_once' then
+            if message.attempt = 1 then raise exception 'once'; end if;
+        when 'reject' then perform oncely.reject('on purpose');
+        when 'divide' then perform 1 / 0;
+        else null;
+    end case;
+    return jsonb_build_object('done', message.key);
+end
+$$;
+
+create function judge.take_all(messages oncely.message[]) returns setof oncely.result
+language plpgsql
+as $$
+declare
+    message oncely.message;
+begin
+    foreach message in array messages loop
+        return next (message.seq, judge.take(message))::oncely.result;
+    end loop;
+end
+$$;
+
+grant usage on schema judge to oncely_worker;
+grant select, insert, update on judge.effects, judge.log to oncely_worker;
+grant execute on function judge.take(oncely.message), judge.take_all(oncely.message[]) to oncely_worker;

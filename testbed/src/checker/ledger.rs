@@ -1,0 +1,156 @@
+//! What was sent: intents, and what the broker said of them.
+
+use std::collections::BTreeMap;
+
+use sha2::{Digest as _, Sha256};
+
+/// Tenant and key.
+pub type Key = (String, String);
+
+/// SHA-256 of a body in hexadecimal.
+#[must_use]
+pub fn digest(body: &[u8]) -> String {
+    Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What the handler does with a message, as its payload says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Act {
+    /// Takes effect.
+    Work,
+    /// Takes effect, after a pause.
+    Slow,
+    /// Fails on its first attempt.
+    FailOnce,
+    /// Fails on each attempt.
+    Fail,
+    /// Is refused by `oncely.reject`.
+    Reject,
+    /// Divides by zero: poison.
+    Divide,
+}
+
+impl Act {
+    /// As the payload says it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Work => "work",
+            Self::Slow => "slow",
+            Self::FailOnce => "fail_once",
+            Self::Fail => "fail",
+            Self::Reject => "reject",
+            Self::Divide => "divide",
+        }
+    }
+
+    /// With which reason it must end in the dead-letter queue, if it must.
+    #[must_use]
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Work | Self::Slow | Self::FailOnce => None,
+            Self::Fail => Some("attempts_exhausted"),
+            Self::Reject => Some("handler_rejected"),
+            Self::Divide => Some("poison"),
+        }
+    }
+}
+
+/// A message to send.
+#[derive(Clone, Debug)]
+pub struct Intent {
+    /// Whose it is.
+    pub tenant: String,
+    /// Which one it is.
+    pub key: String,
+    /// What the handler is to do.
+    pub act: Act,
+    /// The payload.
+    pub body: Vec<u8>,
+}
+
+impl Intent {
+    /// A message; another `version` is another payload.
+    #[must_use]
+    pub fn new(tenant: &str, key: &str, act: Act, version: u32) -> Self {
+        let body = serde_json::json!({ "do": act.word(), "key": key, "version": version }).to_string();
+        Self { tenant: tenant.to_owned(), key: key.to_owned(), act, body: body.into_bytes() }
+    }
+}
+
+/// What is known of a message that was sent; the best of what is known of its copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// The broker refused each copy: it must not take effect.
+    Refused,
+    /// No confirm came for any copy: it may take effect, or not.
+    Unknown,
+    /// A copy was confirmed: it must take effect, or end where it is said why not.
+    Confirmed,
+}
+
+/// One payload under a key.
+#[derive(Clone, Debug)]
+pub struct Version {
+    /// SHA-256 of the body.
+    pub digest: String,
+    /// What the handler does with it.
+    pub act: Act,
+    /// What the broker said.
+    pub class: Class,
+}
+
+/// The publisher's books, by key.
+#[derive(Clone, Debug, Default)]
+pub struct Sent {
+    keys: BTreeMap<Key, Vec<Version>>,
+    /// Publishes, copies included.
+    pub messages: u64,
+    /// Publishes without a confirm, each counted.
+    pub unknown: u64,
+    /// Publishes that the broker refused, each counted.
+    pub refused: u64,
+}
+
+impl Sent {
+    /// Before a publish.
+    pub fn intend(&mut self, intent: &Intent) {
+        self.messages += 1;
+        let digest = digest(&intent.body);
+        let versions = self.keys.entry((intent.tenant.clone(), intent.key.clone())).or_default();
+        if !versions.iter().any(|version| version.digest == digest) {
+            versions.push(Version { digest, act: intent.act, class: Class::Refused });
+        }
+    }
+
+    /// After it.
+    pub fn learn(&mut self, intent: &Intent, class: Class) {
+        match class {
+            Class::Confirmed => {}
+            Class::Unknown => self.unknown += 1,
+            Class::Refused => self.refused += 1,
+        }
+        let digest = digest(&intent.body);
+        let versions = self.keys.get_mut(&(intent.tenant.clone(), intent.key.clone()));
+        if let Some(version) = versions.and_then(|all| all.iter_mut().find(|v| v.digest == digest)) {
+            version.class = version.class.max(class);
+        }
+    }
+
+    /// Different keys.
+    #[must_use]
+    pub fn distinct(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// All keys with their payloads.
+    pub fn keys(&self) -> impl Iterator<Item = (&Key, &[Version])> {
+        self.keys.iter().map(|(key, versions)| (key, versions.as_slice()))
+    }
+
+    /// The payloads of a key.
+    #[must_use]
+    pub fn versions(&self, key: &Key) -> &[Version] {
+        self.keys.get(key).map_or(&[], Vec::as_slice)
+    }
+}

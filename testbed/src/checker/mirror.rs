@@ -1,0 +1,109 @@
+//! What Redis may hold: recomputed from the committed rows, by the format that the product documents.
+
+use std::collections::{BTreeSet, HashMap};
+
+use sqlx::{PgConnection, Row as _};
+
+/// A field of a hash.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// Name of the hash.
+    pub bucket: String,
+    /// The field.
+    pub field: Vec<u8>,
+}
+
+impl std::fmt::Display for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ", self.bucket)?;
+        self.field.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// All entries of the mirror now.
+pub async fn entries(url: &str) -> anyhow::Result<Vec<Entry>> {
+    let client = redis::Client::open(url)?;
+    let mut connection = client.get_multiplexed_async_connection().await?;
+    let mut names = BTreeSet::new();
+    let mut cursor = 0_u64;
+    loop {
+        let (next, some): (u64, Vec<String>) = redis::cmd("SCAN")
+            .arg(cursor)
+            .arg(&["MATCH", "oncely:*", "COUNT", "2000", "TYPE", "hash"])
+            .query_async(&mut connection)
+            .await?;
+        names.extend(some);
+        if next == 0 {
+            break;
+        }
+        cursor = next;
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    let mut entries = Vec::new();
+    for names in names.chunks(500) {
+        let mut pipeline = redis::pipe();
+        for name in names {
+            pipeline.cmd("HKEYS").arg(name);
+        }
+        let fields: Vec<Vec<Vec<u8>>> = pipeline.query_async(&mut connection).await?;
+        for (name, fields) in names.iter().zip(fields) {
+            entries.extend(fields.into_iter().map(|field| Entry { bucket: name.clone(), field }));
+        }
+    }
+    Ok(entries)
+}
+
+/// Which of `entries` no committed row explains. Read the entries first: rows are only added.
+///
+/// A tag is the first 16 bytes of keyed BLAKE3 over epoch, tenant, consumer, key and fingerprint, each behind its length in
+/// eight bytes, big-endian; its bucket's number is the first four bytes modulo the buckets, in hexadecimal.
+pub async fn stale(
+    connection: &mut PgConnection,
+    key: Option<&str>,
+    entries: Vec<Entry>,
+) -> anyhow::Result<Vec<Entry>> {
+    let row =
+        sqlx::query("select oncely.epoch(), secret from oncely.cell").fetch_one(&mut *connection).await?;
+    let (epoch, secret): (String, Vec<u8>) = (row.get(0), row.get(1));
+    let secret = key.map_or(secret, |key| key.as_bytes().to_vec());
+    let tag_key = blake3::derive_key("oncely 2026-11-20 mirror tag v1", &secret);
+    let rows = sqlx::query(
+        "select tenant, consumer, key, coalesce(fingerprint, '') from oncely.idempotency_keys
+         where status = 'COMPLETED'",
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut known: HashMap<Vec<u8>, ()> = HashMap::with_capacity(rows.len());
+    for row in &rows {
+        let (tenant, consumer, key): (&str, &str, &str) = (row.get(0), row.get(1), row.get(2));
+        let fingerprint: &[u8] = row.get(3);
+        known.insert(
+            tag(
+                &tag_key,
+                [epoch.as_bytes(), tenant.as_bytes(), consumer.as_bytes(), key.as_bytes(), fingerprint],
+            ),
+            (),
+        );
+    }
+    let explained = |entry: &Entry| known.contains_key(&entry.field) && in_its_bucket(entry);
+    Ok(entries.into_iter().filter(|entry| !explained(entry)).collect())
+}
+
+fn tag(key: &[u8; 32], parts: [&[u8]; 5]) -> Vec<u8> {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_be_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize().as_bytes()[..16].to_vec()
+}
+
+/// `oncely:1:<window in milliseconds>:<buckets>:<window>:<bucket>`.
+fn in_its_bucket(entry: &Entry) -> bool {
+    let parts: Vec<&str> = entry.bucket.split(':').collect();
+    let [_, "1", _, buckets, _, bucket] = parts.as_slice() else { return false };
+    let (Ok(buckets), Some([a, b, c, d])) = (buckets.parse::<u32>(), entry.field.first_chunk::<4>()) else {
+        return false;
+    };
+    buckets > 0 && format!("{:x}", u32::from_be_bytes([*a, *b, *c, *d]) % buckets) == *bucket
+}

@@ -1,0 +1,191 @@
+//! `cargo xtask faults`: random traffic and random faults on real processes and real servers, then an independent check.
+//!
+//! The messages are cut into as many slices as there are faults. Of each slice a part is published, the fault strikes in
+//! the middle of the work, more is published while it lasts, the rest after it: that shows how soon the work goes on. The
+//! next slice starts when it does.
+
+mod report;
+mod schedule;
+mod traffic;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use testbed::checker::Intent;
+use testbed::{Arena, ArenaConfig};
+
+use crate::process;
+use report::Report;
+use schedule::{Planned, schedule};
+use traffic::Traffic;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Messages to publish, duplicates included
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    messages: u32,
+    /// Faults
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    faults: u32,
+    /// The same seed gives the same messages and the same faults at the same progress
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Spread messages and faults evenly over so many minutes. What does not fit into them is left out: --messages and
+    /// --faults are then upper bounds
+    #[arg(long)]
+    minutes: Option<f64>,
+    /// Only these kinds of faults, such as kill_worker
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Print one JSON object on the last line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Messages that are published after a fault, in per cent of its slice.
+const TAIL: usize = 25;
+/// Faults from one look at the whole mirror to the next.
+const SAMPLE: usize = 8;
+
+/// Runs the trial. Fails when an invariant is broken.
+pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let binaries = process::build_binaries()?;
+    let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
+    anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
+    eprintln!("starting PostgreSQL, RabbitMQ, Redis, three workers and two relays");
+    let mut arena = Arena::start(ArenaConfig::new(binaries)).await?;
+    let trial = Trial {
+        started: Instant::now(),
+        slice: (arguments.messages as usize / plan.len()).max(1),
+        minutes: arguments.minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0)),
+        bar: bar(plan.len()),
+    };
+    let done = trial.run(&mut arena, &plan, Traffic::new(arguments.seed)).await;
+    let (faults, missed) = match done {
+        Ok(done) => done,
+        Err(error) => {
+            eprintln!("logs: {}", arena.keep_logs()?.display());
+            return Err(error);
+        }
+    };
+    arena.drain().await.context("draining")?;
+    let seconds = trial.started.elapsed().as_secs_f64();
+    trial.bar.finish_and_clear();
+    let report = Report::collect(&mut arena, arguments.seed, seconds, faults, missed).await?;
+    if arguments.json {
+        eprintln!("{}", report.table());
+        report.print_json()?;
+    } else {
+        report.print()?;
+    }
+    if !report.is_good() {
+        eprintln!("logs: {}", arena.keep_logs()?.display());
+    }
+    anyhow::ensure!(
+        report.is_good(),
+        "an invariant is broken: this is a bug; the seed is {}",
+        arguments.seed
+    );
+    Ok(())
+}
+
+fn bar(faults: usize) -> ProgressBar {
+    // Hidden by itself where stderr is no terminal.
+    let style = ProgressStyle::with_template("faults {bar:30} {pos}/{len} {elapsed} {msg}");
+    ProgressBar::new(faults as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+struct Trial {
+    started: Instant,
+    slice: usize,
+    minutes: Option<Duration>,
+    bar: ProgressBar,
+}
+
+impl Trial {
+    /// Returns the faults by kind, and how many waited for a moment that did not come.
+    async fn run(
+        &self,
+        arena: &mut Arena,
+        plan: &[Planned],
+        mut traffic: Traffic,
+    ) -> anyhow::Result<(BTreeMap<String, u64>, u64)> {
+        let mut by_kind = BTreeMap::new();
+        let mut missed = 0;
+        let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
+        for (number, planned) in plan.iter().enumerate() {
+            if self.minutes.is_some_and(|all| self.started.elapsed() >= all) {
+                break;
+            }
+            let ends = slot.map(|slot| self.started + slot * u32::try_from(number + 1).unwrap_or(u32::MAX));
+            let name = planned.fault.name();
+            self.bar.set_message(name.clone());
+            let after = self.slice * TAIL / 100;
+            let mut slice = traffic.take(self.slice.saturating_sub(after));
+            let (tail, fresh) = traffic.take_tail(after.saturating_sub(3));
+            let during = slice.split_off(slice.len() * planned.at / 100);
+            self.lead(arena, slice, ends).await?;
+
+            let before = arena.struck();
+            arena.publish(during);
+            arena.inject(&planned.fault).await.with_context(|| format!("injecting {name}"))?;
+            arena.hold(&planned.fault).await;
+            arena.heal(&planned.fault).await.with_context(|| format!("healing {name}"))?;
+            if planned.fault.kind.strikes_once() && arena.struck() == before {
+                missed += 1;
+            } else {
+                *by_kind.entry(planned.fault.kind.name()).or_insert(0) += 1;
+            }
+            self.recover(arena, &name, tail, fresh).await?;
+            if number % SAMPLE == SAMPLE - 1 {
+                arena.sample_mirror().await.context("looking at the mirror")?;
+            }
+            self.bar.inc(1);
+        }
+        Ok((by_kind, missed))
+    }
+
+    /// Publishes what comes before the fault; where time is given, spread over the slot.
+    async fn lead(&self, arena: &mut Arena, slice: Vec<Intent>, ends: Option<Instant>) -> anyhow::Result<()> {
+        /// About what a fault and its recovery take.
+        const FAULT: Duration = Duration::from_secs(6);
+        arena.supervise()?;
+        let before = arena.effects().await.unwrap_or(0);
+        if let Some(ends) = ends {
+            let steps = 20;
+            let span = ends.saturating_duration_since(Instant::now()).saturating_sub(FAULT);
+            for piece in slice.chunks(slice.len().div_ceil(steps).max(1)) {
+                arena.publish(piece.to_vec());
+                tokio::time::sleep(span / u32::try_from(steps)?).await;
+                arena.supervise()?;
+            }
+            return Ok(());
+        }
+        // The fault strikes in the middle of the work: when some of it is done.
+        let some = slice.len() as u64 / 20;
+        arena.publish(slice);
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(2) && arena.effects().await.unwrap_or(0) < before + some {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// Publishes what comes after the fault, and waits until half of it has taken effect: a third of what was unconfirmed
+    /// may never come.
+    async fn recover(
+        &self,
+        arena: &mut Arena,
+        name: &str,
+        tail: Vec<Intent>,
+        fresh: u64,
+    ) -> anyhow::Result<()> {
+        let before = arena.effects().await.unwrap_or(0);
+        arena.publish(tail);
+        arena.recovered(name, before, (fresh / 2).max(1)).await?;
+        Ok(())
+    }
+}
