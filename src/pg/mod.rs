@@ -4,6 +4,7 @@
 mod audit;
 mod claim;
 mod complete;
+mod dead_letter;
 mod error;
 mod inspect;
 mod migrate;
@@ -16,6 +17,10 @@ pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub(crate) use claim::{claim, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
+pub(crate) use dead_letter::{
+    DeadLetter, collect as collect_letters, count_collectable as count_collectable_letters,
+    keep as keep_letters,
+};
 pub use error::{Outage, PgFault, class_of, classify, is_outage};
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
 pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};

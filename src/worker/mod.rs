@@ -4,6 +4,7 @@ mod call;
 mod claim;
 mod counters;
 mod lane;
+mod letters;
 mod precheck;
 mod prepare;
 mod record;

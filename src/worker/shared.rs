@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) tag_key: TagKey,
     pub(crate) seal_key: SealKey,
     pub(crate) list_duplicates: bool,
+    /// Largest body that a dead letter's row holds.
+    pub(crate) stored_body: usize,
     pub(crate) publisher: Arc<Publisher>,
     pub(crate) counters: Counters,
     /// No new work.

@@ -6,10 +6,12 @@ use sqlx::Connection as _;
 
 use super::call::{Pass, handle};
 use super::claim::{CLAIM_ROUNDS, Claim, claim, too_quick};
-use super::prepare::Candidate;
-use super::record::{audit_records, failure, record};
+use super::letters::{GivenUp, keep_letters};
+use super::prepare::{Candidate, Known};
+use super::record::{audit_records, failure, record, refusal_record};
 use super::shared::Shared;
 use super::stop::Stop;
+use crate::amqp::Delivery;
 use crate::decide::{FailureDecision, KeyDecision, after_failure, decide};
 use crate::fault::Fault;
 use crate::handler::Incoming;
@@ -65,7 +67,7 @@ pub(crate) async fn transact(
             Err(fault) => outcome_of(shared, fault, attempt)?,
         };
     }
-    record(shared, &mut transaction, now, started, &epoch, candidates, &outcomes).await?;
+    record(shared, &mut transaction, now, started, &epoch, candidates, &mut outcomes).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     transaction.commit().await.map_err(Stop::of_handler)?;
     Ok(outcomes)
@@ -110,11 +112,13 @@ pub(crate) async fn record_failure(
             break;
         }
     }
-    let outcome = outcome.ok_or_else(too_quick)?;
+    let mut outcome = outcome.ok_or_else(too_quick)?;
     let records = audit_records(shared, started, &[candidate], std::slice::from_ref(&outcome));
     pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Stop::of_ours)?;
+    let given_up = vec![GivenUp::of(candidate, &mut outcome)];
+    keep_letters(shared, &mut transaction, now, Stop::of_ours, given_up).await?;
     transaction.commit().await.map_err(Stop::of_ours)?;
     Ok(outcome)
 }
@@ -133,6 +137,31 @@ pub(crate) async fn audit_only(
     transaction.commit().await.map_err(Stop::of_ours)
 }
 
+/// Writes what is to be known of messages that are refused before any transaction: audit rows and dead letters.
+pub(crate) async fn refuse(
+    shared: &Shared,
+    session: &mut Session,
+    refused: &mut [(Delivery, Known, Outcome)],
+) -> Result<(), Stop> {
+    let now = session.clock.now();
+    let records: Vec<AuditRecord> = refused
+        .iter()
+        .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
+        .collect();
+    let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
+        .await
+        .map_err(Stop::of_ours)?;
+    let given_up = refused.iter_mut().map(|(delivery, known, outcome)| GivenUp {
+        fingerprint: shared.consumer.fingerprint.of(&delivery.message.body),
+        delivery,
+        known: known.clone(),
+        outcome,
+    });
+    keep_letters(shared, &mut transaction, now, Stop::of_ours, given_up.collect()).await?;
+    transaction.commit().await.map_err(Stop::of_ours)
+}
+
 fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Result<Outcome, Stop> {
     match after_failure(&fault, attempt, &shared.consumer.retry) {
         FailureDecision::Pause => Err(Stop::NotNow(fault)),
@@ -140,7 +169,7 @@ fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Result<Outcome, St
             Ok(Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code })
         }
         FailureDecision::GiveUp(rejection) => {
-            Ok(Outcome::DeadLettered { attempt, rejection, code: fault.code })
+            Ok(Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None })
         }
     }
 }
