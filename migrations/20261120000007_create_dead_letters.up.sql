@@ -26,6 +26,7 @@ create table oncely.dead_letters (
     headers jsonb,
     body bytea,
     body_size bigint not null,
+    whole boolean generated always as (body is not null) stored,
     updated_at timestamptz not null,
     swept_at timestamptz,
     constraint dead_letters_pkey primary key (tenant, id),
@@ -56,6 +57,7 @@ comment on column oncely.dead_letters.fingerprint is 'What the consumer compares
 comment on column oncely.dead_letters.properties is 'AMQP properties without the headers; a text that is none is {"x": hexadecimal}. Null where the message is not stored whole.';
 comment on column oncely.dead_letters.headers is 'AMQP headers. Text, integers of 64 bits, booleans and null are themselves; {"type": value} is everything else, by AMQP''s type letters.';
 comment on column oncely.dead_letters.body is 'The body; null where it is over dead_letters.max_body, or the headers nest too deep to be stored: then only the queue has the message.';
+comment on column oncely.dead_letters.whole is 'The row holds the message, so that it is published again from here; else from the queue.';
 comment on column oncely.dead_letters.body_size is 'Bytes of the body.';
 comment on column oncely.dead_letters.updated_at is 'When the state last changed.';
 comment on column oncely.dead_letters.swept_at is 'When the queue was gone through after the letter was requeued or discarded; its copy there is gone.';
@@ -122,7 +124,7 @@ begin
                 execute format('grant select on oncely.dead_letter_groups to %I', role);
             when 'oncely_auditor' then
                 -- Neither body nor headers: they are the message itself.
-                execute format('grant select (tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, body_size, updated_at, swept_at) on oncely.dead_letters to %I', role);
+                execute format('grant select (tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, body_size, whole, updated_at, swept_at) on oncely.dead_letters to %I', role);
                 execute format('grant select on oncely.operator_actions, oncely.dead_letter_groups to %I', role);
         end case;
     end loop;

@@ -8,6 +8,7 @@ mod publisher;
 mod settle;
 mod stored;
 mod subscription;
+mod taker;
 mod topology;
 
 pub use connection::{AmqpError, connect};
@@ -16,5 +17,6 @@ pub(crate) use delivery::Delivery;
 pub(crate) use publisher::{PublishError, Publisher};
 pub(crate) use stored::{restore_headers, restore_properties, store_headers, store_properties};
 pub(crate) use subscription::{Epoch, Subscription};
+pub(crate) use taker::{Taken, Taker};
 pub(crate) use topology::RUNG_HEADER;
 pub use topology::{Applied, Topology, TopologyReport};

@@ -99,18 +99,3 @@ pub(crate) async fn collect(
         sqlx::query_file!("src/pg/collect_dead_letters.sql", before, limit).execute(connection).await?;
     Ok(done.rows_affected())
 }
-
-/// How many [`collect`] would delete.
-pub(crate) async fn count_collectable(
-    connection: &mut PgConnection,
-    before: DateTime<Utc>,
-) -> Result<u64, sqlx::Error> {
-    let count = sqlx::query_scalar!(
-        r#"select count(tenant) as "count!" from oncely.dead_letters
-           where state in ('requeued', 'discarded') and updated_at < $1 and swept_at is not null"#,
-        before
-    )
-    .fetch_one(connection)
-    .await?;
-    Ok(u64::try_from(count).unwrap_or(0))
-}

@@ -9,6 +9,7 @@ mod command_line;
 mod configuration;
 mod crashes;
 mod data;
+mod failed;
 mod failures;
 mod garbage;
 mod identities;
