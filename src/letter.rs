@@ -96,7 +96,11 @@ fn normalised(text: &str) -> String {
             rest = after;
             continue;
         }
-        out.push(first);
+        // A number's sign goes with it.
+        let number = rest[first.len_utf8()..].starts_with(|c: char| c.is_ascii_digit());
+        if !("-+".contains(first) && number && before == ' ') {
+            out.push(first);
+        }
         before = first;
         rest = &rest[first.len_utf8()..];
     }

@@ -46,8 +46,10 @@ pub(super) struct Swept {
     pub(super) kept: u64,
 }
 
-/// Messages held at once, and bytes.
-const HELD: usize = 64;
+/// Messages held at once: below 32. Behind so many acknowledgements in flight RabbitMQ's side of a quorum queue holds the
+/// next ones back, and forgets them when the channel closes: of 64 held at once, many came back, one life older.
+const HELD: usize = 16;
+/// Bytes held at once.
 const HELD_BYTES: usize = 32 << 20;
 
 /// From this many on a change leaves the sweep to a time when somebody chooses to wait for it.
