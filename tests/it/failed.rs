@@ -525,7 +525,14 @@ async fn a_forged_name_of_a_letter_costs_no_message() {
 
 #[tokio::test]
 async fn a_requeued_copy_is_no_dead_letter_where_the_broker_gives_it_up_itself() {
+    given_up_by_the_broker("").await;
+    // And where the copy was made from the queue's.
+    given_up_by_the_broker("[dead_letters]\nmax_body = 1").await;
+}
+
+async fn given_up_by_the_broker(settings: &str) {
     let mut world = fragile(&["a"], "").await;
+    world.configure(settings);
     let worker = world.start("worker");
     world.publish("payments", message("acme", "k"), &kind("a")).await;
     world.wait_for(WAITING, 1).await;

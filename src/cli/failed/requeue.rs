@@ -75,7 +75,12 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
             "{failures} could not be published and stand as requeueing; run it again when this is mended: {first}"
         ));
     }
-    let swept = sweep::after_change(&config, &mut session, &plan.queues(), &published.in_queue).await?;
+    let swept = if failures == 0 {
+        sweep::after_change(&config, &mut session, &plan.queues(), &published.in_queue).await?
+    } else {
+        // It would try the same again.
+        Vec::new()
+    };
     if change.json {
         plan.print_json(false, json!({ "done": published.done, "failed": failures, "swept": swept }))?;
     }
