@@ -6,6 +6,8 @@ use std::process::ExitCode;
 pub const NO: u8 = 1;
 /// A server does not answer.
 pub const UNREACHABLE: u8 = 3;
+/// Refused: a change that nobody has agreed to, or that is larger than allowed.
+pub const REFUSED: u8 = 4;
 /// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
 pub const CONFIG: u8 = 78;
 

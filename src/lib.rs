@@ -52,6 +52,7 @@ pub mod fault;
 pub mod fingerprint;
 pub mod handler;
 pub mod identity;
+pub mod letter;
 pub(crate) mod maintenance;
 pub mod message;
 pub mod mirror;

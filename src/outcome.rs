@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::letter::Letter;
 use crate::reason::{Reason, Rejection};
 
 /// Who knew that a message was a duplicate.
@@ -58,6 +59,8 @@ pub enum Outcome {
         rejection: Rejection,
         /// SQLSTATE, where PostgreSQL reported the failure.
         code: Option<String>,
+        /// Its row, once that is written.
+        letter: Option<Letter>,
     },
 }
 
@@ -97,7 +100,7 @@ impl Outcome {
     /// A message that is refused without having run.
     #[must_use]
     pub fn refused(rejection: Rejection) -> Self {
-        Self::DeadLettered { attempt: 0, rejection, code: None }
+        Self::DeadLettered { attempt: 0, rejection, code: None, letter: None }
     }
 
     /// The reason code, where there is one.

@@ -8,66 +8,117 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::identity::{Identity, IdentityPart};
+use crate::letter::Letter;
 
 /// Header of a sealed identity.
 pub(crate) const SEAL_HEADER: &str = "x-oncely-seal";
 
+/// Header that names a dead letter's row: `<id>/<generation>`.
+pub(crate) const LETTER_HEADER: &str = "x-oncely-dead-letter";
+
+/// Header that shows that the worker wrote [`LETTER_HEADER`] and [`TENANT_HEADER`] on this very body.
+pub(crate) const LETTER_SEAL_HEADER: &str = "x-oncely-dead-letter-seal";
+
+/// Header of a dead letter's tenant; not there where it is not known.
+pub(crate) const TENANT_HEADER: &str = "x-oncely-tenant";
+
 /// The key of the seals.
 #[derive(Clone)]
-pub(crate) struct SealKey([u8; 32]);
+pub(crate) struct SealKey {
+    retry: [u8; 32],
+    letter: [u8; 32],
+}
 
 #[derive(Deserialize, Serialize)]
 struct Sealed {
-    tenant: String,
-    key: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
     user_id: Option<String>,
+}
+
+/// What a seal holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Opened {
+    /// `None` where it was not known; the message is asked again.
+    pub(crate) identity: Option<Identity>,
+    pub(crate) user_id: Option<String>,
 }
 
 impl SealKey {
     pub(crate) fn derive(secret: &[u8]) -> Self {
-        Self(blake3::derive_key("oncely 2026-11-20 retry seal v1", secret))
+        Self {
+            retry: blake3::derive_key("oncely 2026-11-20 retry seal v1", secret),
+            letter: blake3::derive_key("oncely 2026-11-20 dead letter seal v1", secret),
+        }
     }
 
     fn mac(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
-        for part in [consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()] {
-            hasher.update(&(part.len() as u64).to_be_bytes());
-            hasher.update(part);
-        }
-        hasher.finalize()
+        keyed(&self.retry, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
     }
 
     /// The header's value for a copy of a message with this body.
     pub(crate) fn seal(&self, identity: &Identity, user_id: Option<&str>, body: &[u8]) -> Option<String> {
         let sealed = Sealed {
-            tenant: identity.tenant.as_str().to_owned(),
-            key: identity.key.as_str().to_owned(),
+            tenant: Some(identity.tenant.as_str().to_owned()),
+            key: Some(identity.key.as_str().to_owned()),
             user_id: user_id.map(str::to_owned),
         };
-        let content = serde_json::to_string(&sealed).ok()?;
-        Some(format!("{}.{content}", self.mac(&identity.consumer, body, &content).to_hex()))
+        self.close(&sealed, &identity.consumer, body)
     }
 
-    /// The identity and the user id in a header's value, if we sealed it, for this consumer and this body.
-    pub(crate) fn open(
-        &self,
-        value: &[u8],
-        consumer: &IdentityPart,
-        body: &[u8],
-    ) -> Option<(Identity, Option<String>)> {
+    /// The same for a message whose identity is not known: its user id alone.
+    pub(crate) fn seal_user(&self, consumer: &IdentityPart, user_id: &str, body: &[u8]) -> Option<String> {
+        self.close(&Sealed { tenant: None, key: None, user_id: Some(user_id.to_owned()) }, consumer, body)
+    }
+
+    fn close(&self, sealed: &Sealed, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
+        let content = serde_json::to_string(sealed).ok()?;
+        Some(format!("{}.{content}", self.mac(consumer, body, &content).to_hex()))
+    }
+
+    /// What a header's value holds, if we sealed it, for this consumer and this body.
+    pub(crate) fn open(&self, value: &[u8], consumer: &IdentityPart, body: &[u8]) -> Option<Opened> {
         let (mac, content) = std::str::from_utf8(value).ok()?.split_once('.')?;
         // Compared in constant time by blake3.
         if blake3::Hash::from_hex(mac).ok()? != self.mac(consumer, body, content) {
             return None;
         }
         let sealed: Sealed = serde_json::from_str(content).ok()?;
-        let identity = Identity {
-            tenant: IdentityPart::new(sealed.tenant.as_bytes()).ok()?,
-            consumer: consumer.clone(),
-            key: IdentityPart::new(sealed.key.as_bytes()).ok()?,
+        let identity = match (sealed.tenant, sealed.key) {
+            (Some(tenant), Some(key)) => Some(Identity {
+                tenant: IdentityPart::new(tenant.as_bytes()).ok()?,
+                consumer: consumer.clone(),
+                key: IdentityPart::new(key.as_bytes()).ok()?,
+            }),
+            _ => None,
         };
-        Some((identity, sealed.user_id))
+        Some(Opened { identity, user_id: sealed.user_id })
     }
+
+    fn mark_of(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
+        keyed(&self.letter, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+    }
+
+    /// Marks a dead letter, so that no publisher can have a sweep take a message of his for another one.
+    pub(crate) fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
+        self.mark_of(letter, tenant, body).to_hex().to_string()
+    }
+
+    /// Did we mark it?
+    pub(crate) fn is_mark(&self, mark: &str, letter: Letter, tenant: &str, body: &[u8]) -> bool {
+        blake3::Hash::from_hex(mark).is_ok_and(|mark| mark == self.mark_of(letter, tenant, body))
+    }
+}
+
+fn keyed(key: &[u8; 32], parts: &[&[u8]]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_be_bytes());
+        hasher.update(part);
+    }
+    hasher.finalize()
 }
 
 #[cfg(test)]
@@ -86,7 +137,10 @@ mod tests {
         let open = |key: &SealKey, value: &str, consumer: &str, body: &[u8]| {
             key.open(value.as_bytes(), &part(consumer), body)
         };
-        assert_eq!(open(&key, &value, "payments", b"body"), Some((identity, Some("shop".into()))));
+        assert_eq!(
+            open(&key, &value, "payments", b"body"),
+            Some(Opened { identity: Some(identity), user_id: Some("shop".into()) })
+        );
         assert_eq!(open(&key, &value, "ledger", b"body"), None);
         assert_eq!(open(&key, &value, "payments", b"other"), None);
         assert_eq!(open(&SealKey::derive(b"other"), &value, "payments", b"body"), None);
@@ -94,5 +148,27 @@ mod tests {
         for junk in ["", ".", "zz.{}", "x"] {
             assert_eq!(open(&key, junk, "payments", b"body"), None);
         }
+    }
+    #[test]
+    fn a_user_is_sealed_where_the_identity_is_not_known() {
+        let key = SealKey::derive(b"secret");
+        let value = key.seal_user(&part("payments"), "shop", b"body").unwrap();
+        let opened = Opened { identity: None, user_id: Some("shop".into()) };
+        assert_eq!(key.open(value.as_bytes(), &part("payments"), b"body"), Some(opened));
+        assert_eq!(key.open(value.as_bytes(), &part("ledger"), b"body"), None);
+    }
+
+    #[test]
+    fn a_dead_letters_mark_fits_its_letter_tenant_and_body_only() {
+        let key = SealKey::derive(b"secret");
+        let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
+        let next = Letter { generation: 2, ..letter };
+        let mark = key.mark(letter, "acme", b"body");
+        assert!(key.is_mark(&mark, letter, "acme", b"body"));
+        assert!(!key.is_mark(&mark, next, "acme", b"body"));
+        assert!(!key.is_mark(&mark, letter, "globex", b"body"));
+        assert!(!key.is_mark(&mark, letter, "acme", b"other"));
+        assert!(!SealKey::derive(b"other").is_mark(&mark, letter, "acme", b"body"));
+        assert!(!key.is_mark("", letter, "acme", b"body"));
     }
 }

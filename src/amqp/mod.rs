@@ -1,16 +1,22 @@
 //! RabbitMQ: supervised connections, deliveries that are acknowledged once, publishing that is known to have arrived.
 
 mod connection;
+mod copy;
 mod delivery;
 mod headers;
 mod planted;
 mod publisher;
+mod stored;
 mod subscription;
+mod taker;
 mod topology;
 
 pub use connection::{AmqpError, connect};
+pub(crate) use copy::{Copy, header, put, without, without_deaths, without_ours};
 pub(crate) use delivery::Delivery;
-pub(crate) use publisher::{Copy, Publisher};
+pub(crate) use publisher::{PublishError, Publisher};
+pub(crate) use stored::{restore_headers, restore_properties, store_headers, store_properties};
 pub(crate) use subscription::{Epoch, Subscription};
+pub(crate) use taker::{Taken, Taker};
 pub(crate) use topology::RUNG_HEADER;
 pub use topology::{Applied, Topology, TopologyReport};

@@ -5,28 +5,20 @@ use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesOrdered;
+use lapin::Connection;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Connection};
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::connection::{AmqpError, answer, connect};
+use super::copy::Copy;
 use super::headers::fit;
 use crate::config::RabbitSettings;
 use crate::plant::planted;
 
 /// Names each copy, so that a returned one is told from its neighbours.
 const COPY_HEADER: &str = "x-oncely-copy";
-
-/// A message to publish.
-#[derive(Clone, Debug)]
-pub(crate) struct Copy {
-    pub(crate) exchange: String,
-    pub(crate) routing_key: String,
-    pub(crate) properties: BasicProperties,
-    pub(crate) body: bytes::Bytes,
-}
 
 /// Why a copy is not known to have arrived.
 #[derive(Debug, thiserror::Error)]

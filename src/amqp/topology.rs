@@ -87,15 +87,20 @@ impl Topology {
         format!("{queue}.retry.{}", rung_name(delay))
     }
 
-    fn return_exchange(queue: &str) -> String {
+    /// Exchange whose only way leads back to the queue: for copies that come back later, and for requeued dead letters.
+    #[must_use]
+    pub fn return_exchange(queue: &str) -> String {
         format!("{queue}.return")
     }
 
     fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
-        let mut exchanges = vec![(Self::dead_letter_exchange(&self.queue), ExchangeKind::Fanout)];
+        let mut exchanges = vec![
+            (Self::dead_letter_exchange(&self.queue), ExchangeKind::Fanout),
+            // Without retries too: requeued dead letters go this way.
+            (Self::return_exchange(&self.queue), ExchangeKind::Fanout),
+        ];
         if !self.delays.is_empty() {
             exchanges.push((Self::retry_exchange(&self.queue), ExchangeKind::Headers));
-            exchanges.push((Self::return_exchange(&self.queue), ExchangeKind::Fanout));
         }
         exchanges
     }
@@ -139,9 +144,7 @@ impl Topology {
         }
         let plain = FieldTable::default;
         steps.push(Step::Binding(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue), plain()));
-        if !self.delays.is_empty() {
-            steps.push(Step::Binding(queue.clone(), return_exchange, plain()));
-        }
+        steps.push(Step::Binding(queue.clone(), return_exchange, plain()));
         for delay in &self.delays {
             let rung = arguments([("x-match", text("all")), (RUNG_HEADER, text(&rung_name(*delay)))]);
             steps.push(Step::Binding(Self::retry_queue(queue, *delay), Self::retry_exchange(queue), rung));
@@ -250,7 +253,9 @@ pub struct Applied {
 /// one bad night: a consumer timeout every half hour. A thousand of those are three weeks.
 const DELIVERY_LIMIT: i64 = 1_000;
 
-/// For the dead-letter queue, where every look by hand counts and nothing lies behind it.
+/// For the dead-letter queue, where every look by hand counts and nothing lies behind it. Ours never look: a sweep puts a
+/// fresh copy behind each message that stays. "No limit" is -1 from RabbitMQ 4.0 on only, and another value than the one
+/// that a queue was declared with would be refused (406).
 const LOOKS_LIMIT: i64 = 1_000_000;
 
 /// One thing to declare.

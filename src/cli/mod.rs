@@ -1,11 +1,13 @@
 //! `oncely`: the operator's command line, one verb a file.
 //!
 //! Data goes to stdout, everything else to stderr. `--json` prints one object with its schema's name and version; fields
-//! are only added. Exit codes: 0 done or yes, 1 no, 2 wrong usage, 3 a server does not answer, 78 refused configuration.
+//! are only added. Exit codes: 0 done or yes, 1 no, 2 wrong usage, 3 a server does not answer, 4 refused
+//! (nobody agreed to it), 78 refused configuration.
 
 mod audit;
 mod check;
 mod explain;
+mod failed;
 mod gc;
 mod migrate;
 mod output;
@@ -55,6 +57,8 @@ enum Verb {
     Status(status::Arguments),
     /// The trail of decisions
     Audit(audit::Arguments),
+    /// Dead letters: look at them, run them again, or give them up
+    Failed(failed::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
     /// Garbage collection
@@ -76,6 +80,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Topology(arguments) => topology::run(&config, arguments).await,
         Verb::Status(arguments) => status::run(&config, arguments, clock).await,
         Verb::Audit(arguments) => audit::run(&config, arguments, clock).await,
+        Verb::Failed(arguments) => failed::run(&config, arguments, clock).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,

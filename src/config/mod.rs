@@ -17,7 +17,9 @@ pub use consumer::{Consumer, QueueType};
 pub use problems::{Problem, Problems};
 pub(crate) use section::Section;
 pub use servers::{MirrorSettings, RabbitSettings, masked};
-pub use tasks::{AuditSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings};
+pub use tasks::{
+    AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
+};
 
 use crate::pg::PgSettings;
 
@@ -46,6 +48,8 @@ pub struct Config {
     pub gc: GcSettings,
     /// The audit trail.
     pub audit: AuditSettings,
+    /// The searchable copies of dead letters.
+    pub dead_letters: DeadLetterSettings,
     /// Logging.
     pub log: LogSettings,
     /// The consumers.
@@ -136,6 +140,7 @@ impl Config {
         let relay = tasks::relay(root.table("relay", &mut problems), &mut problems);
         let gc = tasks::gc(root.table("gc", &mut problems), &mut problems);
         let audit = tasks::audit(root.table("audit", &mut problems), &mut problems);
+        let dead_letters = tasks::dead_letters(root.table("dead_letters", &mut problems), &mut problems);
         let log = tasks::log(root.table("log", &mut problems), &mut problems);
         let consumers: Vec<Consumer> = root
             .tables("consumers", &mut problems)
@@ -144,8 +149,19 @@ impl Config {
             .collect();
         root.finish(&mut problems);
         contradictions(&consumers, mirror.as_ref(), &audit, &mut problems);
-        let config =
-            gc.map(|gc| Self { cell, postgres, rabbitmq, mirror, worker, relay, gc, audit, log, consumers });
+        let config = gc.map(|gc| Self {
+            cell,
+            postgres,
+            rabbitmq,
+            mirror,
+            worker,
+            relay,
+            gc,
+            audit,
+            dead_letters,
+            log,
+            consumers,
+        });
         (config, problems)
     }
 }

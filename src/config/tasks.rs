@@ -1,4 +1,4 @@
-//! `[worker]`, `[relay]`, `[gc]`, `[audit]` and `[log]`: what the processes do beside their messages.
+//! `[worker]`, `[relay]`, `[gc]`, `[audit]`, `[dead_letters]` and `[log]`: what the processes do beside their messages.
 
 use std::time::Duration;
 
@@ -49,6 +49,13 @@ pub struct AuditSettings {
     pub duplicates: bool,
     /// For how long ahead partitions are made.
     pub ahead: Duration,
+}
+
+/// The searchable copies of dead letters.
+#[derive(Clone, Debug)]
+pub struct DeadLetterSettings {
+    /// Largest body in bytes that is stored.
+    pub max_body: u32,
 }
 
 /// How log lines look.
@@ -135,6 +142,13 @@ pub(super) fn audit(mut section: Section, problems: &mut Problems) -> AuditSetti
         duplicates: section.boolean("duplicates", false, problems),
         ahead: section.duration("ahead", 28 * DAY, 7 * DAY..=366 * DAY, problems),
     };
+    section.finish(problems);
+    settings
+}
+
+pub(super) fn dead_letters(mut section: Section, problems: &mut Problems) -> DeadLetterSettings {
+    let settings =
+        DeadLetterSettings { max_body: section.integer("max_body", 256 << 10, 0..=(16 << 20), problems) };
     section.finish(problems);
     settings
 }

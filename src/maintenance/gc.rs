@@ -55,8 +55,33 @@ pub(crate) async fn sweep(
         }
         reports.push(SweepReport { consumer: consumer.name.as_str().to_owned(), before, deleted });
     }
+    if !stop() {
+        collect_letters(config, session, &stop).await?;
+    }
     pg::sweep_unlock(&mut session.connection).await?;
     Ok(Some(reports))
+}
+
+/// Deletes dead letters that were requeued or discarded longer ago than the trail is kept, in bounded transactions.
+async fn collect_letters(
+    config: &Config,
+    session: &mut Session,
+    stop: &impl Fn() -> bool,
+) -> Result<(), sqlx::Error> {
+    let before = before(session.clock.now(), config.audit.retention);
+    let mut gone = 0;
+    loop {
+        let batch = pg::collect_letters(&mut session.connection, before, i64::from(config.gc.batch));
+        let now_gone = pg::within(config.postgres.patience(), batch).await?;
+        gone += now_gone;
+        if now_gone < u64::from(config.gc.batch) || stop() {
+            break;
+        }
+    }
+    if gone > 0 {
+        tracing::info!(letters = gone, "collected dead letters that were requeued or discarded");
+    }
+    Ok(())
 }
 
 /// What a sweep would delete. Changes nothing.

@@ -4,9 +4,11 @@
 mod audit;
 mod claim;
 mod complete;
+mod dead_letter;
 mod error;
 mod inspect;
 mod migrate;
+mod operator;
 mod outbox;
 mod partition;
 #[cfg(feature = "plants")]
@@ -19,10 +21,16 @@ pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub(crate) use claim::{claim, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
+pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, is_outage};
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
 pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
+pub(crate) use operator::{
+    Action, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters, mark_swept,
+    messages, plan as plan_letters, record_action, standings,
+};
+pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use outbox::{MirrorRecord, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
 #[cfg(feature = "plants")]

@@ -15,13 +15,13 @@ use super::record::audit_record;
 use super::settle::settle;
 use super::shared::Shared;
 use super::stop::Stop;
-use super::transaction::{audit_only, record_failure, transact};
+use super::transaction::{audit_only, record_failure, refuse, transact};
 use crate::amqp::{Delivery, Epoch};
 use crate::backoff::Backoff;
 use crate::decide::leaders;
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
-use crate::identity::{Identity, IdentityPart};
+use crate::identity::Identity;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, AuditRecord, Session};
 use crate::plant::planted;
@@ -135,27 +135,11 @@ impl Lane {
             }
         }
         if !refused.is_empty() {
-            let text = |part: &Option<IdentityPart>| {
-                part.as_ref().map_or_else(String::new, |p| p.as_str().to_owned())
-            };
-            let records: Vec<AuditRecord> = refused
-                .iter()
-                .map(|refused| AuditRecord {
-                    tenant: text(&refused.known.tenant),
-                    key: text(&refused.known.key),
-                    queue: refused.delivery.message.queue.clone(),
-                    outcome: "dead_lettered",
-                    reason: Some(refused.rejection.reason.as_str().to_owned()),
-                    detail: Some(refused.rejection.detail.clone()),
-                    trace_id: refused.delivery.message.trace_id().map(str::to_owned),
-                    ..AuditRecord::default()
-                })
-                .collect();
-            self.write_audit(&records).await?;
-            let settled = refused
+            let mut settled = refused
                 .into_iter()
                 .map(|refused| (refused.delivery, refused.known, Outcome::refused(refused.rejection)))
-                .collect();
+                .collect::<Vec<_>>();
+            self.refuse(&mut settled).await?;
             settle(&shared, settled).await?;
         }
         while !candidates.is_empty() {
@@ -395,6 +379,17 @@ impl Lane {
             let shared = Arc::clone(&self.shared);
             let session = self.session().await?;
             match in_time(&shared, audit_only(&shared, session, records)).await {
+                Ok(()) => return Ok(()),
+                Err(stop) => self.wait_out(stop).await?,
+            }
+        }
+    }
+
+    async fn refuse(&mut self, refused: &mut [(Delivery, Known, Outcome)]) -> Result<(), Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, refuse(&shared, session, refused)).await {
                 Ok(()) => return Ok(()),
                 Err(stop) => self.wait_out(stop).await?,
             }

@@ -6,6 +6,7 @@ mod counters;
 mod deadline;
 mod isolate;
 mod lane;
+mod letters;
 mod marks;
 mod portion;
 mod precheck;

@@ -10,7 +10,7 @@ use crate::handler::{JsonPolicy, Run};
 use crate::identity::{Identity, IdentityPart};
 use crate::message::HeaderValue;
 use crate::reason::{Reason, Rejection};
-use crate::seal::SEAL_HEADER;
+use crate::seal::{Opened, SEAL_HEADER};
 
 /// A delivery that may run.
 #[derive(Clone, Debug)]
@@ -34,6 +34,11 @@ pub(crate) struct Refused {
 pub(crate) struct Known {
     pub(crate) tenant: Option<IdentityPart>,
     pub(crate) key: Option<IdentityPart>,
+}
+
+/// A part's text; empty where it is not known, as in the tables.
+pub(crate) fn text(part: Option<&IdentityPart>) -> &str {
+    part.map_or("", IdentityPart::as_str)
 }
 
 impl From<&Identity> for Known {
@@ -60,12 +65,16 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
         Some(HeaderValue::Text(value)) => shared.seal_key.open(value, &consumer.name, &delivery.message.body),
         _ => None,
     };
-    let identity = match sealed {
+    let sealed = match sealed {
         // A copy that we published for a later try.
-        Some((identity, user_id)) => {
+        Some(Opened { identity, user_id }) => {
             delivery.message.properties.user_id = user_id;
             identity
         }
+        None => None,
+    };
+    let identity = match sealed {
+        Some(identity) => identity,
         None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
             Ok(identity) => identity,
             Err(Unidentified { rejection, tenant }) => {

@@ -6,12 +6,14 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::PgConnection;
 
-use super::prepare::Candidate;
+use super::letters::{GivenUp, keep_letters};
+use super::prepare::{Candidate, Known, text};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
+use crate::message::Message;
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Failure};
 
@@ -43,10 +45,10 @@ pub(crate) async fn record(
     started: Instant,
     epoch: &str,
     candidates: &[&Candidate],
-    outcomes: &[Outcome],
+    outcomes: &mut [Outcome],
 ) -> Result<(), Stop> {
     let consumer = &shared.consumer;
-    let pairs = || candidates.iter().zip(outcomes);
+    let pairs = || candidates.iter().zip(outcomes.iter());
     let failures: Vec<Failure<'_>> =
         pairs().filter_map(|(candidate, outcome)| failure(candidate, outcome)).collect();
     if !failures.is_empty() {
@@ -67,7 +69,7 @@ pub(crate) async fn record(
         expect_rows("responses", written, responses.len())?;
         step("worker.responses.after");
     }
-    let records = audit_records(shared, started, candidates, outcomes);
+    let records = audit_records(shared, started, candidates, &*outcomes);
     if !records.is_empty() {
         step("worker.audit.before");
         let written = pg::append_audit(transaction, &consumer.name, &shared.worker, now, &records).await;
@@ -92,7 +94,9 @@ pub(crate) async fn record(
             step("worker.outbox.after");
         }
     }
-    Ok(())
+    let given_up =
+        candidates.iter().zip(outcomes).map(|(candidate, outcome)| GivenUp::of(candidate, outcome));
+    keep_letters(shared, transaction, now, Stop::of_handler, given_up.collect()).await
 }
 
 fn expect_rows(what: &str, written: Result<u64, sqlx::Error>, wanted: usize) -> Result<(), Stop> {
@@ -126,10 +130,14 @@ pub(crate) fn audit_records(
 
 /// The audit row of one decision.
 pub(crate) fn audit_record(candidate: &Candidate, outcome: &Outcome) -> AuditRecord {
-    let message = &candidate.delivery.message;
+    refusal_record(&candidate.delivery.message, &Known::from(&candidate.identity), outcome)
+}
+
+/// The audit row of a decision about a message that may not be known by name.
+pub(crate) fn refusal_record(message: &Message, known: &Known, outcome: &Outcome) -> AuditRecord {
     let mut record = AuditRecord {
-        tenant: candidate.identity.tenant.as_str().to_owned(),
-        key: candidate.identity.key.as_str().to_owned(),
+        tenant: text(known.tenant.as_ref()).to_owned(),
+        key: text(known.key.as_ref()).to_owned(),
         queue: message.queue.clone(),
         outcome: outcome.as_str(),
         trace_id: message.trace_id().map(str::to_owned),
@@ -143,7 +151,7 @@ pub(crate) fn audit_record(candidate: &Candidate, outcome: &Outcome) -> AuditRec
             record.error_code.clone_from(code);
             record.detail = Some(detail.clone());
         }
-        Outcome::DeadLettered { attempt, rejection, code } => {
+        Outcome::DeadLettered { attempt, rejection, code, .. } => {
             record.attempt = *attempt;
             record.reason = Some(rejection.reason.as_str().to_owned());
             record.error_code.clone_from(code);

@@ -223,6 +223,7 @@ impl Worker {
                 tag_key: tag_key.clone(),
                 seal_key: seal_key.clone(),
                 list_duplicates: config.audit.duplicates,
+                stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
                 publisher: Arc::clone(&publisher),
                 counters: super::counters::Counters::default(),
                 turns: Arc::clone(&turns),

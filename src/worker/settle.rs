@@ -1,6 +1,6 @@
 //! Tells the broker what became of deliveries: copies first, confirmed; then acknowledgements.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use lapin::types::{AMQPValue, FieldTable};
@@ -8,7 +8,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use super::lane::Abandoned;
 use super::prepare::Known;
 use super::shared::Shared;
-use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology};
+use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology, put, without, without_deaths};
 use crate::backoff::Backoff;
 use crate::failpoint::step;
 use crate::identity::Identity;
@@ -16,7 +16,7 @@ use crate::outcome::{Disposition, Outcome};
 use crate::plant::planted;
 use crate::reason::Rejection;
 use crate::retry::rung_name;
-use crate::seal::SEAL_HEADER;
+use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SEAL_HEADER, TENANT_HEADER};
 
 /// Settles deliveries whose outcomes are committed. A copy that can't be published is tried again until it can, or until
 /// its delivery will come again anyway: without a confirmed copy an original is never acknowledged.
@@ -127,25 +127,11 @@ async fn acknowledge(
     }
 }
 
-/// RabbitMQ's record of earlier dead-letterings.
-const BROKER_HEADERS: [&str; 7] = [
-    "x-death",
-    "x-first-death-exchange",
-    "x-first-death-queue",
-    "x-first-death-reason",
-    "x-last-death-exchange",
-    "x-last-death-queue",
-    "x-last-death-reason",
-];
-
 fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, delay: std::time::Duration) -> Copy {
     let message = &delivery.message;
-    let mut headers = delivery.properties.headers().clone().unwrap_or_default();
-    // The broker keeps a record of dead-letterings there, and drops an expired message that has been in its target queue
-    // before: with the record of an earlier trip, this copy would vanish on its way back.
-    let kept =
-        headers.inner().clone().into_iter().filter(|(name, _)| !BROKER_HEADERS.contains(&name.as_str()));
-    headers = kept.collect::<BTreeMap<_, _>>().into();
+    let headers = delivery.properties.headers().clone().unwrap_or_default();
+    // A dead letter that somebody has moved back by hand is none any more.
+    let mut headers = without(&without_deaths(&headers), &[LETTER_HEADER, LETTER_SEAL_HEADER]);
     put(&mut headers, RUNG_HEADER, &rung_name(delay));
     let user_id = message.properties.user_id.as_deref();
     if let (Some(tenant), Some(key)) = (&known.tenant, &known.key) {
@@ -166,20 +152,27 @@ fn dead_letter(
     outcome: &Outcome,
 ) -> Copy {
     let message = &delivery.message;
-    let mut headers = delivery.properties.headers().clone().unwrap_or_default();
+    let headers = delivery.properties.headers().clone().unwrap_or_default();
+    // What follows is our word, not a publisher's.
+    let mut headers = without(&headers, &[LETTER_HEADER, LETTER_SEAL_HEADER, TENANT_HEADER, "x-oncely-key"]);
     put(&mut headers, "x-oncely-reason", rejection.reason.as_str());
     put(&mut headers, "x-oncely-detail", &rejection.detail);
     put(&mut headers, "x-oncely-consumer", shared.consumer.name.as_str());
     put(&mut headers, "x-oncely-queue", &message.queue);
     put(&mut headers, "x-oncely-worker", &shared.worker);
     if let Some(tenant) = &known.tenant {
-        put(&mut headers, "x-oncely-tenant", tenant.as_str());
+        put(&mut headers, TENANT_HEADER, tenant.as_str());
     }
     if let Some(key) = &known.key {
         put(&mut headers, "x-oncely-key", key.as_str());
     }
-    if let Outcome::DeadLettered { attempt, .. } = outcome {
+    if let Outcome::DeadLettered { attempt, letter, .. } = outcome {
         headers.insert("x-oncely-attempt".into(), AMQPValue::LongLongInt(i64::from(*attempt)));
+        if let Some(letter) = letter {
+            let tenant = known.tenant.as_ref().map_or("", |tenant| tenant.as_str());
+            put(&mut headers, LETTER_HEADER, &letter.to_string());
+            put(&mut headers, LETTER_SEAL_HEADER, &shared.seal_key.mark(*letter, tenant, &message.body));
+        }
     }
     if let Some(user_id) = &message.properties.user_id {
         put(&mut headers, "x-oncely-user-id", user_id);
@@ -190,38 +183,7 @@ fn dead_letter(
     copy(delivery, Topology::dead_letter_exchange(&message.queue), headers)
 }
 
-fn put(headers: &mut FieldTable, name: &str, value: &str) {
-    headers.insert(name.into(), AMQPValue::LongString(value.into()));
-}
-
-/// The original's body, routing key and properties, but: no `user_id`, which the broker would check against ours; no
-/// `expiration`, which would let a waiting or dead letter vanish; and durable whatever the original was.
 fn copy(delivery: &Delivery, exchange: String, headers: FieldTable) -> Copy {
-    let from = &delivery.properties;
-    let mut to = lapin::BasicProperties::default().with_headers(headers).with_delivery_mode(2);
-    macro_rules! keep {
-        ($($property:ident => $with:ident),+) => {
-            $(if let Some(value) = from.$property().clone() {
-                to = to.$with(value);
-            })+
-        };
-    }
-    keep!(
-        content_type => with_content_type,
-        content_encoding => with_content_encoding,
-        priority => with_priority,
-        correlation_id => with_correlation_id,
-        reply_to => with_reply_to,
-        message_id => with_message_id,
-        timestamp => with_timestamp,
-        kind => with_type,
-        app_id => with_app_id,
-        cluster_id => with_cluster_id
-    );
-    Copy {
-        exchange,
-        routing_key: delivery.message.routing_key.clone(),
-        properties: to,
-        body: delivery.message.body.clone(),
-    }
+    let message = &delivery.message;
+    Copy::of(&delivery.properties, headers, exchange, message.routing_key.clone(), message.body.clone())
 }

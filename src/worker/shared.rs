@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) tag_key: TagKey,
     pub(crate) seal_key: SealKey,
     pub(crate) list_duplicates: bool,
+    /// Largest body that a dead letter's row holds.
+    pub(crate) stored_body: usize,
     pub(crate) publisher: Arc<Publisher>,
     pub(crate) counters: Counters,
     /// Of the whole process: held shared by every transaction, and alone by one that may kill the process.

@@ -6,10 +6,12 @@ use sqlx::Connection as _;
 
 use super::call::{Pass, handle};
 use super::claim::{CLAIM_ROUNDS, Claim, claim, too_quick};
-use super::prepare::Candidate;
-use super::record::{audit_records, failure, record};
+use super::letters::{GivenUp, keep_letters};
+use super::prepare::{Candidate, Known};
+use super::record::{audit_records, failure, record, refusal_record};
 use super::shared::Shared;
 use super::stop::Stop;
+use crate::amqp::Delivery;
 use crate::decide::{FailureDecision, KeyDecision, after_failure, decide};
 use crate::failpoint::{step, step_with};
 use crate::fault::Fault;
@@ -86,7 +88,7 @@ pub(crate) async fn transact(
         let late = pg::claim(&mut transaction, &shared.consumer.name, now, &all).await;
         late.map_err(Stop::of_ours)?;
     }
-    record(shared, &mut transaction, now, started, &epoch, candidates, &outcomes).await?;
+    record(shared, &mut transaction, now, started, &epoch, candidates, &mut outcomes).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     step("worker.commit.before");
     match transaction.commit().await {
@@ -139,11 +141,13 @@ pub(crate) async fn record_failure(
             break;
         }
     }
-    let outcome = outcome.ok_or_else(too_quick)?;
+    let mut outcome = outcome.ok_or_else(too_quick)?;
     let records = audit_records(shared, started, &[candidate], std::slice::from_ref(&outcome));
     pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Stop::of_ours)?;
+    let given_up = vec![GivenUp::of(candidate, &mut outcome)];
+    keep_letters(shared, &mut transaction, now, Stop::of_ours, given_up).await?;
     step("worker.record_failure.before");
     transaction.commit().await.map_err(Stop::of_ours)?;
     step("worker.record_failure.after");
@@ -161,6 +165,31 @@ pub(crate) async fn audit_only(
     pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, records)
         .await
         .map_err(Stop::of_ours)?;
+    transaction.commit().await.map_err(Stop::of_ours)
+}
+
+/// Writes what is to be known of messages that are refused before any transaction: audit rows and dead letters.
+pub(crate) async fn refuse(
+    shared: &Shared,
+    session: &mut Session,
+    refused: &mut [(Delivery, Known, Outcome)],
+) -> Result<(), Stop> {
+    let now = session.clock.now();
+    let records: Vec<AuditRecord> = refused
+        .iter()
+        .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
+        .collect();
+    let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
+        .await
+        .map_err(Stop::of_ours)?;
+    let given_up = refused.iter_mut().map(|(delivery, known, outcome)| GivenUp {
+        fingerprint: shared.consumer.fingerprint.of(&delivery.message.body),
+        delivery,
+        known: known.clone(),
+        outcome,
+    });
+    keep_letters(shared, &mut transaction, now, Stop::of_ours, given_up.collect()).await?;
     step("worker.refuse.before");
     transaction.commit().await.map_err(Stop::of_ours)?;
     step("worker.refuse.after");
@@ -174,7 +203,7 @@ fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Result<Outcome, St
             Ok(Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code })
         }
         FailureDecision::GiveUp(rejection) => {
-            Ok(Outcome::DeadLettered { attempt, rejection, code: fault.code })
+            Ok(Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None })
         }
     }
 }

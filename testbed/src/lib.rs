@@ -24,7 +24,7 @@ mod redis;
 mod servers;
 mod wait;
 
-pub use arena::{Arena, ArenaConfig, Member, Server};
+pub use arena::{Arena, ArenaConfig, Gate, Member, Server};
 pub use broker::Broker;
 pub use database::Database;
 pub use files::Scratch;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const ROOMS: [&[&str]; 13] = [
     &["identity", "message", "retry", "fault", "fingerprint", "settlement"],
     &["reason"],
-    &["extract", "outcome", "decide", "seal"],
+    &["extract", "outcome", "decide", "seal", "letter"],
     &["failpoint", "plant"],
     &["pg"],
     &["handler"],
@@ -111,7 +111,14 @@ fn sql_on_our_tables_is_in_one_place() {
             continue;
         }
         let text = code(&path).to_lowercase();
-        for table in ["oncely.idempotency_keys", "oncely.outbox", "oncely.audit", "oncely.cell"] {
+        for table in [
+            "oncely.idempotency_keys",
+            "oncely.outbox",
+            "oncely.audit",
+            "oncely.cell",
+            "oncely.dead_letters",
+            "oncely.operator_actions",
+        ] {
             for verb in ["from ", "into ", "update ", "join "] {
                 assert!(!text.contains(&format!("{verb}{table}")), "{} has SQL on {table}", path.display());
             }

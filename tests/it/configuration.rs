@@ -26,7 +26,7 @@ fn the_shipped_defaults_are_valid_and_name_every_default() {
     // The schedule's debug text differs by how it was built; its expression says it all.
     let show = |config: &Config| {
         format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             config.cell,
             config.postgres,
             config.rabbitmq,
@@ -36,6 +36,7 @@ fn the_shipped_defaults_are_valid_and_name_every_default() {
             config.gc.expression,
             config.gc.batch,
             config.audit,
+            config.dead_letters,
             config.consumers
         ) + &format!("{:?}", config.log)
     };

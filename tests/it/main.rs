@@ -10,6 +10,7 @@ mod configuration;
 mod crash_points;
 mod crashes;
 mod data;
+mod failed;
 mod failures;
 mod garbage;
 mod identities;

@@ -2,6 +2,7 @@
 
 mod demo;
 mod faults;
+mod mutants;
 mod prepare;
 mod process;
 mod serve;
@@ -24,6 +25,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Random traffic and random faults on real processes, then an independent check
     Faults(faults::Arguments),
+    /// Plant bugs, and see that the judge of the fault runs finds each of them
+    Mutants(mutants::Arguments),
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -45,6 +48,7 @@ async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Faults(arguments) => faults::run(&arguments).await,
+        Task::Mutants(arguments) => mutants::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Test { arguments } => suite::run(&arguments).await,
         Task::Servers => serve::run().await,

@@ -17,6 +17,11 @@ const QUIET: Duration = Duration::from_secs(2);
 impl Arena {
     /// Waits until everything published has ended, stops all processes, and takes what the queues still hold.
     pub async fn drain(&mut self) -> anyhow::Result<()> {
+        self.drain_within(LIMIT).await
+    }
+
+    /// The same with another limit, for trials that are expected to leave something undone.
+    pub async fn drain_within(&mut self, limit: Duration) -> anyhow::Result<()> {
         let start = Instant::now();
         let mut last = (Vec::new(), Instant::now());
         loop {
@@ -29,7 +34,7 @@ impl Arena {
             if self.unpublished() == 0 && last.1.elapsed() > QUIET && self.is_done().await? {
                 break;
             }
-            if start.elapsed() > LIMIT {
+            if start.elapsed() > limit {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;

@@ -18,6 +18,7 @@
 
 mod config;
 mod drain;
+mod hands;
 mod member;
 mod publisher;
 
@@ -29,6 +30,7 @@ use anyhow::Context as _;
 use sqlx::{PgConnection, Row as _};
 
 pub use config::ArenaConfig;
+pub use hands::Gate;
 pub use member::{Member, Server};
 use member::{Upstreams, address};
 use publisher::Publisher;
@@ -50,6 +52,10 @@ pub struct Arena {
     pub exits: Vec<String>,
     /// Fields that the harness itself has put into the mirror.
     pub(crate) junk: BTreeSet<Vec<u8>>,
+    /// Every completed key must be in the mirror at the end.
+    complete_mirror: bool,
+    oncely: std::path::PathBuf,
+    environment: Vec<(String, String)>,
     publisher: Publisher,
     watch: Option<PgConnection>,
     queue: String,
@@ -61,10 +67,14 @@ pub struct Arena {
 impl Arena {
     /// Starts servers, declares, starts the processes.
     pub async fn start(config: ArenaConfig) -> anyhow::Result<Self> {
-        let servers = Servers::start_private().await?;
+        Self::start_on(Servers::start_private().await?, config).await
+    }
+
+    /// The same on servers that another arena has left ([`Arena::leave`]): they start slowly.
+    pub async fn start_on(servers: Servers, config: ArenaConfig) -> anyhow::Result<Self> {
         let database = Database::create(&servers.urls().postgres).await?;
         let scratch = Scratch::new("arena")?;
-        let queue = "faults".to_owned();
+        let queue = format!("faults-{}", uuid::Uuid::new_v4().simple());
         std::fs::write(scratch.path().join("oncely.toml"), config.toml(&queue))?;
         let urls = servers.urls().clone();
         for arguments in [&["migrate"][..], &["topology", "apply"]] {
@@ -83,7 +93,12 @@ impl Arena {
         sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
         // No superusers: a revoked grant must hurt.
         sqlx::raw_sql(
-            "create role arena_worker login in role oncely_worker; create role arena_relay login in role oncely_relay",
+            "do $$
+             begin
+                 create role arena_worker login in role oncely_worker;
+                 create role arena_relay login in role oncely_relay;
+             exception when duplicate_object then null;
+             end $$",
         )
         .execute(&mut connection)
         .await?;
@@ -109,6 +124,9 @@ impl Arena {
             evidence: Evidence::default(),
             exits: Vec::new(),
             junk: BTreeSet::new(),
+            complete_mirror: false,
+            oncely: config.oncely.clone(),
+            environment: config.environment.clone(),
             publisher: Publisher::start(urls.rabbitmq, queue.clone()),
             watch: Some(connection),
             queue,
@@ -224,6 +242,10 @@ impl Arena {
     pub async fn check(&mut self) -> anyhow::Result<Vec<Violation>> {
         let mut connection = self.connect().await?;
         self.evidence.read_tables(&mut connection, config::CONSUMER).await?;
+        if self.complete_mirror {
+            let entries = mirror::entries(&self.servers.urls().redis).await?;
+            self.evidence.missing_mirror = mirror::missing(&mut connection, entries).await?;
+        }
         Ok(checker::judge(&self.sent(), &self.evidence))
     }
 

@@ -43,6 +43,8 @@ pub struct Evidence {
     pub queued: BTreeSet<Letter>,
     /// Mirror entries that no committed row explains, over all samples.
     pub stale_mirror: BTreeSet<Entry>,
+    /// Completed keys without a mirror entry, where every one must have one.
+    pub missing_mirror: BTreeSet<String>,
     /// Mirror entries that were looked at, over all samples.
     pub mirrored: u64,
     /// For each fault, how long after its end the work went on; `None`: not within the limit.

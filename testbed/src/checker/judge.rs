@@ -56,6 +56,8 @@ pub enum What {
     ConflictRan,
     /// A mirror entry without a completed row.
     StaleMirror,
+    /// A completed row without a mirror entry, where nothing has emptied the mirror.
+    MissingMirror,
     /// Left in the outbox.
     Outbox,
     /// Too much memory.
@@ -83,6 +85,7 @@ impl What {
             Self::ProcessedAndDead => "processed_and_dead",
             Self::ConflictRan => "two_payloads_ran",
             Self::StaleMirror => "stale_mirror",
+            Self::MissingMirror => "missing_mirror",
             Self::Outbox => "outbox_not_drained",
             Self::Memory => "memory",
             Self::NotRecovered => "not_recovered",
@@ -265,6 +268,9 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
     }
     for entry in &evidence.stale_mirror {
         found.add(Invariant::I5, What::StaleMirror, entry);
+    }
+    for key in &evidence.missing_mirror {
+        found.add(Invariant::I5, What::MissingMirror, key);
     }
 }
 

@@ -19,6 +19,12 @@ create table judge.log (
 );
 create index log_key on judge.log (tenant, key);
 
+-- A second row of one number is found out only at COMMIT, which waits for the first one's end.
+create table judge.late (
+    number integer not null,
+    unique (number) deferrable initially deferred
+);
+
 create function judge.take(message oncely.message) returns jsonb
 language plpgsql
 as $$
@@ -36,6 +42,9 @@ begin
             if message.attempt = 1 then raise exception 'once'; end if;
         when 'reject' then perform oncely.reject('on purpose');
         when 'divide' then perform 1 / 0;
+        when 'gate' then perform pg_advisory_xact_lock(4711);
+        when 'second_gate' then perform pg_advisory_xact_lock(4712);
+        when 'late' then insert into judge.late values (7);
         else null;
     end case;
     return jsonb_build_object('done', message.key);
@@ -55,5 +64,5 @@ end
 $$;
 
 grant usage on schema judge to oncely_worker;
-grant select, insert, update on judge.effects, judge.log to oncely_worker;
+grant select, insert, update on judge.effects, judge.log, judge.late to oncely_worker;
 grant execute on function judge.take(oncely.message), judge.take_all(oncely.message[]) to oncely_worker;

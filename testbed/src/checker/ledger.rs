@@ -28,9 +28,20 @@ pub enum Act {
     Reject,
     /// Divides by zero: poison.
     Divide,
+    /// Takes effect when the lock of that number is free ([`Act::GATE`]): a handler in the middle of its work.
+    Gate,
+    /// The same with the next number.
+    SecondGate,
+    /// Takes effect, if its COMMIT is let through: it waits for whoever has written the same number.
+    Late,
+    /// Takes effect, but for the failpoint that ends the process which runs it. Its key begins with `kill`.
+    Kill,
 }
 
 impl Act {
+    /// Number of the advisory lock that [`Act::Gate`] waits for.
+    pub const GATE: i64 = 4711;
+
     /// As the payload says it.
     #[must_use]
     pub fn word(self) -> &'static str {
@@ -41,6 +52,10 @@ impl Act {
             Self::Fail => "fail",
             Self::Reject => "reject",
             Self::Divide => "divide",
+            Self::Gate => "gate",
+            Self::SecondGate => "second_gate",
+            Self::Late => "late",
+            Self::Kill => "kill",
         }
     }
 
@@ -48,7 +63,8 @@ impl Act {
     #[must_use]
     pub fn reason(self) -> Option<&'static str> {
         match self {
-            Self::Work | Self::Slow | Self::FailOnce => None,
+            Self::Work | Self::Slow | Self::FailOnce | Self::Gate | Self::SecondGate | Self::Late => None,
+            Self::Kill => Some("crash"),
             Self::Fail => Some("attempts_exhausted"),
             Self::Reject => Some("handler_rejected"),
             Self::Divide => Some("poison"),

@@ -1,6 +1,6 @@
 //! What Redis may hold: recomputed from the committed rows, by the format that the product documents.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use sqlx::{PgConnection, Row as _};
 
@@ -62,6 +62,21 @@ pub async fn stale(
     key: Option<&str>,
     entries: Vec<Entry>,
 ) -> anyhow::Result<Vec<Entry>> {
+    let known: BTreeSet<Vec<u8>> = tags(connection, key).await?.into_iter().map(|(tag, _)| tag).collect();
+    let explained = |entry: &Entry| known.contains(&entry.field) && in_its_bucket(entry);
+    Ok(entries.into_iter().filter(|entry| !explained(entry)).collect())
+}
+
+/// Which completed keys have no entry.
+pub async fn missing(connection: &mut PgConnection, entries: Vec<Entry>) -> anyhow::Result<BTreeSet<String>> {
+    let there: BTreeSet<Vec<u8>> =
+        entries.into_iter().filter(in_its_bucket).map(|entry| entry.field).collect();
+    let tags = tags(connection, None).await?;
+    Ok(tags.into_iter().filter(|(tag, _)| !there.contains(tag)).map(|(_, name)| name).collect())
+}
+
+/// The tags of all completed keys, with the keys' names.
+async fn tags(connection: &mut PgConnection, key: Option<&str>) -> anyhow::Result<Vec<(Vec<u8>, String)>> {
     let row =
         sqlx::query("select oncely.epoch(), secret from oncely.cell").fetch_one(&mut *connection).await?;
     let (epoch, secret): (String, Vec<u8>) = (row.get(0), row.get(1));
@@ -73,20 +88,13 @@ pub async fn stale(
     )
     .fetch_all(&mut *connection)
     .await?;
-    let mut known: HashMap<Vec<u8>, ()> = HashMap::with_capacity(rows.len());
-    for row in &rows {
+    let tags = rows.iter().map(|row| {
         let (tenant, consumer, key): (&str, &str, &str) = (row.get(0), row.get(1), row.get(2));
         let fingerprint: &[u8] = row.get(3);
-        known.insert(
-            tag(
-                &tag_key,
-                [epoch.as_bytes(), tenant.as_bytes(), consumer.as_bytes(), key.as_bytes(), fingerprint],
-            ),
-            (),
-        );
-    }
-    let explained = |entry: &Entry| known.contains_key(&entry.field) && in_its_bucket(entry);
-    Ok(entries.into_iter().filter(|entry| !explained(entry)).collect())
+        let parts = [epoch.as_bytes(), tenant.as_bytes(), consumer.as_bytes(), key.as_bytes(), fingerprint];
+        (tag(&tag_key, parts), format!("{tenant}/{key}"))
+    });
+    Ok(tags.collect())
 }
 
 fn tag(key: &[u8; 32], parts: [&[u8]; 5]) -> Vec<u8> {

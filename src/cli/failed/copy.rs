@@ -1,0 +1,66 @@
+//! The copy of a dead letter that runs again.
+
+use bytes::Bytes;
+use lapin::BasicProperties;
+use lapin::types::FieldTable;
+
+use crate::amqp::{Copy, Topology, put, restore_headers, restore_properties, without_deaths, without_ours};
+use crate::identity::{Identity, IdentityPart};
+use crate::pg::StoredMessage;
+use crate::seal::{SEAL_HEADER, SealKey};
+
+/// Whose message it is, by its row.
+pub(super) struct Owner<'a> {
+    pub(super) tenant: &'a str,
+    pub(super) consumer: &'a str,
+    pub(super) key: &'a str,
+    pub(super) user_id: Option<&'a str>,
+}
+
+/// A copy for the exchange that leads to this one queue: not the exchange that it came through, which may lead to others'
+/// queues too. With its own routing key; with its identity, and the user that the broker once checked, under seal; without
+/// anything that we wrote on it.
+pub(super) fn returned(
+    seal_key: &SealKey,
+    owner: &Owner<'_>,
+    queue: &str,
+    routing_key: &str,
+    properties: &BasicProperties,
+    headers: &FieldTable,
+    body: Bytes,
+) -> anyhow::Result<Copy> {
+    let mut headers = without_deaths(&without_ours(headers));
+    let part = |text: &str| IdentityPart::new(text.as_bytes());
+    let consumer = part(owner.consumer)?;
+    let seal = match (owner.tenant, owner.key, owner.user_id) {
+        ("", _, user_id) | (_, "", user_id) => {
+            user_id.and_then(|user_id| seal_key.seal_user(&consumer, user_id, &body))
+        }
+        (tenant, key, user_id) => {
+            let identity = Identity { tenant: part(tenant)?, consumer, key: part(key)? };
+            seal_key.seal(&identity, user_id, &body)
+        }
+    };
+    if let Some(seal) = seal {
+        put(&mut headers, SEAL_HEADER, &seal);
+    }
+    let exchange = Topology::return_exchange(queue);
+    Ok(Copy::of(properties, headers, exchange, routing_key.to_owned(), body))
+}
+
+/// The copy of a message that its row holds whole; `None` where only the queue has it.
+pub(super) fn stored(seal_key: &SealKey, message: &StoredMessage) -> anyhow::Result<Option<Copy>> {
+    let (Some(body), Some(properties)) = (&message.body, &message.properties) else {
+        return Ok(None);
+    };
+    let unreadable = || anyhow::anyhow!("the row of {} can't be read as a message", message.id);
+    let properties = restore_properties(properties).ok_or_else(unreadable)?;
+    let headers = match &message.headers {
+        Some(headers) => restore_headers(headers).ok_or_else(unreadable)?,
+        None => FieldTable::default(),
+    };
+    let user_id = properties.user_id().as_ref().map(|user_id| user_id.as_str());
+    let owner = Owner { tenant: &message.tenant, consumer: &message.consumer, key: &message.key, user_id };
+    let body = Bytes::from(body.clone());
+    returned(seal_key, &owner, &message.queue, &message.routing_key, &properties, &headers, body).map(Some)
+}

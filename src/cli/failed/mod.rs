@@ -1,0 +1,127 @@
+//! `oncely failed groups|list|show|requeue|discard|sweep`: dead letters.
+//!
+//! Lists come from PostgreSQL: looking into a dead-letter queue can empty it. Changes show their plan first, need consent,
+//! and leave a row in `oncely.operator_actions`.
+
+mod copy;
+mod discard;
+mod groups;
+mod list;
+mod plan;
+mod requeue;
+mod show;
+mod sweep;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use clap::{Args, Subcommand};
+use sqlx::PgConnection;
+
+use super::output::Times;
+use super::since;
+use crate::config::{Config, masked};
+use crate::pg::LetterFilter;
+
+/// The schema of every verb's object.
+const SCHEMA: &str = "oncely.failed/1";
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  oncely failed groups --since 2h\n  \
+                        oncely failed list --group attempts_exhausted/P0001/1f3a5c7d\n  \
+                        oncely failed requeue --group attempts_exhausted/P0001/1f3a5c7d --note 'schema mended'")]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// What failed alike, and what came back after a requeue; exit 1 where nothing is known
+    Groups(groups::Arguments),
+    /// Dead letters, newest first; exit 1 where there is none
+    List(list::Arguments),
+    /// Everything about one dead letter
+    Show(show::Arguments),
+    /// Publish dead letters to their queue again, and make their keys runnable
+    Requeue(requeue::Arguments),
+    /// Give dead letters up: they leave their queue
+    Discard(discard::Arguments),
+    /// Take what was requeued or discarded out of the dead-letter queues
+    Sweep(sweep::Arguments),
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    match arguments.verb {
+        Verb::Groups(arguments) => groups::run(file, arguments, times).await,
+        Verb::List(arguments) => list::run(file, arguments, times).await,
+        Verb::Show(arguments) => show::run(file, arguments, times).await,
+        Verb::Requeue(arguments) => requeue::run(file, arguments, times).await,
+        Verb::Discard(arguments) => discard::run(file, arguments, times).await,
+        Verb::Sweep(arguments) => sweep::run(file, arguments).await,
+    }
+}
+
+/// Which dead letters.
+#[derive(Clone, Debug, Args)]
+struct Which {
+    #[arg(long)]
+    tenant: Option<String>,
+    #[arg(long)]
+    consumer: Option<String>,
+    /// The queue that they came from
+    #[arg(long)]
+    queue: Option<String>,
+    /// A reason code, such as attempts_exhausted
+    #[arg(long)]
+    reason: Option<String>,
+    /// A group, as `oncely failed groups` shows it
+    #[arg(long)]
+    group: Option<String>,
+    #[arg(long)]
+    key: Option<String>,
+    /// 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
+    #[arg(long, value_parser = since::parse)]
+    since: Option<DateTime<Utc>>,
+    /// The same forms; not included
+    #[arg(long, value_parser = since::parse)]
+    until: Option<DateTime<Utc>>,
+    /// Most rows
+    #[arg(long, value_parser = clap::value_parser!(i64).range(1..=100_000))]
+    limit: Option<i64>,
+}
+
+impl Which {
+    /// Nothing is asked for.
+    fn is_any(&self) -> bool {
+        let texts = [&self.tenant, &self.consumer, &self.queue, &self.reason, &self.group, &self.key];
+        texts.iter().all(|text| text.is_none()) && self.since.is_none() && self.until.is_none()
+    }
+
+    fn filter(self, default_limit: i64) -> LetterFilter {
+        LetterFilter {
+            tenant: self.tenant,
+            consumer: self.consumer,
+            queue: self.queue,
+            reason: self.reason,
+            group: self.group,
+            key: self.key,
+            since: self.since,
+            until: self.until,
+            ids: None,
+            states: None,
+            limit: self.limit.unwrap_or(default_limit),
+        }
+    }
+}
+
+/// A connection for a verb that only reads.
+async fn reader(file: &Path) -> anyhow::Result<PgConnection> {
+    let settings = Config::load_postgres(file)?;
+    settings
+        .connect("oncely failed")
+        .await
+        .with_context(|| format!("cannot connect to {}", masked(&settings.url)))
+}

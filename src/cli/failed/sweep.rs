@@ -1,0 +1,313 @@
+//! `oncely failed sweep`: the only reader of the dead-letter queues.
+//!
+//! What was requeued or discarded leaves the queue. What stays is published anew behind the others and only then
+//! acknowledged: no message is ever put back, so none loses a life of a quorum queue's delivery limit, and a crash leaves a
+//! copy too many, never one too few.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use super::super::output;
+use super::super::session;
+use super::SCHEMA;
+use super::copy::{Owner, returned};
+use crate::amqp::{Copy, Publisher, Taken, Taker, Topology, header, put};
+use crate::config::Config;
+use crate::letter::Letter;
+use crate::pg::{self, Named, Session, Standing};
+use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SealKey, TENANT_HEADER};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Runs by itself after requeue and discard. Several at once do no harm.")]
+pub(super) struct Arguments {
+    /// Only the dead letters of this queue; by default of all configured ones
+    #[arg(long)]
+    queue: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a pass over one dead-letter queue did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Swept {
+    /// The queue that the letters came from.
+    pub(super) queue: String,
+    /// Acknowledged: requeued, discarded, or an older copy.
+    pub(super) dropped: u64,
+    /// Published to their queue again from here.
+    pub(super) requeued: u64,
+    /// Put behind the others.
+    pub(super) kept: u64,
+}
+
+/// Messages held at once: below 32. Behind so many acknowledgements in flight RabbitMQ's side of a quorum queue holds the
+/// next ones back, and forgets them when the channel closes: of 64 held at once, many came back, one life older.
+const HELD: usize = 16;
+/// Bytes held at once.
+const HELD_BYTES: usize = 32 << 20;
+
+/// From this many on a change leaves the sweep to a time when somebody chooses to wait for it.
+const LONG: u32 = 10_000;
+
+pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let mut session = session::open(&config).await?;
+    let queues: Vec<String> = match arguments.queue {
+        Some(queue) => vec![queue],
+        None => config.consumers.iter().flat_map(|consumer| consumer.queues.clone()).collect(),
+    };
+    let mut passes = Vec::new();
+    for queue in &queues {
+        passes.extend(sweep(&config, &mut session, queue, None).await?);
+    }
+    session.close().await;
+    if arguments.json {
+        output::print_json(SCHEMA, json!({ "swept": passes }))?;
+    } else {
+        passes.iter().for_each(tell);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tell(swept: &Swept) {
+    let Swept { queue, dropped, requeued, kept } = swept;
+    let dead = Topology::dead_letter_queue(queue);
+    output::note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
+}
+
+/// The sweep that follows a change. `in_queue` are letters that only their queue has: for them a long one is worth it.
+pub(super) async fn after_change(
+    config: &Config,
+    session: &mut Session,
+    queues: &[String],
+    in_queue: &[Named],
+) -> anyhow::Result<Vec<Swept>> {
+    let mut passes = Vec::new();
+    let most = in_queue.is_empty().then_some(LONG);
+    for queue in queues {
+        match sweep(config, session, queue, most).await? {
+            Some(swept) => {
+                tell(&swept);
+                passes.push(swept);
+            }
+            None => output::note(&format!(
+                "{} holds more than {LONG} messages and was not swept: run `oncely failed sweep --queue {queue}`",
+                Topology::dead_letter_queue(queue)
+            )),
+        }
+    }
+    Ok(passes)
+}
+
+/// One pass over as many messages as are ready at its start; `None` where those are more than `most`.
+async fn sweep(
+    config: &Config,
+    session: &mut Session,
+    queue: &str,
+    most: Option<u32>,
+) -> anyhow::Result<Option<Swept>> {
+    let seal_key = SealKey::derive(&pg::secret(&mut session.connection).await?);
+    let began = session.clock.now();
+    let dead = Topology::dead_letter_queue(queue);
+    let (taker, ready) = Taker::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
+    if most.is_some_and(|most| ready > most) {
+        taker.close().await;
+        return Ok(None);
+    }
+    let publisher = Publisher::new(config.rabbitmq.clone(), "oncely failed sweep publisher".to_owned());
+    let mut pass = Pass {
+        queue,
+        dead: &dead,
+        seal_key: &seal_key,
+        taker: &taker,
+        publisher: &publisher,
+        swept: Swept { queue: queue.to_owned(), ..Swept::default() },
+    };
+    let mut left = ready;
+    let done = loop {
+        let mut held = Vec::new();
+        let mut bytes = 0;
+        while left > 0 && held.len() < HELD && bytes < HELD_BYTES {
+            // Fewer than there were: another sweep has them.
+            let Some(taken) = taker.take().await? else {
+                left = 0;
+                break;
+            };
+            left -= 1;
+            bytes += taken.body.len();
+            held.push(taken);
+        }
+        if held.is_empty() {
+            break Ok(());
+        }
+        if let Err(error) = pass.settle(session, held).await {
+            break Err(error);
+        }
+    };
+    let swept = pass.swept;
+    taker.close().await;
+    done?;
+    let now = session.clock.now();
+    pg::mark_swept(&mut session.connection, queue, began, now).await?;
+    Ok(Some(swept))
+}
+
+/// What is to happen to a message of a dead-letter queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Nobody needs this copy.
+    Drop,
+    /// It runs again, and this is the copy that does.
+    Return,
+    /// It stays.
+    Keep,
+}
+
+/// Judges a copy of a letter by its row. A copy without a row, or of a life that the row does not know, stays.
+fn judge(letter: Letter, row: Option<&Standing>) -> Verdict {
+    let Some(row) = row else { return Verdict::Keep };
+    let current = u32::try_from(row.generation).unwrap_or(0);
+    match (letter.generation.cmp(&current), row.state.as_str()) {
+        (std::cmp::Ordering::Less, _) | (std::cmp::Ordering::Equal, "requeued" | "discarded") => {
+            Verdict::Drop
+        }
+        (std::cmp::Ordering::Equal, "requeueing") => Verdict::Return,
+        _ => Verdict::Keep,
+    }
+}
+
+struct Pass<'a> {
+    queue: &'a str,
+    dead: &'a str,
+    seal_key: &'a SealKey,
+    taker: &'a Taker,
+    publisher: &'a Publisher,
+    swept: Swept,
+}
+
+impl Pass<'_> {
+    /// Settles messages: none is acknowledged before what replaces it is known to have arrived.
+    async fn settle(&mut self, session: &mut Session, held: Vec<Taken>) -> anyhow::Result<()> {
+        let named: Vec<Option<Named>> = held.iter().map(|taken| self.named(taken)).collect();
+        let asked: Vec<Named> = named.iter().flatten().cloned().collect::<HashSet<_>>().into_iter().collect();
+        let rows: HashMap<(String, uuid::Uuid), Standing> = pg::standings(&mut session.connection, &asked)
+            .await?
+            .into_iter()
+            .map(|row| ((row.tenant.clone(), row.id), row))
+            .collect();
+        let mut copies = Vec::new();
+        let mut verdicts = Vec::new();
+        for (taken, named) in held.iter().zip(&named) {
+            let row = named.as_ref().and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
+            let verdict = named.as_ref().map_or(Verdict::Keep, |(_, letter)| judge(*letter, row));
+            match (verdict, row) {
+                (Verdict::Return, Some(row)) => copies.push(self.returned(taken, row)?),
+                (Verdict::Keep, _) => copies.push(self.kept(taken)),
+                _ => {}
+            }
+            verdicts.push(verdict);
+        }
+        let mut results = self.publisher.publish(&copies).await.into_iter();
+        let mut failure = None;
+        for ((taken, named), verdict) in held.iter().zip(named).zip(verdicts) {
+            if verdict != Verdict::Drop {
+                match results.next() {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => {
+                        failure = Some(error);
+                        continue;
+                    }
+                    None => continue,
+                }
+            }
+            match verdict {
+                Verdict::Drop => self.swept.dropped += 1,
+                Verdict::Keep => self.swept.kept += 1,
+                Verdict::Return => {
+                    let now = session.clock.now();
+                    let named: Vec<Named> = named.into_iter().collect();
+                    pg::change_letters(&mut session.connection, now, &named, &["requeueing"], "requeued")
+                        .await?;
+                    self.swept.requeued += 1;
+                }
+            }
+            self.taker.acknowledge(taken.tag).await?;
+        }
+        match failure {
+            Some(error) => {
+                Err(anyhow::Error::new(error).context(format!("sweeping {} was broken off", self.dead)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The letter that a message is, where the worker said so: a header alone could be any publisher's.
+    fn named(&self, taken: &Taken) -> Option<Named> {
+        let headers = taken.properties.headers().as_ref();
+        let letter = Letter::parse(header(headers, LETTER_HEADER)?)?;
+        let tenant = header(headers, TENANT_HEADER).unwrap_or_default();
+        let mark = header(headers, LETTER_SEAL_HEADER)?;
+        self.seal_key.is_mark(mark, letter, tenant, &taken.body).then(|| (tenant.to_owned(), letter))
+    }
+
+    fn returned(&self, taken: &Taken, row: &Standing) -> anyhow::Result<Copy> {
+        let owner = Owner {
+            tenant: &row.tenant,
+            consumer: &row.consumer,
+            key: &row.key,
+            user_id: row.user_id.as_deref(),
+        };
+        let headers = taken.properties.headers().clone().unwrap_or_default();
+        let body = taken.body.clone();
+        returned(self.seal_key, &owner, self.queue, &row.routing_key, &taken.properties, &headers, body)
+    }
+
+    /// The same again, into this queue alone: another queue that is bound to the dead-letter exchange must not get a copy
+    /// with each sweep. The way there replaces the routing key, so a header keeps it.
+    fn kept(&self, taken: &Taken) -> Copy {
+        let mut headers = taken.properties.headers().clone().unwrap_or_default();
+        if header(Some(&headers), "x-oncely-routing-key").is_none() {
+            put(&mut headers, "x-oncely-routing-key", &taken.routing_key);
+        }
+        if let Some(user_id) = taken.properties.user_id() {
+            put(&mut headers, "x-oncely-user-id", user_id.as_str());
+        }
+        Copy::of(&taken.properties, headers, String::new(), self.dead.to_owned(), taken.body.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_goes_only_where_its_row_says_that_nobody_needs_it() {
+        let id = uuid::Uuid::from_u128(7);
+        let row = |state: &str, generation| Standing {
+            tenant: String::new(),
+            id,
+            generation,
+            state: state.to_owned(),
+            consumer: String::new(),
+            key: String::new(),
+            routing_key: String::new(),
+            user_id: None,
+        };
+        let of = |generation, row: &Standing| judge(Letter { id, generation }, Some(row));
+        assert_eq!(judge(Letter { id, generation: 1 }, None), Verdict::Keep);
+        assert_eq!(of(1, &row("waiting", 1)), Verdict::Keep);
+        assert_eq!(of(1, &row("requeueing", 1)), Verdict::Return);
+        assert_eq!(of(1, &row("requeued", 1)), Verdict::Drop);
+        assert_eq!(of(1, &row("discarded", 1)), Verdict::Drop);
+        for state in ["waiting", "requeueing", "requeued", "discarded"] {
+            assert_eq!(of(1, &row(state, 2)), Verdict::Drop, "an older copy; the current one is behind it");
+            assert_eq!(of(3, &row(state, 2)), Verdict::Keep, "a database that knows less than the queue");
+        }
+    }
+}

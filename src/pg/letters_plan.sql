@@ -1,0 +1,18 @@
+-- What a requeue or a discard would touch, oldest first, with what is known of each letter's key by now.
+select d.tenant, d.id, d.consumer, d.key, d.dead_lettered_at, d.reason, d.detail, d.queue, d.state, d.generation,
+    d.failure_group, d.body_size, d.whole as "whole!", i.status as "key_status?",
+    coalesce(i.fingerprint = d.fingerprint, true) as "same_payload!"
+from oncely.dead_letters as d
+left join oncely.idempotency_keys as i on i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key
+where d.state = any ($10)
+  and ($1::text is null or d.tenant = $1)
+  and ($2::text is null or d.consumer = $2)
+  and ($3::text is null or d.queue = $3)
+  and ($4::text is null or d.reason = $4)
+  and ($5::text is null or d.failure_group = $5)
+  and ($6::text is null or (hashtextextended(d.key, 0) = hashtextextended($6, 0) and d.key = $6))
+  and ($7::timestamptz is null or d.dead_lettered_at >= $7)
+  and ($8::timestamptz is null or d.dead_lettered_at < $8)
+  and ($9::uuid[] is null or d.id = any ($9))
+order by d.dead_lettered_at, d.id
+limit $11

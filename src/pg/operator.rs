@@ -1,0 +1,338 @@
+//! What operators do to dead letters.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::dead_letter::letter;
+use crate::letter::Letter;
+
+/// Which dead letters; `None` means any.
+#[derive(Clone, Debug, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct LetterFilter {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<Uuid>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub states: Option<Vec<String>>,
+    pub limit: i64,
+}
+
+/// A dead letter without the message itself.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct LetterRow {
+    pub tenant: String,
+    pub id: Uuid,
+    pub consumer: String,
+    pub key: String,
+    pub dead_lettered_at: DateTime<Utc>,
+    pub reason: String,
+    pub error_code: Option<String>,
+    pub detail: Option<String>,
+    pub attempt: i32,
+    pub queue: String,
+    pub worker: String,
+    pub trace_id: Option<String>,
+    pub state: String,
+    pub generation: i32,
+    pub times: i32,
+    pub failure_group: String,
+    pub exchange: String,
+    pub routing_key: String,
+    pub body_size: i64,
+    pub whole: bool,
+    pub updated_at: DateTime<Utc>,
+    pub swept_at: Option<DateTime<Utc>>,
+}
+
+/// Dead letters, newest first.
+///
+/// # Errors
+/// When the query fails.
+pub async fn letters(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+) -> Result<Vec<LetterRow>, sqlx::Error> {
+    sqlx::query_file_as!(
+        LetterRow,
+        "src/pg/letters_list.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.queue.as_deref(),
+        filter.reason.as_deref(),
+        filter.group.as_deref(),
+        filter.key.as_deref(),
+        filter.since,
+        filter.until,
+        filter.ids.as_deref() as Option<&[Uuid]>,
+        filter.states.as_deref() as Option<&[String]>,
+        filter.limit
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// What failed alike.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct LetterGroup {
+    pub consumer: String,
+    pub failure_group: String,
+    pub reason: String,
+    pub error_code: Option<String>,
+    pub detail: Option<String>,
+    pub waiting: i64,
+    pub requeueing: i64,
+    pub requeued: i64,
+    pub discarded: i64,
+    pub came_back: i64,
+    pub first_at: DateTime<Utc>,
+    pub last_at: DateTime<Utc>,
+}
+
+/// Dead letters by what failed alike; those that wait most first.
+///
+/// # Errors
+/// When the query fails.
+pub async fn letter_groups(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+) -> Result<Vec<LetterGroup>, sqlx::Error> {
+    sqlx::query_file_as!(
+        LetterGroup,
+        "src/pg/letters_groups.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.queue.as_deref(),
+        filter.reason.as_deref(),
+        filter.group.as_deref(),
+        filter.key.as_deref(),
+        filter.since,
+        filter.until,
+        filter.limit
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// A letter that is to be changed, and what is known of its key.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Planned {
+    pub(crate) tenant: String,
+    pub(crate) id: Uuid,
+    pub(crate) consumer: String,
+    pub(crate) key: String,
+    pub(crate) dead_lettered_at: DateTime<Utc>,
+    pub(crate) reason: String,
+    pub(crate) detail: Option<String>,
+    pub(crate) queue: String,
+    pub(crate) state: String,
+    pub(crate) generation: i32,
+    pub(crate) failure_group: String,
+    pub(crate) body_size: i64,
+    pub(crate) whole: bool,
+    pub(crate) key_status: Option<String>,
+    pub(crate) same_payload: bool,
+}
+
+/// Letters in one of `states`, oldest first.
+pub(crate) async fn plan(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+    states: &[String],
+    limit: i64,
+) -> Result<Vec<Planned>, sqlx::Error> {
+    sqlx::query_file_as!(
+        Planned,
+        "src/pg/letters_plan.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.queue.as_deref(),
+        filter.reason.as_deref(),
+        filter.group.as_deref(),
+        filter.key.as_deref(),
+        filter.since,
+        filter.until,
+        filter.ids.as_deref() as Option<&[Uuid]>,
+        states,
+        limit
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// A letter by its tenant and its id, in one generation.
+pub(crate) type Named = (String, Letter);
+
+fn columns(letters: &[Named]) -> (Vec<String>, Vec<Uuid>, Vec<i32>) {
+    (
+        letters.iter().map(|(tenant, _)| tenant.clone()).collect(),
+        letters.iter().map(|(_, letter)| letter.id).collect(),
+        letters.iter().map(|(_, letter)| i32::try_from(letter.generation).unwrap_or(i32::MAX)).collect(),
+    )
+}
+
+/// Takes letters that are in one of the states `from` to the state `to`; returns those that were.
+pub(crate) async fn change(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    letters: &[Named],
+    from: &[&str],
+    to: &str,
+) -> Result<Vec<Named>, sqlx::Error> {
+    let (tenants, ids, generations) = columns(letters);
+    let from: Vec<String> = from.iter().map(|state| (*state).to_owned()).collect();
+    let rows = sqlx::query_file!("src/pg/letters_change.sql", &tenants, &ids, &generations, &from, to, now)
+        .fetch_all(connection)
+        .await?;
+    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+}
+
+/// Decides, in the caller's transaction, that letters are published again, and makes their keys runnable. Returns those of
+/// which it is decided now.
+pub(crate) async fn begin_requeue(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    letters: &[Named],
+) -> Result<Vec<Named>, sqlx::Error> {
+    let (tenants, ids, _) = columns(letters);
+    sqlx::query_file!("src/pg/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
+    let taken = change(connection, now, letters, &["waiting", "requeueing"], "requeueing").await?;
+    let (tenants, ids, _) = columns(&taken);
+    sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids).execute(connection).await?;
+    Ok(taken)
+}
+
+/// What a person did.
+#[derive(Clone, Debug)]
+pub(crate) struct Action<'a> {
+    /// Empty where it spans tenants.
+    pub(crate) tenant: &'a str,
+    pub(crate) verb: &'a str,
+    /// Of the operating system.
+    pub(crate) user: &'a str,
+    pub(crate) filter: &'a Value,
+    pub(crate) count: i64,
+    pub(crate) reason: Option<&'a str>,
+}
+
+/// Records what a person did, in the caller's transaction.
+pub(crate) async fn record_action(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    action: &Action<'_>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
+         values ($1, $2, $3, concat(session_user, ' (', $4::text, ')'), $5, $6, $7, $8)",
+        action.tenant,
+        Uuid::now_v7(),
+        now,
+        action.user,
+        action.verb,
+        action.filter,
+        action.count,
+        action.reason
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// A message as its letter holds it.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredMessage {
+    pub(crate) tenant: String,
+    pub(crate) id: Uuid,
+    pub(crate) generation: i32,
+    pub(crate) consumer: String,
+    pub(crate) key: String,
+    pub(crate) queue: String,
+    pub(crate) routing_key: String,
+    pub(crate) properties: Option<Value>,
+    pub(crate) headers: Option<Value>,
+    /// `None` where only the queue has it.
+    pub(crate) body: Option<Vec<u8>>,
+}
+
+/// The messages of these letters, as far as they are still of this generation.
+pub(crate) async fn messages(
+    connection: &mut PgConnection,
+    letters: &[Named],
+) -> Result<Vec<StoredMessage>, sqlx::Error> {
+    let (tenants, ids, generations) = columns(letters);
+    sqlx::query_as!(
+        StoredMessage,
+        "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.properties, d.headers, d.body
+         from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
+         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
+         order by d.dead_lettered_at, d.id",
+        &tenants,
+        &ids,
+        &generations
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// What a sweep must know of a letter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Standing {
+    pub(crate) tenant: String,
+    pub(crate) id: Uuid,
+    pub(crate) generation: i32,
+    pub(crate) state: String,
+    pub(crate) consumer: String,
+    pub(crate) key: String,
+    pub(crate) routing_key: String,
+    /// The publisher's user, where he named himself.
+    pub(crate) user_id: Option<String>,
+}
+
+/// How letters stand now; one that is not there is left out.
+pub(crate) async fn standings(
+    connection: &mut PgConnection,
+    letters: &[Named],
+) -> Result<Vec<Standing>, sqlx::Error> {
+    let (tenants, ids, _) = columns(letters);
+    sqlx::query_as!(
+        Standing,
+        "select d.tenant, d.id, d.generation, d.state, d.consumer, d.key, d.routing_key, d.properties ->> 'user_id' as user_id
+         from unnest($1::text[], $2::uuid[]) as l (tenant, id)
+         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id",
+        &tenants,
+        &ids
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Notes that a queue has been gone through since `before`. Returns of how many letters that is news.
+pub(crate) async fn mark_swept(
+    connection: &mut PgConnection,
+    queue: &str,
+    before: DateTime<Utc>,
+    now: DateTime<Utc>,
+) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query_file!("src/pg/letters_swept.sql", queue, before, now).execute(connection).await?;
+    Ok(done.rows_affected())
+}

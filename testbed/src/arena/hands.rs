@@ -1,0 +1,145 @@
+//! What a scripted trial does by hand.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use sqlx::{Connection as _, PgConnection, Row as _};
+
+use super::Arena;
+use crate::checker::{Act, mirror};
+use crate::{Broker, Servers, Urls, eventually_within};
+
+/// Locks that handlers wait for; let go when dropped or [`Gate::open`]ed.
+#[derive(Debug)]
+pub struct Gate(PgConnection);
+
+impl Gate {
+    /// Lets everybody through.
+    pub async fn open(self) -> anyhow::Result<()> {
+        Ok(self.0.close().await?)
+    }
+
+    /// Lets those through that wait for [`Act::Gate`]'s lock, not for [`Act::SecondGate`]'s.
+    pub async fn open_first(&mut self) -> anyhow::Result<()> {
+        sqlx::query("select pg_advisory_unlock($1)").bind(Act::GATE).execute(&mut self.0).await?;
+        Ok(())
+    }
+}
+
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Arena {
+    /// Name of the work queue.
+    #[must_use]
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// Where the servers are.
+    #[must_use]
+    pub fn urls(&self) -> &Urls {
+        self.servers.urls()
+    }
+
+    /// Shuts the gates of [`Act::Gate`] and [`Act::SecondGate`].
+    pub async fn shut_gates(&self) -> anyhow::Result<Gate> {
+        let mut connection = self.connect().await?;
+        sqlx::query("select pg_advisory_lock($1), pg_advisory_lock($1 + 1)")
+            .bind(Act::GATE)
+            .execute(&mut connection)
+            .await?;
+        Ok(Gate(connection))
+    }
+
+    /// Waits until so many sessions wait for a lock, or for another transaction's end.
+    pub async fn until_waiting(&self, wanted: i64) -> anyhow::Result<()> {
+        let query = "select count(distinct pid) from pg_locks where not granted";
+        self.until("sessions that wait", query, wanted).await
+    }
+
+    /// Waits until a query gives this number.
+    pub async fn until(&self, what: &str, query: &'static str, wanted: i64) -> anyhow::Result<()> {
+        eventually_within(PATIENCE, what, || async {
+            let mut connection = self.connect().await?;
+            let found: i64 = sqlx::query(query).fetch_one(&mut connection).await?.get(0);
+            anyhow::ensure!(found == wanted, "{found} instead of {wanted}");
+            anyhow::Ok(())
+        })
+        .await
+    }
+
+    /// Waits until so many runs have taken effect.
+    pub async fn until_effects(&self, wanted: i64) -> anyhow::Result<()> {
+        self.until("effects", "select count(*) from judge.log", wanted).await
+    }
+
+    /// Waits until what has taken effect is in the mirror.
+    pub async fn until_mirrored(&self) -> anyhow::Result<()> {
+        self.until("an empty outbox", "select count(*) from oncely.outbox", 0).await
+    }
+
+    /// Waits until a worker has said something so often.
+    pub async fn until_said(&self, worker: usize, text: &str, times: usize) -> anyhow::Result<()> {
+        let member = self.workers.get(worker).context("no such worker")?;
+        eventually_within(PATIENCE, text, || async {
+            let said = member.process.output().matches(text).count();
+            if said >= times { Ok(()) } else { Err(said) }
+        })
+        .await
+    }
+
+    /// Runs statements of ours.
+    pub async fn sql(&self, statements: &'static str) -> anyhow::Result<()> {
+        let mut connection = self.connect().await?;
+        sqlx::raw_sql(statements).execute(&mut connection).await?;
+        Ok(())
+    }
+
+    /// A client of the broker.
+    pub async fn broker(&self) -> anyhow::Result<Broker> {
+        Broker::connect(&self.servers.urls().rabbitmq).await
+    }
+
+    /// Runs the program `oncely` to its end, with the environment that workers and relays have.
+    pub async fn oncely(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        let urls = self.servers.urls();
+        let output = tokio::process::Command::new(&self.oncely)
+            .args(arguments)
+            .env("ONCELY_CONFIG", self.scratch.path().join("oncely.toml"))
+            .env("DATABASE_URL", self.database.url())
+            .env("AMQP_URL", &urls.rabbitmq)
+            .env("REDIS_URL", &urls.redis)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .output()
+            .await?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "oncely {}: {text}", arguments.join(" "));
+        Ok(())
+    }
+
+    /// What the mirror holds now is of another history: the judge does not look at it.
+    pub async fn forget_mirror(&mut self) -> anyhow::Result<()> {
+        let entries = mirror::entries(&self.servers.urls().redis).await?;
+        self.junk.extend(entries.into_iter().map(|entry| entry.field));
+        Ok(())
+    }
+
+    /// From now on the judge wants every completed key in the mirror.
+    pub fn want_complete_mirror(&mut self) {
+        self.complete_mirror = true;
+    }
+
+    /// Ends the processes, empties Redis, and leaves the servers for another trial.
+    pub async fn leave(mut self) -> anyhow::Result<Servers> {
+        for member in self.workers.iter_mut().chain(&mut self.relays) {
+            member.process.kill()?;
+        }
+        let client = redis::Client::open(self.servers.urls().redis.as_str())?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        redis::cmd("FLUSHALL").query_async::<()>(&mut connection).await?;
+        self.watch = None;
+        self.database.clone().drop_now().await?;
+        Ok(self.servers)
+    }
+}

@@ -1,0 +1,300 @@
+//! For each bug the script that must bring it to light: traffic, faults at their moments, by hand.
+
+use std::time::Duration;
+
+use lapin::options::ExchangeDeleteOptions;
+use sqlx::Connection as _;
+use testbed::checker::{Act, Intent};
+use testbed::faults::{Fault, Kind};
+use testbed::{Arena, Signal, eventually_within};
+
+/// A bug, and how its trial is set up.
+pub(crate) struct Mutant {
+    /// As `PLANT` names it.
+    pub(crate) bug: &'static str,
+    /// How many workers.
+    pub(crate) workers: usize,
+    /// Settings of the consumer.
+    pub(crate) consumer: &'static [(&'static str, &'static str)],
+    /// A step at which processes end, with the bug and without.
+    pub(crate) failpoint: Option<&'static str>,
+    script: Script,
+}
+
+/// What happens.
+#[derive(Clone, Copy)]
+enum Script {
+    KillInHandler,
+    PoisonAmongGood,
+    CopiesAtOnce,
+    CutInHandler,
+    KillBehindFinished,
+    KillRelayInMirror,
+    NoDeadLetterQueue,
+    NoDeadLetterExchange,
+    LateCommit,
+    Restore,
+    LostCommits,
+    CollectPending,
+    LostCommitReply,
+    Killer,
+    OtherPayload,
+    Terminate,
+    Revoke,
+}
+
+const ONE_BY_ONE: &[(&str, &str)] = &[("batch", "1"), ("lanes", "1"), ("prefetch", "10")];
+const TWO_LANES: &[(&str, &str)] = &[("batch", "1"), ("lanes", "2"), ("prefetch", "10")];
+const TRUSTING: &[(&str, &str)] = &[("precheck", "\"trust\"")];
+const ONE_ATTEMPT: &[(&str, &str)] = &[("retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
+
+const fn mutant(bug: &'static str, script: Script) -> Mutant {
+    Mutant { bug, workers: 1, consumer: &[], failpoint: None, script }
+}
+
+/// All bugs that can be planted (`src/plant.rs`).
+pub(crate) const MUTANTS: [Mutant; 18] = [
+    Mutant { consumer: ONE_BY_ONE, ..mutant("ack_before_commit", Script::KillInHandler) },
+    mutant("commit_tag_ignored", Script::PoisonAmongGood),
+    Mutant { workers: 2, consumer: ONE_BY_ONE, ..mutant("check_then_act", Script::CopiesAtOnce) },
+    Mutant { workers: 2, consumer: ONE_BY_ONE, ..mutant("claim_in_one_statement", Script::CopiesAtOnce) },
+    Mutant { consumer: ONE_BY_ONE, ..mutant("ack_on_stale_channel", Script::CutInHandler) },
+    Mutant { consumer: TWO_LANES, ..mutant("ack_over_a_gap", Script::KillBehindFinished) },
+    mutant("relay_deletes_first", Script::KillRelayInMirror),
+    mutant("no_mandatory", Script::NoDeadLetterQueue),
+    Mutant { consumer: TWO_LANES, ..mutant("id_cursor", Script::LateCommit) },
+    Mutant { consumer: TRUSTING, ..mutant("no_epoch", Script::Restore) },
+    mutant("trust_without_durability", Script::LostCommits),
+    mutant("collect_pending", Script::CollectPending),
+    mutant("unknown_commit_is_failure", Script::LostCommitReply),
+    mutant("copy_unconfirmed", Script::NoDeadLetterExchange),
+    Mutant { failpoint: Some("worker.handle.before=key:kill"), ..mutant("never_isolate", Script::Killer) },
+    mutant("conflict_is_duplicate", Script::OtherPayload),
+    Mutant { consumer: ONE_ATTEMPT, ..mutant("outage_spends_attempt", Script::Terminate) },
+    Mutant { consumer: ONE_ATTEMPT, ..mutant("environment_is_poison", Script::Revoke) },
+];
+
+fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
+    (0..count).map(|number| Intent::new("acme", &format!("{name}-{number}"), act, 0)).collect()
+}
+
+/// Plays a script up to the moment from which the work may end by itself.
+pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<()> {
+    for worker in 0..arena.workers.len() {
+        arena.until_said(worker, "subscribed", 1).await?;
+    }
+    match mutant.script {
+        Script::KillInHandler => kill_in_handler(arena).await,
+        Script::PoisonAmongGood => {
+            let mut all = some(10, Act::Work, "good");
+            all.extend(some(1, Act::Divide, "bad"));
+            publish(arena, all).await
+        }
+        Script::CopiesAtOnce => copies_at_once(arena).await,
+        Script::CutInHandler => cut_in_handler(arena).await,
+        Script::KillBehindFinished => kill_behind_finished(arena).await,
+        Script::KillRelayInMirror => kill_relay_in_mirror(arena).await,
+        Script::NoDeadLetterQueue => {
+            arena.broker().await?.delete_queue(&format!("{}.dead", arena.queue())).await?;
+            rejected_without_a_way(arena).await
+        }
+        Script::NoDeadLetterExchange => {
+            let broker = arena.broker().await?;
+            let exchange = format!("{}.dlx", arena.queue());
+            broker
+                .channel()
+                .exchange_delete(exchange.as_str().into(), ExchangeDeleteOptions::default())
+                .await?;
+            rejected_without_a_way(arena).await
+        }
+        Script::LateCommit => late_commit(arena).await,
+        Script::Restore => restore(arena).await,
+        Script::LostCommits => lost_commits(arena).await,
+        Script::CollectPending => collect_pending(arena).await,
+        Script::LostCommitReply => {
+            arena.inject(&Fault::of(Kind::LoseCommitReply)).await?;
+            publish(arena, some(20, Act::Work, "k")).await
+        }
+        Script::Killer => {
+            let mut all = some(10, Act::Work, "good");
+            all.extend(some(1, Act::Kill, "kill"));
+            publish(arena, all).await
+        }
+        Script::OtherPayload => {
+            publish(arena, some(3, Act::Work, "k")).await?;
+            arena.until_effects(3).await?;
+            let other = (0..3).map(|n| Intent::new("acme", &format!("k-{n}"), Act::Work, 1)).collect();
+            publish(arena, other).await
+        }
+        Script::Terminate => {
+            publish(arena, some(20, Act::Slow, "slow")).await?;
+            arena.until("a handler at work", BUSY, 1).await?;
+            arena.fault(&Fault::of(Kind::TerminateBackends)).await
+        }
+        Script::Revoke => {
+            let fault = Fault::of(Kind::RevokeGrant);
+            arena.inject(&fault).await?;
+            publish(arena, some(10, Act::Work, "k")).await?;
+            arena.hold(&fault).await;
+            arena.heal(&fault).await
+        }
+    }
+}
+
+/// A handler sleeps.
+const BUSY: &str = "select least(count(*), 1) from pg_stat_activity where wait_event = 'PgSleep'";
+
+/// Publishes and waits for the confirms.
+async fn publish(arena: &Arena, intents: Vec<Intent>) -> anyhow::Result<()> {
+    arena.publish(intents);
+    eventually_within(Duration::from_secs(20), "all is published", || async {
+        let left = arena.unpublished();
+        if left == 0 { Ok(()) } else { Err(left) }
+    })
+    .await
+}
+
+/// The process dies while a handler is in the middle of its work.
+async fn kill_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
+    let gate = arena.shut_gates().await?;
+    publish(arena, some(3, Act::Gate, "k")).await?;
+    arena.until_waiting(1).await?;
+    arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    gate.open().await
+}
+
+/// Both workers have a copy of each message at the same time.
+async fn copies_at_once(arena: &mut Arena) -> anyhow::Result<()> {
+    for number in 0..8 {
+        let key = format!("k-{number}");
+        let gate = arena.shut_gates().await?;
+        let copy = Intent::new("acme", &key, Act::Gate, 0);
+        publish(arena, vec![copy.clone(), copy]).await?;
+        // One in its handler, the other one behind the first one's claim; or, without claims, both in the handler. Both may
+        // have gone to one worker, one after another: then only one waits.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        gate.open().await?;
+        arena.until("nobody waits", "select count(*) from pg_locks where not granted", 0).await?;
+    }
+    Ok(())
+}
+
+/// The channel goes while a handler works; its successor's deliveries have the same numbers. Then the process dies.
+async fn cut_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(4, Act::Work, "before")).await?;
+    arena.until_effects(4).await?;
+    let mut gate = arena.shut_gates().await?;
+    let mut all = some(1, Act::Gate, "first");
+    all.extend(some(5, Act::SecondGate, "then"));
+    publish(arena, all).await?;
+    arena.until_waiting(1).await?;
+    arena.fault(&Fault::of(Kind::CloseConnections)).await?;
+    arena.until_said(0, "subscribed", 2).await?;
+    gate.open_first().await?;
+    arena.until_effects(5).await?;
+    // The acknowledgement that nobody may send is sent before the lane takes its next batch.
+    arena.until_waiting(1).await?;
+    arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    gate.open().await
+}
+
+/// One lane is in the middle of its work, the other one finishes what came later. Then the process dies.
+async fn kill_behind_finished(arena: &mut Arena) -> anyhow::Result<()> {
+    let gate = arena.shut_gates().await?;
+    publish(arena, some(1, Act::Gate, "first")).await?;
+    arena.until_waiting(1).await?;
+    publish(arena, some(4, Act::Work, "later")).await?;
+    arena.until_effects(4).await?;
+    arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    gate.open().await
+}
+
+/// The relay dies while Redis does not answer.
+async fn kill_relay_in_mirror(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.want_complete_mirror();
+    let frozen = Fault::of(Kind::FreezeRedis);
+    arena.inject(&frozen).await?;
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    // Long enough for a relay to be in the middle of it: it looks every 100 ms.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    arena.fault(&Fault::of(Kind::KillRelay)).await?;
+    arena.heal(&frozen).await
+}
+
+/// Messages are to be dead-lettered, and there is no way; it comes back.
+async fn rejected_without_a_way(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(3, Act::Reject, "k")).await?;
+    arena.until("decided", "select count(*) from oncely.idempotency_keys where status = 'FAILED'", 3).await?;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    arena.oncely(&["topology", "apply"]).await
+}
+
+/// A transaction whose outbox record came first commits last.
+async fn late_commit(arena: &mut Arena) -> anyhow::Result<()> {
+    let mut other = arena.connect().await?;
+    let mut holds = other.begin().await?;
+    sqlx::query("insert into judge.late values (7)").execute(&mut *holds).await?;
+    publish(arena, some(1, Act::Late, "late")).await?;
+    arena.until_waiting(1).await?;
+    publish(arena, some(5, Act::Work, "k")).await?;
+    arena.until_effects(5).await?;
+    arena.until_mirrored().await?;
+    holds.rollback().await?;
+    arena.until_effects(6).await
+}
+
+/// Everything is lost but what Redis remembers.
+const LOSE: &str = "delete from oncely.idempotency_keys; delete from oncely.audit; delete from oncely.outbox;
+    delete from judge.effects; delete from judge.log";
+
+/// The database comes back from a backup that is older than the mirror; then the messages come again.
+async fn restore(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    arena.until_mirrored().await?;
+    arena.forget_mirror().await?;
+    arena.sql("update oncely.cell set history_id = gen_random_uuid()").await?;
+    arena.sql(LOSE).await?;
+    // A worker trusts a history for one second.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    publish(arena, some(10, Act::Work, "k")).await
+}
+
+/// A crash loses commits that were reported, on the same history; then the messages come again.
+async fn lost_commits(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.sql("alter system set synchronous_commit = off").await?;
+    arena.sql("select pg_reload_conf()").await?;
+    // The workers ask every quarter of a second how durable commits are.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    arena.until_mirrored().await?;
+    arena.sql(LOSE).await?;
+    publish(arena, some(10, Act::Work, "k")).await?;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    arena.sql("alter system reset synchronous_commit").await?;
+    arena.sql("select pg_reload_conf()").await
+}
+
+/// Keys are old enough to be collected while their mirror record waits.
+async fn collect_pending(arena: &mut Arena) -> anyhow::Result<()> {
+    for relay in &arena.relays {
+        relay.process.signal(Signal::STOP)?;
+    }
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    arena
+        .sql(
+            "update oncely.idempotency_keys
+             set created_at = created_at - interval '30 days', completed_at = completed_at - interval '30 days';
+             update oncely.outbox
+             set created_at = created_at - interval '30 days', expires_at = expires_at - interval '30 days'",
+        )
+        .await?;
+    arena.oncely(&["gc", "run"]).await?;
+    for relay in &arena.relays {
+        relay.process.signal(Signal::CONT)?;
+    }
+    Ok(())
+}
