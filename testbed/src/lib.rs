@@ -22,6 +22,7 @@ mod rabbitmq;
 mod raw;
 mod redis;
 mod servers;
+mod standby;
 mod wait;
 
 pub use arena::{Arena, ArenaConfig, Gate, Member, Server};

@@ -11,15 +11,15 @@ use crate::files::Scratch;
 use crate::{install, keeper, ports, wait};
 
 /// Debian's `nobody`: PostgreSQL refuses to run as root.
-const NOBODY: u32 = 65_534;
+pub(crate) const NOBODY: u32 = 65_534;
 
 /// A PostgreSQL server of our own, durable as by default, that can be killed and started again.
 #[derive(Debug)]
 pub struct Postgres {
-    scratch: Scratch,
-    port: u16,
-    child: Option<Child>,
-    settings: Vec<String>,
+    pub(crate) scratch: Scratch,
+    pub(crate) port: u16,
+    pub(crate) child: Option<Child>,
+    pub(crate) settings: Vec<String>,
 }
 
 impl Postgres {
@@ -143,7 +143,7 @@ impl Drop for Postgres {
     }
 }
 
-fn as_nobody(command: &mut Command) {
+pub(crate) fn as_nobody(command: &mut Command) {
     if install::is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }

@@ -11,6 +11,7 @@ mod crash_points;
 mod crashes;
 mod data;
 mod failed;
+mod failover;
 mod failures;
 mod garbage;
 mod identities;

@@ -1,0 +1,125 @@
+//! A primary with its log, a standby that has a prefix of it, Redis, relays, and a worker that asks.
+
+use oncely::decide::{KeyRecord, KeyStatus};
+
+/// What a transaction did, in the order of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Written {
+    /// A key took effect, with an outbox record of this number.
+    Key { key: u8, id: u8, epoch: u8 },
+    /// A relay deleted the key's outbox record.
+    Relayed(u8),
+    /// The garbage collection deleted the key.
+    Collected(u8),
+}
+
+/// A key, as the log tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Row {
+    pub done: bool,
+    /// Its outbox record is there.
+    pub pending: bool,
+    pub id: u8,
+    pub epoch: u8,
+    pub effects: u8,
+}
+
+impl Row {
+    pub fn of(log: &[Written], wanted: u8) -> Self {
+        log.iter().fold(Self::default(), |row, written| match *written {
+            Written::Key { key, id, epoch } if key == wanted => {
+                Self { done: true, pending: true, id, epoch, effects: row.effects + 1 }
+            }
+            Written::Relayed(key) if key == wanted => Self { pending: false, ..row },
+            Written::Collected(key) if key == wanted => Self { done: false, ..row },
+            _ => row,
+        })
+    }
+
+    /// As the look-up returns it.
+    pub fn record(self) -> Option<KeyRecord> {
+        self.done.then_some(KeyRecord {
+            status: KeyStatus::Completed,
+            fingerprint: None,
+            attempts: 1,
+            reason: None,
+            last_error: None,
+            response: None,
+        })
+    }
+}
+
+/// A relay with one record at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Relay {
+    Idle,
+    /// Its transaction holds the record.
+    Took {
+        key: u8,
+        epoch: u8,
+    },
+    /// The tag is in Redis, the record is not deleted yet.
+    Wrote {
+        key: u8,
+    },
+    /// The record is deleted, the tag not written: only a relay that does it the wrong way round.
+    Deleted {
+        key: u8,
+        epoch: u8,
+    },
+}
+
+impl Relay {
+    pub fn holds(self, wanted: u8) -> bool {
+        matches!(self, Self::Took { key, .. } | Self::Wrote { key } if key == wanted)
+    }
+}
+
+/// What the database said of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Standing {
+    pub epoch: u8,
+    pub may_lose_commits: bool,
+    pub is_fresh: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// Counts failovers: the epoch of what is written now.
+    pub timeline: u8,
+    pub is_up: bool,
+    pub log: Vec<Written>,
+    /// How much of the log readers see: all but what waits for a synchronous standby.
+    pub visible: usize,
+    /// How much of it the standby has flushed.
+    pub flushed: usize,
+    pub is_standby_connected: bool,
+    /// Transactions that have taken their outbox record's number: key and number.
+    pub open: Vec<(u8, u8)>,
+    pub next_id: u8,
+    /// Past their retention, by key.
+    pub is_past: Vec<bool>,
+    /// Entries: epoch and key. Sorted.
+    pub redis: Vec<(u8, u8)>,
+    pub relays: Vec<Relay>,
+    /// Highest number relayed: only a relay that goes by it.
+    pub cursor: u8,
+    pub standing: Option<Standing>,
+    /// How often each message still comes.
+    pub deliveries: Vec<u8>,
+    pub failovers: u8,
+    pub relay_crashes: u8,
+    pub evictions: u8,
+    /// A message was acknowledged on a hit.
+    pub hit: bool,
+    /// … and its key is not done in the history that goes on.
+    pub false_hit: bool,
+    pub collected_pending: bool,
+    pub deleted_unwritten: bool,
+}
+
+impl State {
+    pub fn row(&self, key: u8) -> Row {
+        Row::of(&self.log[..self.visible], key)
+    }
+}
