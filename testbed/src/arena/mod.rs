@@ -203,12 +203,32 @@ impl Arena {
         Ok(())
     }
 
-    /// Waits until `more` effects are there than `before`, or all is done that was published; notes how long it took.
+    /// Waits, after a fault, until `more` effects are there than `before`; notes how long it took.
     pub async fn recovered(
         &mut self,
         fault: &str,
         before: u64,
         more: u64,
+    ) -> anyhow::Result<Option<Duration>> {
+        self.work_goes_on(fault, |_, effects| effects >= before + more).await
+    }
+
+    /// Waits, after a fault, until all is done that was published; notes how long it took.
+    pub async fn settled(&mut self, fault: &str) -> anyhow::Result<Option<Duration>> {
+        let mut due = None;
+        self.work_goes_on(fault, |arena, effects| {
+            if due.is_none() && arena.unpublished() == 0 {
+                due = Some(arena.sent().due());
+            }
+            due.is_some_and(|due| effects >= due)
+        })
+        .await
+    }
+
+    async fn work_goes_on(
+        &mut self,
+        fault: &str,
+        mut does: impl FnMut(&Self, u64) -> bool,
     ) -> anyhow::Result<Option<Duration>> {
         let start = Instant::now();
         let took = loop {
@@ -216,8 +236,8 @@ impl Arena {
                 break None;
             }
             self.supervise()?;
-            if let Ok(now) = self.effects().await
-                && now >= before + more
+            if let Ok(effects) = self.effects().await
+                && does(self, effects)
             {
                 break Some(start.elapsed());
             }

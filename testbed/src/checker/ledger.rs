@@ -159,6 +159,13 @@ impl Sent {
         self.keys.len()
     }
 
+    /// Keys that must have an effect when all is done.
+    #[must_use]
+    pub fn due(&self) -> u64 {
+        let is_due = |version: &Version| version.class == Class::Confirmed && version.act.reason().is_none();
+        self.keys.values().filter(|versions| versions.iter().any(is_due)).count() as u64
+    }
+
     /// All keys with their payloads.
     pub fn keys(&self) -> impl Iterator<Item = (&Key, &[Version])> {
         self.keys.iter().map(|(key, versions)| (key, versions.as_slice()))

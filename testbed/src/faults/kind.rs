@@ -180,6 +180,38 @@ impl Kind {
         all
     }
 
+    /// Those that have a promise of their own to break: short trials must have them.
+    #[must_use]
+    pub fn core() -> Vec<Self> {
+        use Server::{Postgres, RabbitMq, Redis};
+        vec![
+            Self::KillWorker,
+            Self::KillWorkers,
+            Self::FreezeWorker,
+            Self::TermWorker,
+            Self::KillRelay,
+            Self::KillPostgres,
+            Self::FreezePostgres,
+            Self::TerminateBackends,
+            Self::RevokeGrant,
+            Self::LockTable,
+            Self::KillRabbitMq,
+            Self::FreezeRabbitMq,
+            Self::CloseConnections,
+            Self::MemoryAlarm,
+            Self::KillRedis,
+            Self::FlushRedis,
+            Self::JunkInRedis,
+            Self::Cut(RabbitMq),
+            Self::BlackHole(Postgres),
+            Self::BlackHole(Redis),
+            Self::LoseCommitReply,
+            Self::CutBeforeCommit,
+            Self::LoseAck,
+            Self::LoseConfirm,
+        ]
+    }
+
     /// A name for reports: `kill_worker`, `cut_postgres`.
     #[must_use]
     pub fn name(self) -> String {

@@ -53,6 +53,9 @@ pub(super) async fn serve(client: TcpStream, shared: Arc<Shared>) {
     if ended.is_err() {
         reset(client_reads.as_ref());
         reset(server_reads.as_ref());
+        // Dropped, they would say good-bye first.
+        client_writes.forget();
+        server_writes.forget();
     }
 }
 

@@ -9,6 +9,7 @@ mod schedule;
 mod traffic;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -40,6 +41,9 @@ pub(crate) struct Arguments {
     /// Only these kinds of faults, such as kill_worker
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Take worker and relay from this folder: builds with planted bugs, to see the judge at work
+    #[arg(long)]
+    binaries: Option<PathBuf>,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -56,7 +60,11 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
     anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
     eprintln!("starting PostgreSQL, RabbitMQ, Redis, three workers and two relays");
-    let mut arena = Arena::start(ArenaConfig::new(binaries)).await?;
+    let mut config = ArenaConfig::new(binaries);
+    if let Some(folder) = &arguments.binaries {
+        config.binaries.clone_from(folder);
+    }
+    let mut arena = Arena::start(config).await?;
     let trial = Trial {
         started: Instant::now(),
         slice: (arguments.messages as usize / plan.len()).max(1),
@@ -139,7 +147,7 @@ impl Trial {
             } else {
                 *by_kind.entry(planned.fault.kind.name()).or_insert(0) += 1;
             }
-            self.recover(arena, &name, tail, fresh).await?;
+            self.recover(arena, planned, tail, fresh).await?;
             if number % SAMPLE == SAMPLE - 1 {
                 arena.sample_mirror().await.context("looking at the mirror")?;
             }
@@ -174,18 +182,23 @@ impl Trial {
         Ok(())
     }
 
-    /// Publishes what comes after the fault, and waits until half of it has taken effect: a third of what was unconfirmed
-    /// may never come.
+    /// Publishes what comes after the fault, and waits until all is done, or until half of this has taken effect (a third
+    /// of what was unconfirmed may never come).
     async fn recover(
         &self,
         arena: &mut Arena,
-        name: &str,
+        planned: &Planned,
         tail: Vec<Intent>,
         fresh: u64,
     ) -> anyhow::Result<()> {
+        let name = planned.fault.name();
         let before = arena.effects().await.unwrap_or(0);
         arena.publish(tail);
-        arena.recovered(name, before, (fresh / 2).max(1)).await?;
+        if planned.settle {
+            arena.settled(&name).await?;
+        } else {
+            arena.recovered(&name, before, (fresh / 2).max(1)).await?;
+        }
         Ok(())
     }
 }

@@ -11,31 +11,54 @@ pub(crate) struct Planned {
     /// How much of its slice of the messages is published before it strikes, in per cent.
     pub(crate) at: usize,
     pub(crate) fault: Fault,
+    /// Wait after it until all is done that was published; else the next one strikes what this one has left.
+    pub(crate) settle: bool,
 }
 
-/// `count` faults. Kinds are dealt like cards, so that each comes before any comes again.
+/// `count` faults. Kinds are dealt like cards, so that each comes before any comes again; of two packs in turn, so that
+/// those of [`Kind::core`] come more often.
 pub(crate) fn schedule(seed: u64, count: usize, only: &[String]) -> Vec<Planned> {
     let mut random = Rng::with_seed(seed);
     let wanted = |kind: &Kind| only.is_empty() || only.contains(&kind.name());
     let kinds: Vec<Kind> = Kind::all().into_iter().filter(wanted).collect();
-    let mut deck: Vec<Kind> = Vec::new();
+    let core: Vec<Kind> = Kind::core().into_iter().filter(wanted).collect();
+    let others: Vec<Kind> = kinds.iter().copied().filter(|kind| !core.contains(kind)).collect();
+    let mut packs = [Pack::of(core), Pack::of(others)];
     let mut planned = Vec::with_capacity(count);
     while planned.len() < count {
-        let Some(kind) = deck.pop() else {
-            if kinds.is_empty() {
-                break;
-            }
-            deck.clone_from(&kinds);
-            random.shuffle(&mut deck);
-            continue;
+        let number = planned.len() % 3;
+        // Two of the core, one of the others.
+        let turn = usize::from(number == 2);
+        let Some(kind) = packs[turn].deal(&mut random).or_else(|| packs[1 - turn].deal(&mut random)) else {
+            break;
         };
         let (shortest, longest) = kind.holds();
         let span = u64::try_from((longest - shortest).as_millis()).unwrap_or(0);
         let hold = shortest + Duration::from_millis(random.u64(0..=span));
         let fault = Fault { kind, target: random.usize(0..100_000), hold };
-        planned.push(Planned { at: random.usize(20..=60), fault });
+        planned.push(Planned { at: random.usize(20..=60), fault, settle: random.bool() });
     }
     planned
+}
+
+/// Kinds that are dealt until none is left, then shuffled anew.
+struct Pack {
+    kinds: Vec<Kind>,
+    left: Vec<Kind>,
+}
+
+impl Pack {
+    fn of(kinds: Vec<Kind>) -> Self {
+        Self { kinds, left: Vec::new() }
+    }
+
+    fn deal(&mut self, random: &mut Rng) -> Option<Kind> {
+        if self.left.is_empty() {
+            self.left.clone_from(&self.kinds);
+            random.shuffle(&mut self.left);
+        }
+        self.left.pop()
+    }
 }
 
 #[cfg(test)]
@@ -54,9 +77,19 @@ mod tests {
     }
 
     #[test]
-    fn no_kind_comes_twice_before_each_came_once() {
-        let kinds = Kind::all().len();
-        let first: BTreeSet<Kind> = schedule(7, kinds, &[]).iter().map(|p| p.fault.kind).collect();
-        assert_eq!(first.len(), kinds);
+    fn no_kind_comes_twice_before_each_of_its_pack_came_once() {
+        let planned = schedule(7, 36, &[]);
+        let core: BTreeSet<Kind> = Kind::core().into_iter().collect();
+        let kinds: BTreeSet<Kind> = planned.iter().map(|p| p.fault.kind).collect();
+        assert_eq!(kinds.len(), 36);
+        assert!(core.is_subset(&kinds));
+    }
+
+    #[test]
+    fn named_kinds_are_the_only_ones() {
+        let only = ["kill_worker".to_owned(), "term_relay".to_owned()];
+        let kinds: BTreeSet<String> =
+            schedule(7, 20, &only).iter().map(|planned| planned.fault.kind.name()).collect();
+        assert_eq!(kinds, only.into());
     }
 }

@@ -1,0 +1,325 @@
+//! The judge sees what is wrong, and names it: a judge that finds nothing proves nothing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, PgConnection};
+use testbed::checker::mirror::{Entry, entries, stale};
+use testbed::checker::{Act, Class, Evidence, Intent, Invariant, Key, Letter, Sent, What, digest, judge};
+use testbed::{Database, Servers};
+
+fn key(name: &str) -> Key {
+    ("acme".to_owned(), name.to_owned())
+}
+
+fn intent(name: &str, act: Act, version: u32) -> Intent {
+    Intent::new("acme", name, act, version)
+}
+
+fn letter(intent: &Intent, reason: &str) -> Letter {
+    let key = (intent.tenant.clone(), intent.key.clone());
+    Letter { key, digest: digest(&intent.body), reason: reason.to_owned() }
+}
+
+fn sent(intents: &[(&Intent, Class)]) -> Sent {
+    let mut sent = Sent::default();
+    for (intent, class) in intents {
+        sent.intend(intent);
+        sent.learn(intent, *class);
+    }
+    sent
+}
+
+/// One effect, with everything that belongs to it.
+fn took_effect(evidence: &mut Evidence, intent: &Intent) {
+    let key = key(&intent.key);
+    *evidence.effects.entry(key.clone()).or_default() += 1;
+    evidence.runs.entry(key.clone()).or_default().push((digest(&intent.body), 1, "worker-1".to_owned()));
+    evidence.status.insert(key.clone(), "COMPLETED".to_owned());
+    evidence.completed.insert(key, 1);
+}
+
+fn found(sent: &Sent, evidence: &Evidence) -> BTreeMap<(Invariant, What), u64> {
+    judge(sent, evidence).into_iter().map(|v| ((v.invariant, v.what), v.count)).collect()
+}
+
+/// A trial in which everything went as it should: work, a failure of each kind, a conflict, an unknown confirm.
+fn good() -> (Sent, Evidence) {
+    let mut evidence = Evidence::default();
+    let [a, b] = ["a", "b"].map(|name| intent(name, Act::Work, 0));
+    let (reject, divide, fail) =
+        (intent("r", Act::Reject, 0), intent("d", Act::Divide, 0), intent("f", Act::Fail, 0));
+    let (winner, loser) = (intent("c", Act::Work, 0), intent("c", Act::Work, 1));
+    let unknown = intent("u", Act::Work, 0);
+    let books = sent(&[
+        (&a, Class::Confirmed),
+        (&a, Class::Confirmed),
+        (&b, Class::Confirmed),
+        (&reject, Class::Confirmed),
+        (&divide, Class::Confirmed),
+        (&fail, Class::Confirmed),
+        (&winner, Class::Confirmed),
+        (&loser, Class::Confirmed),
+        (&unknown, Class::Unknown),
+    ]);
+    for one in [&a, &b, &winner] {
+        took_effect(&mut evidence, one);
+    }
+    for (one, reason) in [
+        (&reject, "handler_rejected"),
+        (&divide, "poison"),
+        (&fail, "attempts_exhausted"),
+        (&loser, "key_conflict"),
+    ] {
+        evidence.dead.insert(letter(one, reason));
+    }
+    evidence.recoveries.push(("kill_worker".to_owned(), Some(Duration::from_secs(1))));
+    (books, evidence)
+}
+
+#[test]
+fn a_good_trial_is_good() {
+    let (sent, evidence) = good();
+    assert_eq!(judge(&sent, &evidence), []);
+}
+
+#[test]
+fn an_unknown_confirm_may_have_taken_effect_but_not_twice() {
+    let (sent, mut evidence) = good();
+    took_effect(&mut evidence, &intent("u", Act::Work, 0));
+    assert_eq!(judge(&sent, &evidence), []);
+    took_effect(&mut evidence, &intent("u", Act::Work, 0));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I1, What::Doubled), 1)].into());
+}
+
+#[test]
+fn a_lost_message_is_named_and_one_that_waits_is_not_lost() {
+    let (sent, mut evidence) = good();
+    for books in [&mut evidence.effects, &mut evidence.completed] {
+        books.remove(&key("a"));
+    }
+    evidence.runs.remove(&key("a"));
+    evidence.status.remove(&key("a"));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+    assert!(judge(&sent, &evidence)[0].to_string().contains("acme/a"));
+    evidence.queued.insert(letter(&intent("a", Act::Work, 0), ""));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I11, What::NotDrained), 1)].into());
+}
+
+#[test]
+fn the_other_payload_of_a_conflict_is_lost_where_it_is_nowhere() {
+    let (sent, mut evidence) = good();
+    evidence.dead.remove(&letter(&intent("c", Act::Work, 1), "key_conflict"));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+}
+
+#[test]
+fn a_doubled_effect_is_named_however_it_was_booked() {
+    let (sent, mut evidence) = good();
+    took_effect(&mut evidence, &intent("a", Act::Work, 0));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I1, What::Doubled), 1)].into());
+
+    let (sent, mut evidence) = good();
+    evidence.effects.insert(key("a"), 2);
+    let both = [((Invariant::I1, What::Doubled), 1), ((Invariant::I1, What::Books), 1)];
+    assert_eq!(found(&sent, &evidence), both.into());
+}
+
+#[test]
+fn two_payloads_of_one_key_must_not_both_run() {
+    let (sent, mut evidence) = good();
+    took_effect(&mut evidence, &intent("c", Act::Work, 1));
+    let all = found(&sent, &evidence);
+    assert!(all.contains_key(&(Invariant::I8, What::ConflictRan)), "{all:?}");
+    assert!(all.contains_key(&(Invariant::I3, What::ProcessedAndDead)), "{all:?}");
+}
+
+#[test]
+fn orphans_are_named_whichever_side_is_missing() {
+    let (sent, mut evidence) = good();
+    evidence.status.remove(&key("a"));
+    evidence.completed.remove(&key("a"));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I4, What::OrphanEffect), 1)].into());
+
+    let (sent, mut evidence) = good();
+    evidence.status.insert(key("r"), "COMPLETED".to_owned());
+    evidence.completed.insert(key("r"), 1);
+    assert_eq!(found(&sent, &evidence), [((Invariant::I4, What::OrphanKey), 1)].into());
+
+    let (sent, mut evidence) = good();
+    evidence.completed.insert(key("a"), 2);
+    evidence.completed.insert(key("nobody"), 1);
+    assert_eq!(found(&sent, &evidence), [((Invariant::I4, What::OrphanAudit), 2)].into());
+
+    let (sent, mut evidence) = good();
+    took_effect(&mut evidence, &intent("never sent", Act::Work, 0));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I4, What::OrphanEffect), 1)].into());
+}
+
+#[test]
+fn a_dead_letter_must_be_explained_by_what_was_sent() {
+    for (name, act, reason) in [
+        ("a", Act::Work, "attempts_exhausted"),
+        ("r", Act::Reject, "poison"),
+        ("a", Act::Work, "key_conflict"),
+        ("a", Act::Work, "broker: delivery_limit"),
+        ("never sent", Act::Reject, "handler_rejected"),
+    ] {
+        let (sent, mut evidence) = good();
+        evidence.dead.insert(letter(&intent(name, act, 0), reason));
+        let all = found(&sent, &evidence);
+        assert_eq!(all.get(&(Invariant::I1, What::UnexplainedDeadLetter)), Some(&1), "{name} {reason}");
+    }
+}
+
+#[test]
+fn an_effect_of_what_was_to_fail_or_was_refused_is_named() {
+    let (sent, mut evidence) = good();
+    took_effect(&mut evidence, &intent("r", Act::Reject, 0));
+    assert!(found(&sent, &evidence).contains_key(&(Invariant::I1, What::WrongEffect)));
+
+    let one = intent("x", Act::Work, 0);
+    let mut evidence = Evidence::default();
+    took_effect(&mut evidence, &one);
+    let sent = self::sent(&[(&one, Class::Refused)]);
+    assert_eq!(found(&sent, &evidence), [((Invariant::I1, What::RefusedEffect), 1)].into());
+}
+
+#[test]
+fn what_never_ends_is_named() {
+    let (sent, mut evidence) = good();
+    evidence.outbox = 3;
+    evidence.memory = Some(("worker-1".to_owned(), 2 << 30));
+    evidence.recoveries.push(("cut_redis".to_owned(), None));
+    evidence.recoveries.push(("cut_postgres".to_owned(), Some(Duration::from_secs(31))));
+    let expected = [
+        ((Invariant::I10, What::Outbox), 1),
+        ((Invariant::I10, What::Memory), 1),
+        ((Invariant::I11, What::NotRecovered), 2),
+    ];
+    assert_eq!(found(&sent, &evidence), expected.into());
+}
+
+/// The product's tables, as far as the judge reads them.
+const TABLES: &str = "
+create schema oncely;
+create table oncely.cell (secret bytea not null);
+insert into oncely.cell values ('0123456789abcdef');
+create function oncely.epoch() returns text language sql as $$ select 'epoch-1' $$;
+create table oncely.idempotency_keys (tenant text, consumer text, key text, status text, fingerprint bytea);
+create table oncely.audit (tenant text, consumer text, key text, outcome text);
+create table oncely.outbox (id integer);
+create schema judge;
+create table judge.effects (tenant text, key text, n bigint);
+create table judge.log (tenant text, key text, digest text, attempt integer, application text);
+";
+
+async fn run(connection: &mut PgConnection, statement: &str) {
+    sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(connection).await.unwrap();
+}
+
+#[tokio::test]
+async fn evidence_is_read_from_the_tables() {
+    let servers = Servers::start().await.unwrap();
+    let database = Database::create(&servers.urls().postgres).await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    run(&mut connection, TABLES).await;
+    let one = intent("a", Act::Work, 0);
+    let sent = sent(&[(&one, Class::Confirmed)]);
+    let mut evidence = Evidence::default();
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    assert_eq!(found(&sent, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+
+    run(
+        &mut connection,
+        &format!(
+            "insert into judge.effects values ('acme', 'a', 1);
+             insert into judge.log values ('acme', 'a', '{}', 1, 'worker-1');
+             insert into oncely.idempotency_keys values ('acme', 'faults', 'a', 'COMPLETED', 'f');
+             insert into oncely.audit values ('acme', 'faults', 'a', 'completed')",
+            digest(&one.body)
+        ),
+    )
+    .await;
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    assert_eq!(judge(&sent, &evidence), []);
+
+    // A second effect as a second row, which no constraint stops.
+    run(
+        &mut connection,
+        "insert into judge.effects values ('acme', 'a', 1); insert into oncely.outbox values (1)",
+    )
+    .await;
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    let expected = [
+        ((Invariant::I1, What::Doubled), 1),
+        ((Invariant::I1, What::Books), 1),
+        ((Invariant::I10, What::Outbox), 1),
+    ];
+    assert_eq!(found(&sent, &evidence), expected.into());
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_history() {
+    let servers = Servers::start().await.unwrap();
+    let database = Database::create(&servers.urls().postgres).await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    run(&mut connection, TABLES).await;
+    run(
+        &mut connection,
+        "insert into oncely.idempotency_keys values
+            ('acme', 'faults', 'done', 'COMPLETED', decode('00ff', 'hex')),
+            ('acme', 'faults', 'failed', 'FAILED', decode('00ff', 'hex'))",
+    )
+    .await;
+    // The format, written out once more.
+    let tag = |epoch: &str, key: &str| {
+        let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(
+            "oncely 2026-11-20 mirror tag v1",
+            b"0123456789abcdef",
+        ));
+        for part in [epoch.as_bytes(), b"acme", b"faults", key.as_bytes(), &[0x00, 0xff]] {
+            hasher.update(&(part.len() as u64).to_be_bytes()).update(part);
+        }
+        hasher.finalize().as_bytes()[..16].to_vec()
+    };
+    let entry = |field: Vec<u8>| {
+        let number = u32::from_be_bytes(field[..4].try_into().unwrap()) % 64;
+        Entry { bucket: format!("oncely:1:1800000:64:7:{number:x}"), field }
+    };
+    let good = entry(tag("epoch-1", "done"));
+    let misplaced = Entry { bucket: "oncely:1:1800000:64:7:ffff".to_owned(), ..good.clone() };
+    for wrong in [
+        entry(tag("epoch-1", "failed")),
+        entry(tag("epoch-1", "never heard of")),
+        entry(tag("epoch-0", "done")),
+        entry(b"junk".to_vec()),
+        misplaced,
+    ] {
+        let found = stale(&mut connection, None, vec![good.clone(), wrong.clone()]).await.unwrap();
+        assert_eq!(found, [wrong]);
+    }
+    // And as it comes out of Redis.
+    let client = redis::Client::open(servers.urls().redis.clone()).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let bucket = format!("oncely:1:1:1:{}:0", uuid::Uuid::new_v4());
+    let foreign = Entry { bucket: bucket.clone(), field: b"0123456789abcdef".to_vec() };
+    let _: () =
+        redis::cmd("HSET").arg(&bucket).arg(&foreign.field).arg("").query_async(&mut redis).await.unwrap();
+    assert!(entries(&servers.urls().redis).await.unwrap().contains(&foreign));
+    let _: () = redis::cmd("DEL").arg(&bucket).query_async(&mut redis).await.unwrap();
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[test]
+fn the_publishers_books_keep_the_best_that_is_known_of_a_message() {
+    let one = intent("a", Act::Work, 0);
+    let books = sent(&[(&one, Class::Confirmed), (&one, Class::Unknown), (&one, Class::Refused)]);
+    assert_eq!(books.versions(&key("a"))[0].class, Class::Confirmed);
+    assert_eq!((books.messages, books.unknown, books.refused, books.distinct()), (3, 1, 1, 1));
+    let books = sent(&[(&one, Class::Refused), (&one, Class::Unknown)]);
+    assert_eq!(books.versions(&key("a"))[0].class, Class::Unknown);
+}
