@@ -1,5 +1,8 @@
 //! The proxy's faults, on real sockets and real servers.
 
+// Clippy's exception for tests covers functions marked #[test], not their helpers.
+#![allow(clippy::unwrap_used)]
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -74,6 +77,19 @@ async fn a_black_hole_swallows_nothing_in_the_end() {
     assert!(is_silent(&mut old).await && is_silent(&mut new).await);
     proxy.set(Mode::Pass);
     assert_eq!((old.read_u8().await.unwrap(), new.read_u8().await.unwrap()), (b'b', b'c'));
+}
+
+#[tokio::test]
+async fn a_forgotten_connection_stays_silent_and_new_ones_do_not() {
+    let proxy = plain().await;
+    let mut old = connect(&proxy).await;
+    assert_eq!(ask(&mut old, b"a").await.unwrap(), b"a");
+    proxy.forget();
+    old.write_all(b"b").await.unwrap();
+    assert!(is_silent(&mut old).await);
+    assert_eq!(ask(&mut connect(&proxy).await, b"c").await.unwrap(), b"c");
+    proxy.cut();
+    assert!(old.read_u8().await.is_err());
 }
 
 #[tokio::test]

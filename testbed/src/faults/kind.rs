@@ -93,6 +93,9 @@ pub enum Kind {
     TearUp(Server),
     /// Reset in the middle of a message from the server.
     TearDown(Server),
+    /// Connections stay open and silent until the other side gives them up; new ones are well. Only by name: by design a
+    /// worker believes for minutes in a PostgreSQL that does not answer.
+    Forget(Server),
     /// COMMIT is done, its reply is lost.
     LoseCommitReply,
     /// COMMIT never arrives.
@@ -118,7 +121,7 @@ pub(super) enum Group {
 }
 
 impl Kind {
-    /// All of them.
+    /// All of them, but for [`Kind::Forget`].
     #[must_use]
     pub fn all() -> Vec<Self> {
         use Server::{Postgres, RabbitMq, Redis};

@@ -19,6 +19,7 @@ impl Arena {
             | Kind::Throttle(server)
             | Kind::HalfClose(server)
             | Kind::Refuse(server)
+            | Kind::Forget(server)
             | Kind::TearUp(server)
             | Kind::TearDown(server) => server,
             Kind::LoseCommitReply | Kind::CutBeforeCommit => Server::Postgres,
@@ -41,6 +42,7 @@ impl Arena {
             Kind::Slow(_) => link.set(Mode::Delay(Duration::from_millis(spread(5, 100)))),
             Kind::Throttle(_) => link.set(Mode::Throttle(u32::try_from(spread(5_000, 50_000))?)),
             Kind::HalfClose(_) => link.half_close(),
+            Kind::Forget(_) => link.forget(),
             Kind::Refuse(_) => {
                 link.set(Mode::Refuse);
                 link.cut();
@@ -64,6 +66,10 @@ impl Arena {
 
     pub(super) fn heal_network(&mut self, fault: &Fault) -> anyhow::Result<()> {
         let link = self.struck_link(fault)?;
+        // A silence ends in one of two ways: all arrives late, or nothing does.
+        if matches!(fault.kind, Kind::BlackHole(_)) && fault.target % 2 == 1 {
+            link.cut();
+        }
         link.set(Mode::Pass);
         link.arm(None);
         if matches!(fault.kind, Kind::HalfClose(_)) {

@@ -40,8 +40,8 @@ impl Arena {
 
     pub(super) async fn heal_redis(&mut self, fault: &Fault) -> anyhow::Result<()> {
         match fault.kind {
-            Kind::KillRedis => return self.redis()?.restart().await,
-            Kind::FreezeRedis => return self.signal_redis(Signal::CONT),
+            Kind::KillRedis => self.redis()?.restart().await,
+            Kind::FreezeRedis => self.signal_redis(Signal::CONT),
             Kind::RedisOom => {
                 command(&mut self.redis_connection().await?, &["CONFIG", "SET", "maxmemory", "0"]).await
             }

@@ -89,6 +89,8 @@ struct Shared {
     cut: watch::Sender<u64>,
     /// Counted up: all connections are closed towards the client.
     half_close: watch::Sender<u64>,
+    /// Counted up: all connections stay open, and nothing comes through them any more.
+    forget: watch::Sender<u64>,
     one_shot: Mutex<Option<OneShot>>,
     struck: AtomicU64,
     /// What [`Mode::CutAfter`] still lets through.
@@ -123,6 +125,7 @@ impl Proxy {
             mode: watch::Sender::new(Mode::Pass),
             cut: watch::Sender::new(0),
             half_close: watch::Sender::new(0),
+            forget: watch::Sender::new(0),
             one_shot: Mutex::new(None),
             struck: AtomicU64::new(0),
             budget: AtomicI64::new(0),
@@ -169,6 +172,12 @@ impl Proxy {
     /// Closes all connections towards the client only: it reads the end, and may go on sending.
     pub fn half_close(&self) {
         self.shared.half_close.send_modify(|generation| *generation += 1);
+    }
+
+    /// Nothing ever comes through the connections of now again, and nobody is told: a firewall that lost its state. New ones
+    /// are well.
+    pub fn forget(&self) {
+        self.shared.forget.send_modify(|generation| *generation += 1);
     }
 
     /// Arms a fault for the next frame of its kind; `None` disarms.

@@ -34,10 +34,13 @@ impl<'a> Pump<'a> {
     ) -> Result<(), Cut> {
         let mut mode = self.shared.mode.subscribe();
         let mut half_close = self.shared.half_close.subscribe();
+        let mut forget = self.shared.forget.subscribe();
         let mut buffer = vec![0; 16 * 1024];
         loop {
             let read = tokio::select! {
                 read = reader.read(&mut buffer) => read.map_err(|_| Cut)?,
+                // Until somebody cuts it.
+                _ = forget.changed() => std::future::pending().await,
                 _ = half_close.changed(), if self.direction == Direction::Down => 0,
             };
             if read == 0 {

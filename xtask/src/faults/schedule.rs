@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use testbed::Server;
 use testbed::faults::{Fault, Kind};
 
 /// A fault and its moment.
@@ -20,7 +21,11 @@ pub(crate) struct Planned {
 pub(crate) fn schedule(seed: u64, count: usize, only: &[String]) -> Vec<Planned> {
     let mut random = Rng::with_seed(seed);
     let wanted = |kind: &Kind| only.is_empty() || only.contains(&kind.name());
-    let kinds: Vec<Kind> = Kind::all().into_iter().filter(wanted).collect();
+    let mut kinds: Vec<Kind> = Kind::all().into_iter().filter(wanted).collect();
+    if !only.is_empty() {
+        let silent = [Server::Postgres, Server::RabbitMq, Server::Redis].map(Kind::Forget);
+        kinds.extend(silent.into_iter().filter(wanted));
+    }
     let core: Vec<Kind> = Kind::core().into_iter().filter(wanted).collect();
     let others: Vec<Kind> = kinds.iter().copied().filter(|kind| !core.contains(kind)).collect();
     let mut packs = [Pack::of(core), Pack::of(others)];
