@@ -42,8 +42,9 @@ impl Arena {
         self.stop().await?;
         self.take_dead_letters().await?;
         let url = self.servers.urls().rabbitmq.clone();
+        // The work queue last: what waits for a retry may just be on its way back into it.
         let retries = RUNGS.iter().map(|rung| format!("{}.retry.{rung}", self.queue));
-        for queue in std::iter::once(self.queue.clone()).chain(retries) {
+        for queue in retries.chain(std::iter::once(self.queue.clone())) {
             self.evidence.queued.extend(empty(&url, &queue, Duration::from_secs(1)).await?);
         }
         self.sample_mirror().await

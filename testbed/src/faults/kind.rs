@@ -61,6 +61,9 @@ pub enum Kind {
     DiskAlarm,
     /// The user loses all permissions, and gets them back.
     ClearPermissions,
+    /// The broker takes channels away from consumers that do not settle within two seconds, while the handler's table is
+    /// locked for longer.
+    ConsumerTimeout,
     /// Redis gets SIGKILL: empty afterwards.
     KillRedis,
     /// Redis stands still.
@@ -153,6 +156,7 @@ impl Kind {
             Self::MemoryAlarm,
             Self::DiskAlarm,
             Self::ClearPermissions,
+            Self::ConsumerTimeout,
             Self::KillRedis,
             Self::FreezeRedis,
             Self::FlushRedis,
@@ -250,6 +254,7 @@ impl Kind {
             Self::KillPostgres | Self::KillRabbitMq | Self::KillRedis | Self::StopApp => millis(0, 1_500),
             // Well below lock_timeout, which would be an attempt.
             Self::LockTable | Self::LockKeys => millis(500, 4_000),
+            Self::ConsumerTimeout => millis(4_000, 6_000),
             Self::Slow(_) | Self::Throttle(_) | Self::Refuse(_) | Self::HalfClose(_) => millis(500, 3_000),
             kind if kind.strikes_once() => millis(5_000, 5_000),
             Self::MemoryAlarm
@@ -283,6 +288,13 @@ impl Kind {
         )
     }
 
+    /// May strike while another fault holds: it needs no server to be brought about, nor to be healed. Never together with
+    /// another one of these.
+    #[must_use]
+    pub fn may_join(self) -> bool {
+        matches!(self.group(), Group::Process | Group::Network) && !self.strikes_once()
+    }
+
     pub(super) fn group(self) -> Group {
         match self {
             Self::KillWorker
@@ -311,7 +323,8 @@ impl Kind {
             | Self::CloseConnections
             | Self::MemoryAlarm
             | Self::DiskAlarm
-            | Self::ClearPermissions => Group::RabbitMq,
+            | Self::ClearPermissions
+            | Self::ConsumerTimeout => Group::RabbitMq,
             Self::KillRedis
             | Self::FreezeRedis
             | Self::FlushRedis

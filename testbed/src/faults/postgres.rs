@@ -113,7 +113,7 @@ impl Arena {
     }
 
     /// Holds a lock in the background.
-    fn lock(&self, statement: &'static str, hold: Duration) {
+    pub(super) fn lock(&self, statement: &'static str, hold: Duration) {
         let database = self.database().clone();
         tokio::spawn(async move {
             let until = Instant::now() + hold;

@@ -19,6 +19,11 @@ impl Arena {
                 self.ctl(&["clear_permissions", "guest"]).await?;
                 self.ctl(&["close_all_connections", "no permission"]).await
             }
+            Kind::ConsumerTimeout => {
+                self.consumer_timeout(2_000, 1_000).await?;
+                self.lock("lock table judge.log in exclusive mode", fault.hold);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -31,8 +36,20 @@ impl Arena {
             Kind::MemoryAlarm => self.ctl(&["set_vm_memory_high_watermark", "0.4"]).await,
             Kind::DiskAlarm => self.ctl(&["set_disk_free_limit", "50MB"]).await,
             Kind::ClearPermissions => self.ctl(&["set_permissions", "guest", ".*", ".*", ".*"]).await,
+            // The broker's defaults.
+            Kind::ConsumerTimeout => self.consumer_timeout(1_800_000, 60_000).await,
             _ => Ok(()),
         }
+    }
+
+    /// Both in milliseconds. A channel reads them when it is opened, so all are opened anew.
+    async fn consumer_timeout(&mut self, timeout: u32, tick: u32) -> anyhow::Result<()> {
+        let set = format!(
+            "application:set_env(rabbit, consumer_timeout, {timeout}), \
+             application:set_env(rabbit, channel_tick_interval, {tick})."
+        );
+        self.ctl(&["eval", &set]).await?;
+        self.ctl(&["close_all_connections", "a new timeout"]).await
     }
 
     fn signal_rabbitmq(&mut self, signal: Signal) -> anyhow::Result<()> {

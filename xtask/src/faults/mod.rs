@@ -129,7 +129,7 @@ impl Trial {
                 break;
             }
             let ends = slot.map(|slot| self.started + slot * u32::try_from(number + 1).unwrap_or(u32::MAX));
-            let name = planned.fault.name();
+            let name = planned.name();
             self.bar.set_message(name.clone());
             let after = self.slice * TAIL / 100;
             let mut slice = traffic.take(self.slice.saturating_sub(after));
@@ -140,8 +140,15 @@ impl Trial {
             let before = arena.struck();
             arena.publish(during);
             arena.inject(&planned.fault).await.with_context(|| format!("injecting {name}"))?;
+            if let Some(second) = &planned.second {
+                arena.inject(second).await.with_context(|| format!("injecting {}", second.name()))?;
+            }
             arena.hold(&planned.fault).await;
             arena.heal(&planned.fault).await.with_context(|| format!("healing {name}"))?;
+            if let Some(second) = &planned.second {
+                arena.heal(second).await.with_context(|| format!("healing {}", second.name()))?;
+                *by_kind.entry(second.kind.name()).or_insert(0) += 1;
+            }
             if planned.fault.kind.strikes_once() && arena.struck() == before {
                 missed += 1;
             } else {
@@ -191,7 +198,7 @@ impl Trial {
         tail: Vec<Intent>,
         fresh: u64,
     ) -> anyhow::Result<()> {
-        let name = planned.fault.name();
+        let name = planned.name();
         let before = arena.effects().await.unwrap_or(0);
         arena.publish(tail);
         if planned.settle {

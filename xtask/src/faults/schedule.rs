@@ -12,12 +12,24 @@ pub(crate) struct Planned {
     /// How much of its slice of the messages is published before it strikes, in per cent.
     pub(crate) at: usize,
     pub(crate) fault: Fault,
+    /// Strikes while the first one holds.
+    pub(crate) second: Option<Fault>,
     /// Wait after it until all is done that was published; else the next one strikes what this one has left.
     pub(crate) settle: bool,
 }
 
+impl Planned {
+    /// For reports.
+    pub(crate) fn name(&self) -> String {
+        match &self.second {
+            None => self.fault.name(),
+            Some(second) => format!("{} with {}", self.fault.name(), second.name()),
+        }
+    }
+}
+
 /// `count` faults. Kinds are dealt like cards, so that each comes before any comes again; of two packs in turn, so that
-/// those of [`Kind::core`] come more often.
+/// those of [`Kind::core`] come more often. To one fault in five of a server a second one of a process or the network joins.
 pub(crate) fn schedule(seed: u64, count: usize, only: &[String]) -> Vec<Planned> {
     let mut random = Rng::with_seed(seed);
     let wanted = |kind: &Kind| only.is_empty() || only.contains(&kind.name());
@@ -26,6 +38,7 @@ pub(crate) fn schedule(seed: u64, count: usize, only: &[String]) -> Vec<Planned>
         let silent = [Server::Postgres, Server::RabbitMq, Server::Redis].map(Kind::Forget);
         kinds.extend(silent.into_iter().filter(wanted));
     }
+    let joining: Vec<Kind> = kinds.iter().copied().filter(|kind| kind.may_join()).collect();
     let core: Vec<Kind> = Kind::core().into_iter().filter(wanted).collect();
     let others: Vec<Kind> = kinds.iter().copied().filter(|kind| !core.contains(kind)).collect();
     let mut packs = [Pack::of(core), Pack::of(others)];
@@ -37,13 +50,20 @@ pub(crate) fn schedule(seed: u64, count: usize, only: &[String]) -> Vec<Planned>
         let Some(kind) = packs[turn].deal(&mut random).or_else(|| packs[1 - turn].deal(&mut random)) else {
             break;
         };
-        let (shortest, longest) = kind.holds();
-        let span = u64::try_from((longest - shortest).as_millis()).unwrap_or(0);
-        let hold = shortest + Duration::from_millis(random.u64(0..=span));
-        let fault = Fault { kind, target: random.usize(0..100_000), hold };
-        planned.push(Planned { at: random.usize(20..=60), fault, settle: random.bool() });
+        let fault = fault(kind, &mut random);
+        let joins = random.u8(0..5) == 0 && !fault.kind.may_join();
+        let second = joins.then(|| random.choice(&joining).copied()).flatten();
+        let second = second.map(|kind| self::fault(kind, &mut random));
+        planned.push(Planned { at: random.usize(20..=60), fault, second, settle: random.bool() });
     }
     planned
+}
+
+fn fault(kind: Kind, random: &mut Rng) -> Fault {
+    let (shortest, longest) = kind.holds();
+    let span = u64::try_from((longest - shortest).as_millis()).unwrap_or(0);
+    let hold = shortest + Duration::from_millis(random.u64(0..=span));
+    Fault { kind, target: random.usize(0..100_000), hold }
 }
 
 /// Kinds that are dealt until none is left, then shuffled anew.
@@ -75,7 +95,7 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_faults_again() {
         let of = |seed| -> Vec<String> {
-            schedule(seed, 60, &[]).iter().map(|p| format!("{} {}", p.at, p.fault.name())).collect()
+            schedule(seed, 60, &[]).iter().map(|p| format!("{} {}", p.at, p.name())).collect()
         };
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2));
