@@ -13,6 +13,8 @@ use crate::checker::{What, empty, judge};
 const LIMIT: Duration = Duration::from_secs(150);
 /// Nothing moves for so long: time to look closely.
 const QUIET: Duration = Duration::from_secs(2);
+/// Nothing moves for so long: nothing will, since each fault has ended.
+const STUCK: Duration = Duration::from_secs(45);
 
 impl Arena {
     /// Waits until everything published has ended, stops all processes, and takes what the queues still hold.
@@ -34,7 +36,7 @@ impl Arena {
             if self.unpublished() == 0 && last.1.elapsed() > QUIET && self.is_done().await? {
                 break;
             }
-            if start.elapsed() > limit {
+            if start.elapsed() > limit || last.1.elapsed() > STUCK {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;

@@ -50,6 +50,8 @@ pub struct Arena {
     pub evidence: Evidence,
     /// Processes that ended without being told to, or not as told.
     pub exits: Vec<String>,
+    /// Effects that an earlier fault's wait did not see: they are not waited for again.
+    missing: u64,
     /// Fields that the harness itself has put into the mirror.
     pub(crate) junk: BTreeSet<Vec<u8>>,
     /// Every completed key must be in the mirror at the end.
@@ -123,6 +125,7 @@ impl Arena {
             relays,
             evidence: Evidence::default(),
             exits: Vec::new(),
+            missing: 0,
             junk: BTreeSet::new(),
             complete_mirror: false,
             oncely: config.oncely.clone(),
@@ -216,13 +219,20 @@ impl Arena {
     /// Waits, after a fault, until all is done that was published; notes how long it took.
     pub async fn settled(&mut self, fault: &str) -> anyhow::Result<Option<Duration>> {
         let mut due = None;
-        self.work_goes_on(fault, |arena, effects| {
-            if due.is_none() && arena.unpublished() == 0 {
-                due = Some(arena.sent().due());
-            }
-            due.is_some_and(|due| effects >= due)
-        })
-        .await
+        let mut there = 0;
+        let settled = self
+            .work_goes_on(fault, |arena, effects| {
+                if due.is_none() && arena.unpublished() == 0 {
+                    due = Some(arena.sent().due());
+                }
+                there = effects;
+                due.is_some_and(|due| effects + arena.missing >= due)
+            })
+            .await?;
+        if settled.is_none() {
+            self.missing = due.map_or(self.missing, |due| due.saturating_sub(there));
+        }
+        Ok(settled)
     }
 
     async fn work_goes_on(
