@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
-use crate::pg::{Clock, PgSettings, standing, within};
+use crate::pg::{Clock, History, PgSettings, standing, within};
 
 /// How old an answer may be for a hit to be trusted, counted from before the question was asked.
 pub(crate) const TRUST: Duration = Duration::from_secs(1);
@@ -18,7 +18,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
     pub(crate) epoch: String,
-    /// A standby is connected, or has a slot, that may take over without the latest commits.
+    /// A standby is connected, was connected since this process started, or has a slot, that may take over without the latest
+    /// commits; or a crash may lose some.
     pub(crate) may_lose_commits: bool,
     asked: Instant,
 }
@@ -49,6 +50,7 @@ impl EpochWatch {
         settings: PgSettings,
         application: String,
         clock: Clock,
+        history: History,
         stop: CancellationToken,
     ) -> Self {
         let watch = Self(Arc::new(RwLock::new(first)));
@@ -70,7 +72,10 @@ impl EpochWatch {
                 };
                 match Standing::ask(&mut open, &clock).await {
                     Ok(standing) => {
-                        shared.note(standing);
+                        // A past that has come back to life says nothing about the present.
+                        if history.admits(&standing.epoch) {
+                            shared.note(standing);
+                        }
                         connection = Some(open);
                     }
                     Err(error) => {
@@ -82,7 +87,7 @@ impl EpochWatch {
         watch
     }
 
-    fn note(&self, standing: Standing) {
+    fn note(&self, mut standing: Standing) {
         let mut slot = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(before) = slot.as_ref()
             && before.epoch != standing.epoch
@@ -93,6 +98,8 @@ impl EpochWatch {
                 "the database is on another history: old mirror entries count no more"
             );
         }
+        // A standby that was cut off a moment ago is the one that takes over now.
+        standing.may_lose_commits |= slot.as_ref().is_some_and(|before| before.may_lose_commits);
         *slot = Some(standing);
     }
 

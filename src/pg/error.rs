@@ -8,6 +8,14 @@ use crate::plant::planted;
 #[error("{0}")]
 pub struct Outage(#[source] pub sqlx::Error);
 
+impl Outage {
+    /// Did we stop waiting, rather than hear that the connection is gone?
+    #[must_use]
+    pub fn is_silence(&self) -> bool {
+        matches!(&self.0, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut)
+    }
+}
+
 /// An error of PostgreSQL.
 #[derive(Debug)]
 pub enum PgFault {

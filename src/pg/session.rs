@@ -115,6 +115,8 @@ pub struct Session {
     pub cell: Cell,
     /// The database's clock.
     pub clock: Clock,
+    /// Commits wait for a standby.
+    pub(crate) synchronous: bool,
     /// The server's process behind it.
     pub(crate) backend: Backend,
 }
@@ -134,6 +136,15 @@ impl Session {
     /// When it can't be reached, is a standby, or has no `oncely` schema.
     pub async fn open(settings: &PgSettings, application: &str) -> Result<Self, sqlx::Error> {
         let mut connection = settings.connect(application).await?;
+        let server = sqlx::query!(
+            r#"select pg_is_in_recovery() as "is_standby!", current_setting('synchronous_standby_names') <> '' as "synchronous!""#
+        );
+        let server = within(settings.patience(), server.fetch_one(&mut connection)).await?;
+        if server.is_standby {
+            // As good as away: it takes no writes, and becomes a primary or is replaced by one.
+            let text = "the server is a standby: it takes no writes";
+            return Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text)));
+        }
         let asked = Instant::now();
         let row = sqlx::query!(
             r#"select c.name as "name!", oncely.epoch() as "epoch!", clock_timestamp() as "now!", a.pid as "pid!",
@@ -147,6 +158,7 @@ impl Session {
             connection,
             cell: Cell { name: row.name, epoch: row.epoch },
             clock: Clock::new(row.now, asked),
+            synchronous: server.synchronous,
             backend: Backend { pid: row.pid, started_at: row.started_at },
         })
     }
@@ -157,6 +169,15 @@ impl Session {
             tracing::debug!(error = %error, "closing a PostgreSQL connection failed");
         }
     }
+}
+
+/// Waits until everything that is visible now has reached a synchronous standby. A commit whose wait for the standby was cut short
+/// is visible, and would be lost by a failover all the same; the log is replayed in order, so a commit of our own behind it tells.
+///
+/// An empty transaction would wait for nothing: PostgreSQL waits only for one that has written to its log.
+pub(crate) async fn await_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select pg_logical_emit_message(true, 'oncely', '')::text").fetch_one(connection).await?;
+    Ok(())
 }
 
 /// Ends what a session does at the moment: its statement fails with 57014. For a session of the same role.

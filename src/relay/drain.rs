@@ -1,7 +1,7 @@
 //! One batch of the outbox: take, write to the mirror, delete.
 
 use chrono::{DateTime, Utc};
-use sqlx::Connection as _;
+use sqlx::{Connection as _, PgConnection};
 
 use crate::failpoint::step;
 use crate::mirror::{Mirror, MirrorError, Tag};
@@ -35,6 +35,7 @@ pub(crate) enum DrainError {
 /// are only deleted: kept, they would hold back the garbage collection for ever.
 pub(crate) async fn drain(
     session: &mut Session,
+    witness: Option<&mut PgConnection>,
     mirror: Option<&Mirror>,
     limit: u32,
 ) -> Result<DrainReport, DrainError> {
@@ -67,6 +68,10 @@ pub(crate) async fn drain(
             .map(|bytes| Tag(*bytes))
             .collect();
         if !tags.is_empty() {
+            // Visible is not enough where a standby takes over: an entry must not outlive its row.
+            if let Some(witness) = witness {
+                pg::await_standby(witness).await?;
+            }
             step("relay.mirror.before");
             mirror.write(&tags, now).await?;
             step("relay.mirror.after");

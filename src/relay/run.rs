@@ -10,7 +10,7 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::maintenance;
 use crate::mirror::Mirror;
-use crate::pg::Session;
+use crate::pg::{History, Session};
 use crate::preflight::preflight;
 use crate::shutdown::Stopped;
 
@@ -90,14 +90,15 @@ impl Relay {
 /// Drains the outbox: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
 async fn relay(config: Config, mirror: Option<Mirror>, stop: CancellationToken) {
     let application = format!("oncely relay {}", config.worker.name);
-    let mut session: Option<Session> = None;
+    let mut session: Option<Sessions> = None;
     let mut backoff = Backoff::default();
     let mut idle = Idle::new(config.relay.poll);
     let mut total = DrainReport::default();
     let mut reported = tokio::time::Instant::now();
+    let history = History::default();
     tracing::info!("relaying");
     while !stop.is_cancelled() {
-        let pause = match one(&config, &application, &mut session, mirror.as_ref()).await {
+        let pause = match one(&config, &application, &history, &mut session, mirror.as_ref()).await {
             Ok(report) => {
                 backoff.reset();
                 total.records += report.records;
@@ -125,34 +126,59 @@ async fn relay(config: Config, mirror: Option<Mirror>, stop: CancellationToken) 
     if total.records > 0 {
         tracing::info!(records = total.records, tags = total.tags, "relayed");
     }
-    if let Some(session) = session {
-        session.close().await;
+    if let Some(Sessions { records, witness }) = session {
+        records.close().await;
+        if let Some(witness) = witness {
+            witness.close().await;
+        }
     }
 }
 
 async fn one(
     config: &Config,
     application: &str,
-    session: &mut Option<Session>,
+    history: &History,
+    session: &mut Option<Sessions>,
     mirror: Option<&Mirror>,
 ) -> Result<DrainReport, String> {
     let open = match session {
         Some(open) => open,
         None => {
-            let open =
-                Session::open(&config.postgres, application).await.map_err(|error| error.to_string())?;
-            if open.cell.name != config.cell {
-                return Err(format!("the database is the cell {:?}, not {:?}", open.cell.name, config.cell));
-            }
-            session.insert(open)
+            let records = connect(config, application, history).await?;
+            let witness = match records.synchronous {
+                true => Some(connect(config, application, history).await?),
+                false => None,
+            };
+            session.insert(Sessions { records, witness })
         }
     };
+    let witness = open.witness.as_mut().map(|witness| &mut witness.connection);
     let limit = config.postgres.patience() * 2;
-    match tokio::time::timeout(limit, drain(open, mirror, config.relay.batch)).await {
+    match tokio::time::timeout(limit, drain(&mut open.records, witness, mirror, config.relay.batch)).await {
         Ok(done) => done.map_err(|error| error.to_string()),
         // Its connection is dropped with it, by the caller.
         Err(_) => Err(format!("no answer within {limit:?}")),
     }
+}
+
+/// What a relay asks with.
+struct Sessions {
+    records: Session,
+    /// Where commits wait for a standby: asks whether what the other one sees has reached it.
+    witness: Option<Session>,
+}
+
+async fn connect(config: &Config, application: &str, history: &History) -> Result<Session, String> {
+    let session = Session::open(&config.postgres, application).await.map_err(|error| error.to_string())?;
+    if session.cell.name != config.cell {
+        return Err(format!("the database is the cell {:?}, not {:?}", session.cell.name, config.cell));
+    }
+    if !history.admits(&session.cell.epoch) {
+        return Err(
+            "the database is on an older timeline than before: an old primary has come back".to_owned()
+        );
+    }
+    Ok(session)
 }
 
 /// How long to wait before the next look: not at all behind a full batch, longer and longer behind empty ones.

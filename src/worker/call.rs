@@ -6,7 +6,7 @@ use futures::FutureExt as _;
 use serde_json::Value;
 use sqlx::{Executor as _, PgConnection};
 
-use super::deadline::until_deadline;
+use super::deadline::{Handling, until_deadline};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::fault::{Fault, FaultClass};
@@ -41,7 +41,7 @@ pub(crate) async fn handle(
                     .await
                     .map_err(Stop::of_handler)
             };
-            until_deadline(shared, backend, called)
+            until_deadline(shared, backend, Handling::InServer, called)
                 .await?
                 .into_iter()
                 .map(|answer| match answer {
@@ -62,7 +62,7 @@ pub(crate) async fn handle(
                     let mut context = Context::new(transaction);
                     let called = caught(async { handler.handle_batch(&mut context, incoming).await });
                     let called = async { called.await?.map_err(stop_of) };
-                    let responses = until_deadline(shared, backend, called).await?;
+                    let responses = until_deadline(shared, backend, Handling::InProcess, called).await?;
                     if responses.len() != incoming.len() {
                         return Err(Stop::Failed(wrong_count(responses.len(), incoming.len())));
                     }
@@ -71,7 +71,7 @@ pub(crate) async fn handle(
                 _ => {
                     for message in incoming {
                         let called = async { call_one(run, transaction, message).await?.map_err(stop_of) };
-                        let response = until_deadline(shared, backend, called).await?;
+                        let response = until_deadline(shared, backend, Handling::InProcess, called).await?;
                         results.push(Ok(response));
                     }
                 }
@@ -84,7 +84,7 @@ pub(crate) async fn handle(
             for message in incoming {
                 begin_guard(transaction).await?;
                 let called = async { call_one(run, transaction, message).await?.map_err(stop_of) };
-                match until_deadline(shared, backend, called).await {
+                match until_deadline(shared, backend, Handling::InProcess, called).await {
                     Ok(response) => match end_guard(transaction).await {
                         Ok(()) => results.push(Ok(response)),
                         Err(Stop::Failed(fault)) => {

@@ -1,39 +1,77 @@
-//! A handler that takes too long is told to stop where it works: in PostgreSQL.
+//! Limits: of a handler, which is told to stop where it works, in PostgreSQL; and of PostgreSQL itself, which may have gone
+//! without a word.
 
 use std::time::Duration;
 
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::Backend;
+use crate::pg::{Backend, Outage};
 
 /// How long a handler may take to return after its statement was cancelled.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// Who waits for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handling {
+    /// We for a function in the server, which answers a cancellation at once: no answer means no server.
+    InServer,
+    /// We for a program, which may wait for anything.
+    InProcess,
+}
+
+/// Waits for statements of ours. Longer than the server's own limits means that it is not there any more, or cannot be heard:
+/// the connection is given up.
+pub(crate) async fn in_time<T>(
+    shared: &Shared,
+    step: impl Future<Output = Result<T, Stop>>,
+) -> Result<T, Stop> {
+    let limit = shared.postgres.patience();
+    match tokio::time::timeout(limit, step).await {
+        Ok(done) => done,
+        Err(_) => Err(silent(limit)),
+    }
+}
+
 /// Waits for a handler's call. Past the consumer's deadline PostgreSQL cancels what the handler waits for, and the handler's
 /// failure goes its usual way, on a connection that stays whole. A handler that waits for something else and still does not
-/// return is dropped together with its connection.
+/// return is dropped together with its connection; a server that does not answer even then is an outage, and nobody's failure.
 pub(crate) async fn until_deadline<T>(
     shared: &Shared,
     backend: Backend,
+    handling: Handling,
     call: impl Future<Output = Result<T, Stop>>,
 ) -> Result<T, Stop> {
-    let limit = shared.consumer.deadline;
+    let deadline = shared.consumer.deadline;
+    let patience = shared.postgres.patience();
     let mut call = std::pin::pin!(call);
-    if let Ok(done) = tokio::time::timeout(limit, call.as_mut()).await {
+    // A function is one statement, so the server ends it at its own limit.
+    if handling == Handling::InServer && patience < deadline {
+        return match tokio::time::timeout(patience, call).await {
+            Ok(done) => done,
+            Err(_) => Err(silent(patience)),
+        };
+    }
+    if let Ok(done) = tokio::time::timeout(deadline, call.as_mut()).await {
         return done;
     }
     let consumer = &shared.consumer.name;
-    tracing::warn!(%consumer, ?limit, "a handler is past its deadline: its statement is cancelled");
+    tracing::warn!(%consumer, ?deadline, "a handler is past its deadline: its statement is cancelled");
     shared.cancel(backend).await;
     let late =
-        || Fault::new(FaultClass::Transient, None, format!("the handler was not done within {limit:?}"));
+        || Fault::new(FaultClass::Transient, None, format!("the handler was not done within {deadline:?}"));
     match tokio::time::timeout(GRACE, call).await {
         Ok(Err(Stop::Failed(_))) => Err(Stop::Failed(late())),
         Ok(other) => other,
+        Err(_) if handling == Handling::InServer => Err(silent(deadline + GRACE)),
         Err(_) => {
             tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");
             Err(Stop::Tainted(late()))
         }
     }
+}
+
+fn silent(limit: Duration) -> Stop {
+    let text = format!("no answer within {limit:?}");
+    Stop::Outage(Outage(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))))
 }

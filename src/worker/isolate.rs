@@ -1,9 +1,10 @@
 //! Redelivered messages, told apart by what they may have done: one of them may have killed the process that had it.
 
-use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
+
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
 use super::prepare::Candidate;
-use super::shared::Shared;
 use crate::decide::{KeyDecision, KeyRecord, OnConflict, Suspicion, decide, suspicion};
 
 /// Who else is at work in the process while a transaction runs.
@@ -85,17 +86,19 @@ pub(crate) fn tell_apart(
     parts
 }
 
-/// The right to run a transaction now: shared by all lanes of the process, or one lane's alone.
-pub(crate) enum Turn<'a> {
-    Shared(#[expect(dead_code, reason = "held")] RwLockReadGuard<'a, ()>),
-    Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'a, ()>),
+/// The right to run transactions now: shared by all lanes of the process, or one lane's alone. Held from a message's mark to its
+/// outcome, so that nothing that is marked stands by while another one may kill the process.
+pub(crate) enum Turn {
+    Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
+    Alone(#[expect(dead_code, reason = "held")] OwnedRwLockWriteGuard<()>),
 }
 
-impl<'a> Turn<'a> {
-    pub(crate) async fn take(shared: &'a Shared, company: Company) -> Self {
+impl Turn {
+    pub(crate) async fn take(turns: &Arc<RwLock<()>>, company: Company) -> Self {
+        let turns = Arc::clone(turns);
         match company {
-            Company::Nobody => Self::Alone(shared.turns.write().await),
-            Company::Any | Company::Suspects => Self::Shared(shared.turns.read().await),
+            Company::Nobody => Self::Alone(turns.write_owned().await),
+            Company::Any | Company::Suspects => Self::Shared(turns.read_owned().await),
         }
     }
 }

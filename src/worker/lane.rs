@@ -1,11 +1,11 @@
 //! A lane takes batches, one after another, through its own connection to PostgreSQL.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc};
 
 use super::call::Pass;
+use super::deadline::in_time;
 use super::isolate::{Company, Part, Parts, Turn, has_suspects, tell_apart};
 use super::marks::Marks;
 use super::portion::portions;
@@ -30,25 +30,6 @@ use crate::plant::planted;
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
 const SUBTRANSACTIONS: usize = 64;
 
-/// Longest time for one transaction on a connection that may have died without a word, unless two statements may take
-/// longer. Well below RabbitMQ's consumer timeout of 30 minutes.
-const DEADLINE: Duration = Duration::from_secs(300);
-
-/// Waits for a transaction up to the deadline; then its connection is given up with it.
-async fn in_time<T>(shared: &Shared, transaction: impl Future<Output = Result<T, Stop>>) -> Result<T, Stop> {
-    let longest = shared.postgres.patience().max(shared.consumer.deadline);
-    let deadline = DEADLINE.max(longest * 2);
-    match tokio::time::timeout(deadline, transaction).await {
-        Ok(done) => done,
-        // The future was dropped half-way: its connection is not used again.
-        Err(_) => Err(Stop::Tainted(Fault::new(
-            FaultClass::Transient,
-            None,
-            format!("not done within {deadline:?}"),
-        ))),
-    }
-}
-
 /// Deliveries on their way to the lanes, taken by one lane at a time.
 pub(crate) type Intake = Arc<Mutex<mpsc::Receiver<Delivery>>>;
 
@@ -64,6 +45,7 @@ pub(crate) struct Lane {
     /// The channels that the batch at hand came on.
     epochs: Vec<Arc<Epoch>>,
     marks: Marks,
+    turn: Option<Turn>,
 }
 
 impl Lane {
@@ -74,6 +56,7 @@ impl Lane {
             backoff: Backoff::default(),
             epochs: Vec::new(),
             marks: Marks::default(),
+            turn: None,
         }
     }
 
@@ -101,6 +84,7 @@ impl Lane {
                 if self.batch(batch).await.is_err() {
                     // The process lives: whatever was at work has killed nobody.
                     self.marks.take_back(&self.shared, &mut self.session).await;
+                    self.turn = None;
                     tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
                 }
             }
@@ -261,6 +245,7 @@ impl Lane {
         let outcomes = self.pass_after_pass(company, work).await?;
         // Each has an outcome now, and the rows say so.
         self.marks.reported();
+        self.turn = None;
         Ok(outcomes)
     }
 
@@ -309,8 +294,9 @@ impl Lane {
         loop {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
-            // Held for one transaction, never over a pause: one consumer that waits must not stop the others.
-            let turn = Turn::take(&shared, company).await;
+            if self.turn.is_none() {
+                self.turn = Some(Turn::take(&shared.turns, company).await);
+            }
             let stop = match self.once(&shared, company, pass, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
@@ -318,22 +304,22 @@ impl Lane {
                 }
                 Err(stop) => stop,
             };
-            drop(turn);
             match stop {
                 Stop::Outage(outage) if planted("outage_spends_attempt") => {
                     self.session = None;
-                    return Ok(Err(Fault::new(FaultClass::Transient, None, outage.to_string())));
+                    let fault = Fault::new(FaultClass::Transient, None, outage.to_string());
+                    let mut outcomes = Vec::with_capacity(work.len());
+                    for &one in work {
+                        outcomes.push(self.failed(one, &fault).await?);
+                    }
+                    return Ok(Ok(outcomes));
                 }
                 Stop::Failed(fault) => return Ok(Err(fault)),
                 Stop::Tainted(fault) => {
                     self.give_up_session().await;
                     return Ok(Err(fault));
                 }
-                other => {
-                    // Waiting kills nobody, however long it takes and whoever ends the process meanwhile.
-                    self.marks.take_back(&self.shared, &mut self.session).await;
-                    self.wait_out(other).await?;
-                }
+                other => self.wait_out(other).await?,
             }
         }
     }
@@ -348,10 +334,15 @@ impl Lane {
         let Some(session) = self.session.as_mut() else {
             return Err(Stop::NotNow(Fault::new(FaultClass::Transient, None, "no session")));
         };
+        if !shared.history.admits(&session.cell.epoch) {
+            self.session = None;
+            let text = "the database has a newer history than this connection";
+            return Err(Stop::NotNow(Fault::new(FaultClass::Environment, None, text)));
+        }
         if company != Company::Any {
             self.marks.mark(shared, session, work).await?;
         }
-        in_time(shared, transact(shared, session, pass, work)).await
+        transact(shared, session, pass, work).await
     }
 
     /// Closes a session that nobody knows the state of, at both ends: its transaction and its locks must not linger.
@@ -403,7 +394,11 @@ impl Lane {
         shared.counters.outage();
         match stop {
             Stop::Outage(outage) => {
-                self.session = None;
+                match outage.is_silence() {
+                    // Perhaps only this connection is dead: its other end must not hold its locks.
+                    true => self.give_up_session().await,
+                    false => self.session = None,
+                }
                 tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
             }
             Stop::NotNow(fault) | Stop::Failed(fault) => {
@@ -414,10 +409,14 @@ impl Lane {
                 tracing::error!(%consumer, error = %fault, "a connection to PostgreSQL is given up");
             }
         }
+        // Waiting kills nobody, however long it takes and whoever ends the process meanwhile.
+        self.marks.take_back(&shared, &mut self.session).await;
         self.pause().await
     }
 
     async fn pause(&mut self) -> Result<(), Abandoned> {
+        // Never held over a pause: one consumer that waits must not stop the others.
+        self.turn = None;
         let pause = self.backoff.next();
         tokio::select! {
             () = self.shared.stop.cancelled() => return Err(Abandoned),

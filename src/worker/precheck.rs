@@ -48,8 +48,17 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
         Some(session) => session,
         None => slot.insert(shared.open_session().await.ok()?),
     };
-    let asked = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
-    let Ok(records) = pg::within(shared.postgres.patience(), asked).await else {
+    let patience = shared.postgres.patience();
+    let synchronous = session.synchronous;
+    let answer = async {
+        let asked = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
+        let records = pg::within(patience, asked).await?;
+        if synchronous {
+            pg::within(patience, pg::await_standby(&mut session.connection)).await?;
+        }
+        Ok::<_, sqlx::Error>(records)
+    };
+    let Ok(records) = answer.await else {
         *slot = None;
         return None;
     };

@@ -17,7 +17,7 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run};
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
-use crate::pg::{Session, secret};
+use crate::pg::{History, Session, secret};
 use crate::preflight::preflight;
 use crate::seal::SealKey;
 use crate::shutdown::Stopped;
@@ -171,13 +171,17 @@ impl Worker {
         let seal_key = SealKey::derive(&cell_secret);
         let clock = session.clock.clone();
         let first = Standing::ask(&mut session.connection, &clock).await.ok();
+        let session_epoch = session.cell.epoch.clone();
         session.close().await;
 
+        let history = History::default();
+        history.admits(&session_epoch);
         let watch = EpochWatch::start(
             first,
             config.postgres.clone(),
             format!("oncely worker {} epoch", config.worker.name),
             clock.clone(),
+            history.clone(),
             stop.clone(),
         );
         let publisher = Arc::new(Publisher::new(
@@ -219,6 +223,7 @@ impl Worker {
                 postgres: config.postgres.clone(),
                 rabbitmq: config.rabbitmq.clone(),
                 clock: clock.clone(),
+                history: history.clone(),
                 precheck,
                 tag_key: tag_key.clone(),
                 seal_key: seal_key.clone(),

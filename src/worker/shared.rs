@@ -11,7 +11,7 @@ use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
-use crate::pg::{self, Backend, Clock, PgSettings, Session};
+use crate::pg::{self, Backend, Clock, History, PgSettings, Session};
 use crate::seal::SealKey;
 
 /// A consumer at work.
@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) postgres: PgSettings,
     pub(crate) rabbitmq: RabbitSettings,
     pub(crate) clock: Clock,
+    /// Of the whole process.
+    pub(crate) history: History,
     pub(crate) precheck: Option<Precheck>,
     pub(crate) tag_key: TagKey,
     pub(crate) seal_key: SealKey,
@@ -54,6 +56,11 @@ pub(crate) enum NoSession {
     Postgres(#[from] sqlx::Error),
     #[error("the database is the cell {found:?}, not {expected:?}: nothing is done there")]
     OtherCell { expected: String, found: String },
+    #[error(
+        "the database is on an older timeline than it was before ({0}): an old primary has come back; nothing is done there \
+         (where it was restored on purpose, restart this process)"
+    )]
+    OldTimeline(String),
 }
 
 impl Shared {
@@ -64,6 +71,11 @@ impl Shared {
             let found = session.cell.name.clone();
             session.close().await;
             return Err(NoSession::OtherCell { expected: self.cell.clone(), found });
+        }
+        if !self.history.admits(&session.cell.epoch) {
+            let epoch = session.cell.epoch.clone();
+            session.close().await;
+            return Err(NoSession::OldTimeline(epoch));
         }
         session.clock = self.clock.clone();
         Ok(session)

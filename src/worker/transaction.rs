@@ -6,6 +6,7 @@ use sqlx::Connection as _;
 
 use super::call::{Pass, handle};
 use super::claim::{CLAIM_ROUNDS, Claim, claim, too_quick};
+use super::deadline::in_time;
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
 use super::record::{audit_records, failure, record, refusal_record};
@@ -33,9 +34,11 @@ pub(crate) async fn transact(
     let epoch = session.cell.epoch.clone();
     let backend = session.backend;
     step("worker.begin.before");
-    let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    let synchronous = session.synchronous;
+    let begun = in_time(shared, async { session.connection.begin().await.map_err(Stop::of_ours) });
+    let mut transaction = begun.await?;
     step("worker.begin.after");
-    let claims = claim(shared, &mut transaction, now, candidates).await?;
+    let claims = in_time(shared, claim(shared, &mut transaction, now, candidates)).await?;
     let running: Vec<(usize, u32)> = claims
         .iter()
         .enumerate()
@@ -88,10 +91,18 @@ pub(crate) async fn transact(
         let late = pg::claim(&mut transaction, &shared.consumer.name, now, &all).await;
         late.map_err(Stop::of_ours)?;
     }
-    record(shared, &mut transaction, now, started, &epoch, candidates, &mut outcomes).await?;
+    let recorded = async {
+        record(shared, &mut transaction, now, started, &epoch, candidates, &mut outcomes).await?;
+        // Where a standby may take over, what was found done must have reached it before it is acknowledged.
+        if synchronous && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
+            pg::await_standby(&mut transaction).await.map_err(Stop::of_ours)?;
+        }
+        Ok(())
+    };
+    in_time(shared, recorded).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     step("worker.commit.before");
-    match transaction.commit().await {
+    match pg::within(shared.postgres.patience(), transaction.commit()).await {
         Err(error) if planted("unknown_commit_is_failure") => {
             let rejection = Rejection::new(Reason::AttemptsExhausted, error.to_string());
             return Ok(vec![Outcome::refused(rejection); candidates.len()]);

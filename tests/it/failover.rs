@@ -101,3 +101,122 @@ async fn commits_lost_by_a_failover_run_again_although_redis_knows_them_in_verif
 async fn commits_lost_by_a_failover_run_again_although_redis_knows_them_in_trust() {
     lost_commits_run_again("trust").await;
 }
+
+/// A world on a primary of its own, with a standby.
+async fn with_standby() -> (World, Postgres, Postgres) {
+    let primary = Postgres::start(&[]).await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.postgres = primary.url();
+    let mut world = World::on(urls).await;
+    world.configure("[postgres]\nstatement_timeout = \"2s\"\nlock_timeout = \"1s\"");
+    let standby = primary.standby().await.unwrap();
+    (world, primary, standby)
+}
+
+#[tokio::test]
+async fn auto_does_not_trust_a_primary_whose_standby_was_cut_off() {
+    let (mut world, primary, standby) = with_standby().await;
+    let redis = Redis::start().await.unwrap();
+    world.with_redis(&redis.url(), "precheck = \"auto\"");
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    publish(&world, &numbered("before", 1)).await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    primary.wait_for_standby().await.unwrap();
+    standby.cut_off().await.unwrap();
+    world.wait_for("select count(*) from pg_stat_replication", 0).await;
+    publish(&world, &numbered("k", 1)).await;
+    world.wait_for("select count(*) from app.effects", 2).await;
+    world.wait_for(OUTBOX, 0).await;
+    // As the standby will have it when it takes over, before anybody knows that it did.
+    sqlx::raw_sql(
+        "delete from app.effects where key = 'k0'; delete from oncely.idempotency_keys where key = 'k0'",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    publish(&world, &numbered("k", 1)).await;
+    world.wait_for("select count(*) from app.effects where key = 'k0'", 1).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn a_commit_that_never_reached_the_synchronous_standby_is_not_acknowledged() {
+    let (mut world, mut primary, mut standby) = with_standby().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    sqlx::query("alter system set synchronous_standby_names = '*'").execute(&mut world.sql).await.unwrap();
+    sqlx::query("select pg_reload_conf()").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from pg_stat_replication where sync_state = 'sync'", 1).await;
+    let worker = world.start("worker");
+    publish(&world, &numbered("before", 1)).await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    standby.cut_off().await.unwrap();
+    publish(&world, &numbered("k", 1)).await;
+    let waiting =
+        "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()";
+    world.wait_for(waiting, 1).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1, "not visible while it waits");
+    // Its wait is cut short: the row is visible, and nowhere but here.
+    let cut = "select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()";
+    sqlx::query(cut).execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 2).await;
+    // The worker finds it done, and must ask the standby before it believes that.
+    world.wait_for(waiting, 1).await;
+    primary.kill().unwrap();
+    standby.take_port_of(&primary).await.unwrap();
+    standby.promote().await.unwrap();
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(*) from app.effects where key = 'k0'", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 2);
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_while_there_is_only_a_standby_waits_for_its_promotion() {
+    let (mut world, mut primary, mut standby) = with_standby().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    primary.wait_for_standby().await.unwrap();
+    primary.kill().unwrap();
+    standby.take_port_of(&primary).await.unwrap();
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.wait_for_line(&worker, "the server is a standby").await;
+    world.wait_for_line(&relay, "the server is a standby").await;
+    publish(&world, &numbered("k", 1)).await;
+    standby.promote().await.unwrap();
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn nothing_is_written_to_an_old_primary_that_comes_back_to_life() {
+    let (mut world, mut primary, mut standby) = with_standby().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    primary.wait_for_standby().await.unwrap();
+    let worker = world.start("worker");
+    primary.kill().unwrap();
+    standby.take_port_of(&primary).await.unwrap();
+    standby.promote().await.unwrap();
+    publish(&world, &numbered("k", 1)).await;
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+
+    standby.kill().unwrap();
+    primary.restart().await.unwrap();
+    publish(&world, &numbered("m", 1)).await;
+    world.wait_for_line(&worker, "the database is on an older timeline").await;
+    world.sql = world.database.connect().await.unwrap();
+    assert_eq!(world.count("select count(*) from app.effects").await, 0, "nobody reads this past");
+    primary.kill().unwrap();
+    standby.restart().await.unwrap();
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(*) from app.effects", 2).await;
+    world.stop(worker).await;
+}

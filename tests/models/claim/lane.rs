@@ -1,7 +1,7 @@
 //! What a lane does with a batch.
 
 use oncely::decide::KeyDecision;
-use oncely::decide::leaders;
+use oncely::decide::{Suspicion, leaders, suspicion};
 use oncely::fault::FaultClass;
 use oncely::identity::Identity;
 use oncely::outcome::Disposition;
@@ -25,7 +25,12 @@ impl Claims {
                 Isolation::Never => normal.push(delivery),
                 _ if !(delivery.redelivered && open) => normal.push(delivery),
                 Isolation::GroupAlways => group.push(delivery),
-                Isolation::GroupThenAlone | Isolation::AloneInItsLane if crashes == 0 => group.push(delivery),
+                // As production decides; who is given up is found out when it would be marked.
+                Isolation::GroupThenAlone | Isolation::AloneInItsLane
+                    if suspicion(crashes.into(), MAX_CRASHES.into()) == Suspicion::Group =>
+                {
+                    group.push(delivery);
+                }
                 _ => alone.push(delivery),
             }
         }
@@ -75,7 +80,7 @@ impl Claims {
                 // In a short transaction of its own.
                 let message = *self.message(item);
                 let row = &mut state.rows[usize::from(message.key)];
-                if row.crashes >= MAX_CRASHES {
+                if suspicion(row.crashes.into(), MAX_CRASHES.into()) == Suspicion::GiveUp {
                     fates[index] = Some(Fate::Dead { attempt, why: Why::Crash });
                     continue;
                 }

@@ -9,7 +9,7 @@ use oncely::outcome::Disposition;
 use oncely::retry::RetryPolicy;
 use oncely::settlement::Settlement;
 
-use super::policy::{Flaw, Isolation};
+use super::policy::{Flaw, Isolation, MAX_CRASHES};
 use super::world::{
     Delivery, Fate, Faults, Lane, Phase, Process, Published, Queued, Row, State, Status, Why, print,
 };
@@ -76,6 +76,7 @@ impl Claims {
         let retry = RetryPolicy {
             delays: vec![std::time::Duration::from_secs(1)],
             max_attempts: self.max_attempts.into(),
+            max_crashes: MAX_CRASHES.into(),
         };
         match after_failure(&Fault::new(class, None, "model"), attempt.into(), &retry) {
             FailureDecision::Retry(_) => Fate::Retried { attempt },

@@ -88,6 +88,7 @@ impl Row {
             status,
             fingerprint: Some(print(self.payload)),
             attempts: self.attempts.into(),
+            crash_attempts: self.crashes.into(),
             reason: None,
             last_error: None,
             response: None,
@@ -131,6 +132,7 @@ impl Fate {
                 attempt: attempt.into(),
                 rejection: Rejection::new(Reason::Poison, ""),
                 code: None,
+                letter: None,
             },
         }
     }

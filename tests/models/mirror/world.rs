@@ -42,6 +42,7 @@ impl Row {
             status: KeyStatus::Completed,
             fingerprint: None,
             attempts: 1,
+            crash_attempts: 0,
             reason: None,
             last_error: None,
             response: None,
