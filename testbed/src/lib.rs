@@ -6,6 +6,7 @@
 //! that what it counts is independent of what it checks.
 
 mod broker;
+mod corpus;
 mod database;
 mod files;
 mod install;
@@ -21,13 +22,14 @@ mod servers;
 mod wait;
 
 pub use broker::Broker;
+pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;
 pub use files::Scratch;
 pub use ledger::{Ledger, Verdict};
 pub use postgres::Postgres;
 pub use process::Process;
 pub use rabbitmq::RabbitMq;
-pub use raw::{RawProperties, publish_raw};
+pub use raw::{RawConnection, RawMessage, RawProperties, RawValue, Refusal};
 pub use redis::Redis;
 pub use rustix::process::Signal;
 pub use servers::{Servers, Urls};

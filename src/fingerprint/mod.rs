@@ -1,10 +1,10 @@
 //! What makes two payloads the same.
 
-use std::collections::BTreeMap;
+mod json;
 
-use serde_json::Value;
-use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
+
+use json::Json;
 
 /// SHA-256 of what the consumer compares. By default the exact body, so that SQL can recompute it: `sha256(body)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +26,12 @@ pub enum FingerprintPolicy {
     None,
 }
 
+/// What a hash that looks into the body begins with, so that no body that is not JSON is taken for one that is.
+const JSON: u8 = 1;
+const BYTES: u8 = 0;
+/// Where a pointer finds nothing.
+const ABSENT: u8 = b'-';
+
 impl FingerprintPolicy {
     /// The fingerprint of a body, or `None` where nothing is compared.
     #[must_use]
@@ -34,71 +40,34 @@ impl FingerprintPolicy {
         match self {
             Self::None => return None,
             Self::Body => hash.update(body),
-            Self::CanonicalJson => match serde_json::from_slice::<&RawValue>(body).ok().and_then(canonical) {
-                Some(json) => hash.update(json),
-                None => hash.update(body),
+            Self::CanonicalJson => match Json::parse(body) {
+                Some(json) => {
+                    hash.update([JSON]);
+                    json.add_to(&mut hash);
+                }
+                None => bytes(&mut hash, body),
             },
-            Self::JsonPointers(pointers) => match serde_json::from_slice::<&RawValue>(body) {
-                Ok(json) => {
+            Self::JsonPointers(pointers) => match Json::parse(body) {
+                Some(json) => {
+                    hash.update([JSON]);
                     for pointer in pointers {
-                        // An absent value differs from null; the lengths keep neighbours apart.
-                        match at(json, pointer).and_then(canonical) {
-                            Some(text) => {
-                                hash.update((text.len() as u64 + 1).to_be_bytes());
-                                hash.update(text);
-                            }
-                            None => hash.update(0_u64.to_be_bytes()),
+                        // An absent value differs from null.
+                        match json.at(pointer) {
+                            Some(value) => value.add_to(&mut hash),
+                            None => hash.update([ABSENT]),
                         }
                     }
                 }
-                Err(_) => hash.update(body),
+                None => bytes(&mut hash, body),
             },
         }
         Some(Fingerprint(hash.finalize().into()))
     }
 }
 
-/// JSON with sorted fields and no white space. Numbers stay as they were written: read as floating point, two different
-/// amounts could become one.
-fn canonical(value: &RawValue) -> Option<String> {
-    let text = value.get();
-    Some(match text.as_bytes().first()? {
-        b'{' => {
-            // Of several fields of one name the last one counts, as in PostgreSQL's jsonb.
-            let fields: BTreeMap<String, &RawValue> = serde_json::from_str(text).ok()?;
-            let fields: Option<Vec<String>> = fields
-                .into_iter()
-                .map(|(name, value)| Some(format!("{}:{}", Value::from(name), canonical(value)?)))
-                .collect();
-            format!("{{{}}}", fields?.join(","))
-        }
-        b'[' => {
-            let values: Vec<&RawValue> = serde_json::from_str(text).ok()?;
-            let values: Option<Vec<String>> = values.into_iter().map(canonical).collect();
-            format!("[{}]", values?.join(","))
-        }
-        // The same text however it is escaped.
-        b'"' => serde_json::from_str::<Value>(text).ok()?.to_string(),
-        _ => text.to_owned(),
-    })
-}
-
-/// The value at an RFC 6901 pointer.
-fn at<'a>(value: &'a RawValue, pointer: &str) -> Option<&'a RawValue> {
-    let mut found = value;
-    for token in pointer.split('/').skip(1) {
-        let name = token.replace("~1", "/").replace("~0", "~");
-        found = match found.get().as_bytes().first()? {
-            b'{' => serde_json::from_str::<BTreeMap<String, &RawValue>>(found.get()).ok()?.remove(&name)?,
-            b'[' => {
-                // No sign and no leading zero, says the RFC.
-                let index = name.parse::<usize>().ok().filter(|index| index.to_string() == name)?;
-                serde_json::from_str::<Vec<&RawValue>>(found.get()).ok()?.get(index).copied()?
-            }
-            _ => return None,
-        };
-    }
-    Some(found)
+fn bytes(hash: &mut Sha256, body: &[u8]) {
+    hash.update([BYTES]);
+    hash.update(body);
 }
 
 #[cfg(test)]
