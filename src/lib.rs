@@ -37,6 +37,7 @@
 //!
 //! # Features
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
+//! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
 
 pub mod amqp;
 pub(crate) mod backoff;
@@ -47,6 +48,9 @@ pub mod exit;
 pub mod extract;
 pub mod fault;
 pub mod fingerprint;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod handler;
 pub mod identity;
 pub(crate) mod maintenance;

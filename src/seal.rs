@@ -73,6 +73,7 @@ impl SealKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn part(text: &str) -> IdentityPart {
         IdentityPart::new(text.as_bytes()).unwrap()
@@ -93,6 +94,33 @@ mod tests {
         assert_eq!(open(&key, &value.replace("acme", "evil"), "payments", b"body"), None);
         for junk in ["", ".", "zz.{}", "x"] {
             assert_eq!(open(&key, junk, "payments", b"body"), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sealed_is_found_and_no_bit_of_it_can_be_changed(
+            tenant in "[^\u{0}]{1,60}",
+            key in "[^\u{0}]{1,60}",
+            user in prop::option::of(".{0,20}"),
+            body in prop::collection::vec(any::<u8>(), 0..50),
+            flip in any::<prop::sample::Index>(),
+        ) {
+            let seal_key = SealKey::derive(b"secret");
+            let identity = Identity { tenant: part(&tenant), consumer: part("payments"), key: part(&key) };
+            let sealed = seal_key.seal(&identity, user.as_deref(), &body).unwrap();
+            let opened = seal_key.open(sealed.as_bytes(), &identity.consumer, &body);
+            prop_assert_eq!(opened, Some((identity.clone(), user)));
+            let mut forged = sealed.into_bytes();
+            let bit = flip.index(forged.len() * 8);
+            forged[bit / 8] ^= 1 << (bit % 8);
+            // The other case of a hexadecimal digit is the same seal.
+            let opened = seal_key.open(&forged, &identity.consumer, &body);
+            let same_digit = bit % 8 == 5 && bit / 8 < 64 && forged[bit / 8].is_ascii_uppercase();
+            prop_assert_eq!(opened.is_some(), same_digit);
+            let mut body = body;
+            body.push(0);
+            prop_assert_eq!(seal_key.open(&forged, &identity.consumer, &body), None);
         }
     }
 }

@@ -10,6 +10,10 @@ mod topology;
 
 pub use connection::{AmqpError, connect};
 pub(crate) use delivery::Delivery;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use delivery::read;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use headers::fit;
 pub(crate) use publisher::{Copy, Publisher};
 pub(crate) use subscription::{Epoch, Subscription};
 pub(crate) use topology::RUNG_HEADER;

@@ -73,6 +73,8 @@ fn bytes(hash: &mut Sha256, body: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use serde_json::Value;
 
     #[test]
     fn the_default_is_the_exact_body() {
@@ -129,5 +131,140 @@ mod tests {
     #[test]
     fn none_compares_nothing() {
         assert_eq!(FingerprintPolicy::None.of(b"x"), None);
+    }
+
+    #[test]
+    fn a_text_that_is_no_character_counts_as_written() {
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/amount".into()]);
+        for policy in [FingerprintPolicy::CanonicalJson, pointers] {
+            for (one, other) in [
+                (r#"{"amount": "\ud800"}"#, r#"{"amount": "\ud801"}"#),
+                (r#"{"\ud800": 0, "amount": 1}"#, r#"{"\ud800": 0, "amount": 2}"#),
+            ] {
+                assert_eq!(policy.of(one.as_bytes()), policy.of(one.as_bytes()));
+                assert_ne!(policy.of(one.as_bytes()), policy.of(other.as_bytes()), "{policy:?} {one}");
+            }
+        }
+    }
+
+    #[test]
+    fn depth_costs_no_more_than_length() {
+        let nested = |word: &str| format!("{}{word}{}", "[{\"a\":".repeat(50_000), "}]".repeat(50_000));
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/0/a".into(), "/1".into()]);
+        for policy in [FingerprintPolicy::CanonicalJson, pointers] {
+            assert_ne!(policy.of(nested("1").as_bytes()), policy.of(nested("2").as_bytes()));
+        }
+    }
+
+    #[test]
+    fn no_body_that_is_not_json_is_taken_for_one_that_is() {
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/amount".into()]);
+        assert_ne!(pointers.of(b"{}"), pointers.of(&[JSON, ABSENT]));
+        assert_ne!(pointers.of(b"{}"), pointers.of(&[ABSENT]));
+    }
+
+    fn json() -> impl Strategy<Value = Value> {
+        let scalar = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            ".{0,6}".prop_map(Value::from),
+        ];
+        scalar.prop_recursive(4, 30, 5, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+                prop::collection::btree_map(".{0,3}", inner, 0..5)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// The same value written another way: other order, white space and escapes, as `bits` say.
+    fn written(value: &Value, bits: &mut impl Iterator<Item = bool>) -> String {
+        let mut coin = || bits.next().unwrap_or_default();
+        let text = |text: &str, escaped: bool| match escaped {
+            true => format!(
+                "\"{}\"",
+                text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>()
+            ),
+            false => Value::from(text).to_string(),
+        };
+        let blank = if coin() { " \n" } else { "" };
+        match value {
+            Value::Array(values) => {
+                let values: Vec<String> = values.iter().map(|value| written(value, bits)).collect();
+                format!("[{blank}{}]", values.join(&format!("{blank},")))
+            }
+            Value::Object(fields) => {
+                let mut fields: Vec<_> = fields.iter().collect();
+                if coin() {
+                    fields.reverse();
+                }
+                let fields: Vec<String> = fields
+                    .into_iter()
+                    .map(|(name, value)| {
+                        let escaped = bits.next().unwrap_or_default();
+                        format!("{}{blank}:{}", text(name, escaped), written(value, bits))
+                    })
+                    .collect();
+                format!("{{{}{blank}}}", fields.join(","))
+            }
+            Value::String(value) => format!("{blank}{}", text(value, coin())),
+            scalar => format!("{scalar}{blank}"),
+        }
+    }
+
+    /// The same value with its `nth` scalar changed, if there are so many.
+    fn changed(value: &mut Value, nth: &mut usize) -> bool {
+        match value {
+            Value::Array(values) => values.iter_mut().any(|value| changed(value, nth)),
+            Value::Object(fields) => fields.values_mut().any(|value| changed(value, nth)),
+            scalar if *nth == 0 => {
+                *scalar = match scalar {
+                    Value::String(text) => Value::from(format!("{text} ")),
+                    Value::Bool(truth) => Value::from(!*truth),
+                    Value::Number(number) => Value::from(number.to_string()),
+                    _ => Value::Bool(false),
+                };
+                true
+            }
+            _ => {
+                *nth -= 1;
+                false
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn canonical_json_depends_on_the_value_alone(value in json(), bits in prop::collection::vec(any::<bool>(), 0..200)) {
+            let policy = FingerprintPolicy::CanonicalJson;
+            let other = written(&value, &mut bits.into_iter());
+            prop_assert_eq!(serde_json::from_str::<Value>(&other).unwrap(), value.clone(), "{}", other);
+            prop_assert_eq!(policy.of(value.to_string().as_bytes()), policy.of(other.as_bytes()), "{}", other);
+        }
+
+        #[test]
+        fn canonical_json_depends_on_every_scalar(value in json(), mut nth in 0..30_usize) {
+            let policy = FingerprintPolicy::CanonicalJson;
+            let mut other = value.clone();
+            if changed(&mut other, &mut nth) {
+                prop_assert_ne!(policy.of(value.to_string().as_bytes()), policy.of(other.to_string().as_bytes()));
+            }
+        }
+
+        /// Two values have one fingerprint only where they are one value.
+        #[test]
+        fn canonical_json_tells_values_apart(left in json(), right in json()) {
+            let of = |value: &Value| FingerprintPolicy::CanonicalJson.of(value.to_string().as_bytes());
+            prop_assert_eq!(of(&left) == of(&right), left == right);
+        }
+
+        #[test]
+        fn a_pointer_finds_what_serde_finds(value in json(), pointer in "(/[a-c0-2]{0,1}){0,3}", other in json()) {
+            let policy = FingerprintPolicy::JsonPointers(vec![pointer.clone()]);
+            let same = value.pointer(&pointer) == other.pointer(&pointer);
+            prop_assert_eq!(policy.of(value.to_string().as_bytes()) == policy.of(other.to_string().as_bytes()), same);
+        }
     }
 }
