@@ -1,6 +1,7 @@
 //! `cargo xtask …`: the project's tasks.
 
 mod demo;
+mod fuzz;
 mod prepare;
 mod process;
 mod serve;
@@ -33,6 +34,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Run the fuzz targets from the corpus of bad messages on
+    Fuzz(fuzz::Arguments),
     /// Start private servers, print their URLs, and keep them until Ctrl-C
     Servers,
 }
@@ -43,6 +46,7 @@ async fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Test { arguments } => suite::run(&arguments).await,
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Servers => serve::run().await,
     };
     match done {

@@ -28,7 +28,8 @@ async fn each_bad_message_gets_its_reason_alone() {
 /// Batches that hold a case and its hundred neighbours.
 #[tokio::test]
 async fn each_bad_message_among_a_hundred_good_ones_costs_none_of_them() {
-    play("among 100 good", 101, BESIDE, |case| case.crowd).await;
+    // What the broker never takes has no neighbours.
+    play("among 100 good", 101, BESIDE, |case| case.crowd && !case.want.starts_with("refused")).await;
 }
 
 async fn play(how: &str, batch: usize, beside: usize, chosen: impl Fn(&Case) -> bool) {
