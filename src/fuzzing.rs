@@ -195,7 +195,7 @@ mod tests {
         let text = || prop::collection::vec(any::<u8>(), 0..40);
         let value = prop_oneof![
             text().prop_map(
-                |text| [b"S", &u32::try_from(text.len()).unwrap().to_be_bytes()[..], &text].concat()
+                |text| [&b"S"[..], &u32::try_from(text.len()).unwrap().to_be_bytes()[..], &text].concat()
             ),
             any::<i64>().prop_map(|number| [&b"l"[..], &number.to_be_bytes()].concat()),
             any::<u8>().prop_map(|byte| vec![b't', byte]),

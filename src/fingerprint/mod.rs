@@ -267,4 +267,16 @@ mod tests {
             prop_assert_eq!(policy.of(value.to_string().as_bytes()) == policy.of(other.to_string().as_bytes()), same);
         }
     }
+
+    proptest! {
+        /// Of letters that the hash itself puts between values.
+        #[test]
+        fn texts_next_to_each_other_stay_apart(
+            left in prop::collection::vec("[sw]{0,2}", 0..4),
+            right in prop::collection::vec("[sw]{0,2}", 0..4),
+        ) {
+            let of = |texts: &[String]| FingerprintPolicy::CanonicalJson.of(Value::from(texts).to_string().as_bytes());
+            prop_assert_eq!(of(&left) == of(&right), left == right);
+        }
+    }
 }
