@@ -165,6 +165,7 @@ fn find(message: &Message, json: Option<&Value>, source: &Source) -> Result<Iden
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn consumer() -> IdentityPart {
         IdentityPart::new(b"payments").unwrap()
@@ -245,5 +246,25 @@ mod tests {
         let unidentified = identify(&message, &consumer(), &Source::RoutingKey(2), &key).unwrap_err();
         assert_eq!(unidentified.rejection.reason, Reason::InvalidJson);
         assert_eq!(unidentified.tenant, Some(IdentityPart::new(b"acme").unwrap()));
+    }
+
+    proptest! {
+        /// Whatever is in a message, its identity is exactly what stands there: different texts, different identities.
+        #[test]
+        fn identities_are_as_different_as_what_they_are_made_of(
+            left in prop::array::uniform2("[ab:/\\.\u{1}é]{1,3}"),
+            right in prop::array::uniform2("[ab:/\\.\u{1}é]{1,3}"),
+        ) {
+            let of = |[tenant, key]: &[String; 2]| {
+                let text = |text: &String| HeaderValue::Text(text.clone().into_bytes());
+                let message = Message {
+                    headers: [("t".to_owned(), text(tenant))].into(),
+                    body: serde_json::json!({ "id": key }).to_string().into(),
+                    ..Message::default()
+                };
+                identify(&message, &consumer(), &Source::Header("t".into()), &Source::JsonPointer("/id".into())).unwrap()
+            };
+            prop_assert_eq!(of(&left) == of(&right), left == right);
+        }
     }
 }

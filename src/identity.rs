@@ -100,6 +100,7 @@ pub enum IdentityError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn part(text: &str) -> IdentityPart {
         IdentityPart::new(text.as_bytes()).unwrap()
@@ -129,5 +130,19 @@ mod tests {
     fn a_key_is_shown_escaped() {
         assert_eq!(part("a\u{202e}b\n").to_string(), "a\\u{202e}b\\u{a}");
         assert_eq!(part("order 7/\u{e9}").to_string(), "order 7/\u{e9}");
+    }
+
+    proptest! {
+        /// A part is its bytes: nothing is trimmed, folded or normalised, so different bytes are different parts.
+        #[test]
+        fn bytes_are_a_part_as_they_are_or_none(
+            bytes in prop_oneof![prop::collection::vec(any::<u8>(), 0..300), ".{0,200}".prop_map(String::into_bytes)],
+        ) {
+            let valid = (1..=255).contains(&bytes.len()) && !bytes.contains(&0) && std::str::from_utf8(&bytes).is_ok();
+            match IdentityPart::new(&bytes) {
+                Ok(part) => prop_assert!(valid && part.as_str().as_bytes() == bytes),
+                Err(_) => prop_assert!(!valid),
+            }
+        }
     }
 }

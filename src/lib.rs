@@ -39,6 +39,7 @@
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
 //! - `plants`: for tests: `PLANT` plants a bug that the checker must find ([`plant::BUGS`]). Never in a release.
 //! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
+//! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
 
 pub mod amqp;
 pub(crate) mod backoff;
@@ -50,6 +51,9 @@ pub mod extract;
 pub mod failpoint;
 pub mod fault;
 pub mod fingerprint;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod handler;
 pub mod identity;
 pub mod letter;

@@ -58,6 +58,7 @@ pub fn rung_name(delay: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn the_last_rung_repeats_until_the_attempts_are_used_up() {
@@ -87,6 +88,33 @@ mod tests {
             [(500, "500ms"), (1_000, "1s"), (90_000, "90s"), (60_000, "1m"), (7_200_000, "2h")]
         {
             assert_eq!(rung_name(Duration::from_millis(millis)), name);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_ladder_ends_never_falls_and_stays_below_its_horizon(
+            mut delays in prop::collection::vec(1..100_000_u64, 1..8),
+            max_attempts in 1..50_u32,
+            attempt in any::<u32>(),
+        ) {
+            delays.sort_unstable();
+            let delays: Vec<Duration> = delays.into_iter().map(Duration::from_millis).collect();
+            let policy = RetryPolicy { delays: delays.clone(), max_attempts, max_crashes: 3 };
+            prop_assert_eq!(policy.after(attempt).is_none(), attempt >= max_attempts);
+            let waits: Vec<Duration> = (1..).map_while(|attempt| policy.after(attempt)).collect();
+            prop_assert_eq!(waits.len() + 1, usize::try_from(max_attempts).unwrap());
+            prop_assert!(waits.is_sorted() && waits.iter().all(|wait| delays.contains(wait)));
+            prop_assert_eq!(waits.iter().sum::<Duration>(), policy.horizon());
+        }
+
+        /// Two rungs never share a queue.
+        #[test]
+        fn a_rung_has_a_name_of_its_own(left in 1..10_000_000_u64, right in 1..10_000_000_u64, unit in 0..4_usize) {
+            let unit = [1, 1_000, 60_000, 3_600_000][unit];
+            let name = |millis| rung_name(Duration::from_millis(millis));
+            prop_assert_eq!(name(left * unit) == name(right), left * unit == right);
+            prop_assert_eq!(name(left) == name(right), left == right);
         }
     }
 }

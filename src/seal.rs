@@ -124,6 +124,7 @@ fn keyed(key: &[u8; 32], parts: &[&[u8]]) -> blake3::Hash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn part(text: &str) -> IdentityPart {
         IdentityPart::new(text.as_bytes()).unwrap()
@@ -170,5 +171,32 @@ mod tests {
         assert!(!key.is_mark(&mark, letter, "acme", b"other"));
         assert!(!SealKey::derive(b"other").is_mark(&mark, letter, "acme", b"body"));
         assert!(!key.is_mark("", letter, "acme", b"body"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sealed_is_found_and_no_bit_of_it_can_be_changed(
+            tenant in "[^\u{0}]{1,60}",
+            key in "[^\u{0}]{1,60}",
+            user in prop::option::of(".{0,20}"),
+            body in prop::collection::vec(any::<u8>(), 0..50),
+            flip in any::<prop::sample::Index>(),
+        ) {
+            let seal_key = SealKey::derive(b"secret");
+            let identity = Identity { tenant: part(&tenant), consumer: part("payments"), key: part(&key) };
+            let sealed = seal_key.seal(&identity, user.as_deref(), &body).unwrap();
+            let opened = seal_key.open(sealed.as_bytes(), &identity.consumer, &body);
+            prop_assert_eq!(opened, Some(Opened { identity: Some(identity.clone()), user_id: user }));
+            let mut forged = sealed.into_bytes();
+            let bit = flip.index(forged.len() * 8);
+            forged[bit / 8] ^= 1 << (bit % 8);
+            // The other case of a hexadecimal digit is the same seal.
+            let opened = seal_key.open(&forged, &identity.consumer, &body);
+            let same_digit = bit % 8 == 5 && bit / 8 < 64 && forged[bit / 8].is_ascii_uppercase();
+            prop_assert_eq!(opened.is_some(), same_digit);
+            let mut body = body;
+            body.push(0);
+            prop_assert_eq!(seal_key.open(&forged, &identity.consumer, &body), None);
+        }
     }
 }

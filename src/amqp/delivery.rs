@@ -25,37 +25,40 @@ pub(crate) struct Delivery {
 
 impl Delivery {
     pub(crate) fn new(delivery: lapin::message::Delivery, queue: &str, epoch: Arc<Epoch>) -> Self {
-        let properties = delivery.properties;
-        let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.to_string());
-        Self {
-            message: Message {
-                body: delivery.data.into(),
-                queue: queue.to_owned(),
-                exchange: delivery.exchange.to_string(),
-                routing_key: delivery.routing_key.to_string(),
-                redelivered: delivery.redelivered,
-                properties: Properties {
-                    content_type: text(properties.content_type().clone()),
-                    message_id: text(properties.message_id().clone()),
-                    correlation_id: text(properties.correlation_id().clone()),
-                    reply_to: text(properties.reply_to().clone()),
-                    kind: text(properties.kind().clone()),
-                    user_id: text(properties.user_id().clone()),
-                    app_id: text(properties.app_id().clone()),
-                    timestamp: properties
-                        .timestamp()
-                        .and_then(|seconds| i64::try_from(seconds).ok())
-                        // PostgreSQL's last year; a timestamp in milliseconds by mistake is left out, not an error.
-                        .filter(|seconds| *seconds < 9_000_000_000_000)
-                        .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
-                },
-                headers: properties.headers().as_ref().map(|headers| table(headers, 0)).unwrap_or_default(),
-            },
-            properties,
-            tag: delivery.delivery_tag,
-            epoch,
-        }
+        let tag = delivery.delivery_tag;
+        let (message, properties) = read(delivery, queue);
+        Self { message, properties, tag, epoch }
     }
+}
+
+/// The message of a delivery, and its properties as they came.
+pub(crate) fn read(delivery: lapin::message::Delivery, queue: &str) -> (Message, BasicProperties) {
+    let properties = delivery.properties;
+    let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.to_string());
+    let message = Message {
+        body: delivery.data.into(),
+        queue: queue.to_owned(),
+        exchange: delivery.exchange.to_string(),
+        routing_key: delivery.routing_key.to_string(),
+        redelivered: delivery.redelivered,
+        properties: Properties {
+            content_type: text(properties.content_type().clone()),
+            message_id: text(properties.message_id().clone()),
+            correlation_id: text(properties.correlation_id().clone()),
+            reply_to: text(properties.reply_to().clone()),
+            kind: text(properties.kind().clone()),
+            user_id: text(properties.user_id().clone()),
+            app_id: text(properties.app_id().clone()),
+            timestamp: properties
+                .timestamp()
+                .and_then(|seconds| i64::try_from(seconds).ok())
+                // PostgreSQL's last year; a timestamp in milliseconds by mistake is left out, not an error.
+                .filter(|seconds| *seconds < 9_000_000_000_000)
+                .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
+        },
+        headers: properties.headers().as_ref().map(|headers| table(headers, 0)).unwrap_or_default(),
+    };
+    (message, properties)
 }
 
 /// Levels of nested tables and arrays that are looked into; what lies deeper is left out for handlers (a copy for another

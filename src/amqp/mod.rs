@@ -14,6 +14,10 @@ mod topology;
 pub use connection::{AmqpError, connect};
 pub(crate) use copy::{Copy, header, put, without, without_deaths, without_ours};
 pub(crate) use delivery::Delivery;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use delivery::read;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use headers::fit;
 pub(crate) use publisher::{PublishError, Publisher};
 pub(crate) use stored::{restore_headers, restore_properties, store_headers, store_properties};
 pub(crate) use subscription::{Epoch, Subscription};

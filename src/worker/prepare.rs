@@ -1,6 +1,6 @@
 //! A delivery becomes a candidate, or a named rejection.
 
-use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use super::shared::Shared;
 use crate::amqp::Delivery;
@@ -86,7 +86,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
         Run::Sql(function) => (function.json == JsonPolicy::Required, function.json != JsonPolicy::Off),
         Run::Rust(_) | Run::RustBatch(_) => (false, false),
     };
-    let is_json = wants_json && serde_json::from_slice::<IgnoredAny>(&delivery.message.body).is_ok();
+    let is_json = wants_json && is_json(&delivery.message.body);
     if needs_json && !is_json {
         let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
         return Err(refuse(delivery, Rejection::new(Reason::InvalidJson, detail), Known::from(&identity)));
@@ -97,4 +97,22 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candida
         is_json,
         delivery,
     })
+}
+
+/// Would PostgreSQL's parser take it? Skipping values (`IgnoredAny`) looks into no text, so it takes bytes that are not UTF-8; what
+/// PostgreSQL then refuses would cost its whole batch a second run.
+fn is_json(body: &[u8]) -> bool {
+    serde_json::from_slice::<&RawValue>(body).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_not_utf_8_makes_a_body_that_is_not_json() {
+        assert!(is_json(br#"{"a": "b"}"#));
+        assert!(!is_json(b"{\"a\": \"\xff\"}"));
+        assert!(!is_json(b"not json"));
+    }
 }

@@ -8,6 +8,7 @@
 mod arena;
 mod broker;
 pub mod checker;
+mod corpus;
 mod database;
 pub mod faults;
 mod files;
@@ -27,13 +28,14 @@ mod wait;
 
 pub use arena::{Arena, ArenaConfig, Gate, Member, Server};
 pub use broker::Broker;
+pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;
 pub use files::Scratch;
 pub use ledger::{Ledger, Verdict};
 pub use postgres::Postgres;
 pub use process::Process;
 pub use rabbitmq::RabbitMq;
-pub use raw::{RawProperties, publish_raw};
+pub use raw::{RawConnection, RawMessage, RawProperties, RawValue, Refusal};
 pub use redis::Redis;
 pub use rustix::process::Signal;
 pub use servers::{Servers, Urls};

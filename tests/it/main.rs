@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod architecture;
+mod bad_messages;
 mod catalogue;
 mod command_line;
 mod configuration;

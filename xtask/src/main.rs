@@ -2,6 +2,7 @@
 
 mod demo;
 mod faults;
+mod fuzz;
 mod mutants;
 mod prepare;
 mod process;
@@ -39,6 +40,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Run the fuzz targets from the corpus of bad messages on
+    Fuzz(fuzz::Arguments),
     /// Start private servers, print their URLs, and keep them until Ctrl-C
     Servers,
 }
@@ -51,6 +54,7 @@ async fn main() -> ExitCode {
         Task::Mutants(arguments) => mutants::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Test { arguments } => suite::run(&arguments).await,
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Servers => serve::run().await,
     };
     match done {

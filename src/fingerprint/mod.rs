@@ -1,0 +1,282 @@
+//! What makes two payloads the same.
+
+mod json;
+
+use sha2::{Digest as _, Sha256};
+
+use json::Json;
+
+/// SHA-256 of what the consumer compares. By default the exact body, so that SQL can recompute it: `sha256(body)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 32]);
+
+/// What a consumer compares when a key comes back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum FingerprintPolicy {
+    /// The exact bytes of the body.
+    #[default]
+    Body,
+    /// The body as JSON without regard to white space and the order of fields, for producers that re-serialise on retry.
+    /// A body that is not JSON is compared byte for byte.
+    CanonicalJson,
+    /// The values at these RFC 6901 pointers only, for producers that re-stamp on retry. A body that is not JSON is
+    /// compared byte for byte.
+    JsonPointers(Vec<String>),
+    /// Nothing: the key alone decides.
+    None,
+}
+
+/// What a hash that looks into the body begins with, so that no body that is not JSON is taken for one that is.
+const JSON: u8 = 1;
+const BYTES: u8 = 0;
+/// Where a pointer finds nothing.
+const ABSENT: u8 = b'-';
+
+impl FingerprintPolicy {
+    /// The fingerprint of a body, or `None` where nothing is compared.
+    #[must_use]
+    pub fn of(&self, body: &[u8]) -> Option<Fingerprint> {
+        let mut hash = Sha256::new();
+        match self {
+            Self::None => return None,
+            Self::Body => hash.update(body),
+            Self::CanonicalJson => match Json::parse(body) {
+                Some(json) => {
+                    hash.update([JSON]);
+                    json.add_to(&mut hash);
+                }
+                None => bytes(&mut hash, body),
+            },
+            Self::JsonPointers(pointers) => match Json::parse(body) {
+                Some(json) => {
+                    hash.update([JSON]);
+                    for pointer in pointers {
+                        // An absent value differs from null.
+                        match json.at(pointer) {
+                            Some(value) => value.add_to(&mut hash),
+                            None => hash.update([ABSENT]),
+                        }
+                    }
+                }
+                None => bytes(&mut hash, body),
+            },
+        }
+        Some(Fingerprint(hash.finalize().into()))
+    }
+}
+
+fn bytes(hash: &mut Sha256, body: &[u8]) {
+    hash.update([BYTES]);
+    hash.update(body);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    #[test]
+    fn the_default_is_the_exact_body() {
+        let policy = FingerprintPolicy::default();
+        assert_eq!(policy.of(b"{}"), policy.of(b"{}"));
+        assert_ne!(policy.of(b"{}"), policy.of(b"{ }"));
+    }
+
+    #[test]
+    fn canonical_json_ignores_white_space_and_order_but_not_values() {
+        let policy = FingerprintPolicy::CanonicalJson;
+        let one = policy.of(br#"{"a":1,"b":[1,{"x":null,"y":"z"}]}"#);
+        assert_eq!(one, policy.of(br#" { "b" : [1, {"y":"z","x":null}], "a":1 }"#));
+        assert_ne!(one, policy.of(br#"{"a":1,"b":[{"x":null,"y":"z"},1]}"#));
+        assert_ne!(policy.of(b"not json"), policy.of(b"not  json"));
+    }
+
+    #[test]
+    fn json_pointers_compare_only_what_they_name() {
+        let policy = FingerprintPolicy::JsonPointers(vec!["/amount".into(), "/note".into()]);
+        let one = policy.of(br#"{"amount":5,"sent_at":1}"#);
+        assert_eq!(one, policy.of(br#"{"sent_at":2,"amount":5}"#));
+        assert_ne!(one, policy.of(br#"{"amount":6}"#));
+        assert_ne!(one, policy.of(br#"{"amount":5,"note":null}"#));
+    }
+
+    #[test]
+    fn numbers_count_digit_by_digit() {
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/amount".into()]);
+        for policy in [FingerprintPolicy::CanonicalJson, pointers] {
+            for (one, other) in [
+                ("1.000000000000000001", "1.000000000000000002"),
+                ("123456789012345678901", "123456789012345678902"),
+            ] {
+                let of = |number: &str| policy.of(format!("{{\"amount\": {number}}}").as_bytes());
+                assert_eq!(of(one), of(one));
+                assert_ne!(of(one), of(other), "{policy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn pointers_reach_into_arrays_and_escaped_names() {
+        let policy = FingerprintPolicy::JsonPointers(vec!["/a~1b/0/~0".into()]);
+        let of = |text: &str| policy.of(text.as_bytes());
+        assert_eq!(of(r#"{"a/b": [{"~": 1}], "x": 1}"#), of(r#"{"a/b": [{"~": 1}], "x": 2}"#));
+        assert_ne!(of(r#"{"a/b": [{"~": 1}]}"#), of(r#"{"a/b": [{"~": 2}]}"#));
+        assert_eq!(
+            FingerprintPolicy::CanonicalJson.of(br#"["\u0041"]"#),
+            FingerprintPolicy::CanonicalJson.of(br#"["A"]"#)
+        );
+    }
+
+    #[test]
+    fn none_compares_nothing() {
+        assert_eq!(FingerprintPolicy::None.of(b"x"), None);
+    }
+
+    #[test]
+    fn a_text_that_is_no_character_counts_as_written() {
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/amount".into()]);
+        for policy in [FingerprintPolicy::CanonicalJson, pointers] {
+            for (one, other) in [
+                (r#"{"amount": "\ud800"}"#, r#"{"amount": "\ud801"}"#),
+                (r#"{"\ud800": 0, "amount": 1}"#, r#"{"\ud800": 0, "amount": 2}"#),
+            ] {
+                assert_eq!(policy.of(one.as_bytes()), policy.of(one.as_bytes()));
+                assert_ne!(policy.of(one.as_bytes()), policy.of(other.as_bytes()), "{policy:?} {one}");
+            }
+        }
+    }
+
+    #[test]
+    fn depth_costs_no_more_than_length() {
+        let nested = |word: &str| format!("{}{word}{}", "[{\"a\":".repeat(50_000), "}]".repeat(50_000));
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/0/a".into(), "/1".into()]);
+        for policy in [FingerprintPolicy::CanonicalJson, pointers] {
+            assert_ne!(policy.of(nested("1").as_bytes()), policy.of(nested("2").as_bytes()));
+        }
+    }
+
+    #[test]
+    fn no_body_that_is_not_json_is_taken_for_one_that_is() {
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/amount".into()]);
+        assert_ne!(pointers.of(b"{}"), pointers.of(&[JSON, ABSENT]));
+        assert_ne!(pointers.of(b"{}"), pointers.of(&[ABSENT]));
+    }
+
+    fn json() -> impl Strategy<Value = Value> {
+        let scalar = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            ".{0,6}".prop_map(Value::from),
+        ];
+        scalar.prop_recursive(4, 30, 5, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+                prop::collection::btree_map(".{0,3}", inner, 0..5)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// The same value written another way: other order, white space and escapes, as `bits` say.
+    fn written(value: &Value, bits: &mut impl Iterator<Item = bool>) -> String {
+        let mut coin = || bits.next().unwrap_or_default();
+        let text = |text: &str, escaped: bool| match escaped {
+            true => format!(
+                "\"{}\"",
+                text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>()
+            ),
+            false => Value::from(text).to_string(),
+        };
+        let blank = if coin() { " \n" } else { "" };
+        match value {
+            Value::Array(values) => {
+                let values: Vec<String> = values.iter().map(|value| written(value, bits)).collect();
+                format!("[{blank}{}]", values.join(&format!("{blank},")))
+            }
+            Value::Object(fields) => {
+                let mut fields: Vec<_> = fields.iter().collect();
+                if coin() {
+                    fields.reverse();
+                }
+                let fields: Vec<String> = fields
+                    .into_iter()
+                    .map(|(name, value)| {
+                        let escaped = bits.next().unwrap_or_default();
+                        format!("{}{blank}:{}", text(name, escaped), written(value, bits))
+                    })
+                    .collect();
+                format!("{{{}{blank}}}", fields.join(","))
+            }
+            Value::String(value) => format!("{blank}{}", text(value, coin())),
+            scalar => format!("{scalar}{blank}"),
+        }
+    }
+
+    /// The same value with its `nth` scalar changed, if there are so many.
+    fn changed(value: &mut Value, nth: &mut usize) -> bool {
+        match value {
+            Value::Array(values) => values.iter_mut().any(|value| changed(value, nth)),
+            Value::Object(fields) => fields.values_mut().any(|value| changed(value, nth)),
+            scalar if *nth == 0 => {
+                *scalar = match scalar {
+                    Value::String(text) => Value::from(format!("{text} ")),
+                    Value::Bool(truth) => Value::from(!*truth),
+                    Value::Number(number) => Value::from(number.to_string()),
+                    _ => Value::Bool(false),
+                };
+                true
+            }
+            _ => {
+                *nth -= 1;
+                false
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn canonical_json_depends_on_the_value_alone(value in json(), bits in prop::collection::vec(any::<bool>(), 0..200)) {
+            let policy = FingerprintPolicy::CanonicalJson;
+            let other = written(&value, &mut bits.into_iter());
+            prop_assert_eq!(serde_json::from_str::<Value>(&other).unwrap(), value.clone(), "{}", other);
+            prop_assert_eq!(policy.of(value.to_string().as_bytes()), policy.of(other.as_bytes()), "{}", other);
+        }
+
+        #[test]
+        fn canonical_json_depends_on_every_scalar(value in json(), mut nth in 0..30_usize) {
+            let policy = FingerprintPolicy::CanonicalJson;
+            let mut other = value.clone();
+            if changed(&mut other, &mut nth) {
+                prop_assert_ne!(policy.of(value.to_string().as_bytes()), policy.of(other.to_string().as_bytes()));
+            }
+        }
+
+        /// Two values have one fingerprint only where they are one value.
+        #[test]
+        fn canonical_json_tells_values_apart(left in json(), right in json()) {
+            let of = |value: &Value| FingerprintPolicy::CanonicalJson.of(value.to_string().as_bytes());
+            prop_assert_eq!(of(&left) == of(&right), left == right);
+        }
+
+        #[test]
+        fn a_pointer_finds_what_serde_finds(value in json(), pointer in "(/[a-c0-2]{0,1}){0,3}", other in json()) {
+            let policy = FingerprintPolicy::JsonPointers(vec![pointer.clone()]);
+            let same = value.pointer(&pointer) == other.pointer(&pointer);
+            prop_assert_eq!(policy.of(value.to_string().as_bytes()) == policy.of(other.to_string().as_bytes()), same);
+        }
+    }
+
+    proptest! {
+        /// Of letters that the hash itself puts between values.
+        #[test]
+        fn texts_next_to_each_other_stay_apart(
+            left in prop::collection::vec("[sw]{0,2}", 0..4),
+            right in prop::collection::vec("[sw]{0,2}", 0..4),
+        ) {
+            let of = |texts: &[String]| FingerprintPolicy::CanonicalJson.of(Value::from(texts).to_string().as_bytes());
+            prop_assert_eq!(of(&left) == of(&right), left == right);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What a message's bytes go through before any handler, in one call without servers: decode → identify → classify. For the
+//! fuzzer in `fuzz/` and for property tests.
+
+// A broken law must be seen; and nothing but tests calls this.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::time::Duration;
+
+use lapin::message::Delivery;
+use lapin::types::ShortString;
+use serde_json::Value;
+
+use crate::amqp::{fit, read};
+use crate::decide::{FailureDecision, KeyDecision, KeyRecord, KeyStatus, OnConflict, after_failure, decide};
+use crate::extract::{Property, Source, identify};
+use crate::fault::{Fault, FaultClass};
+use crate::fingerprint::{Fingerprint, FingerprintPolicy};
+use crate::identity::{Identity, IdentityPart, MAX_BYTES};
+use crate::message::Message;
+use crate::pg::class_of;
+use crate::retry::RetryPolicy;
+use crate::seal::{Opened, SEAL_HEADER, SealKey};
+
+/// A message as a fuzzer writes it: length and bytes of the properties, of the routing key, then the body.
+#[must_use]
+pub fn encode(properties: &[u8], routing_key: &[u8], body: &[u8]) -> Vec<u8> {
+    let mut encoded = Vec::new();
+    for part in [properties, routing_key] {
+        encoded.extend(u32::try_from(part.len()).unwrap_or(u32::MAX).to_be_bytes());
+        encoded.extend(part);
+    }
+    encoded.extend(body);
+    encoded
+}
+
+fn part<'a>(input: &mut &'a [u8]) -> &'a [u8] {
+    let Some((length, rest)) = input.split_first_chunk::<4>() else { return &[] };
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX).min(rest.len());
+    let (part, rest) = rest.split_at(length);
+    *input = rest;
+    part
+}
+
+/// Does with a message (see [`encode`]) all that is done before a handler runs, under every source and policy.
+///
+/// # Panics
+/// Where a law is broken.
+pub fn decode_identify_classify(input: &[u8]) {
+    let mut rest = input;
+    let (properties, routing_key) = (part(&mut rest), part(&mut rest));
+    let Ok((_, properties)) = lapin::protocol::basic::parse_properties(properties) else { return };
+    // As the AMQP client does: what is not UTF-8 is no text.
+    let routing_key = String::from_utf8_lossy(routing_key);
+    let Ok(routing_key) = ShortString::try_new(routing_key) else { return };
+    let mut delivery = Delivery::mock(1, "".into(), routing_key, false, rest.to_vec());
+    delivery.properties = properties;
+    let (message, properties) = read(delivery, "queue");
+
+    assert!(!holds_nul(&message.headers_json()), "jsonb holds no NUL");
+    let _ = message.trace_id();
+    if let Some(headers) = properties.headers().clone() {
+        let kept = fit(headers.clone(), 131_072);
+        assert!(headers.inner().len() + 1 >= kept.inner().len());
+    }
+    let consumer = IdentityPart::new(b"consumer").expect("valid");
+    for tenant in sources() {
+        for key in sources() {
+            match identify(&message, &consumer, &tenant, &key) {
+                Ok(identity) => identified(&message, &identity),
+                Err(unidentified) => assert!(!unidentified.rejection.detail.is_empty()),
+            }
+        }
+    }
+    payloads(&message.body);
+    classify(&String::from_utf8_lossy(rest.get(..5).unwrap_or_default()));
+}
+
+fn holds_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(values) => values.iter().any(holds_nul),
+        Value::Object(fields) => fields.iter().any(|(name, value)| name.contains('\0') || holds_nul(value)),
+        _ => false,
+    }
+}
+
+fn sources() -> [Source; 7] {
+    [
+        Source::Property(Property::MessageId),
+        Source::Property(Property::UserId),
+        Source::Header("id".to_owned()),
+        Source::RoutingKey(2),
+        Source::JsonPointer("/a~1b/0".to_owned()),
+        Source::BodyHash,
+        Source::Queue,
+    ]
+}
+
+fn identified(message: &Message, identity: &Identity) {
+    for part in [&identity.tenant, &identity.key] {
+        let text = part.as_str();
+        assert!((1..=MAX_BYTES).contains(&text.len()) && !text.contains('\0'));
+        assert!(!part.to_string().chars().any(char::is_control), "it is shown escaped");
+    }
+    let key = SealKey::derive(b"fuzzing");
+    if let Some(crate::message::HeaderValue::Text(seal)) = message.headers.get(SEAL_HEADER) {
+        assert_eq!(key.open(seal, &identity.consumer, &message.body), None, "a seal can't be guessed");
+    }
+    let user = message.properties.user_id.as_deref();
+    let seal = key.seal(identity, user, &message.body).expect("every identity can be sealed");
+    let opened = key.open(seal.as_bytes(), &identity.consumer, &message.body);
+    assert_eq!(opened, Some(Opened { identity: Some(identity.clone()), user_id: user.map(str::to_owned) }));
+}
+
+fn payloads(body: &[u8]) {
+    let pointers = FingerprintPolicy::JsonPointers(vec!["/a".into(), "/b/0/c".into(), "/a~1b".into()]);
+    for policy in
+        [FingerprintPolicy::Body, FingerprintPolicy::CanonicalJson, pointers, FingerprintPolicy::None]
+    {
+        let print = policy.of(body);
+        assert_eq!(print, policy.of(body));
+        let is_json = serde_json::from_slice::<&serde_json::value::RawValue>(body).is_ok();
+        let spaced = policy.of(&[b" ", body, b"\n"].concat());
+        let alike = policy == FingerprintPolicy::None || policy != FingerprintPolicy::Body && is_json;
+        assert_eq!(print == spaced, alike, "white space round JSON does not count, and is all that does not");
+        known(print);
+    }
+}
+
+/// What is known of a key decides, and never lets another payload run.
+fn known(print: Option<Fingerprint>) {
+    for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
+        let fingerprint = Some(Fingerprint([0; 32]));
+        let record = KeyRecord {
+            status,
+            fingerprint,
+            attempts: 1,
+            crash_attempts: 0,
+            reason: None,
+            last_error: None,
+            response: None,
+        };
+        let decision = decide(&record, print.as_ref(), OnConflict::DeadLetter);
+        if print.is_some_and(|print| Some(print) != fingerprint) {
+            assert!(matches!(decision, KeyDecision::Refuse(_)));
+        }
+    }
+}
+
+fn classify(code: &str) {
+    let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 2, max_crashes: 3 };
+    let Some(class) = class_of(code) else { return };
+    let fault = Fault::new(class, Some(code.to_owned()), code);
+    let decision = after_failure(&fault, 2, &retry);
+    assert_eq!(decision == FailureDecision::Pause, class == FaultClass::Environment, "{code}");
+    assert!(!matches!(decision, FailureDecision::Retry(_)), "attempts end");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The classes of SQLSTATE by their table in the documentation of [`class_of`], written another way.
+    fn by_the_table(code: &str) -> Option<FaultClass> {
+        const OUTAGE: [&str; 2] = ["08", "57"];
+        const ENVIRONMENT: [&str; 8] = ["53", "58", "42", "3F", "3D", "28", "XX", "F0"];
+        const POISON: [&str; 2] = ["22", "54"];
+        let class = &code[..2];
+        match code {
+            "ONC01" => Some(FaultClass::Rejected),
+            "ONC02" => Some(FaultClass::NotJson),
+            "57014" => Some(FaultClass::Transient),
+            "25006" => None,
+            _ if OUTAGE.contains(&class) => None,
+            _ if ENVIRONMENT.contains(&class) => Some(FaultClass::Environment),
+            _ if POISON.contains(&class) => Some(FaultClass::Poison),
+            _ => Some(FaultClass::Transient),
+        }
+    }
+
+    #[test]
+    fn every_class_of_sqlstate_has_a_meaning() {
+        let letters: Vec<char> = ('0'..='9').chain('A'..='Z').collect();
+        let specials = ["000", "001", "006", "014", "C01", "C02", "P01", "P03", "ZZZ"];
+        let mut looked_at = 0;
+        for first in &letters {
+            for second in &letters {
+                for rest in specials {
+                    let code = format!("{first}{second}{rest}");
+                    assert_eq!(class_of(&code), by_the_table(&code), "{code}");
+                    classify(&code);
+                    looked_at += 1;
+                }
+            }
+        }
+        assert_eq!(looked_at, 36 * 36 * 9);
+    }
+
+    /// Properties with flags for what follows, so that many get past the parser.
+    fn properties() -> impl Strategy<Value = Vec<u8>> {
+        let text = || prop::collection::vec(any::<u8>(), 0..40);
+        let value = prop_oneof![
+            text().prop_map(
+                |text| [&b"S"[..], &u32::try_from(text.len()).unwrap().to_be_bytes()[..], &text].concat()
+            ),
+            any::<i64>().prop_map(|number| [&b"l"[..], &number.to_be_bytes()].concat()),
+            any::<u8>().prop_map(|byte| vec![b't', byte]),
+            any::<[u8; 5]>().prop_map(|bytes| [&b"D"[..], &bytes].concat()),
+            Just(vec![b'V']),
+            prop::collection::vec(any::<u8>(), 0..12),
+        ];
+        let name = prop_oneof![Just(b"id".to_vec()), Just(SEAL_HEADER.as_bytes().to_vec()), text()];
+        let table = prop::collection::vec((name, value), 0..6).prop_map(|entries| {
+            let short = |name: &[u8]| [&[u8::try_from(name.len()).unwrap()], name].concat();
+            let inside: Vec<u8> =
+                entries.iter().flat_map(|(name, value)| [short(name), value.clone()].concat()).collect();
+            [&u32::try_from(inside.len()).unwrap().to_be_bytes()[..], &inside].concat()
+        });
+        (table, text()).prop_map(|(table, id)| {
+            let flags: u16 = 1 << 13 | 1 << 7;
+            [&flags.to_be_bytes()[..], &table, &[u8::try_from(id.len()).unwrap()], &id].concat()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_decoded_identified_and_classified_without_a_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..400),
+        ) {
+            decode_identify_classify(&bytes);
+        }
+
+        #[test]
+        fn arbitrary_messages_are_decoded_identified_and_classified_without_a_panic(
+            properties in properties(),
+            routing_key in "[a-c.\u{0}é]{0,12}",
+            body in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..100),
+                r#"[\[\]{}:,"a1 \\ud80\u{0}e-]{0,60}"#.prop_map(String::into_bytes),
+                r#"\{"(a|b|a/b)":(\[|")(1|x|\\u0000)(\]|")\}"#.prop_map(String::into_bytes),
+            ],
+        ) {
+            decode_identify_classify(&encode(&properties, routing_key.as_bytes(), &body));
+        }
+
+        #[test]
+        fn arbitrary_tables_of_the_wire_never_panic_the_parser(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = lapin::types::parsing::parse_field_table(&bytes[..]);
+            let _ = lapin::types::parsing::parse_value(&bytes[..]);
+            let _ = lapin::protocol::basic::parse_properties(&bytes[..]);
+        }
+    }
+}
