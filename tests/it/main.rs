@@ -11,6 +11,7 @@ mod configuration;
 mod crash_points;
 mod crashes;
 mod data;
+mod documents;
 mod failed;
 mod failover;
 mod failures;
