@@ -165,8 +165,11 @@ impl Session {
 
     /// Says good-bye to the server. Errors don't matter: the connection is not used again.
     pub async fn close(self) {
-        if let Err(error) = self.connection.close().await {
-            tracing::debug!(error = %error, "closing a PostgreSQL connection failed");
+        // A peer that vanished without a word does not answer this either.
+        match tokio::time::timeout(Duration::from_secs(2), self.connection.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(error = %error, "closing a PostgreSQL connection failed"),
+            Err(_) => tracing::debug!("a PostgreSQL connection was closed without an answer"),
         }
     }
 }

@@ -30,7 +30,8 @@ impl Relay {
         Self { config }
     }
 
-    /// Relays until `stop` is cancelled; a batch that has begun is finished. Servers that are away are waited for.
+    /// Relays until `stop` is cancelled; a batch that has begun is finished, for up to `worker.shutdown`. Servers that are away
+    /// are waited for.
     ///
     /// # Errors
     /// When the configuration contradicts what the servers hold.
@@ -57,11 +58,29 @@ impl Relay {
         }
         tasks.spawn(relay(self.config.clone(), mirror, stop.clone()));
         let mut stopped = Stopped::Clean;
-        while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(error = %error, "a task of the relay has failed: the relay stops");
-                stop.cancel();
-                stopped = Stopped::Failed;
+        let overdue = async {
+            stop.cancelled().await;
+            tokio::time::sleep(self.config.worker.shutdown).await;
+        };
+        tokio::pin!(overdue);
+        loop {
+            let ended = tokio::select! {
+                ended = tasks.join_next() => ended,
+                () = &mut overdue => {
+                    // Whatever it waits for (a server that went silent, say) is rolled back, and taken again.
+                    tracing::error!(limit = ?self.config.worker.shutdown, "not all work was finished in time");
+                    tasks.shutdown().await;
+                    return Ok(Stopped::Deadline);
+                }
+            };
+            match ended {
+                None => break,
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    tracing::error!(error = %error, "a task of the relay has failed: the relay stops");
+                    stop.cancel();
+                    stopped = Stopped::Failed;
+                }
             }
         }
         Ok(stopped)

@@ -22,4 +22,5 @@ mod mirror;
 mod once;
 mod packaging;
 mod rust_handlers;
+mod silence;
 mod support;

@@ -1,0 +1,97 @@
+//! Connections that go silent: open, and nothing comes through any more. No error tells; only our own limits do.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use testbed::proxy::{OneShot, Protocol, Proxy};
+
+use crate::support::{World, message};
+
+/// A way to the database that can go silent.
+async fn way(world: &World) -> (Proxy, [(&'static str, String); 1]) {
+    let url: url::Url = world.database.url().parse().unwrap();
+    let upstream: SocketAddr = format!("127.0.0.1:{}", url.port().unwrap()).parse().unwrap();
+    let proxy = Proxy::start(Protocol::Postgres, upstream).await.unwrap();
+    let mut through = url;
+    through.set_port(Some(proxy.port())).unwrap();
+    (proxy, [("DATABASE_URL", through.to_string())])
+}
+
+const LIMITS: &str = "[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"";
+
+#[tokio::test]
+async fn a_worker_gives_up_a_silent_connection_and_frees_its_locks() {
+    let mut world = World::new().await;
+    world.configure(LIMITS);
+    world.consumer("payments", "lanes = 1\nretry = { delays = [], max_attempts = 1 }");
+    world.apply_topology().await;
+    let (proxy, environment) = way(&world).await;
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("begin").execute(&mut gate).await.unwrap();
+    // The handler's insert waits for this, so the worker is in the middle of its transaction, with its key claimed.
+    sqlx::query("lock table app.effects in exclusive mode").execute(&mut gate).await.unwrap();
+    let worker = world.start_with("worker", "worker", &environment);
+    world.wait_for_line(&worker, "subscribed").await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    let waits = "select count(*) from pg_locks where not granted and database = (select oid from pg_database where datname = current_database())";
+    world.wait_for(waits, 1).await;
+    proxy.forget();
+    sqlx::query("commit").execute(&mut gate).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'dead_lettered'").await, 0);
+}
+
+#[tokio::test]
+async fn a_commit_whose_reply_is_lost_is_found_done_and_not_run_again() {
+    let mut world = World::new().await;
+    world.configure("[audit]\nduplicates = true");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let (proxy, environment) = way(&world).await;
+    let worker = world.start_with("worker", "worker", &environment);
+    world.wait_for_line(&worker, "subscribed").await;
+    for (round, one_shot) in [OneShot::LoseCommitReply, OneShot::CutBeforeCommit].into_iter().enumerate() {
+        proxy.arm(Some(one_shot));
+        world.publish("payments", message("acme", &format!("k{round}")), "{}").await;
+        let effects = "select count(*) from app.effects";
+        world.wait_for(effects, i64::try_from(round + 1).unwrap()).await;
+        world.wait_for_ready(&world.queue("payments"), 0).await;
+    }
+    let found = "select count(*) from oncely.audit where key = 'k0' and outcome = 'duplicate' and reason = 'postgres'";
+    world.wait_for(found, 1).await;
+    world.stop(worker).await;
+    assert_eq!(proxy.struck(), 2);
+    assert_eq!(world.count("select count(*) from app.effects").await, 2);
+    assert_eq!(
+        world.count("select count(*) from oncely.audit where key = 'k1' and outcome = 'duplicate'").await,
+        0
+    );
+    assert_eq!(
+        world
+            .count("select count(*) from oncely.audit where outcome not in ('completed', 'duplicate')")
+            .await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_relay_whose_connection_is_silent_ends_in_time() {
+    let mut world = World::new().await;
+    // Longer than the test would wait for a relay that waits for its connection.
+    world.configure(
+        "[postgres]\nstatement_timeout = \"60s\"\n[worker]\nshutdown = \"1s\"\n[relay]\npoll = \"50ms\"",
+    );
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let (proxy, environment) = way(&world).await;
+    let mut relay = world.start_with("relay", "relay", &environment);
+    world.wait_for_line(&relay, "relaying").await;
+    proxy.forget();
+    // Until its next look at the outbox, it can stop at once.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let status = relay.terminate(Duration::from_secs(20)).await.unwrap();
+    assert_eq!(status.code(), Some(70), "{}", relay.output());
+}
