@@ -172,6 +172,12 @@ impl Worker {
         let clock = session.clock.clone();
         let first = Standing::ask(&mut session.connection, &clock).await.ok();
         let session_epoch = session.cell.epoch.clone();
+        if first.as_ref().is_some_and(|standing| standing.may_lose_commits) && !session.synchronous {
+            tracing::warn!(
+                "PostgreSQL may lose commits that it reported (an asynchronous standby may take over, or commits are not \
+                 flushed): messages that were acknowledged just before are lost with them"
+            );
+        }
         session.close().await;
 
         let history = History::default();

@@ -121,11 +121,19 @@ async fn auto_does_not_trust_a_primary_whose_standby_was_cut_off() {
     world.consumer("payments", "");
     world.apply_topology().await;
     let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.wait_for_line(&worker, "PostgreSQL may lose commits that it reported").await;
     publish(&world, &numbered("before", 1)).await;
     world.wait_for("select count(*) from app.effects", 1).await;
     primary.wait_for_standby().await.unwrap();
     standby.cut_off().await.unwrap();
     world.wait_for("select count(*) from pg_stat_replication", 0).await;
+    // The worker has asked since, and was told that nothing can be lost.
+    let now = world.text("select clock_timestamp()::text").await.unwrap();
+    let asked = format!(
+        "select count(*) from pg_stat_activity where application_name like 'oncely worker%epoch' and state = 'idle'
+            and query_start > '{now}' and datname = current_database()"
+    );
+    world.wait_for(&asked, 1).await;
     publish(&world, &numbered("k", 1)).await;
     world.wait_for("select count(*) from app.effects", 2).await;
     world.wait_for(OUTBOX, 0).await;
