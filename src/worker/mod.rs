@@ -1,5 +1,6 @@
 //! The worker: from a delivery to an acknowledgement.
 
+mod attempt;
 mod call;
 mod claim;
 mod counters;
