@@ -39,6 +39,8 @@ pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_pa
 pub(crate) use planted::collect_pending;
 pub use retention::{SweepReport, SweepStatus};
 pub(crate) use retention::{count_expired, sweep_batch, try_lock as try_sweep_lock, unlock as sweep_unlock};
-pub(crate) use session::{Backend, await_standby, cancel_backend, end_backend, secret, standing, within};
+pub(crate) use session::{
+    Backend, await_standby, cancel_backend, end_backend, is_at_work, secret, standing, within,
+};
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};

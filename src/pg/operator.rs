@@ -302,6 +302,7 @@ pub(crate) struct Standing {
     pub(crate) generation: i32,
     pub(crate) state: String,
     pub(crate) consumer: String,
+    pub(crate) queue: String,
     pub(crate) key: String,
     pub(crate) routing_key: String,
     /// The publisher's user, where he named himself.
@@ -316,7 +317,7 @@ pub(crate) async fn standings(
     let (tenants, ids, _) = columns(letters);
     sqlx::query_as!(
         Standing,
-        "select d.tenant, d.id, d.generation, d.state, d.consumer, d.key, d.routing_key, d.properties ->> 'user_id' as user_id
+        "select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id
          from unnest($1::text[], $2::uuid[]) as l (tenant, id)
          join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id",
         &tenants,

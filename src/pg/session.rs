@@ -198,6 +198,18 @@ pub(crate) async fn cancel_backend(
     Ok(())
 }
 
+/// Does a session still run a statement?
+pub(crate) async fn is_at_work(connection: &mut PgConnection, backend: Backend) -> Result<bool, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select exists (
+            select from pg_stat_activity where pid = $1 and backend_start = $2 and state = 'active'
+        ) as "active!""#,
+        backend.pid,
+        backend.started_at
+    );
+    Ok(row.fetch_one(connection).await?.active)
+}
+
 /// Ends a session that nobody listens to any more, with its transaction and its locks. For a session of the same role.
 pub(crate) async fn end_backend(connection: &mut PgConnection, backend: Backend) -> Result<(), sqlx::Error> {
     sqlx::query!(

@@ -9,11 +9,12 @@ use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 
 /// Counts a run of each message, in a transaction of its own that is committed when this returns. Returns which were counted:
-/// those whose key may run. Identities must be distinct.
+/// those whose key may run; where `lenient`, whatever payload its key came with first. Identities must be distinct.
 pub(crate) async fn mark(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     now: DateTime<Utc>,
+    lenient: bool,
     suspects: &[(&Identity, Option<Fingerprint>)],
 ) -> Result<Vec<bool>, sqlx::Error> {
     let tenants: Vec<String> =
@@ -30,7 +31,8 @@ pub(crate) async fn mark(
         now,
         &tenants,
         &keys,
-        &fingerprints as &[Option<Vec<u8>>]
+        &fingerprints as &[Option<Vec<u8>>],
+        lenient
     )
     .fetch_all(&mut *transaction)
     .await?;
@@ -61,7 +63,13 @@ pub(crate) async fn unmark(
     sqlx::query!(
         "update oncely.idempotency_keys as i
          set crash_attempts = i.crash_attempts - 1
-         from unnest($2::text[], $3::text[]) as k (tenant, key)
+         from (
+             select m.tenant, m.key
+             from unnest($2::text[], $3::text[]) as k (tenant, key)
+             join oncely.idempotency_keys as m on m.tenant = k.tenant and m.consumer = $1 and m.key = k.key
+             order by m.tenant, m.key
+             for update of m
+         ) as k
          where i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
            and i.status = 'IN_PROGRESS' and i.crash_attempts > 0",
         consumer.as_str(),

@@ -32,6 +32,7 @@ impl Lane {
             return Ok(Vec::new());
         }
         self.marks.begin();
+        self.unconfirmed.clear();
         let outcomes = self.pass_after_pass(company, work).await?;
         // Each has an outcome now, and the rows say so.
         self.marks.reported();
@@ -124,19 +125,14 @@ impl Lane {
         let Some(session) = self.session.as_mut() else {
             return Err(Stop::NotNow(Fault::new(FaultClass::Transient, None, "no session")));
         };
-        if !shared.history.admits(&session.cell.epoch) {
-            self.session = None;
-            let text = "the database has a newer history than this connection";
-            return Err(Stop::NotNow(Fault::new(FaultClass::Environment, None, text)));
-        }
         if company != Company::Any {
             self.marks.mark(shared, session, work).await?;
         }
-        transact(shared, session, pass, work).await
+        transact(shared, session, pass, work, &mut self.unconfirmed).await
     }
 
     /// Closes a session that nobody knows the state of, at both ends: its transaction and its locks must not linger.
-    async fn give_up_session(&mut self) {
+    pub(super) async fn give_up_session(&mut self) {
         if let Some(session) = self.session.take() {
             let backend = session.backend;
             drop(session);
@@ -145,10 +141,11 @@ impl Lane {
     }
 
     pub(super) async fn failed(&mut self, one: &Candidate, fault: &Fault) -> Result<Outcome, Abandoned> {
+        let mut counted = None;
         loop {
             let shared = Arc::clone(&self.shared);
             let session = self.session().await?;
-            match in_time(&shared, record_failure(&shared, session, one, fault)).await {
+            match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(stop) => self.wait_out(stop).await?,
             }
@@ -195,6 +192,9 @@ impl Lane {
                 tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
             }
             Stop::NotNow(fault) | Stop::Failed(fault) => {
+                // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
+                // Other consumers must not wait for its locks meanwhile.
+                self.session = None;
                 tracing::error!(%consumer, error = %fault, "consuming waits until this is mended; no attempt is spent");
             }
             Stop::Tainted(fault) => {
@@ -224,6 +224,10 @@ impl Lane {
 
     /// The lane's session, opened when there is none.
     pub(super) async fn session(&mut self) -> Result<&mut Session, Abandoned> {
+        if self.session.as_ref().is_some_and(|open| !self.shared.history.admits(&open.cell.epoch)) {
+            tracing::warn!(consumer = %self.shared.consumer.name, "a connection to an older timeline is given up");
+            self.session = None;
+        }
         while self.session.is_none() {
             match self.shared.open_session().await {
                 Ok(session) => self.session = Some(session),

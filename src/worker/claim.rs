@@ -6,20 +6,26 @@ use sqlx::PgConnection;
 use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
+use super::unconfirmed::Unconfirmed;
 use crate::decide::{KeyDecision, OnConflict, decide};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
+use crate::outcome::Outcome;
 use crate::pg;
 use crate::plant::planted;
 use crate::reason::Rejection;
 
 /// What the claim says of a candidate.
 pub(crate) enum Claim {
-    Run { attempt: u32 },
+    Run {
+        attempt: u32,
+    },
     Duplicate,
     Refuse(Rejection),
+    /// Its failure is recorded already.
+    Recorded(Outcome),
 }
 
 /// Rounds of claim and look-up before a key that is there and not there by turns is left for later.
@@ -31,6 +37,7 @@ pub(crate) async fn claim(
     transaction: &mut PgConnection,
     now: DateTime<Utc>,
     candidates: &[&Candidate],
+    unconfirmed: &Unconfirmed,
 ) -> Result<Vec<Claim>, Stop> {
     let consumer = &shared.consumer;
     let mut claims: Vec<Option<Claim>> = candidates.iter().map(|_| None).collect();
@@ -78,7 +85,10 @@ pub(crate) async fn claim(
             match decide(&record, candidates[index].fingerprint.as_ref(), on_conflict) {
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
                 KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
-                KeyDecision::Retake => failed_before.push(index),
+                KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
+                    Some(outcome) => claims[index] = Some(Claim::Recorded(outcome.clone())),
+                    None => failed_before.push(index),
+                },
             }
         }
         if !failed_before.is_empty() {

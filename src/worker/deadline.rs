@@ -57,14 +57,20 @@ pub(crate) async fn until_deadline<T>(
     }
     let consumer = &shared.consumer.name;
     tracing::warn!(%consumer, ?deadline, "a handler is past its deadline: its statement is cancelled");
-    shared.cancel(backend).await;
+    let told = shared.cancel(backend).await;
     let late =
         || Fault::new(FaultClass::Transient, None, format!("the handler was not done within {deadline:?}"));
+    // A cancellation that nobody confirmed may still be on its way, and would strike a later statement: the connection is not
+    // used again, whatever it answers.
     match tokio::time::timeout(GRACE, call).await {
-        Ok(Err(Stop::Failed(_))) => Err(Stop::Failed(late())),
-        Ok(other) => other,
-        Err(_) if handling == Handling::InServer => Err(silent(deadline + GRACE)),
-        Err(_) => {
+        Ok(Err(Stop::Failed(_))) if told => Err(Stop::Failed(late())),
+        Ok(other) if told => other,
+        // In the server, and not at work: its answer was lost. One that goes on in spite of the cancellation is a handler that
+        // does not come back, as in a program.
+        _ if handling == Handling::InServer && shared.is_at_work(backend).await != Some(true) => {
+            Err(silent(deadline + GRACE))
+        }
+        _ => {
             tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");
             Err(Stop::Tainted(late()))
         }

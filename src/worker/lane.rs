@@ -13,6 +13,7 @@ use super::record::audit_record;
 use super::settle::settle;
 use super::shared::Shared;
 use super::stop::Stop;
+use super::unconfirmed::Unconfirmed;
 use crate::amqp::{Delivery, Epoch};
 use crate::backoff::Backoff;
 use crate::decide::leaders;
@@ -39,6 +40,7 @@ pub(crate) struct Lane {
     pub(super) epochs: Vec<Arc<Epoch>>,
     pub(super) marks: Marks,
     pub(super) turn: Option<Turn>,
+    pub(super) unconfirmed: Unconfirmed,
 }
 
 impl Lane {
@@ -50,6 +52,7 @@ impl Lane {
             epochs: Vec::new(),
             marks: Marks::default(),
             turn: None,
+            unconfirmed: Unconfirmed::default(),
         }
     }
 
@@ -74,7 +77,17 @@ impl Lane {
                 break;
             }
             for batch in portions(batch, |delivery| delivery.message.body.len()) {
-                if self.batch(batch).await.is_err() {
+                let abandon = self.shared.abandon.clone();
+                let done = tokio::select! {
+                    biased;
+                    // Dropped half-way, and its connection with it.
+                    () = abandon.cancelled() => {
+                        self.give_up_session().await;
+                        Err(Abandoned)
+                    }
+                    done = self.batch(batch) => done,
+                };
+                if done.is_err() {
                     // The process lives: whatever was at work has killed nobody.
                     self.marks.take_back(&self.shared, &mut self.session).await;
                     self.turn = None;

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
+use crate::decide::OnConflict;
 use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::pg::{self, Session};
@@ -45,9 +46,17 @@ impl Marks {
         let now = session.clock.now();
         let suspects: Vec<_> = work.iter().map(|one| (&one.identity, one.fingerprint)).collect();
         step("worker.mark.before");
-        let marking = pg::mark(&mut session.connection, &shared.consumer.name, now, &suspects);
-        // Where the reply is lost, they may be counted all the same: that costs an innocent its company once.
-        let marked = pg::within(shared.postgres.patience(), marking).await.map_err(Stop::of_ours)?;
+        let lenient = shared.consumer.on_conflict == OnConflict::Duplicate;
+        let marking = pg::mark(&mut session.connection, &shared.consumer.name, now, lenient, &suspects);
+        let marked = match pg::within(shared.postgres.patience(), marking).await {
+            Ok(marked) => marked,
+            Err(error) => {
+                // The reply may be lost, so they may be counted all the same: taken back in any case. A mark too few costs a
+                // killer one more death, a mark too many might cost an innocent its place.
+                self.owed.extend(work.iter().map(|one| one.identity.clone()));
+                return Err(Stop::of_ours(error));
+            }
+        };
         step("worker.mark.after");
         let counted = work.iter().zip(marked).filter(|(_, marked)| *marked);
         self.held.extend(counted.map(|(one, _)| one.identity.clone()));

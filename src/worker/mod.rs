@@ -19,6 +19,7 @@ mod shared;
 mod stop;
 mod subscribe;
 mod transaction;
+mod unconfirmed;
 
 pub use run::{Worker, WorkerBuilder, WorkerError};
 

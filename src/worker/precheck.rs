@@ -45,8 +45,8 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
     let suspects: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
     let identities: Vec<&Identity> = suspects.iter().map(|&index| &candidates[index].identity).collect();
     let session = match slot {
-        Some(session) => session,
-        None => slot.insert(shared.open_session().await.ok()?),
+        Some(session) if shared.history.admits(&session.cell.epoch) => session,
+        _ => slot.insert(shared.open_session().await.ok()?),
     };
     let patience = shared.postgres.patience();
     let synchronous = session.synchronous;

@@ -208,6 +208,7 @@ impl Worker {
             },
         };
         let done = CancellationToken::new();
+        let abandon = CancellationToken::new();
         let turns = Arc::new(RwLock::new(()));
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
@@ -239,6 +240,7 @@ impl Worker {
                 counters: super::counters::Counters::default(),
                 turns: Arc::clone(&turns),
                 stop: stop.clone(),
+                abandon: abandon.clone(),
                 done: done.clone(),
             });
             // As much as the broker sends: then sending into it never waits, except after reconnects.
@@ -273,20 +275,25 @@ impl Worker {
                 Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, stopped, &stop),
             }
         }
-        let finish = async {
+        let mut finish = std::pin::pin!(async {
             let mut all = true;
             while let Some(ended) = lanes.join_next().await {
                 all &= ended.is_ok();
             }
             all
-        };
-        let finished = tokio::time::timeout(config.worker.shutdown, finish).await;
+        });
+        let finished = tokio::time::timeout(config.worker.shutdown, finish.as_mut()).await;
         if finished == Ok(false) {
             stopped = Stopped::Failed;
         }
         if finished.is_err() {
             tracing::error!(limit = ?config.worker.shutdown, "not all work was finished in time; its messages come again");
             stopped = Stopped::Deadline;
+            // This process does not die of these messages: their marks are taken back.
+            abandon.cancel();
+            if tokio::time::timeout(Duration::from_secs(5), finish).await.is_err() {
+                tracing::warn!("PostgreSQL did not answer while work was given up");
+            }
         }
         done.cancel();
         let close = async { while subscriptions.join_next().await.is_some() {} };

@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) turns: Arc<RwLock<()>>,
     /// No new work.
     pub(crate) stop: CancellationToken,
+    /// What is not finished now is left to redelivery.
+    pub(crate) abandon: CancellationToken,
     /// All work is done: connections may close.
     pub(crate) done: CancellationToken,
 }
@@ -81,31 +83,41 @@ impl Shared {
         Ok(session)
     }
 
-    /// Ends what a session of ours does at the moment. What can't be done is logged: the server's own limits remain.
-    pub(crate) async fn cancel(&self, backend: Backend) {
-        self.tell(backend, false).await;
+    /// Ends what a session of ours does at the moment. Was the server told? What can't be done is logged.
+    pub(crate) async fn cancel(&self, backend: Backend) -> bool {
+        self.by_another_connection(async |connection| pg::cancel_backend(connection, backend).await)
+            .await
+            .is_some()
     }
 
     /// Ends a session of ours that nobody listens to any more.
     pub(crate) async fn end(&self, backend: Backend) {
-        self.tell(backend, true).await;
+        self.by_another_connection(async |connection| pg::end_backend(connection, backend).await).await;
     }
 
-    async fn tell(&self, backend: Backend, end: bool) {
-        let limit = self.postgres.patience();
-        let told = async {
+    /// Does a session of ours still run a statement? `None` where the server can't be asked.
+    pub(crate) async fn is_at_work(&self, backend: Backend) -> Option<bool> {
+        self.by_another_connection(async |connection| pg::is_at_work(connection, backend).await).await
+    }
+
+    /// Asks on another connection.
+    async fn by_another_connection<T>(
+        &self,
+        ask: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
+    ) -> Option<T> {
+        let asked = async {
             let mut session = self.open_session().await?;
-            let connection = &mut session.connection;
-            if end {
-                pg::within(limit, pg::end_backend(connection, backend)).await?;
-            } else {
-                pg::within(limit, pg::cancel_backend(connection, backend)).await?;
-            }
+            let answer = pg::within(self.postgres.patience(), ask(&mut session.connection)).await?;
             session.close().await;
-            Ok::<(), NoSession>(())
+            Ok::<T, NoSession>(answer)
         };
-        if let Err(error) = told.await {
-            tracing::warn!(consumer = %self.consumer.name, error = %error, "a session could not be ended from outside");
+        match asked.await {
+            Ok(answer) => Some(answer),
+            Err(error) => {
+                let consumer = &self.consumer.name;
+                tracing::warn!(%consumer, error = %error, "a session could not be reached from outside");
+                None
+            }
         }
     }
 

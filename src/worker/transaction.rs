@@ -12,6 +12,7 @@ use super::prepare::{Candidate, Known};
 use super::record::{audit_records, failure, record, refusal_record};
 use super::shared::Shared;
 use super::stop::Stop;
+use super::unconfirmed::Unconfirmed;
 use crate::amqp::Delivery;
 use crate::decide::{FailureDecision, KeyDecision, after_failure, decide};
 use crate::failpoint::{step, step_with};
@@ -28,6 +29,7 @@ pub(crate) async fn transact(
     session: &mut Session,
     pass: Pass,
     candidates: &[&Candidate],
+    unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Stop> {
     let started = Instant::now();
     let now = session.clock.now();
@@ -38,7 +40,7 @@ pub(crate) async fn transact(
     let begun = in_time(shared, async { session.connection.begin().await.map_err(Stop::of_ours) });
     let mut transaction = begun.await?;
     step("worker.begin.after");
-    let claims = in_time(shared, claim(shared, &mut transaction, now, candidates)).await?;
+    let claims = in_time(shared, claim(shared, &mut transaction, now, candidates, unconfirmed)).await?;
     let running: Vec<(usize, u32)> = claims
         .iter()
         .enumerate()
@@ -72,12 +74,16 @@ pub(crate) async fn transact(
         results
     };
 
+    // What is recorded already is not recorded again.
+    let open: Vec<usize> =
+        (0..claims.len()).filter(|&index| !matches!(claims[index], Claim::Recorded(_))).collect();
     let mut outcomes: Vec<Outcome> = claims
         .into_iter()
         .map(|claim| match claim {
             Claim::Run { attempt } => Outcome::Completed { attempt, response: None },
             Claim::Duplicate => Outcome::Duplicate(DuplicateSource::Postgres),
             Claim::Refuse(rejection) => Outcome::refused(rejection),
+            Claim::Recorded(outcome) => outcome,
         })
         .collect();
     for (&(index, attempt), result) in running.iter().zip(results) {
@@ -92,7 +98,13 @@ pub(crate) async fn transact(
         late.map_err(Stop::of_ours)?;
     }
     let recorded = async {
-        record(shared, &mut transaction, now, started, &epoch, candidates, &mut outcomes).await?;
+        let fresh: Vec<&Candidate> = open.iter().map(|&index| candidates[index]).collect();
+        let mut decided: Vec<Outcome> = open.iter().map(|&index| outcomes[index].clone()).collect();
+        record(shared, &mut transaction, now, started, &epoch, &fresh, &mut decided).await?;
+        // Dead letters have got their names.
+        for (&index, outcome) in open.iter().zip(decided) {
+            outcomes[index] = outcome;
+        }
         // Where a standby may take over, what was found done must have reached it before it is acknowledged.
         if synchronous && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
             pg::await_standby(&mut transaction).await.map_err(Stop::of_ours)?;
@@ -101,6 +113,7 @@ pub(crate) async fn transact(
     };
     in_time(shared, recorded).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
+    unconfirmed.remember(candidates, &outcomes);
     step("worker.commit.before");
     match pg::within(shared.postgres.patience(), transaction.commit()).await {
         Err(error) if planted("unknown_commit_is_failure") => {
@@ -110,19 +123,23 @@ pub(crate) async fn transact(
         committed => committed.map_err(Stop::of_handler)?,
     }
     step("worker.commit.after");
+    unconfirmed.clear();
     Ok(outcomes)
 }
 
-/// Records that a message failed, in a transaction of its own, after everything that it did was rolled back.
+/// Records that a message failed, in a transaction of its own, after everything that it did was rolled back. `counted`: which
+/// attempt it is, from the first try on; a try whose reply was lost may have recorded it.
 pub(crate) async fn record_failure(
     shared: &Shared,
     session: &mut Session,
     candidate: &Candidate,
     fault: &Fault,
+    counted: &mut Option<u32>,
 ) -> Result<Outcome, Stop> {
     let started = Instant::now();
     let now = session.clock.now();
     let consumer = &shared.consumer;
+    let synchronous = session.synchronous;
     let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
     // Since the rollback anything may have happened to the key: another worker completed it, or it is another payload's.
     let mut outcome = None;
@@ -133,6 +150,9 @@ pub(crate) async fn record_failure(
             None => 0,
             Some(record) => match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
                 KeyDecision::Duplicate => {
+                    if synchronous {
+                        pg::await_standby(&mut transaction).await.map_err(Stop::of_ours)?;
+                    }
                     outcome = Some(Outcome::Duplicate(DuplicateSource::Postgres));
                     break;
                 }
@@ -143,7 +163,13 @@ pub(crate) async fn record_failure(
                 KeyDecision::Retake => record.attempts,
             },
         };
-        let failed = outcome_of(shared, fault.clone(), attempts.saturating_add(1))?;
+        let attempt = *counted.get_or_insert(attempts.saturating_add(1));
+        let failed = outcome_of(shared, fault.clone(), attempt)?;
+        if attempts >= attempt {
+            // Ours, of a COMMIT whose reply was lost: it is counted, with its audit row.
+            transaction.commit().await.map_err(Stop::of_ours)?;
+            return Ok(failed);
+        }
         let failure = failure(candidate, &failed);
         let written = pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await;
         // Nothing written: the row has changed since the look-up, so it is looked at again.

@@ -119,7 +119,8 @@ async fn key_conflict(with_redis: bool) {
 #[tokio::test]
 async fn a_key_with_another_payload_in_the_same_batch_is_a_conflict_too() {
     let mut world = World::new().await;
-    world.consumer("payments", "");
+    // Two lanes would take them in any order.
+    world.consumer("payments", "lanes = 1");
     world.apply_topology().await;
     for amount in [1, 1, 2] {
         world.publish("payments", message("acme", "k"), &format!("{{\"amount\": {amount}}}")).await;

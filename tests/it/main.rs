@@ -20,6 +20,7 @@ mod identities;
 mod isolation;
 mod mirror;
 mod once;
+mod outages;
 mod packaging;
 mod rust_handlers;
 mod silence;

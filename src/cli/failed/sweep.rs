@@ -205,6 +205,8 @@ impl Pass<'_> {
         let mut verdicts = Vec::new();
         for (taken, named) in held.iter().zip(&named) {
             let row = named.as_ref().and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
+            // Moved by hand into another queue, it is another case.
+            let row = row.filter(|row| row.queue == self.queue);
             let verdict = named.as_ref().map_or(Verdict::Keep, |(_, letter)| judge(*letter, row));
             match (verdict, row) {
                 (Verdict::Return, Some(row)) => copies.push(self.returned(taken, row)?),
@@ -294,6 +296,7 @@ mod tests {
             id,
             generation,
             state: state.to_owned(),
+            queue: "payments".to_owned(),
             consumer: String::new(),
             key: String::new(),
             routing_key: String::new(),
