@@ -100,9 +100,12 @@ impl RabbitMq {
         Ok(())
     }
 
-    /// Brings declared topology to disk: a declaration is confirmed before, and a kill may forget it.
+    /// Brings declared topology to disk: a declaration is confirmed before, and a kill may forget it, or leave a quorum queue
+    /// without a leader for ever: its term is in a table that RabbitMQ itself saves every five seconds.
     pub async fn flush(&self) -> anyhow::Result<()> {
-        self.ctl(&["eval", "mnesia:sync_log()."]).await.map(drop)
+        self.ctl(&["eval", "mnesia:sync_log(), [ok = dets:sync(Table) || Table <- dets:all()], ok."])
+            .await
+            .map(drop)
     }
 
     /// Runs `rabbitmqctl` against this node.
