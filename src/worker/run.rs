@@ -131,6 +131,11 @@ impl WorkerBuilder {
     }
 }
 
+/// After `worker.shutdown`: for taking marks back, and for closing. With the default of 25 seconds it ends within the 30 that
+/// Kubernetes waits before it kills.
+const GIVE_UP: Duration = Duration::from_secs(3);
+const CLOSE: Duration = Duration::from_secs(2);
+
 /// How often the counters are logged.
 const REPORT: Duration = Duration::from_secs(10);
 
@@ -291,13 +296,13 @@ impl Worker {
             stopped = Stopped::Deadline;
             // This process does not die of these messages: their marks are taken back.
             abandon.cancel();
-            if tokio::time::timeout(Duration::from_secs(5), finish).await.is_err() {
+            if tokio::time::timeout(GIVE_UP, finish).await.is_err() {
                 tracing::warn!("PostgreSQL did not answer while work was given up");
             }
         }
         done.cancel();
         let close = async { while subscriptions.join_next().await.is_some() {} };
-        if tokio::time::timeout(Duration::from_secs(5), close).await.is_err() {
+        if tokio::time::timeout(CLOSE, close).await.is_err() {
             tracing::warn!("the broker did not answer while closing");
         }
         log_counters(&consumers);
