@@ -43,38 +43,36 @@ pub(crate) async fn until_deadline<T>(
     call: impl Future<Output = Result<T, Stop>>,
 ) -> Result<T, Stop> {
     let deadline = shared.consumer.deadline;
-    let patience = shared.postgres.patience();
+    // A function is one statement, so the server ends it at its own limit, which may come first.
+    let limit = match handling {
+        Handling::InServer => deadline.min(shared.postgres.patience()),
+        Handling::InProcess => deadline,
+    };
+    let consumer = &shared.consumer.name;
+    let late =
+        || Fault::new(FaultClass::Transient, None, format!("the handler was not done within {limit:?}"));
     let mut call = std::pin::pin!(call);
-    // A function is one statement, so the server ends it at its own limit.
-    if handling == Handling::InServer && patience < deadline {
-        return match tokio::time::timeout(patience, call).await {
-            Ok(done) => done,
-            Err(_) => Err(silent(patience)),
-        };
-    }
-    if let Ok(done) = tokio::time::timeout(deadline, call.as_mut()).await {
+    if let Ok(done) = tokio::time::timeout(limit, call.as_mut()).await {
         return done;
     }
-    let consumer = &shared.consumer.name;
-    tracing::warn!(%consumer, ?deadline, "a handler is past its deadline: its statement is cancelled");
-    let told = shared.cancel(backend).await;
-    let late =
-        || Fault::new(FaultClass::Transient, None, format!("the handler was not done within {deadline:?}"));
-    // A cancellation that nobody confirmed may still be on its way, and would strike a later statement: the connection is not
-    // used again, whatever it answers.
-    match tokio::time::timeout(GRACE, call).await {
-        Ok(Err(Stop::Failed(_))) if told => Err(Stop::Failed(late())),
-        Ok(other) if told => other,
-        // In the server, and not at work: its answer was lost. One that goes on in spite of the cancellation is a handler that
-        // does not come back, as in a program.
-        _ if handling == Handling::InServer && shared.is_at_work(backend).await != Some(true) => {
-            Err(silent(deadline + GRACE))
-        }
-        _ => {
-            tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");
-            Err(Stop::Tainted(late()))
+    if limit == deadline {
+        tracing::warn!(%consumer, ?deadline, "a handler is past its deadline: its statement is cancelled");
+        let told = shared.cancel(backend).await;
+        // A cancellation that nobody confirmed may still be on its way, and would strike a later statement: the connection is
+        // not used again, whatever it answers.
+        match tokio::time::timeout(GRACE, call).await {
+            Ok(Err(Stop::Failed(_))) if told => return Err(Stop::Failed(late())),
+            Ok(other) if told => return other,
+            _ => {}
         }
     }
+    // In the server, and not at work: its answer was lost. One that goes on in spite of a cancellation is a handler that does
+    // not come back, as in a program.
+    if handling == Handling::InServer && shared.is_at_work(backend).await != Some(true) {
+        return Err(silent(limit));
+    }
+    tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");
+    Err(Stop::Tainted(late()))
 }
 
 fn silent(limit: Duration) -> Stop {

@@ -51,9 +51,11 @@ impl Marks {
         let marked = match pg::within(shared.postgres.patience(), marking).await {
             Ok(marked) => marked,
             Err(error) => {
-                // The reply may be lost, so they may be counted all the same: taken back in any case. A mark too few costs a
-                // killer one more death, a mark too many might cost an innocent its place.
-                self.owed.extend(work.iter().map(|one| one.identity.clone()));
+                // The reply may be lost, so they may be counted all the same, and are taken back: a mark too few costs a killer
+                // one more death, a mark too many might cost an innocent its place.
+                if pg::is_outage(&error) {
+                    self.owed.extend(work.iter().map(|one| one.identity.clone()));
+                }
                 return Err(Stop::of_ours(error));
             }
         };

@@ -165,7 +165,17 @@ async fn a_standby_that_is_away_spends_no_attempt_and_shortens_no_delay() {
 
 #[tokio::test]
 async fn a_function_that_ignores_its_cancellation_uses_up_its_attempts() {
+    ignored("", "deadline = \"300ms\"").await;
+}
+
+#[tokio::test]
+async fn a_function_that_ignores_the_servers_own_limit_uses_up_its_attempts() {
+    ignored("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"", "").await;
+}
+
+async fn ignored(limits: &str, deadline: &str) {
     let mut world = World::new().await;
+    world.configure(limits);
     sqlx::raw_sql(
         "create function app.stubborn(m oncely.message) returns jsonb language plpgsql as $$
          begin
@@ -182,10 +192,8 @@ async fn a_function_that_ignores_its_cancellation_uses_up_its_attempts() {
     .execute(&mut world.sql)
     .await
     .unwrap();
-    world.consumer(
-        "payments",
-        "deadline = \"300ms\"\nhandler = { function = \"app.stubborn\" }\nretry = { delays = [], max_attempts = 1 }",
-    );
+    let settings = "handler = { function = \"app.stubborn\" }\nretry = { delays = [], max_attempts = 1 }";
+    world.consumer("payments", &format!("{deadline}\n{settings}"));
     world.apply_topology().await;
     for (key, body) in [("a", "{}"), ("bad", r#"{"do": "ignore"}"#), ("b", "{}")] {
         world.publish("payments", message("acme", key), body).await;
