@@ -1,132 +1,101 @@
 //! Calling a handler that is a SQL function.
 
-use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::PgConnection;
 
+use super::row::MessageRow;
 use super::{Incoming, JsonPolicy, SqlFunction};
 use crate::fault::Fault;
 use crate::identity::IdentityPart;
 use crate::pg::class_of;
 
-/// The messages of a batch as arrays for `unnest`.
-#[derive(Default)]
-struct Columns {
-    seqs: Vec<i32>,
-    attempts: Vec<i32>,
-    redelivered: Vec<bool>,
-    published: Vec<Option<DateTime<Utc>>>,
-    tenants: Vec<String>,
-    keys: Vec<String>,
-    is_json: Vec<bool>,
-    bodies: Vec<Vec<u8>>,
-    content_types: Vec<Option<String>>,
-    headers: Vec<Value>,
-    exchanges: Vec<String>,
-    routing_keys: Vec<String>,
-    queues: Vec<String>,
-    message_ids: Vec<Option<String>>,
-    correlation_ids: Vec<Option<String>>,
-    reply_tos: Vec<Option<String>>,
-    kinds: Vec<Option<String>>,
-    user_ids: Vec<Option<String>>,
-    app_ids: Vec<Option<String>>,
-    trace_ids: Vec<Option<String>>,
-}
-
-impl Columns {
-    fn of(function: &SqlFunction, messages: &[Incoming<'_>]) -> Self {
-        let mut columns = Self::default();
-        for (index, incoming) in messages.iter().enumerate() {
-            let message = incoming.message;
-            let properties = message.properties.clone();
-            columns.seqs.push(i32::try_from(index + 1).unwrap_or(i32::MAX));
-            columns.attempts.push(i32::try_from(incoming.attempt).unwrap_or(i32::MAX));
-            columns.redelivered.push(message.redelivered);
-            columns.published.push(properties.timestamp);
-            columns.tenants.push(incoming.identity.tenant.as_str().to_owned());
-            columns.keys.push(incoming.identity.key.as_str().to_owned());
-            columns.is_json.push(function.json != JsonPolicy::Off && incoming.is_json);
-            columns.bodies.push(message.body.to_vec());
-            columns.content_types.push(without_nul(properties.content_type));
-            columns.headers.push(message.headers_json());
-            columns.exchanges.push(message.exchange.replace('\0', "\u{fffd}"));
-            columns.routing_keys.push(message.routing_key.replace('\0', "\u{fffd}"));
-            columns.queues.push(message.queue.clone());
-            columns.message_ids.push(without_nul(properties.message_id));
-            columns.correlation_ids.push(without_nul(properties.correlation_id));
-            columns.reply_tos.push(without_nul(properties.reply_to));
-            columns.kinds.push(without_nul(properties.kind));
-            columns.user_ids.push(without_nul(properties.user_id));
-            columns.app_ids.push(without_nul(properties.app_id));
-            columns.trace_ids.push(message.trace_id().map(str::to_owned));
-        }
-        columns
-    }
-}
-
-/// PostgreSQL's text holds no NUL; a property that is only passed on must not fail the message.
-fn without_nul(text: Option<String>) -> Option<String> {
-    text.map(|text| text.replace('\0', "\u{fffd}"))
+/// How messages share subtransactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grouping {
+    /// None: the first failure of any message fails all.
+    All,
+    /// Parts of the batch have one each, and the messages of a part that failed.
+    Parts,
+    /// Each message has its own.
+    Each,
 }
 
 /// Runs the handler on all messages, in one statement; returns a response or a fault per message, in their order.
 ///
 /// # Errors
-/// Together: the first error of any message. Each alone: only what ends the whole statement, such as a timeout or a lost
-/// connection. As a decoding error: a batch function that did not return one row per message.
+/// All together: the first error of any message. Else: only what ends the whole statement, such as a timeout or a lost
+/// connection, or, except where each message is by itself, a body that jsonb refuses. As a decoding error: a batch function
+/// that did not return one row per message.
 pub(crate) async fn call(
     connection: &mut PgConnection,
     function: &SqlFunction,
     consumer: &IdentityPart,
     messages: &[Incoming<'_>],
-    each_alone: bool,
+    grouping: Grouping,
 ) -> Result<Vec<Result<Option<Value>, EachFault>>, sqlx::Error> {
-    let c = Columns::of(function, messages);
-    let rows = sqlx::query_file!(
-        "src/handler/call.sql",
-        function.name,
-        function.batch,
-        consumer.as_str(),
-        &c.seqs,
-        &c.attempts,
-        &c.redelivered,
-        &c.published as &[Option<DateTime<Utc>>],
-        &c.tenants,
-        &c.keys,
-        &c.is_json,
-        &c.bodies,
-        &c.content_types as &[Option<String>],
-        &c.headers,
-        &c.exchanges,
-        &c.routing_keys,
-        &c.queues,
-        &c.message_ids as &[Option<String>],
-        &c.correlation_ids as &[Option<String>],
-        &c.reply_tos as &[Option<String>],
-        &c.kinds as &[Option<String>],
-        &c.user_ids as &[Option<String>],
-        &c.app_ids as &[Option<String>],
-        &c.trace_ids as &[Option<String>],
-        each_alone,
-        function.json == JsonPolicy::Required
-    )
-    .fetch_all(connection)
-    .await?;
-    let answers = rows.into_iter().map(|row| {
-        let answer = match row.error_code {
-            None => Ok(row.response),
+    let is_json = |one: &Incoming<'_>| function.json != JsonPolicy::Off && one.is_json;
+    let needs_json = function.json == JsonPolicy::Required;
+    let rows: Vec<MessageRow<'_>> = messages
+        .iter()
+        .enumerate()
+        .map(|(index, one)| {
+            MessageRow::of(index + 1, consumer, one, grouping != Grouping::Each && is_json(one))
+        })
+        .collect();
+    let rows = rows.as_slice();
+    let (name, batch) = (&function.name, function.batch);
+    let answers = match grouping {
+        Grouping::All => {
+            let answers = sqlx::query_file!("src/handler/call_all.sql", name, batch, rows as _)
+                .fetch_all(connection)
+                .await?;
+            return in_order(messages.len(), answers.into_iter().map(|row| (row.seq, Ok(row.response))));
+        }
+        Grouping::Parts => {
+            sqlx::query_file_as!(Answer, "src/handler/call_parts.sql", name, batch, rows as _, needs_json)
+                .fetch_all(connection)
+                .await?
+        }
+        Grouping::Each => {
+            let json: Vec<bool> = messages.iter().map(is_json).collect();
+            sqlx::query_file_as!(
+                Answer,
+                "src/handler/call_each.sql",
+                name,
+                batch,
+                rows as _,
+                &json,
+                needs_json
+            )
+            .fetch_all(connection)
+            .await?
+        }
+    };
+    in_order(messages.len(), answers.into_iter().map(Answer::read))
+}
+
+/// What became of one message inside the server.
+struct Answer {
+    seq: i32,
+    response: Option<Value>,
+    error_code: Option<String>,
+    error_message: Option<String>,
+}
+
+impl Answer {
+    fn read(self) -> (i32, Result<Option<Value>, EachFault>) {
+        let answer = match self.error_code {
+            None => Ok(self.response),
             Some(code) => Err(match class_of(&code) {
                 Some(class) => {
-                    EachFault::Fault(Fault::new(class, Some(code), row.error_message.unwrap_or_default()))
+                    EachFault::Fault(Fault::new(class, Some(code), self.error_message.unwrap_or_default()))
                 }
                 // Raised inside a live session, so not the session's end: what the handler called was away.
                 None => EachFault::Outage(code),
             }),
         };
-        (row.seq, answer)
-    });
-    in_order(messages.len(), answers)
+        (self.seq, answer)
+    }
 }
 
 /// Why one message of a batch failed inside the server.

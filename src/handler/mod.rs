@@ -2,6 +2,7 @@
 
 mod call;
 mod error;
+mod row;
 mod rust;
 mod sql_function;
 
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use call::{EachFault, call};
+pub(crate) use call::{EachFault, Grouping, call};
 pub use error::HandlerError;
 pub use rust::{BatchHandler, Context, Handler, handler_fn};
 pub(crate) use rust::{ErasedBatchHandler, ErasedHandler};

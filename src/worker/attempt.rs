@@ -12,6 +12,7 @@ use super::stop::Stop;
 use super::transaction::{audit_only, record_failure, refuse, transact};
 use crate::amqp::Delivery;
 use crate::fault::{Fault, FaultClass};
+use crate::handler::Run;
 use crate::outcome::Outcome;
 use crate::pg::{AuditRecord, Session};
 use crate::plant::planted;
@@ -20,9 +21,13 @@ use crate::plant::planted;
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
 const SUBTRANSACTIONS: usize = 64;
 
+/// For how many clean batches after one with a failure a lane goes on running batches in parts at once, which costs a clean
+/// batch a little and spares one with a bad message its first pass.
+const WARY: u32 = 16;
+
 impl Lane {
-    /// Commits all: together; where some message fails, each in a subtransaction of its own; what then still fails as a
-    /// whole (at COMMIT, or by a timeout), one by one.
+    /// Commits all: together; where some message fails, in parts, inside the server; what then still fails as a whole (at
+    /// COMMIT, or by a timeout), each message in a subtransaction of its own, and at last one by one.
     pub(super) async fn commit(
         &mut self,
         company: Company,
@@ -45,12 +50,25 @@ impl Lane {
         company: Company,
         work: &[&Candidate],
     ) -> Result<Vec<Outcome>, Abandoned> {
-        match self.attempt(company, Pass::Together, work).await? {
-            Ok(outcomes) => return Ok(outcomes),
-            Err(fault) => {
-                self.shared.counters.fallback();
-                tracing::debug!(fault = %fault, messages = work.len(), "a batch failed: each of its messages runs by itself");
+        let in_parts = matches!(self.shared.run, Run::Sql(_)) && work.len() > 1;
+        if self.wary == 0 || !in_parts {
+            match self.attempt(company, Pass::Together, work).await? {
+                Ok(outcomes) => return Ok(outcomes),
+                Err(fault) => {
+                    self.wary = WARY;
+                    self.shared.counters.fallback();
+                    tracing::debug!(fault = %fault, messages = work.len(), "a batch failed: it runs again, in parts");
+                }
             }
+        }
+        if in_parts && let Ok(outcomes) = self.attempt(company, Pass::Parts, work).await? {
+            let is_good =
+                |outcome: &Outcome| matches!(outcome, Outcome::Completed { .. } | Outcome::Duplicate(_));
+            self.wary = match outcomes.iter().all(is_good) {
+                true => self.wary - 1,
+                false => WARY,
+            };
+            return Ok(outcomes);
         }
         let mut outcomes = Vec::with_capacity(work.len());
         for chunk in work.chunks(SUBTRANSACTIONS) {

@@ -10,7 +10,7 @@ use super::deadline::{Handling, until_deadline};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::fault::{Fault, FaultClass};
-use crate::handler::{Context, EachFault, HandlerError, Incoming, Run, call};
+use crate::handler::{Context, EachFault, Grouping, HandlerError, Incoming, Run, call};
 use crate::pg::{Backend, PgFault, classify};
 
 /// How the handler is called.
@@ -18,8 +18,20 @@ use crate::pg::{Backend, PgFault, classify};
 pub(crate) enum Pass {
     /// All messages at once: the first failure rolls all back.
     Together,
+    /// Parts of the batch in a subtransaction each, and the messages of a part that fails. For a SQL function.
+    Parts,
     /// Each message in a subtransaction of its own.
     Each,
+}
+
+impl Pass {
+    fn grouping(self) -> Grouping {
+        match self {
+            Self::Together => Grouping::All,
+            Self::Parts => Grouping::Parts,
+            Self::Each => Grouping::Each,
+        }
+    }
 }
 
 /// A handler's results, by message.
@@ -37,7 +49,7 @@ pub(crate) async fn handle(
     match (&shared.run, pass) {
         (Run::Sql(function), pass) => {
             let called = async {
-                call(transaction, function, consumer, incoming, pass == Pass::Each)
+                call(transaction, function, consumer, incoming, pass.grouping())
                     .await
                     .map_err(Stop::of_handler)
             };
@@ -79,7 +91,7 @@ pub(crate) async fn handle(
             end_guard(transaction).await?;
             Ok(results)
         }
-        (run, Pass::Each) => {
+        (run, Pass::Parts | Pass::Each) => {
             let mut results = Results::with_capacity(incoming.len());
             for message in incoming {
                 begin_guard(transaction).await?;

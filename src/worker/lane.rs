@@ -41,6 +41,8 @@ pub(crate) struct Lane {
     pub(super) marks: Marks,
     pub(super) turn: Option<Turn>,
     pub(super) unconfirmed: Unconfirmed,
+    /// Batches that still run in parts at once, since one has failed.
+    pub(super) wary: u32,
 }
 
 impl Lane {
@@ -53,6 +55,7 @@ impl Lane {
             marks: Marks::default(),
             turn: None,
             unconfirmed: Unconfirmed::default(),
+            wary: 0,
         }
     }
 
