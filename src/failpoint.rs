@@ -3,7 +3,7 @@
 
 /// Every step, before and after each input or output of worker, relay and garbage collection. `tests/it/crash_points.rs`
 /// kills a process at each of them.
-pub const STEPS: [&str; 50] = [
+pub const STEPS: [&str; 52] = [
     "worker.precheck.before",
     "worker.precheck.after",
     "worker.look_up_suspects.before",
@@ -12,6 +12,8 @@ pub const STEPS: [&str; 50] = [
     "worker.mark.after",
     "worker.begin.before",
     "worker.begin.after",
+    "worker.claim_fresh.before",
+    "worker.claim_fresh.after",
     "worker.claim.before",
     "worker.claim.after",
     "worker.look_up.before",

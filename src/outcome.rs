@@ -64,6 +64,18 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Which run of the handler led to it, from 1; `None` where nothing ran.
+    #[must_use]
+    pub fn attempt(&self) -> Option<u32> {
+        match self {
+            Self::Completed { attempt, .. } | Self::Retried { attempt, .. } => Some(*attempt),
+            Self::DeadLettered { attempt, .. } => Some(*attempt).filter(|attempt| *attempt > 0),
+            Self::Duplicate(_) => None,
+        }
+    }
+}
+
 /// What the broker is told. Every one ends in an acknowledgement of the original; a copy is confirmed before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {

@@ -8,27 +8,27 @@ use crate::identity::IdentityPart;
 
 /// One decision about one message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AuditRecord {
+pub struct AuditRecord<'a> {
     /// Empty where the message had no valid one.
-    pub tenant: String,
+    pub tenant: &'a str,
     /// Empty where the message had no valid one.
-    pub key: String,
+    pub key: &'a str,
     /// The queue it came from.
-    pub queue: String,
+    pub queue: &'a str,
     /// `completed`, `duplicate`, `retried` or `dead_lettered`.
     pub outcome: &'static str,
     /// Stable reason code; for a duplicate who knew it.
-    pub reason: Option<String>,
+    pub reason: Option<&'a str>,
     /// SQLSTATE.
-    pub error_code: Option<String>,
+    pub error_code: Option<&'a str>,
     /// For people.
-    pub detail: Option<String>,
+    pub detail: Option<&'a str>,
     /// Which run, from 1; 0 where nothing ran.
     pub attempt: u32,
     /// From the start of the batch to the decision, in microseconds.
     pub duration_us: Option<i64>,
     /// From the message's `traceparent`.
-    pub trace_id: Option<String>,
+    pub trace_id: Option<&'a str>,
 }
 
 /// Appends records in the caller's transaction. Returns how many rows were written.
@@ -37,41 +37,45 @@ pub(crate) async fn append(
     consumer: &IdentityPart,
     worker: &str,
     now: DateTime<Utc>,
-    records: &[AuditRecord],
+    records: &[AuditRecord<'_>],
 ) -> Result<u64, sqlx::Error> {
-    let text =
-        |of: fn(&AuditRecord) -> &str| records.iter().map(|r| of(r).to_owned()).collect::<Vec<String>>();
-    let optional =
-        |of: fn(&AuditRecord) -> &Option<String>| records.iter().map(|r| of(r).clone()).collect::<Vec<_>>();
-    let tenants = text(|r| &r.tenant);
+    let tenants: Vec<&str> = records.iter().map(|r| r.tenant).collect();
     let ids: Vec<Uuid> = records.iter().map(|_| Uuid::now_v7()).collect();
     let attempts: Vec<i32> = records.iter().map(|r| i32::try_from(r.attempt).unwrap_or(i32::MAX)).collect();
     let durations: Vec<Option<i64>> = records.iter().map(|r| r.duration_us).collect();
-    let keys = text(|r| &r.key);
-    let queues = text(|r| &r.queue);
-    let outcomes = text(|r| r.outcome);
-    let reasons = optional(|r| &r.reason);
-    let codes = optional(|r| &r.error_code);
-    let details = optional(|r| &r.detail);
-    let traces = optional(|r| &r.trace_id);
+    let keys: Vec<&str> = records.iter().map(|r| r.key).collect();
+    let queues: Vec<&str> = records.iter().map(|r| r.queue).collect();
+    let outcomes: Vec<&str> = records.iter().map(|r| r.outcome).collect();
+    let reasons = sparse(records.iter().map(|r| r.reason));
+    let codes = sparse(records.iter().map(|r| r.error_code));
+    let details = sparse(records.iter().map(|r| r.detail));
+    let traces = sparse(records.iter().map(|r| r.trace_id));
     let done = sqlx::query_file!(
         "src/pg/audit.sql",
         now,
         consumer.as_str(),
         worker,
-        &tenants,
+        &tenants as &[&str],
         &ids,
         &attempts,
         &durations as &[Option<i64>],
-        &keys,
-        &queues,
-        &outcomes,
-        &reasons as &[Option<String>],
-        &codes as &[Option<String>],
-        &details as &[Option<String>],
-        &traces as &[Option<String>]
+        &keys as &[&str],
+        &queues as &[&str],
+        &outcomes as &[&str],
+        &reasons as &[Option<&str>],
+        &codes as &[Option<&str>],
+        &details as &[Option<&str>],
+        &traces as &[Option<&str>]
     )
     .execute(connection)
     .await?;
     Ok(done.rows_affected())
+}
+
+/// A column that nearly always holds nothing: no array at all then, and `unnest` fills it up with nulls.
+fn sparse<'a>(values: impl Iterator<Item = Option<&'a str>> + Clone) -> Vec<Option<&'a str>> {
+    match values.clone().any(|value| value.is_some()) {
+        true => values.collect(),
+        false => Vec::new(),
+    }
 }

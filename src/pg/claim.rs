@@ -10,32 +10,75 @@ use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 use crate::reason::Reason;
 
-/// A tenant and a key, as PostgreSQL returns them; the consumer is the statement's.
-type TenantKey = (String, String);
-
 /// Keys with what is compared, as arrays for `unnest`.
-struct Columns {
-    tenants: Vec<String>,
-    keys: Vec<String>,
-    fingerprints: Vec<Option<Vec<u8>>>,
+struct Columns<'a> {
+    tenants: Vec<&'a str>,
+    keys: Vec<&'a str>,
+    fingerprints: Vec<Option<&'a [u8]>>,
 }
 
-fn columns(claims: &[(&Identity, Option<Fingerprint>)]) -> Columns {
+/// In the order of the keys: the statements sort, too, but what is sorted already costs them next to nothing.
+fn columns<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> Columns<'a> {
+    let mut sorted: Vec<_> = claims.iter().collect();
+    // Rust compares text byte for byte, as COLLATE "C" does.
+    sorted.sort_unstable_by_key(|(identity, _)| (identity.tenant.as_str(), identity.key.as_str()));
     Columns {
-        tenants: claims.iter().map(|(identity, _)| identity.tenant.as_str().to_owned()).collect(),
-        keys: claims.iter().map(|(identity, _)| identity.key.as_str().to_owned()).collect(),
-        fingerprints: claims.iter().map(|(_, print)| print.map(|print| print.0.to_vec())).collect(),
+        tenants: sorted.iter().map(|(identity, _)| identity.tenant.as_str()).collect(),
+        keys: sorted.iter().map(|(identity, _)| identity.key.as_str()).collect(),
+        fingerprints: sorted.iter().map(|(_, print)| print.as_ref().map(|print| &print.0[..])).collect(),
     }
 }
 
-fn positions(claims: &[(&Identity, Option<Fingerprint>)]) -> HashMap<TenantKey, usize> {
+/// Where each tenant and key stands; the consumer is the statement's.
+fn positions<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> HashMap<(&'a str, &'a str), usize> {
     claims
         .iter()
         .enumerate()
-        .map(|(index, (identity, _))| {
-            ((identity.tenant.as_str().to_owned(), identity.key.as_str().to_owned()), index)
-        })
+        .map(|(index, (identity, _))| ((identity.tenant.as_str(), identity.key.as_str()), index))
         .collect()
+}
+
+/// Claims all of these keys, or none: then somebody has one of them, and the transaction is over. Identities must be distinct.
+/// Waits for workers that hold one of the keys in an open transaction, up to `lock_timeout`.
+///
+/// # Errors
+/// As [`FreshClaim::Taken`] where somebody has one.
+pub(crate) async fn claim_fresh(
+    connection: &mut PgConnection,
+    consumer: &IdentityPart,
+    now: DateTime<Utc>,
+    claims: &[(&Identity, Option<Fingerprint>)],
+) -> Result<FreshClaim, sqlx::Error> {
+    let Columns { tenants, keys, fingerprints } = columns(claims);
+    let inserted = sqlx::query_file!(
+        "src/pg/claim_fresh.sql",
+        consumer.as_str(),
+        now,
+        &tenants as &[&str],
+        &keys as &[&str],
+        &fingerprints as &[Option<&[u8]>]
+    )
+    .execute(connection)
+    .await;
+    match inserted {
+        Ok(inserted) if usize::try_from(inserted.rows_affected()) == Ok(claims.len()) => Ok(FreshClaim::Won),
+        Ok(_) => Ok(FreshClaim::Taken),
+        Err(sqlx::Error::Database(error))
+            if error.is_unique_violation() && error.constraint() == Some("idempotency_keys_pkey") =>
+        {
+            Ok(FreshClaim::Taken)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What became of a claim of all or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FreshClaim {
+    /// All are ours.
+    Won,
+    /// Somebody has one: the transaction is of no use any more.
+    Taken,
 }
 
 /// Claims the keys that nobody has; returns the positions of those won. Identities must be distinct. Waits for workers
@@ -51,9 +94,9 @@ pub(crate) async fn claim(
         "src/pg/claim.sql",
         consumer.as_str(),
         now,
-        &tenants,
-        &keys,
-        &fingerprints as &[Option<Vec<u8>>]
+        &tenants as &[&str],
+        &keys as &[&str],
+        &fingerprints as &[Option<&[u8]>]
     )
     .fetch_all(connection)
     .await?;
@@ -62,7 +105,10 @@ pub(crate) async fn claim(
         return Ok((0..claims.len()).collect());
     }
     let position = positions(claims);
-    Ok(rows.into_iter().filter_map(|row| position.get(&(row.tenant, row.key)).copied()).collect())
+    Ok(rows
+        .into_iter()
+        .filter_map(|row| position.get(&(row.tenant.as_str(), row.key.as_str())).copied())
+        .collect())
 }
 
 /// Claims keys whose earlier runs failed; returns the positions of those won and which run it is.
@@ -78,16 +124,16 @@ pub(crate) async fn retake(
         "src/pg/retake.sql",
         consumer.as_str(),
         now,
-        &tenants,
-        &keys,
-        &fingerprints as &[Option<Vec<u8>>]
+        &tenants as &[&str],
+        &keys as &[&str],
+        &fingerprints as &[Option<&[u8]>]
     )
     .fetch_all(connection)
     .await?;
     Ok(rows
         .into_iter()
         .filter_map(|row| {
-            let index = position.get(&(row.tenant, row.key)).copied()?;
+            let index = position.get(&(row.tenant.as_str(), row.key.as_str())).copied()?;
             Some((index, u32::try_from(row.attempts).unwrap_or(u32::MAX)))
         })
         .collect())
@@ -102,15 +148,16 @@ pub(crate) async fn look_up(
     let claims: Vec<_> = identities.iter().map(|identity| (*identity, None)).collect();
     let Columns { tenants, keys, .. } = columns(&claims);
     let position = positions(&claims);
-    let rows = sqlx::query_file!("src/pg/look_up.sql", consumer.as_str(), &tenants, &keys)
-        .fetch_all(connection)
-        .await?;
+    let rows =
+        sqlx::query_file!("src/pg/look_up.sql", consumer.as_str(), &tenants as &[&str], &keys as &[&str])
+            .fetch_all(connection)
+            .await?;
     let mut records = vec![None; identities.len()];
     for row in rows {
         let status = KeyStatus::from_column(&row.status)
             .ok_or_else(|| sqlx::Error::Decode(format!("unknown status {:?}", row.status).into()))?;
         let fingerprint = row.fingerprint.and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
-        if let Some(&index) = position.get(&(row.tenant, row.key)) {
+        if let Some(&index) = position.get(&(row.tenant.as_str(), row.key.as_str())) {
             records[index] = Some(KeyRecord {
                 status,
                 fingerprint,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::call::Pass;
+use super::claim::Expect;
 use super::deadline::in_time;
 use super::isolate::{Company, Turn};
 use super::lane::{Abandoned, Lane};
@@ -24,6 +25,10 @@ const SUBTRANSACTIONS: usize = 64;
 /// For how many clean batches after one with a failure a lane goes on running batches in parts at once, which costs a clean
 /// batch a little and spares one with a bad message its first pass.
 const WARY: u32 = 16;
+
+/// For how many batches after one with a key that was known a lane goes on expecting some: a claim that expects none and is
+/// wrong costs a transaction.
+const KNOWN_AHEAD: u32 = 64;
 
 impl Lane {
     /// Commits all: together; where some message fails, in parts, inside the server; what then still fails as a whole (at
@@ -114,6 +119,7 @@ impl Lane {
                 Err(stop) => stop,
             };
             match stop {
+                Stop::Known => {}
                 Stop::Outage(outage) if planted("outage_spends_attempt") => {
                     self.session = None;
                     let fault = Fault::new(FaultClass::Transient, None, outage.to_string());
@@ -146,7 +152,20 @@ impl Lane {
         if company != Company::Any {
             self.marks.mark(shared, session, work).await?;
         }
-        transact(shared, session, pass, work, &mut self.unconfirmed).await
+        let is_redelivered = |one: &&Candidate| one.delivery.message.redelivered;
+        let expect = match self.known_ahead == 0 && !work.iter().any(is_redelivered) {
+            true => Expect::Fresh,
+            false => Expect::Known,
+        };
+        let done = transact(shared, session, pass, work, expect, &mut self.unconfirmed).await;
+        match &done {
+            Ok(outcomes) if outcomes.iter().all(|outcome| outcome.attempt() == Some(1)) => {
+                self.known_ahead = self.known_ahead.saturating_sub(1);
+            }
+            Ok(_) | Err(Stop::Known) => self.known_ahead = KNOWN_AHEAD,
+            Err(_) => {}
+        }
+        done
     }
 
     /// Closes a session that nobody knows the state of, at both ends: its transaction and its locks must not linger.
@@ -170,7 +189,7 @@ impl Lane {
         }
     }
 
-    pub(super) async fn write_audit(&mut self, records: &[AuditRecord]) -> Result<(), Abandoned> {
+    pub(super) async fn write_audit(&mut self, records: &[AuditRecord<'_>]) -> Result<(), Abandoned> {
         loop {
             let shared = Arc::clone(&self.shared);
             let session = self.session().await?;
@@ -209,6 +228,7 @@ impl Lane {
                 }
                 tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
             }
+            Stop::Known => return Ok(()),
             Stop::NotNow(fault) | Stop::Failed(fault) => {
                 // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
                 // Other consumers must not wait for its locks meanwhile.

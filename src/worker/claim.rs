@@ -13,7 +13,7 @@ use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
 use crate::outcome::Outcome;
-use crate::pg;
+use crate::pg::{self, FreshClaim};
 use crate::plant::planted;
 use crate::reason::Rejection;
 
@@ -28,6 +28,15 @@ pub(crate) enum Claim {
     Recorded(Outcome),
 }
 
+/// What a lane expects of the keys to claim. Right or wrong, the result is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    /// Nobody has any of them.
+    Fresh,
+    /// Somebody may have some of them.
+    Known,
+}
+
 /// Rounds of claim and look-up before a key that is there and not there by turns is left for later.
 pub(crate) const CLAIM_ROUNDS: usize = 8;
 
@@ -37,6 +46,7 @@ pub(crate) async fn claim(
     transaction: &mut PgConnection,
     now: DateTime<Utc>,
     candidates: &[&Candidate],
+    expect: Expect,
     unconfirmed: &Unconfirmed,
 ) -> Result<Vec<Claim>, Stop> {
     let consumer = &shared.consumer;
@@ -62,6 +72,15 @@ pub(crate) async fn claim(
                 None => Claim::Run { attempt: 1 },
             })
             .collect());
+    }
+    if expect == Expect::Fresh {
+        step("worker.claim_fresh.before");
+        let claimed = pg::claim_fresh(transaction, &consumer.name, now, &of(&open)).await;
+        step("worker.claim_fresh.after");
+        return match claimed.map_err(Stop::of_ours)? {
+            FreshClaim::Won => Ok(candidates.iter().map(|_| Claim::Run { attempt: 1 }).collect()),
+            FreshClaim::Taken => Err(Stop::Known),
+        };
     }
     for _ in 0..CLAIM_ROUNDS {
         step("worker.claim.before");

@@ -43,6 +43,8 @@ pub(crate) struct Lane {
     pub(super) unconfirmed: Unconfirmed,
     /// Batches that still run in parts at once, since one has failed.
     pub(super) wary: u32,
+    /// Batches whose keys somebody may have, since one of a batch before was known.
+    pub(super) known_ahead: u32,
 }
 
 impl Lane {
@@ -56,6 +58,7 @@ impl Lane {
             turn: None,
             unconfirmed: Unconfirmed::default(),
             wary: 0,
+            known_ahead: 0,
         }
     }
 
@@ -157,7 +160,7 @@ impl Lane {
             if known {
                 let outcome = Outcome::Duplicate(DuplicateSource::Mirror);
                 if shared.list_duplicates {
-                    listed.push(audit_record(&candidates[index], &outcome));
+                    listed.push(index);
                 }
                 outcomes[index] = Some(outcome);
             }
@@ -180,13 +183,17 @@ impl Lane {
             } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_))) {
                 let outcome = Outcome::Duplicate(DuplicateSource::Batch);
                 if shared.list_duplicates {
-                    listed.push(audit_record(&candidates[index], &outcome));
+                    listed.push(index);
                 }
                 outcomes[index] = Some(outcome);
             }
         }
         if !listed.is_empty() {
-            self.write_audit(&listed).await?;
+            let records: Vec<_> = listed
+                .iter()
+                .filter_map(|&index| Some(audit_record(&candidates[index], outcomes[index].as_ref()?)))
+                .collect();
+            self.write_audit(&records).await?;
         }
         let mut again = Vec::new();
         let mut settled = Vec::with_capacity(candidates.len());

@@ -109,12 +109,12 @@ fn expect_rows(what: &str, written: Result<u64, sqlx::Error>, wanted: usize) -> 
 }
 
 /// One row per decision; duplicates only where they are listed.
-pub(crate) fn audit_records(
+pub(crate) fn audit_records<'a>(
     shared: &Shared,
     started: Instant,
-    candidates: &[&Candidate],
-    outcomes: &[Outcome],
-) -> Vec<AuditRecord> {
+    candidates: &[&'a Candidate],
+    outcomes: &'a [Outcome],
+) -> Vec<AuditRecord<'a>> {
     let duration = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
     candidates
         .iter()
@@ -129,33 +129,47 @@ pub(crate) fn audit_records(
 }
 
 /// The audit row of one decision.
-pub(crate) fn audit_record(candidate: &Candidate, outcome: &Outcome) -> AuditRecord {
-    refusal_record(&candidate.delivery.message, &Known::from(&candidate.identity), outcome)
+pub(crate) fn audit_record<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> AuditRecord<'a> {
+    let Identity { tenant, key, .. } = &candidate.identity;
+    decision(&candidate.delivery.message, tenant.as_str(), key.as_str(), outcome)
 }
 
 /// The audit row of a decision about a message that may not be known by name.
-pub(crate) fn refusal_record(message: &Message, known: &Known, outcome: &Outcome) -> AuditRecord {
+pub(crate) fn refusal_record<'a>(
+    message: &'a Message,
+    known: &'a Known,
+    outcome: &'a Outcome,
+) -> AuditRecord<'a> {
+    decision(message, text(known.tenant.as_ref()), text(known.key.as_ref()), outcome)
+}
+
+fn decision<'a>(
+    message: &'a Message,
+    tenant: &'a str,
+    key: &'a str,
+    outcome: &'a Outcome,
+) -> AuditRecord<'a> {
     let mut record = AuditRecord {
-        tenant: text(known.tenant.as_ref()).to_owned(),
-        key: text(known.key.as_ref()).to_owned(),
-        queue: message.queue.clone(),
+        tenant,
+        key,
+        queue: &message.queue,
         outcome: outcome.as_str(),
-        trace_id: message.trace_id().map(str::to_owned),
+        trace_id: message.trace_id(),
         ..AuditRecord::default()
     };
     match outcome {
         Outcome::Completed { attempt, .. } => record.attempt = *attempt,
-        Outcome::Duplicate(source) => record.reason = Some(source.as_str().to_owned()),
+        Outcome::Duplicate(source) => record.reason = Some(source.as_str()),
         Outcome::Retried { attempt, code, detail, .. } => {
             record.attempt = *attempt;
-            record.error_code.clone_from(code);
-            record.detail = Some(detail.clone());
+            record.error_code = code.as_deref();
+            record.detail = Some(detail);
         }
         Outcome::DeadLettered { attempt, rejection, code, .. } => {
             record.attempt = *attempt;
-            record.reason = Some(rejection.reason.as_str().to_owned());
-            record.error_code.clone_from(code);
-            record.detail = Some(rejection.detail.clone());
+            record.reason = Some(rejection.reason.as_str());
+            record.error_code = code.as_deref();
+            record.detail = Some(&rejection.detail);
         }
     }
     record

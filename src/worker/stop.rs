@@ -11,6 +11,8 @@ pub(crate) enum Stop {
     Outage(Outage),
     /// No message is to blame: wait and try again.
     NotNow(Fault),
+    /// A key is known that was expected to be fresh: the batch is claimed again, at once, another way.
+    Known,
     /// Some message failed, or all of them did.
     Failed(Fault),
     /// The handler left the connection in a state that nobody knows.

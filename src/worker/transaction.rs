@@ -5,7 +5,7 @@ use std::time::Instant;
 use sqlx::Connection as _;
 
 use super::call::{Pass, handle};
-use super::claim::{CLAIM_ROUNDS, Claim, claim, too_quick};
+use super::claim::{CLAIM_ROUNDS, Claim, Expect, claim, too_quick};
 use super::deadline::in_time;
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
@@ -29,6 +29,7 @@ pub(crate) async fn transact(
     session: &mut Session,
     pass: Pass,
     candidates: &[&Candidate],
+    expect: Expect,
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Stop> {
     let started = Instant::now();
@@ -40,7 +41,8 @@ pub(crate) async fn transact(
     let begun = in_time(shared, async { session.connection.begin().await.map_err(Stop::of_ours) });
     let mut transaction = begun.await?;
     step("worker.begin.after");
-    let claims = in_time(shared, claim(shared, &mut transaction, now, candidates, unconfirmed)).await?;
+    let claims =
+        in_time(shared, claim(shared, &mut transaction, now, candidates, expect, unconfirmed)).await?;
     let running: Vec<(usize, u32)> = claims
         .iter()
         .enumerate()
@@ -195,7 +197,7 @@ pub(crate) async fn record_failure(
 pub(crate) async fn audit_only(
     shared: &Shared,
     session: &mut Session,
-    records: &[AuditRecord],
+    records: &[AuditRecord<'_>],
 ) -> Result<(), Stop> {
     let now = session.clock.now();
     let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
@@ -212,7 +214,7 @@ pub(crate) async fn refuse(
     refused: &mut [(Delivery, Known, Outcome)],
 ) -> Result<(), Stop> {
     let now = session.clock.now();
-    let records: Vec<AuditRecord> = refused
+    let records: Vec<AuditRecord<'_>> = refused
         .iter()
         .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
         .collect();

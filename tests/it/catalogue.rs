@@ -36,10 +36,12 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
         &mut world,
         "select c.relname::text from pg_class as c
          where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p')
+           -- The trail is appended to and never addressed by row: an index for that would be its dearest part.
+           and c.relname !~ '^audit(_|$)'
            and not exists (select from pg_index as x where x.indrelid = c.oid and x.indisprimary)",
     )
     .await;
-    assert_eq!(without, Vec::<String>::new(), "every table has a primary key");
+    assert_eq!(without, Vec::<String>::new(), "every table but the audit trail has a primary key");
 }
 
 #[tokio::test]
