@@ -24,22 +24,23 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    pub(crate) fn new(delivery: lapin::message::Delivery, queue: &str, epoch: Arc<Epoch>) -> Self {
+    pub(crate) fn new(delivery: lapin::message::Delivery, queue: &str, epoch: Arc<Epoch>) -> Box<Self> {
         let tag = delivery.delivery_tag;
         let (message, properties) = read(delivery, queue);
-        Self { message, properties, tag, epoch }
+        // Half a kilobyte that moves from hand to hand.
+        Box::new(Self { message, properties, tag, epoch })
     }
 }
 
 /// The message of a delivery, and its properties as they came.
 pub(crate) fn read(delivery: lapin::message::Delivery, queue: &str) -> (Message, BasicProperties) {
     let properties = delivery.properties;
-    let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.to_string());
+    let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.as_str().to_owned());
     let message = Message {
         body: delivery.data.into(),
         queue: queue.to_owned(),
-        exchange: delivery.exchange.to_string(),
-        routing_key: delivery.routing_key.to_string(),
+        exchange: delivery.exchange.as_str().to_owned(),
+        routing_key: delivery.routing_key.as_str().to_owned(),
         redelivered: delivery.redelivered,
         properties: Properties {
             content_type: text(properties.content_type().clone()),
@@ -70,7 +71,7 @@ fn table(table: &FieldTable, depth: u32) -> BTreeMap<String, HeaderValue> {
         return BTreeMap::new();
     }
     // Of several entries of one name the last one counts: lapin's table is a map.
-    table.inner().iter().map(|(name, value)| (name.to_string(), header(value, depth + 1))).collect()
+    table.inner().iter().map(|(name, value)| (name.as_str().to_owned(), header(value, depth + 1))).collect()
 }
 
 fn header(value: &AMQPValue, depth: u32) -> HeaderValue {

@@ -145,7 +145,7 @@ impl Subscription {
 
     /// The next delivery. `None` means that the subscription is over, for whatever reason: the connection went, the queue
     /// was deleted, the broker cancelled. Can be dropped while waiting: no delivery is lost.
-    pub(crate) async fn next(&mut self) -> Option<Result<Delivery, AmqpError>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Box<Delivery>, AmqpError>> {
         let delivery = match self.consumer.next().await? {
             Ok(delivery) => delivery,
             Err(error) => return Some(Err(error.into())),

@@ -202,7 +202,7 @@ impl Lane {
 
     pub(super) async fn refuse(
         &mut self,
-        refused: &mut [(Delivery, Known, Outcome)],
+        refused: &mut [(Box<Delivery>, Known, Outcome)],
     ) -> Result<(), Abandoned> {
         loop {
             let shared = Arc::clone(&self.shared);

@@ -25,7 +25,7 @@ use crate::pg::{self, Session};
 use crate::plant::planted;
 
 /// Deliveries on their way to the lanes, taken by one lane at a time.
-pub(crate) type Intake = Arc<Mutex<mpsc::Receiver<Delivery>>>;
+pub(crate) type Intake = Arc<Mutex<mpsc::Receiver<Box<Delivery>>>>;
 
 /// The batch was given up without a decision: its messages are not settled, so they come again.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Lane {
     }
 
     /// The walk of a batch.
-    async fn batch(&mut self, deliveries: Vec<Delivery>) -> Result<(), Abandoned> {
+    async fn batch(&mut self, deliveries: Vec<Box<Delivery>>) -> Result<(), Abandoned> {
         let shared = Arc::clone(&self.shared);
         self.epochs.clear();
         for delivery in &deliveries {

@@ -15,7 +15,7 @@ use crate::seal::{Opened, SEAL_HEADER};
 /// A delivery that may run.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
-    pub(crate) delivery: Delivery,
+    pub(crate) delivery: Box<Delivery>,
     pub(crate) identity: Identity,
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) is_json: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Candidate {
 /// A delivery that can't be processed, why, and as much of its identity as is known.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
-    pub(crate) delivery: Delivery,
+    pub(crate) delivery: Box<Delivery>,
     pub(crate) rejection: Rejection,
     pub(crate) known: Known,
 }
@@ -47,12 +47,12 @@ impl From<&Identity> for Known {
     }
 }
 
-fn refuse(delivery: Delivery, rejection: Rejection, known: Known) -> Box<Refused> {
+fn refuse(delivery: Box<Delivery>, rejection: Rejection, known: Known) -> Box<Refused> {
     Box::new(Refused { delivery, rejection, known })
 }
 
 /// Finds out who a delivery is.
-pub(crate) fn prepare(shared: &Shared, mut delivery: Delivery) -> Result<Candidate, Box<Refused>> {
+pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Candidate, Box<Refused>> {
     let consumer = &shared.consumer;
     // Before anything looks into the body.
     let limit = usize::try_from(consumer.max_body).unwrap_or(usize::MAX);

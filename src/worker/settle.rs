@@ -22,7 +22,7 @@ use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SEAL_HEADER, TENANT_HEADER}
 /// its delivery will come again anyway: without a confirmed copy an original is never acknowledged.
 pub(crate) async fn settle(
     shared: &Shared,
-    decided: Vec<(Delivery, Known, Outcome)>,
+    decided: Vec<(Box<Delivery>, Known, Outcome)>,
 ) -> Result<(), Abandoned> {
     let mut copies = Vec::new();
     for (index, (delivery, known, outcome)) in decided.iter().enumerate() {
@@ -104,7 +104,7 @@ pub(crate) async fn settle(
 /// Acknowledges, channel by channel. An acknowledgement that does not arrive costs a redelivery, nothing else.
 async fn acknowledge(
     shared: &Shared,
-    decided: &[(Delivery, Known, Outcome)],
+    decided: &[(Box<Delivery>, Known, Outcome)],
     indices: impl IntoIterator<Item = usize>,
 ) {
     let mut by_channel = HashMap::new();

@@ -10,7 +10,7 @@ use crate::backoff::Backoff;
 
 /// Subscribes to `queue`, again whenever the subscription ends, until told to stop; then holds the last channel open until
 /// all work is done, so that it can still be acknowledged.
-pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mpsc::Sender<Delivery>) {
+pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mpsc::Sender<Box<Delivery>>) {
     let mut backoff = Backoff::default();
     let consumer = &shared.consumer.name;
     while !shared.stop.is_cancelled() {
@@ -61,7 +61,7 @@ enum Ended {
 async fn pump(
     shared: &Shared,
     subscription: &mut Subscription,
-    deliveries: &mpsc::Sender<Delivery>,
+    deliveries: &mpsc::Sender<Box<Delivery>>,
 ) -> Ended {
     let mut lived = false;
     let epoch = Arc::clone(subscription.epoch());

@@ -100,12 +100,16 @@ pub(crate) async fn transact(
         late.map_err(Stop::of_ours)?;
     }
     let recorded = async {
-        let fresh: Vec<&Candidate> = open.iter().map(|&index| candidates[index]).collect();
-        let mut decided: Vec<Outcome> = open.iter().map(|&index| outcomes[index].clone()).collect();
-        record(shared, &mut transaction, now, started, &epoch, &fresh, &mut decided).await?;
-        // Dead letters have got their names.
-        for (&index, outcome) in open.iter().zip(decided) {
-            outcomes[index] = outcome;
+        if open.len() == candidates.len() {
+            record(shared, &mut transaction, now, started, &epoch, candidates, &mut outcomes).await?;
+        } else {
+            let fresh: Vec<&Candidate> = open.iter().map(|&index| candidates[index]).collect();
+            let mut decided: Vec<Outcome> = open.iter().map(|&index| outcomes[index].clone()).collect();
+            record(shared, &mut transaction, now, started, &epoch, &fresh, &mut decided).await?;
+            // Dead letters have got their names.
+            for (&index, outcome) in open.iter().zip(decided) {
+                outcomes[index] = outcome;
+            }
         }
         // Where a standby may take over, what was found done must have reached it before it is acknowledged.
         if synchronous && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
@@ -211,7 +215,7 @@ pub(crate) async fn audit_only(
 pub(crate) async fn refuse(
     shared: &Shared,
     session: &mut Session,
-    refused: &mut [(Delivery, Known, Outcome)],
+    refused: &mut [(Box<Delivery>, Known, Outcome)],
 ) -> Result<(), Stop> {
     let now = session.clock.now();
     let records: Vec<AuditRecord<'_>> = refused
