@@ -7,6 +7,7 @@ mod complete;
 mod dead_letter;
 mod error;
 mod event;
+mod event_relay;
 mod history;
 mod inspect;
 mod migrate;
@@ -27,6 +28,10 @@ pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as kee
 pub use error::{Outage, PgFault, class_of, classify, is_outage};
 pub use event::emit;
 pub(crate) use event::emit_for;
+pub(crate) use event_relay::{
+    Cursor, EventFailure, TakeLimits, TakenEvent, database_time, delete_events, fail_events, take_events,
+    take_ordered,
+};
 pub(crate) use history::History;
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
 pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};

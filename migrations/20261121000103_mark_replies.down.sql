@@ -1,0 +1,1 @@
+alter table oncely.events drop column reply;
