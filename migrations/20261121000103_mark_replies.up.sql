@@ -8,3 +8,4 @@ begin
     end if;
 end
 $$;
+comment on column oncely.operator_actions.verb is 'What: requeue or discard (dead letters), retry_events or discard_events.';

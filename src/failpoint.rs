@@ -3,7 +3,7 @@
 
 /// Every step, before and after each input or output of worker, relay and garbage collection. `tests/it/crash_points.rs`
 /// kills a process at each of them.
-pub const STEPS: [&str; 60] = [
+pub const STEPS: [&str; 62] = [
     "worker.precheck.before",
     "worker.precheck.after",
     "worker.look_up_suspects.before",
@@ -28,6 +28,8 @@ pub const STEPS: [&str; 60] = [
     "worker.audit.after",
     "worker.outbox.before",
     "worker.outbox.after",
+    "worker.reply.before",
+    "worker.reply.after",
     "worker.letter.before",
     "worker.letter.after",
     "worker.commit.before",

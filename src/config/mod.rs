@@ -14,7 +14,7 @@ use figment::Figment;
 use figment::providers::{Env, Format as _, Serialized, Toml};
 use figment::value::Dict;
 
-pub use consumer::{Consumer, QueueType};
+pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
 pub use problems::{Problem, Problems};
 pub(crate) use section::Section;

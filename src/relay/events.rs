@@ -62,7 +62,7 @@ pub(crate) async fn is_due(
     patience: std::time::Duration,
 ) -> Result<bool, sqlx::Error> {
     let now = session.clock.now();
-    let mut transaction = session.connection.begin().await?;
+    let mut transaction = pg::within(patience, session.connection.begin()).await?;
     let limits = TakeLimits { events: 1, in_row: 1, ..limits(settings) };
     let mut cursor = None;
     let some = async {
@@ -70,7 +70,7 @@ pub(crate) async fn is_due(
             || !pg::take_ordered(&mut transaction, now, limits, &mut cursor).await?.is_empty())
     };
     let due = pg::within(patience, some).await?;
-    transaction.rollback().await?;
+    pg::within(patience, transaction.rollback()).await?;
     Ok(due)
 }
 
@@ -86,7 +86,7 @@ impl Drain<'_> {
         let Self { session, witness, outlet, settings, cursor, patience } = self;
         let now = session.clock.now();
         let limits = limits(settings);
-        let mut transaction = session.connection.begin().await?;
+        let mut transaction = pg::within(patience, session.connection.begin()).await?;
         step("events.take.before");
         let ordered = pg::take_ordered(&mut transaction, now, limits, cursor);
         let mut events = pg::within(patience, ordered).await?;
@@ -94,7 +94,7 @@ impl Drain<'_> {
         events.extend(pg::within(patience, free).await?);
         step("events.take.after");
         if events.is_empty() {
-            transaction.rollback().await?;
+            pg::within(patience, transaction.rollback()).await?;
             return Ok(EventReport::default());
         }
         // Visible is not enough where a standby takes over: nobody must hear of what may still be lost.

@@ -1,9 +1,12 @@
 //! Events: written with the effect that they tell of, published once that has committed.
 
 mod emit;
+mod operators;
 mod order;
+mod outages;
 mod publish;
 mod refusals;
+mod replies;
 
 use sqlx::AssertSqlSafe;
 use testbed::Broker;
