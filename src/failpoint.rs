@@ -3,7 +3,7 @@
 
 /// Every step, before and after each input or output of worker, relay and garbage collection. `tests/it/crash_points.rs`
 /// kills a process at each of them.
-pub const STEPS: [&str; 52] = [
+pub const STEPS: &[&str] = &[
     "worker.precheck.before",
     "worker.precheck.after",
     "worker.look_up_suspects.before",
@@ -30,6 +30,8 @@ pub const STEPS: [&str; 52] = [
     "worker.audit.after",
     "worker.outbox.before",
     "worker.outbox.after",
+    "worker.reply.before",
+    "worker.reply.after",
     "worker.letter.before",
     "worker.letter.after",
     "worker.commit.before",
@@ -50,6 +52,16 @@ pub const STEPS: [&str; 52] = [
     "relay.delete.after",
     "relay.commit.before",
     "relay.commit.after",
+    "events.take.before",
+    "events.take.after",
+    "events.publish.before",
+    "events.publish.after",
+    "events.delete.before",
+    "events.delete.after",
+    "events.fail.before",
+    "events.fail.after",
+    "events.commit.before",
+    "events.commit.after",
     "gc.partitions.before",
     "gc.partitions.after",
     "gc.lock.before",

@@ -46,6 +46,7 @@ pub(crate) mod backoff;
 pub mod cli;
 pub mod config;
 pub mod decide;
+pub mod event;
 pub mod exit;
 pub mod extract;
 pub mod failpoint;

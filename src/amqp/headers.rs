@@ -51,7 +51,7 @@ pub(crate) fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
 }
 
 /// Bytes on the wire: a length, then the entries.
-fn table_size(table: &FieldTable) -> usize {
+pub(super) fn table_size(table: &FieldTable) -> usize {
     4 + table.inner().iter().map(|(name, value)| entry_size(name.as_str(), value)).sum::<usize>()
 }
 

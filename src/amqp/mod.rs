@@ -4,6 +4,7 @@ mod connection;
 mod copy;
 mod delivery;
 mod headers;
+mod outlet;
 mod planted;
 mod publisher;
 mod stored;
@@ -18,6 +19,7 @@ pub(crate) use delivery::Delivery;
 pub(crate) use delivery::read;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
+pub(crate) use outlet::{Fate, Outgoing, Outlet};
 pub(crate) use publisher::{PublishError, Publisher};
 pub(crate) use stored::{restore_headers, restore_properties, store_headers, store_properties};
 pub(crate) use subscription::{Epoch, Subscription};

@@ -6,10 +6,12 @@
 
 mod audit;
 mod check;
+mod consent;
 mod explain;
 mod failed;
 mod gc;
 mod migrate;
+mod outbox;
 mod output;
 mod publish;
 mod session;
@@ -59,6 +61,8 @@ enum Verb {
     Audit(audit::Arguments),
     /// Dead letters: look at them, run them again, or give them up
     Failed(failed::Arguments),
+    /// Events that wait for RabbitMQ: look at them, try them again, or give them up
+    Outbox(outbox::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
     /// Garbage collection
@@ -81,6 +85,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Status(arguments) => status::run(&config, arguments, clock).await,
         Verb::Audit(arguments) => audit::run(&config, arguments, clock).await,
         Verb::Failed(arguments) => failed::run(&config, arguments, clock).await,
+        Verb::Outbox(arguments) => outbox::run(&config, arguments, clock).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,

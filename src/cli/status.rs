@@ -113,6 +113,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
 async fn database(session: &mut Session, times: Times) -> anyhow::Result<(Vec<String>, Value)> {
     let now = session.clock.now();
     let outbox = pg::outbox_status(&mut session.connection).await?;
+    let events = pg::event_status(&mut session.connection, now).await?;
     let tables = pg::table_statistics(&mut session.connection).await?;
     let recent = pg::recent_outcomes(&mut session.connection, now - RECENT).await?;
     let mut lines = vec![String::new()];
@@ -125,6 +126,24 @@ async fn database(session: &mut Session, times: Times) -> anyhow::Result<(Vec<St
             times.show(oldest)
         ),
     });
+    let capped = |count: i64| if count >= 10_000 { "≥ 10000".to_owned() } else { count.to_string() };
+    lines.push(match events.oldest_due {
+        None if events.pending == 0 => "events       none on their way".to_owned(),
+        None => format!("events       {} on their way, none due", capped(events.pending)),
+        Some(oldest) => format!(
+            "events       {} on their way, oldest {} ({})",
+            capped(events.pending),
+            age(oldest, now),
+            times.show(oldest)
+        ),
+    });
+    if let Some(oldest) = events.oldest_parked {
+        lines.push(format!(
+            "             {} parked, oldest {} (see `oncely outbox list --state parked`)",
+            capped(events.parked),
+            age(oldest, now)
+        ));
+    }
     lines.push(format!(
         "keys         ≈ {}, {}; {} given up",
         tables.keys,
@@ -154,7 +173,7 @@ async fn database(session: &mut Session, times: Times) -> anyhow::Result<(Vec<St
     Ok((
         lines,
         json!({
-            "epoch": session.cell.epoch, "cell": session.cell.name, "outbox": outbox, "tables": tables,
+            "epoch": session.cell.epoch, "cell": session.cell.name, "outbox": outbox, "events": events, "tables": tables,
             "recent": recent,
         }),
     ))

@@ -31,6 +31,15 @@ impl QueueType {
     }
 }
 
+/// What becomes of a response that is over the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LargeResponse {
+    /// Its message is dead-lettered, with nothing of its effect.
+    Refuse,
+    /// It is stored all the same; PostgreSQL compresses what is over 2 kB.
+    Compress,
+}
+
 /// A consumer.
 #[derive(Clone, Debug)]
 pub struct Consumer {
@@ -69,6 +78,12 @@ pub struct Consumer {
     pub max_body: u32,
     /// How much a hit in the mirror is believed; `None` means as `[mirror]` says.
     pub precheck: Option<PrecheckMode>,
+    /// Does a message with `reply_to` get its handler's response?
+    pub replies: bool,
+    /// Largest response in bytes, as JSON without white space.
+    pub response_limit: u32,
+    /// What becomes of a larger one.
+    pub on_large_response: LargeResponse,
 }
 
 /// RabbitMQ's default consumer timeout: a delivery that is not settled by then comes back.
@@ -120,6 +135,10 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
     let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
     let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
     let precheck = servers::precheck(&mut section, problems);
+    let replies = section.boolean("replies", false, problems);
+    let response_limit = section.integer("response_limit", 64 << 10, 1..=(16 << 20), problems);
+    let choices = [("refuse", LargeResponse::Refuse), ("compress", LargeResponse::Compress)];
+    let on_large_response = section.choice("on_large_response", LargeResponse::Refuse, &choices, problems);
     section.finish(problems);
     Some(Consumer {
         name: name?,
@@ -139,6 +158,9 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
         prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
         max_body,
         precheck,
+        replies,
+        response_limit,
+        on_large_response,
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod consumer;
 mod consumer_source;
+mod events;
 mod problems;
 mod section;
 mod servers;
@@ -13,7 +14,8 @@ use figment::Figment;
 use figment::providers::{Env, Format as _, Serialized, Toml};
 use figment::value::Dict;
 
-pub use consumer::{Consumer, QueueType};
+pub use consumer::{Consumer, LargeResponse, QueueType};
+pub use events::EventSettings;
 pub use problems::{Problem, Problems};
 pub(crate) use section::Section;
 pub use servers::{MirrorSettings, RabbitSettings, masked};
@@ -44,6 +46,8 @@ pub struct Config {
     pub worker: WorkerSettings,
     /// The relay process.
     pub relay: RelaySettings,
+    /// How the relay publishes events.
+    pub events: EventSettings,
     /// The garbage collection.
     pub gc: GcSettings,
     /// The audit trail.
@@ -138,6 +142,7 @@ impl Config {
         let mirror = servers::mirror(redis, root.table("mirror", &mut problems), &mut problems);
         let worker = tasks::worker(root.table("worker", &mut problems), &mut problems);
         let relay = tasks::relay(root.table("relay", &mut problems), &mut problems);
+        let events = events::events(root.table("events", &mut problems), &mut problems);
         let gc = tasks::gc(root.table("gc", &mut problems), &mut problems);
         let audit = tasks::audit(root.table("audit", &mut problems), &mut problems);
         let dead_letters = tasks::dead_letters(root.table("dead_letters", &mut problems), &mut problems);
@@ -156,6 +161,7 @@ impl Config {
             mirror,
             worker,
             relay,
+            events,
             gc,
             audit,
             dead_letters,

@@ -34,7 +34,9 @@ impl Section {
         match self.take(key)? {
             Value::String(_, text) => Some(text),
             // An environment variable's digits arrive as a number.
-            Value::Num(_, number) => number.to_i128().map(|n| n.to_string()),
+            Value::Num(_, number) => {
+                number.to_i128().map(|n| n.to_string()).or_else(|| number.to_u128().map(|n| n.to_string()))
+            }
             _ => {
                 problems.add(self.place(key), "must be a text");
                 None
@@ -85,7 +87,8 @@ impl Section {
     ) -> u32 {
         let number = match self.take(key) {
             None => return default,
-            Some(value) => value.to_i128(),
+            // The file's numbers are signed, the environment's are not.
+            Some(value) => value.to_i128().or_else(|| value.to_u128().and_then(|n| i128::try_from(n).ok())),
         };
         match number.and_then(|n| u32::try_from(n).ok()).filter(|n| range.contains(n)) {
             Some(number) => number,
@@ -233,5 +236,24 @@ fn duration(
             problems.add(place, "must be a duration with its unit, like \"30s\" or \"7d\"");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_the_environment_are_numbers() {
+        // What figment makes of ONCELY_RELAY__BATCH=50 and ONCELY_WORKER__NAME=7.
+        let values = Dict::from([
+            ("batch".to_owned(), Value::from(50_usize)),
+            ("name".to_owned(), Value::from(7_usize)),
+        ]);
+        let mut section = Section::new("relay", values);
+        let mut problems = Problems::default();
+        assert_eq!(section.integer("batch", 1, 1..=100, &mut problems), 50);
+        assert_eq!(section.text("name", &mut problems).as_deref(), Some("7"));
+        assert!(problems.is_empty(), "{problems}");
     }
 }

@@ -4,24 +4,54 @@ use std::future::Future;
 
 use futures::future::BoxFuture;
 use sqlx::PgConnection;
+use uuid::Uuid;
 
-use super::{HandlerResult, Incoming};
+use super::{HandlerError, HandlerResult, Incoming};
+use crate::event::Event;
+use crate::pg;
 
 /// What a handler may use. Everything written through [`Context::connection`] commits with the key, or not at all.
 #[derive(Debug)]
 pub struct Context<'c> {
     connection: &'c mut PgConnection,
+    /// The message that is handled, where it is one.
+    incoming: Option<Incoming<'c>>,
 }
 
 impl<'c> Context<'c> {
-    pub(crate) fn new(connection: &'c mut PgConnection) -> Self {
-        Self { connection }
+    pub(crate) fn new(connection: &'c mut PgConnection, incoming: Option<Incoming<'c>>) -> Self {
+        Self { connection, incoming }
     }
 
     /// The connection inside the open transaction. A handler must not end that transaction; savepoints are its own affair.
     /// An ended transaction is noticed, and the connection is closed.
     pub fn connection(&mut self) -> &mut PgConnection {
         self.connection
+    }
+
+    /// Emits an event: the relay publishes it once this message's transaction has committed, and never otherwise. It carries
+    /// on the message's tenant and its W3C trace context, unless it has its own. Returns its id.
+    ///
+    /// # Errors
+    /// [`HandlerError::Database`] when it is too large or can't be sent (the message is dead-lettered then), or when PostgreSQL
+    /// fails; [`HandlerError::Environment`] in a [`BatchHandler`], which must say which message causes it:
+    /// [`Context::emit_for`].
+    pub async fn emit(&mut self, event: &Event) -> Result<Uuid, HandlerError> {
+        match self.incoming {
+            Some(incoming) => self.emit_for(&incoming, event).await,
+            None => Err(HandlerError::environment(
+                "a batch handler must say which message causes an event: emit_for",
+            )),
+        }
+    }
+
+    /// Emits an event that one message of a batch causes; else like [`Context::emit`].
+    ///
+    /// # Errors
+    /// Like [`Context::emit`].
+    pub async fn emit_for(&mut self, message: &Incoming<'_>, event: &Event) -> Result<Uuid, HandlerError> {
+        let cause = (message.identity.tenant.as_str(), message.message);
+        Ok(pg::emit_for(self.connection, event, Some(cause)).await?)
     }
 }
 

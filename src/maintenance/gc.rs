@@ -57,6 +57,7 @@ pub(crate) async fn sweep(
     }
     if !stop() {
         collect_letters(config, session, &stop).await?;
+        collect_ordering_keys(config, session, &stop).await?;
     }
     pg::sweep_unlock(&mut session.connection).await?;
     Ok(Some(reports))
@@ -80,6 +81,31 @@ async fn collect_letters(
     }
     if gone > 0 {
         tracing::info!(letters = gone, "collected dead letters that were requeued or discarded");
+    }
+    Ok(())
+}
+
+/// An ordering key that was not used for so long and has no event left begins anew with its next event.
+const IDLE: std::time::Duration = std::time::Duration::from_secs(86_400);
+
+/// Deletes idle ordering keys, in bounded transactions.
+async fn collect_ordering_keys(
+    config: &Config,
+    session: &mut Session,
+    stop: &impl Fn() -> bool,
+) -> Result<(), sqlx::Error> {
+    let before = before(session.clock.now(), IDLE);
+    let mut next = Some((String::new(), String::new()));
+    let mut gone = 0;
+    while let Some(after) = next.take_if(|_| !stop()) {
+        let limit = i64::from(config.gc.batch);
+        let batch = pg::collect_ordering_keys(&mut session.connection, before, after, limit);
+        let (last, now_gone) = pg::within(config.postgres.patience(), batch).await?;
+        gone += now_gone;
+        next = last;
+    }
+    if gone > 0 {
+        tracing::info!(keys = gone, "collected idle ordering keys");
     }
     Ok(())
 }

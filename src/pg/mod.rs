@@ -6,14 +6,19 @@ mod claim;
 mod complete;
 mod dead_letter;
 mod error;
+mod event;
+mod event_operator;
+mod event_relay;
 mod history;
 mod inspect;
 mod migrate;
 mod operator;
+mod ordering_key;
 mod outbox;
 mod partition;
 #[cfg(feature = "plants")]
 mod planted;
+mod reply;
 mod retention;
 mod session;
 mod suspect;
@@ -24,6 +29,14 @@ pub(crate) use claim::{FreshClaim, claim, claim_fresh, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, is_outage};
+pub use event::emit;
+pub(crate) use event::emit_for;
+pub(crate) use event_operator::{EventChange, change_events};
+pub use event_operator::{EventFilter, EventRow, EventStatus, event_status, events};
+pub(crate) use event_relay::{
+    Cursor, EventFailure, TakeLimits, TakenEvent, database_time, delete_events, fail_events, take_events,
+    take_ordered,
+};
 pub(crate) use history::History;
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
 pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};
@@ -33,10 +46,12 @@ pub(crate) use operator::{
     messages, plan as plan_letters, record_action, standings,
 };
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
+pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use outbox::{MirrorRecord, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
 #[cfg(feature = "plants")]
 pub(crate) use planted::collect_pending;
+pub(crate) use reply::{Reply, write_replies};
 pub use retention::{SweepReport, SweepStatus};
 pub(crate) use retention::{count_expired, sweep_batch, try_lock as try_sweep_lock, unlock as sweep_unlock};
 pub(crate) use session::{

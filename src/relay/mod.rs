@@ -1,6 +1,9 @@
-//! The relay: what committed in PostgreSQL reaches Redis.
+//! The relay: what committed in PostgreSQL reaches Redis and RabbitMQ.
 
 mod drain;
+mod event_lane;
+mod events;
+mod idle;
 mod run;
 
 pub use run::Relay;

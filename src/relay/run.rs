@@ -6,6 +6,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::drain::{DrainReport, drain};
+use super::event_lane::publish_events;
+use super::idle::Idle;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::maintenance;
@@ -21,7 +23,7 @@ pub struct Relay {
 }
 
 /// How often the counts are logged.
-const REPORT: Duration = Duration::from_secs(10);
+pub(super) const REPORT: Duration = Duration::from_secs(10);
 
 impl Relay {
     /// A relay with this configuration.
@@ -56,7 +58,11 @@ impl Relay {
                 "no [redis] url: nothing is mirrored, outbox records of workers that have one are dropped"
             );
         }
-        tasks.spawn(relay(self.config.clone(), mirror, stop.clone()));
+        let history = History::default();
+        for lane in 1..=self.config.events.lanes {
+            tasks.spawn(publish_events(self.config.clone(), lane, history.clone(), stop.clone()));
+        }
+        tasks.spawn(relay(self.config.clone(), mirror, history, stop.clone()));
         let mut stopped = Stopped::Clean;
         let overdue = async {
             stop.cancelled().await;
@@ -107,14 +113,13 @@ impl Relay {
 }
 
 /// Drains the outbox: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
-async fn relay(config: Config, mirror: Option<Mirror>, stop: CancellationToken) {
+async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: CancellationToken) {
     let application = format!("oncely relay {}", config.worker.name);
     let mut session: Option<Sessions> = None;
     let mut backoff = Backoff::default();
     let mut idle = Idle::new(config.relay.poll);
     let mut total = DrainReport::default();
     let mut reported = tokio::time::Instant::now();
-    let history = History::default();
     tracing::info!("relaying");
     while !stop.is_cancelled() {
         let pause = match one(&config, &application, &history, &mut session, mirror.as_ref()).await {
@@ -145,11 +150,8 @@ async fn relay(config: Config, mirror: Option<Mirror>, stop: CancellationToken) 
     if total.records > 0 {
         tracing::info!(records = total.records, tags = total.tags, "relayed");
     }
-    if let Some(Sessions { records, witness }) = session {
-        records.close().await;
-        if let Some(witness) = witness {
-            witness.close().await;
-        }
+    if let Some(sessions) = session {
+        sessions.close().await;
     }
 }
 
@@ -162,14 +164,7 @@ async fn one(
 ) -> Result<DrainReport, String> {
     let open = match session {
         Some(open) => open,
-        None => {
-            let records = connect(config, application, history).await?;
-            let witness = match records.synchronous {
-                true => Some(connect(config, application, history).await?),
-                false => None,
-            };
-            session.insert(Sessions { records, witness })
-        }
+        None => session.insert(open_sessions(config, application, history).await?),
     };
     let witness = open.witness.as_mut().map(|witness| &mut witness.connection);
     let limit = config.postgres.patience() * 2;
@@ -181,10 +176,32 @@ async fn one(
 }
 
 /// What a relay asks with.
-struct Sessions {
-    records: Session,
+pub(super) struct Sessions {
+    pub(super) records: Session,
     /// Where commits wait for a standby: asks whether what the other one sees has reached it.
-    witness: Option<Session>,
+    pub(super) witness: Option<Session>,
+}
+
+impl Sessions {
+    pub(super) async fn close(self) {
+        self.records.close().await;
+        if let Some(witness) = self.witness {
+            witness.close().await;
+        }
+    }
+}
+
+pub(super) async fn open_sessions(
+    config: &Config,
+    application: &str,
+    history: &History,
+) -> Result<Sessions, String> {
+    let records = connect(config, application, history).await?;
+    let witness = match records.synchronous {
+        true => Some(connect(config, application, history).await?),
+        false => None,
+    };
+    Ok(Sessions { records, witness })
 }
 
 async fn connect(config: &Config, application: &str, history: &History) -> Result<Session, String> {
@@ -198,47 +215,4 @@ async fn connect(config: &Config, application: &str, history: &History) -> Resul
         );
     }
     Ok(session)
-}
-
-/// How long to wait before the next look: not at all behind a full batch, longer and longer behind empty ones.
-struct Idle {
-    pause: Duration,
-    longest: Duration,
-}
-
-const SHORTEST: Duration = Duration::from_millis(5);
-
-impl Idle {
-    fn new(longest: Duration) -> Self {
-        Self { pause: SHORTEST.min(longest), longest }
-    }
-
-    fn after(&mut self, records: usize, batch: u32) -> Duration {
-        if records > 0 {
-            self.pause = SHORTEST.min(self.longest);
-            return if u32::try_from(records).is_ok_and(|records| records < batch) {
-                self.pause
-            } else {
-                Duration::ZERO
-            };
-        }
-        let pause = self.pause;
-        self.pause = (self.pause * 2).min(self.longest);
-        pause
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_batch_means_go_on_and_empty_ones_mean_wait_longer() {
-        let mut idle = Idle::new(Duration::from_millis(12));
-        assert_eq!(idle.after(100, 100), Duration::ZERO);
-        assert_eq!(idle.after(3, 100), Duration::from_millis(5));
-        let pauses: Vec<u128> = (0..4).map(|_| idle.after(0, 100).as_millis()).collect();
-        assert_eq!(pauses, [5, 10, 12, 12]);
-        assert_eq!(idle.after(1, 100), Duration::from_millis(5));
-    }
 }

@@ -71,7 +71,7 @@ pub(crate) async fn handle(
             let mut results = Results::with_capacity(incoming.len());
             match run {
                 Run::RustBatch(handler) => {
-                    let mut context = Context::new(transaction);
+                    let mut context = Context::new(transaction, None);
                     let called = caught(async { handler.handle_batch(&mut context, incoming).await });
                     let called = async { called.await?.map_err(stop_of) };
                     let responses = until_deadline(shared, backend, Handling::InProcess, called).await?;
@@ -146,7 +146,7 @@ async fn call_one(
     transaction: &mut PgConnection,
     message: &Incoming<'_>,
 ) -> Result<Result<Option<Value>, HandlerError>, Stop> {
-    let mut context = Context::new(transaction);
+    let mut context = Context::new(transaction, Some(*message));
     match run {
         Run::Rust(handler) => caught(async { handler.handle(&mut context, message).await }).await,
         Run::RustBatch(handler) => {

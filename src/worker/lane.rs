@@ -10,6 +10,7 @@ use super::portion::portions;
 use super::precheck::precheck;
 use super::prepare::{Candidate, Known, prepare};
 use super::record::audit_record;
+use super::replies::wants_reply;
 use super::settle::settle;
 use super::shared::Shared;
 use super::stop::Stop;
@@ -157,7 +158,8 @@ impl Lane {
         let known = precheck(&shared, &mut self.session, &leading).await;
         let mut listed = Vec::new();
         for (&index, known) in first.iter().zip(known) {
-            if known {
+            // A reply's content is in PostgreSQL alone.
+            if known && !wants_reply(&shared, &candidates[index]) {
                 let outcome = Outcome::Duplicate(DuplicateSource::Mirror);
                 if shared.list_duplicates {
                     listed.push(index);
@@ -180,7 +182,9 @@ impl Lane {
             if let Some(retried @ Outcome::Retried { .. }) = &outcomes[leader] {
                 // Waits as long as the first: run at once, the copies of one batch would use up all attempts.
                 outcomes[index] = Some(retried.clone());
-            } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_))) {
+            } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_)))
+                && !wants_reply(&shared, &candidates[index])
+            {
                 let outcome = Outcome::Duplicate(DuplicateSource::Batch);
                 if shared.list_duplicates {
                     listed.push(index);

@@ -13,6 +13,7 @@ mod portion;
 mod precheck;
 mod prepare;
 mod record;
+mod replies;
 mod run;
 mod settle;
 mod shared;

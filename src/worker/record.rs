@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known, text};
+use super::replies::write_replies;
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::failpoint::step;
@@ -94,6 +95,8 @@ pub(crate) async fn record(
             step("worker.outbox.after");
         }
     }
+    let decided = candidates.iter().copied().zip(outcomes.iter());
+    write_replies(shared, transaction, now, Stop::of_handler, decided).await?;
     let given_up =
         candidates.iter().zip(outcomes).map(|(candidate, outcome)| GivenUp::of(candidate, outcome));
     keep_letters(shared, transaction, now, Stop::of_handler, given_up.collect()).await

@@ -10,6 +10,7 @@ use super::deadline::in_time;
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
 use super::record::{audit_records, failure, record, refusal_record};
+use super::replies::{check_responses, write_replies};
 use super::shared::Shared;
 use super::stop::Stop;
 use super::unconfirmed::Unconfirmed;
@@ -72,6 +73,7 @@ pub(crate) async fn transact(
             }
             results => results?,
         };
+        check_responses(&shared.consumer, &results)?;
         step("worker.handle.after");
         results
     };
@@ -189,6 +191,8 @@ pub(crate) async fn record_failure(
     pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Stop::of_ours)?;
+    write_replies(shared, &mut transaction, now, Stop::of_ours, std::iter::once((candidate, &outcome)))
+        .await?;
     let given_up = vec![GivenUp::of(candidate, &mut outcome)];
     keep_letters(shared, &mut transaction, now, Stop::of_ours, given_up).await?;
     step("worker.record_failure.before");

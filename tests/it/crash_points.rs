@@ -14,7 +14,7 @@ use crate::support::{World, message};
 const BATCHES: [usize; 4] = [1, 2, 10, 100];
 
 fn steps(of: &str) -> Vec<&'static str> {
-    let steps: Vec<_> = STEPS.into_iter().filter(|step| step.starts_with(of)).collect();
+    let steps: Vec<_> = STEPS.iter().copied().filter(|step| step.starts_with(of)).collect();
     assert!(!steps.is_empty());
     steps
 }
@@ -35,7 +35,7 @@ async fn with_batch(batch: usize, redis: &Redis) -> World {
     world.with_redis(&redis.url(), "precheck = \"trust\"");
     world.configure(&format!("[relay]\nbatch = {batch}\npoll = \"20ms\"\n[gc]\nbatch = {batch}"));
     let retry = "retry = { delays = [\"20ms\"], max_attempts = 2 }";
-    world.consumer("payments", &format!("batch = {batch}\nlanes = 1\n{retry}"));
+    world.consumer("payments", &format!("batch = {batch}\nlanes = 1\nreplies = true\n{retry}"));
     sqlx::query("insert into app.numbers values ('7')").execute(&mut world.sql).await.unwrap();
     world.apply_topology().await;
     world
@@ -66,6 +66,13 @@ async fn publish(world: &World, step: &str, batch: usize) -> Expected {
     add(key("number"), r#"{"do": "number", "number": "7"}"#);
     add("first".to_owned(), "{}");
     add(key("0"), "{}");
+    // Asks for an answer, and asks again.
+    for _ in 0..2 {
+        let asked =
+            message("acme", &key("asks")).with_reply_to("answers".into()).with_correlation_id(step.into());
+        messages.push((queue.clone(), asked, b"{}".to_vec()));
+    }
+    effects.insert(key("asks"), 1);
     messages.push((queue.clone(), message("acme", ""), key("no key").into_bytes()));
     let count = messages.len();
     world.broker.publish_all("", messages).await.unwrap();
@@ -102,6 +109,14 @@ async fn books_are_right(world: &mut World, step: &str, expected: &Expected) {
     for left in [queue.clone(), format!("{queue}.retry.20ms")] {
         assert_eq!(world.broker.ready(&left).await.unwrap(), 0, "{step}: {left}");
     }
+    let answers = "select count(*) || ' ' || count(distinct (message_id, payload)) from oncely.events where correlation_id = $1";
+    let row = sqlx::query(answers).bind(step).fetch_one(&mut world.sql).await.unwrap();
+    let (answers, different) = row
+        .get::<String, _>(0)
+        .split_once(' ')
+        .map(|(a, d)| (a.parse::<u32>().unwrap(), d.to_owned()))
+        .unwrap();
+    assert!(answers >= 2 && different == "1", "{step}: {answers} answers, {different} different ones");
     // The dead-letter queue holds exactly the two that belong there; copies of them are allowed.
     let mut dead = Vec::new();
     while let Some(letter) = world.broker.take(&format!("{queue}.dead")).await.unwrap() {
@@ -214,6 +229,47 @@ async fn a_relay_dies_at_every_step_with_every_batch() {
         world.stop(worker).await;
     }
     eprintln!("{} steps of the relay with batches of {BATCHES:?}", steps.len());
+}
+
+#[tokio::test]
+async fn a_relay_dies_at_every_step_of_publishing_events_with_every_batch() {
+    let steps = steps("events.");
+    for batch in BATCHES {
+        let mut world = World::new().await;
+        world.configure(&format!(
+            "[relay]\npoll = \"20ms\"\n[events]\nbatch = {batch}\nlanes = 1\nretry = {{ delays = [\"20ms\"], max_attempts = 2 }}"
+        ));
+        let queue = world.queue("told");
+        world.broker.declare_queue(&queue, lapin::types::FieldTable::default()).await.unwrap();
+        let count = batch.max(3);
+        for step in &steps {
+            let emit = format!(
+                "select oncely.emit('', '{queue}', n::text), oncely.emit('', '{queue}', (1000 + n)::text, ordering_key => 'k')
+                 from generate_series(1, {count}) as n;
+                 select oncely.emit('nowhere', '{queue}', 'refused')"
+            );
+            sqlx::raw_sql(sqlx::AssertSqlSafe(emit)).execute(&mut world.sql).await.unwrap();
+            dies(world.start_with("relay", "dying", &at(step)), step, batch).await;
+            let relay = world.start_as("relay", &format!("after {step}"));
+            world.wait_for("select count(*) from oncely.events where state = 'parked' and reason = 'exchange_missing'", 1).await;
+            world.wait_for("select count(*) from oncely.events", 1).await;
+            world.stop(relay).await;
+            sqlx::query("delete from oncely.events").execute(&mut world.sql).await.unwrap();
+            let mut arrived: Vec<usize> = Vec::new();
+            while let Some(delivery) = world.broker.take(&queue).await.unwrap() {
+                let number = String::from_utf8(delivery.data).unwrap().parse().unwrap();
+                if !arrived.contains(&number) {
+                    arrived.push(number);
+                }
+            }
+            let ordered: Vec<usize> = arrived.iter().copied().filter(|&n| n > 1000).collect();
+            assert!(ordered.is_sorted(), "{step}, batch {batch}: {ordered:?}");
+            arrived.sort_unstable();
+            let wanted: Vec<usize> = (1..=count).chain(1001..=1000 + count).collect();
+            assert_eq!(arrived, wanted, "{step}, batch {batch}: each event has arrived");
+        }
+    }
+    eprintln!("{} steps of publishing with batches of {BATCHES:?}", steps.len());
 }
 
 #[tokio::test]

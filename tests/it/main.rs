@@ -12,6 +12,7 @@ mod crash_points;
 mod crashes;
 mod data;
 mod documents;
+mod events;
 mod failed;
 mod failover;
 mod failures;

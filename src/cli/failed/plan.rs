@@ -1,7 +1,6 @@
 //! What a change would do, and whether somebody agrees to it.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, IsTerminal as _};
 use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
@@ -9,6 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::super::consent;
 use super::super::output::{self, age, safe};
 use super::{SCHEMA, Which};
 use crate::exit;
@@ -195,18 +195,10 @@ impl Plan {
         if change.yes {
             return Ok(Consent::Given);
         }
-        if !std::io::stdin().is_terminal() {
-            output::note("nothing was changed: agree with --yes");
-            return over(exit::REFUSED);
+        match consent::ask(count)? {
+            true => Ok(Consent::Given),
+            false => over(exit::REFUSED),
         }
-        output::note(&format!("type {count} to go on"));
-        let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer)?;
-        if answer.trim() == count.to_string() {
-            return Ok(Consent::Given);
-        }
-        output::note("nothing was changed");
-        over(exit::REFUSED)
     }
 
     /// Records the action, in the caller's transaction.
@@ -220,8 +212,7 @@ impl Plan {
         let mut tenants: Vec<&str> = done.iter().map(|(tenant, _)| tenant.as_str()).collect();
         tenants.dedup();
         let tenant = if tenants.len() == 1 { tenants[0] } else { "" };
-        let user = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
-        let user = user.unwrap_or_else(|| "unknown user".to_owned());
+        let user = consent::user();
         let count = i64::try_from(done.len()).unwrap_or(i64::MAX);
         let filter = serde_json::to_value(&self.filter)?;
         let action =

@@ -1,0 +1,2 @@
+drop table oncely.ordering_keys;
+drop table oncely.events;

@@ -1,0 +1,147 @@
+//! What operators see of events, and do to them.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// Which events; `None` means any.
+#[derive(Clone, Debug, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct EventFilter {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routing_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ordering_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_before: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<Uuid>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    pub limit: i64,
+}
+
+/// An event without the message itself.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct EventRow {
+    pub tenant: String,
+    pub id: Uuid,
+    pub created_at: DateTime<Utc>,
+    pub available_at: DateTime<Utc>,
+    pub attempts: i32,
+    pub state: String,
+    pub reply: bool,
+    pub exchange: String,
+    pub routing_key: String,
+    pub ordering_key: Option<String>,
+    pub ordering_number: Option<i64>,
+    pub message_id: Option<String>,
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    pub correlation_id: Option<String>,
+    pub reason: Option<String>,
+    pub last_error: Option<String>,
+}
+
+/// Events, oldest first.
+///
+/// # Errors
+/// When the query fails.
+pub async fn events(
+    connection: &mut PgConnection,
+    filter: &EventFilter,
+) -> Result<Vec<EventRow>, sqlx::Error> {
+    sqlx::query_file_as!(
+        EventRow,
+        "src/pg/events_list.sql",
+        filter.tenant.as_deref(),
+        filter.exchange.as_deref(),
+        filter.routing_key.as_deref(),
+        filter.ordering_key.as_deref(),
+        filter.reason.as_deref(),
+        filter.created_before,
+        filter.ids.as_deref() as Option<&[Uuid]>,
+        filter.state.as_deref(),
+        filter.limit
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// What a person does to events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EventChange {
+    Retry,
+    Discard,
+}
+
+/// Does it to those events that no relay holds, in the caller's transaction. Returns the tenants of those it was done to.
+pub(crate) async fn change_events(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    change: EventChange,
+    events: &[EventRow],
+    state: Option<&str>,
+) -> Result<Vec<String>, sqlx::Error> {
+    let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
+    let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
+    Ok(match change {
+        EventChange::Retry => sqlx::query_file!("src/pg/events_retry.sql", &tenants, &ids, state, now)
+            .fetch_all(connection)
+            .await?
+            .into_iter()
+            .map(|row| row.tenant)
+            .collect(),
+        EventChange::Discard => sqlx::query_file!("src/pg/events_discard.sql", &tenants, &ids, state)
+            .fetch_all(connection)
+            .await?
+            .into_iter()
+            .map(|row| row.tenant)
+            .collect(),
+    })
+}
+
+/// Depth and age of the events, for people and for metrics.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EventStatus {
+    /// Events on their way, counted up to 10,000: parked ones left out, delayed ones not.
+    pub pending: i64,
+    /// When the oldest of them that is due was written.
+    pub oldest_due: Option<DateTime<Utc>>,
+    /// Events given up until somebody decides, counted up to 10,000.
+    pub parked: i64,
+    /// When the oldest of them was written.
+    pub oldest_parked: Option<DateTime<Utc>>,
+}
+
+/// Depth and age of the events. An event behind one that waits or is parked counts as due.
+///
+/// # Errors
+/// When the query fails.
+pub async fn event_status(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<EventStatus, sqlx::Error> {
+    sqlx::query_as!(
+        EventStatus,
+        r#"select
+            (select count(*) from (select from oncely.events where state = 'pending' limit 10000) as e) as "pending!",
+            (
+                select created_at from oncely.events where state = 'pending' and available_at <= $1
+                order by created_at limit 1
+            ) as oldest_due,
+            (select count(*) from (select from oncely.events where state = 'parked' limit 10000) as e) as "parked!",
+            (select created_at from oncely.events where state = 'parked' order by created_at limit 1) as oldest_parked"#,
+        now
+    )
+    .fetch_one(connection)
+    .await
+}

@@ -1,0 +1,206 @@
+//! Events on their way out: taken, published by the caller, deleted or counted as failed.
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// An event that is to be published; its row is locked until the transaction ends.
+#[derive(Clone, Debug)]
+pub(crate) struct TakenEvent {
+    pub(crate) tenant: String,
+    pub(crate) id: Uuid,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) attempts: i32,
+    /// A handler's response.
+    pub(crate) reply: bool,
+    pub(crate) exchange: String,
+    pub(crate) routing_key: String,
+    pub(crate) ordering_key: Option<String>,
+    /// Its position within the ordering key, from 1.
+    pub(crate) place: i64,
+    pub(crate) message_id: Option<String>,
+    pub(crate) content_type: Option<String>,
+    pub(crate) kind: Option<String>,
+    pub(crate) correlation_id: Option<String>,
+    pub(crate) reply_to: Option<String>,
+    pub(crate) app_id: Option<String>,
+    pub(crate) headers: Option<Value>,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// How much is taken at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TakeLimits {
+    /// Events.
+    pub(crate) events: i64,
+    /// Bytes of payload.
+    pub(crate) bytes: i64,
+    /// Ordering keys looked at.
+    pub(crate) keys: i64,
+    /// Events of one ordering key.
+    pub(crate) in_row: i64,
+}
+
+/// The ordering key (with its tenant) after which the next walk begins; a walk that came to the end begins anew.
+pub(crate) type Cursor = Option<(String, String)>;
+
+/// Takes events without an order.
+pub(crate) async fn take_events(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    limits: TakeLimits,
+) -> Result<Vec<TakenEvent>, sqlx::Error> {
+    sqlx::query_file_as!(TakenEvent, "src/pg/events_take.sql", now, limits.events, limits.bytes)
+        .fetch_all(connection)
+        .await
+}
+
+/// Takes ordered events: of each key as many as may be published one after another. The walk over the keys goes on where the
+/// last one ended, so that no key waits for ever behind many others.
+pub(crate) async fn take_ordered(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    limits: TakeLimits,
+    cursor: &mut Cursor,
+) -> Result<Vec<TakenEvent>, sqlx::Error> {
+    let (tenant, key) = cursor.take().unwrap_or_default();
+    let heads = sqlx::query_file!("src/pg/events_heads.sql", now, tenant, key, limits.keys, limits.events)
+        .fetch_all(&mut *connection)
+        .await?;
+    let Some(last) = heads.last() else { return Ok(Vec::new()) };
+    if last.seen >= limits.keys || last.found >= limits.events {
+        *cursor = Some((last.tenant.clone(), last.ordering_key.clone()));
+    }
+    let ready = heads.into_iter().filter(|head| head.ready);
+    let (tenants, keys): (Vec<String>, Vec<String>) =
+        ready.map(|head| (head.tenant, head.ordering_key)).unzip();
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut taken: Vec<TakenEvent> = sqlx::query_file_as!(
+        TakenEvent,
+        "src/pg/events_take_ordered.sql",
+        now,
+        &tenants,
+        &keys,
+        limits.in_row,
+        limits.events,
+        limits.bytes
+    )
+    .fetch_all(connection)
+    .await?;
+    keep_without_gaps(&mut taken);
+    Ok(taken)
+}
+
+/// Drops what comes behind an event that was not taken: it must not overtake it. Expects the lower places first.
+fn keep_without_gaps(taken: &mut Vec<TakenEvent>) {
+    let mut next = std::collections::HashMap::new();
+    taken.retain(|event| {
+        let next = next.entry((event.tenant.clone(), event.ordering_key.clone())).or_insert(1);
+        let follows = event.place == *next;
+        *next += i64::from(follows);
+        follows
+    });
+}
+
+/// Deletes events that have arrived. Returns how many there were.
+pub(crate) async fn delete_events(
+    connection: &mut PgConnection,
+    events: &[&TakenEvent],
+) -> Result<u64, sqlx::Error> {
+    let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
+    let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
+    let done = sqlx::query!(
+        "delete from oncely.events as e
+         using unnest($1::text[], $2::uuid[]) as d (tenant, id)
+         where e.tenant = d.tenant and e.id = d.id",
+        &tenants,
+        &ids
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// What a failure means for an event.
+#[derive(Clone, Debug)]
+pub(crate) struct EventFailure<'a> {
+    pub(crate) event: &'a TakenEvent,
+    pub(crate) attempts: i32,
+    /// When it is tried again; `None` where it is parked.
+    pub(crate) again_at: Option<DateTime<Utc>>,
+    pub(crate) reason: &'static str,
+    pub(crate) error: String,
+}
+
+/// Counts failures. Returns of how many events.
+pub(crate) async fn fail_events(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    failures: &[EventFailure<'_>],
+) -> Result<u64, sqlx::Error> {
+    let tenants: Vec<String> = failures.iter().map(|f| f.event.tenant.clone()).collect();
+    let ids: Vec<Uuid> = failures.iter().map(|f| f.event.id).collect();
+    let attempts: Vec<i32> = failures.iter().map(|f| f.attempts).collect();
+    let times: Vec<DateTime<Utc>> = failures.iter().map(|f| f.again_at.unwrap_or(now)).collect();
+    let parked: Vec<bool> = failures.iter().map(|f| f.again_at.is_none()).collect();
+    let reasons: Vec<String> = failures.iter().map(|f| f.reason.to_owned()).collect();
+    let errors: Vec<String> = failures.iter().map(|f| f.error.replace('\0', "\u{fffd}")).collect();
+    let done = sqlx::query_file!(
+        "src/pg/events_fail.sql",
+        &tenants,
+        &ids,
+        &attempts,
+        &times,
+        &parked,
+        &reasons,
+        &errors
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// The database's time.
+pub(crate) async fn database_time(connection: &mut PgConnection) -> Result<DateTime<Utc>, sqlx::Error> {
+    let row = sqlx::query!(r#"select clock_timestamp() as "now!""#).fetch_one(connection).await?;
+    Ok(row.now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(key: &str, place: i64) -> TakenEvent {
+        TakenEvent {
+            tenant: "t".to_owned(),
+            id: Uuid::nil(),
+            created_at: DateTime::UNIX_EPOCH,
+            attempts: 0,
+            reply: false,
+            exchange: String::new(),
+            routing_key: String::new(),
+            ordering_key: Some(key.to_owned()),
+            place,
+            message_id: None,
+            content_type: None,
+            kind: None,
+            correlation_id: None,
+            reply_to: None,
+            app_id: None,
+            headers: None,
+            payload: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_event_never_overtakes_one_that_was_not_taken() {
+        let mut taken =
+            vec![event("a", 1), event("c", 1), event("a", 2), event("b", 2), event("c", 3), event("a", 4)];
+        keep_without_gaps(&mut taken);
+        let left: Vec<_> = taken.iter().map(|e| (e.ordering_key.as_deref().unwrap(), e.place)).collect();
+        assert_eq!(left, [("a", 1), ("c", 1), ("a", 2)]);
+    }
+}

@@ -1,0 +1,19 @@
+-- Takes events without an order that are due and that no other relay holds. $3: bytes of payload, so that a batch of large
+-- events fits into memory; the first is always taken. What is locked beyond that is free again with the transaction.
+with due as materialized (
+    select tenant, id, created_at, attempts, reply, exchange, routing_key, message_id, content_type, type, correlation_id, reply_to,
+        app_id, headers, payload, available_at
+    from oncely.events
+    where state = 'pending' and ordering_key is null and available_at <= $1
+    order by available_at
+    limit $2
+    for update skip locked
+)
+select tenant as "tenant!", id as "id!", created_at as "created_at!", attempts as "attempts!", reply as "reply!",
+    exchange as "exchange!", routing_key as "routing_key!", null::text as ordering_key, 1::bigint as "place!", message_id, content_type,
+    type as kind, correlation_id, reply_to, app_id, headers, payload as "payload!"
+from (
+    select d.*, sum(octet_length(payload)) over (order by available_at, id) - octet_length(payload) as before
+    from due as d
+) as d
+where before < $3

@@ -1,0 +1,150 @@
+//! A lane takes batches of events, one after another, through its own connections to PostgreSQL and RabbitMQ.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::events::{Drain, EventError, EventReport, is_due};
+use super::idle::{Idle, SHORTEST};
+use super::run::{REPORT, Sessions, open_sessions};
+use crate::amqp::Outlet;
+use crate::backoff::Backoff;
+use crate::config::Config;
+use crate::pg::{self, Cursor, History};
+
+struct EventLane {
+    config: Config,
+    name: String,
+    history: History,
+    sessions: Option<Sessions>,
+    outlet: Option<Outlet>,
+    cursor: Cursor,
+    clock_read: Instant,
+}
+
+/// How often the database's clock is read: this machine's may run at another speed.
+const CLOCK: Duration = Duration::from_secs(10);
+
+/// How often a lane looks whether the broker takes messages again.
+const BLOCKED: Duration = Duration::from_millis(200);
+
+/// Publishes events until told to stop: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`. A
+/// server that is away is waited for, and costs no event an attempt.
+pub(super) async fn publish_events(config: Config, number: u32, history: History, stop: CancellationToken) {
+    let name = format!("oncely relay {} events {number}", config.worker.name);
+    let mut idle = Idle::new(config.relay.poll);
+    let mut backoff = Backoff::default();
+    let mut total = EventReport::default();
+    let mut reported = Instant::now();
+    let batch = config.events.batch;
+    let mut lane = EventLane {
+        config,
+        name,
+        history,
+        sessions: None,
+        outlet: None,
+        cursor: None,
+        clock_read: Instant::now(),
+    };
+    while !stop.is_cancelled() {
+        let pause = match lane.once().await {
+            Ok(Some(report)) => {
+                backoff.reset();
+                total.published += report.published;
+                total.failed += report.failed;
+                total.parked += report.parked;
+                match (report.taken, &lane.cursor) {
+                    // Many keys wait, and not all of them were looked at.
+                    (0, Some(_)) => SHORTEST,
+                    (taken, _) => idle.after(taken, batch),
+                }
+            }
+            Ok(None) => BLOCKED,
+            Err(error) => {
+                tracing::warn!(error = %error, "events were not published; tried again");
+                lane.give_up(&error);
+                backoff.next()
+            }
+        };
+        if reported.elapsed() >= REPORT {
+            tell(&mut total);
+            reported = Instant::now();
+        }
+        if !pause.is_zero() {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+    tell(&mut total);
+    if let Some(sessions) = lane.sessions {
+        sessions.close().await;
+    }
+    if let Some(outlet) = lane.outlet {
+        outlet.close().await;
+    }
+}
+
+fn tell(total: &mut EventReport) {
+    let EventReport { published, failed, parked, .. } = std::mem::take(total);
+    if published + failed + parked > 0 {
+        tracing::info!(published, failed, parked, "events");
+    }
+}
+
+impl EventLane {
+    /// One batch; `None` while the broker takes no messages.
+    async fn once(&mut self) -> Result<Option<EventReport>, EventError> {
+        let patience = self.config.postgres.patience();
+        let sessions =
+            match &mut self.sessions {
+                Some(sessions) => sessions,
+                None => {
+                    let opened = open_sessions(&self.config, &self.name, &self.history).await;
+                    self.sessions.insert(opened.map_err(|error| {
+                        EventError::Postgres(sqlx::Error::Io(std::io::Error::other(error)))
+                    })?)
+                }
+            };
+        let session = &mut sessions.records;
+        if self.clock_read.elapsed() >= CLOCK {
+            let asked = Instant::now();
+            let now = pg::within(patience, pg::database_time(&mut session.connection)).await?;
+            session.clock.set(now, asked);
+            self.clock_read = asked;
+        }
+        self.outlet.take_if(|outlet| !outlet.is_open());
+        let outlet = match &mut self.outlet {
+            // Taken events would wait in an open transaction.
+            Some(outlet) if outlet.is_blocked() => return Ok(None),
+            Some(outlet) => outlet,
+            // Without events nobody needs the broker.
+            None if !is_due(session, &self.config.events, patience).await? => {
+                return Ok(Some(EventReport::default()));
+            }
+            None => self.outlet.insert(Outlet::open(&self.config.rabbitmq, &self.name).await?),
+        };
+        let drain = Drain {
+            session,
+            witness: sessions.witness.as_mut().map(|witness| &mut witness.connection),
+            outlet,
+            settings: &self.config.events,
+            cursor: &mut self.cursor,
+            patience,
+        };
+        drain.batch().await.map(Some)
+    }
+
+    /// Closes what failed.
+    fn give_up(&mut self, error: &EventError) {
+        match error {
+            // What was published on a blocked connection is still on its way; another connection would publish it again.
+            EventError::Amqp(_) => {
+                self.outlet.take_if(|outlet| !outlet.is_blocked());
+            }
+            // Dropped with its open transaction.
+            EventError::Postgres(_) | EventError::Changed { .. } => self.sessions = None,
+        }
+    }
+}

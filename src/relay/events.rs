@@ -1,0 +1,284 @@
+//! One batch of events: take, publish, delete what has arrived, count what has failed.
+
+use std::collections::{BTreeMap, HashSet};
+
+use chrono::{DateTime, Utc};
+use lapin::BasicProperties;
+use sqlx::{Connection as _, PgConnection};
+
+use crate::amqp::{AmqpError, Fate, Outgoing, Outlet, restore_headers};
+use crate::config::EventSettings;
+use crate::failpoint::step;
+use crate::pg::{self, Cursor, EventFailure, Session, TakeLimits, TakenEvent};
+
+/// Most payload in one batch.
+const BYTES: i64 = 8 << 20;
+
+/// Events of one ordering key in one batch: each is published and confirmed before the next.
+const IN_ROW: i64 = 50;
+
+/// Ordering keys looked at for one batch, as a multiple of its events: many keys may wait.
+const KEYS: i64 = 10;
+
+/// What one batch did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EventReport {
+    /// Events taken.
+    pub(crate) taken: usize,
+    /// Confirmed and deleted.
+    pub(crate) published: usize,
+    /// Refused or returned; tried again later.
+    pub(crate) failed: usize,
+    /// Refused or returned for the last time.
+    pub(crate) parked: usize,
+}
+
+/// Why a batch, or a part of it, stays.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EventError {
+    #[error("PostgreSQL: {0}")]
+    Postgres(#[from] sqlx::Error),
+    #[error("{0}")]
+    Amqp(#[from] AmqpError),
+    #[error("changed {changed} of {wanted} events")]
+    Changed { changed: u64, wanted: usize },
+}
+
+/// What a lane works with.
+pub(crate) struct Drain<'a> {
+    pub(crate) session: &'a mut Session,
+    /// Where commits wait for a standby: asks whether what `session` sees has reached it.
+    pub(crate) witness: Option<&'a mut PgConnection>,
+    pub(crate) outlet: &'a Outlet,
+    pub(crate) settings: &'a EventSettings,
+    pub(crate) cursor: &'a mut Cursor,
+    pub(crate) patience: std::time::Duration,
+}
+
+/// Is there anything to publish? For a lane that has no connection to the broker yet: without events it needs none.
+pub(crate) async fn is_due(
+    session: &mut Session,
+    settings: &EventSettings,
+    patience: std::time::Duration,
+) -> Result<bool, sqlx::Error> {
+    let now = session.clock.now();
+    let mut transaction = pg::within(patience, session.connection.begin()).await?;
+    let limits = TakeLimits { events: 1, in_row: 1, ..limits(settings) };
+    let mut cursor = None;
+    let some = async {
+        Ok(!pg::take_events(&mut transaction, now, limits).await?.is_empty()
+            || !pg::take_ordered(&mut transaction, now, limits, &mut cursor).await?.is_empty())
+    };
+    let due = pg::within(patience, some).await?;
+    pg::within(patience, transaction.rollback()).await?;
+    Ok(due)
+}
+
+fn limits(settings: &EventSettings) -> TakeLimits {
+    let events = i64::from(settings.batch);
+    TakeLimits { events, bytes: BYTES, keys: events * KEYS, in_row: IN_ROW.min(events) }
+}
+
+impl Drain<'_> {
+    /// Takes a batch, publishes it, deletes what has arrived. The rows stay locked meanwhile, so that several lanes and relays
+    /// share the work; a death before the COMMIT publishes the same events again, with the same `message_id`s.
+    pub(crate) async fn batch(self) -> Result<EventReport, EventError> {
+        let Self { session, witness, outlet, settings, cursor, patience } = self;
+        let now = session.clock.now();
+        let limits = limits(settings);
+        let mut transaction = pg::within(patience, session.connection.begin()).await?;
+        step("events.take.before");
+        let ordered = pg::take_ordered(&mut transaction, now, limits, cursor);
+        let mut events = pg::within(patience, ordered).await?;
+        let free = pg::take_events(&mut transaction, now, limits);
+        events.extend(pg::within(patience, free).await?);
+        step("events.take.after");
+        if events.is_empty() {
+            pg::within(patience, transaction.rollback()).await?;
+            return Ok(EventReport::default());
+        }
+        // Visible is not enough where a standby takes over: nobody must hear of what may still be lost.
+        if let Some(witness) = witness {
+            pg::within(patience, pg::await_standby(witness)).await?;
+        }
+        step("events.publish.before");
+        let (fates, failed) = publish(outlet, &events).await;
+        step("events.publish.after");
+        let mut report = EventReport { taken: events.len(), ..EventReport::default() };
+        let arrived: Vec<&TakenEvent> = with_fate(&events, &fates)
+            .filter(|(_, fate)| **fate == Fate::Arrived)
+            .map(|(event, _)| event)
+            .collect();
+        if !arrived.is_empty() {
+            step("events.delete.before");
+            let deleted = pg::within(patience, pg::delete_events(&mut transaction, &arrived)).await?;
+            expect(deleted, arrived.len())?;
+            step("events.delete.after");
+            report.published = arrived.len();
+        }
+        let failures = failures(settings, now, with_fate(&events, &fates));
+        if !failures.is_empty() {
+            step("events.fail.before");
+            let counted = pg::within(patience, pg::fail_events(&mut transaction, now, &failures)).await?;
+            expect(counted, failures.len())?;
+            step("events.fail.after");
+            report.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
+            report.failed = failures.len() - report.parked;
+            tell(&failures);
+        }
+        step("events.commit.before");
+        pg::within(patience, transaction.commit()).await?;
+        step("events.commit.after");
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(report),
+        }
+    }
+}
+
+fn expect(changed: u64, wanted: usize) -> Result<(), EventError> {
+    match usize::try_from(changed) == Ok(wanted) {
+        true => Ok(()),
+        false => Err(EventError::Changed { changed, wanted }),
+    }
+}
+
+fn with_fate<'a>(
+    events: &'a [TakenEvent],
+    fates: &'a [Option<Fate>],
+) -> impl Iterator<Item = (&'a TakenEvent, &'a Fate)> {
+    events.iter().zip(fates).filter_map(|(event, fate)| Some((event, fate.as_ref()?)))
+}
+
+/// Publishes in waves: an event of an ordering key goes when the one before it has arrived, so at most one of a key is under
+/// way; a key whose event has not arrived drops out. Events without a key all go in the first wave.
+async fn publish(outlet: &Outlet, events: &[TakenEvent]) -> (Vec<Option<Fate>>, Option<AmqpError>) {
+    let mut fates: Vec<Option<Fate>> = vec![None; events.len()];
+    let mut stuck: HashSet<(&str, Option<&str>)> = HashSet::new();
+    let mut waves: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for (index, event) in events.iter().enumerate() {
+        waves.entry(event.place).or_default().push(index);
+    }
+    for wave in waves.into_values() {
+        let mut going = Vec::with_capacity(wave.len());
+        let mut messages = Vec::with_capacity(wave.len());
+        for index in wave {
+            let event = &events[index];
+            if stuck.contains(&(event.tenant.as_str(), event.ordering_key.as_deref())) {
+                continue;
+            }
+            going.push(index);
+            messages.push(outgoing(event));
+        }
+        let (said, failed) = outlet.publish(&messages).await;
+        for (index, fate) in going.into_iter().zip(said) {
+            let event = &events[index];
+            if event.ordering_key.is_some() && fate != Some(Fate::Arrived) {
+                stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
+            }
+            fates[index] = fate;
+        }
+        if failed.is_some() {
+            return (fates, failed);
+        }
+    }
+    (fates, None)
+}
+
+fn outgoing(event: &TakenEvent) -> Outgoing<'_> {
+    let id = event.id.to_string();
+    let headers = event.headers.as_ref().and_then(restore_headers).unwrap_or_default();
+    let mut properties = BasicProperties::default()
+        .with_headers(headers)
+        .with_delivery_mode(2)
+        .with_message_id(event.message_id.as_deref().unwrap_or(&id).into())
+        .with_timestamp(u64::try_from(event.created_at.timestamp()).unwrap_or(0));
+    macro_rules! set {
+        ($($field:ident => $with:ident),+) => {
+            $(if let Some(text) = event.$field.as_deref() {
+                properties = properties.$with(text.into());
+            })+
+        };
+    }
+    set!(
+        content_type => with_content_type,
+        kind => with_type,
+        correlation_id => with_correlation_id,
+        reply_to => with_reply_to,
+        app_id => with_app_id
+    );
+    Outgoing {
+        name: id,
+        exchange: &event.exchange,
+        routing_key: &event.routing_key,
+        properties,
+        body: &event.payload,
+    }
+}
+
+/// What a fate means: a stable code and words for people. `None` where the event has arrived.
+fn reason(event: &TakenEvent, fate: &Fate) -> Option<(&'static str, String)> {
+    Some(match fate {
+        Fate::Arrived => return None,
+        Fate::Unroutable if event.reply => {
+            ("requester_gone", format!("the reply queue {:?} is gone", event.routing_key))
+        }
+        Fate::Unroutable => {
+            let text = format!(
+                "no queue is bound to exchange {:?} with routing key {:?}",
+                event.exchange, event.routing_key
+            );
+            ("unroutable", text)
+        }
+        Fate::Refused => ("refused", "the broker refused it: is a queue full (reject-publish)?".to_owned()),
+        Fate::Closed(404, text) => ("exchange_missing", text.clone()),
+        Fate::Closed(403, text) => ("access_refused", text.clone()),
+        Fate::Closed(406, text) => ("precondition_failed", text.clone()),
+        Fate::Closed(_, text) => ("channel_closed", text.clone()),
+        Fate::HeadersTooLarge => {
+            ("headers_too_large", "its headers don't fit into one frame of this broker".to_owned())
+        }
+    })
+}
+
+fn failures<'a>(
+    settings: &EventSettings,
+    now: DateTime<Utc>,
+    events: impl Iterator<Item = (&'a TakenEvent, &'a Fate)>,
+) -> Vec<EventFailure<'a>> {
+    events
+        .filter_map(|(event, fate)| {
+            let (reason, error) = reason(event, fate)?;
+            let attempts = event.attempts.saturating_add(1);
+            let again_at = settings
+                .after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply)
+                .and_then(|delay| now.checked_add_signed(chrono::Duration::from_std(delay).ok()?));
+            Some(EventFailure { event, attempts, again_at, reason, error })
+        })
+        .collect()
+}
+
+/// One line per exchange and reason.
+fn tell(failures: &[EventFailure<'_>]) {
+    let mut groups: BTreeMap<(&str, &str), (usize, usize, &str)> = BTreeMap::new();
+    for failure in failures {
+        let group = (failure.event.exchange.as_str(), failure.reason);
+        let (count, parked, _) = groups.entry(group).or_insert((0, 0, &failure.error));
+        *count += 1;
+        *parked += usize::from(failure.again_at.is_none());
+    }
+    for ((exchange, reason), (events, parked, error)) in groups {
+        if parked > 0 {
+            tracing::error!(
+                exchange,
+                reason,
+                events,
+                parked,
+                error,
+                "events were not published; see `oncely outbox list`"
+            );
+        } else {
+            tracing::warn!(exchange, reason, events, error, "events were not published; tried again");
+        }
+    }
+}

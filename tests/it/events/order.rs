@@ -1,0 +1,159 @@
+//! Order within an ordering key.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use lapin::types::FieldTable;
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
+
+use super::{bodies, run, world_with};
+use crate::support::World;
+
+/// Emits from several sessions at the same time, a few events in each transaction, and notes what came after what: whoever emits
+/// under a key waits for the commit of the one before, so the time after each emit is in the order of the commits.
+async fn emit_from_all_sides(world: &World, queue: &str, sessions: u32, transactions: u32) {
+    let mut tasks = Vec::new();
+    for session in 0..sessions {
+        let mut sql = world.database.connect().await.unwrap();
+        let queue = queue.to_owned();
+        tasks.push(tokio::spawn(async move {
+            for number in 0..transactions {
+                let mut transaction = sql.begin().await.unwrap();
+                // One key a transaction: two in another order would be a deadlock.
+                let key = (session + number) % 5;
+                for part in 0..3 {
+                    let text = format!("{key} {session}-{number}-{part}");
+                    let emit = format!("select oncely.emit('', '{queue}', '{text}', ordering_key => 'key {key}', tenant => 'acme')");
+                    sqlx::query(AssertSqlSafe(emit)).execute(&mut *transaction).await.unwrap();
+                    let note = "insert into app.sent values ($1, $2, clock_timestamp())";
+                    sqlx::query(note).bind(i32::try_from(key).unwrap()).bind(text).execute(&mut *transaction).await.unwrap();
+                }
+                match number % 7 {
+                    6 => transaction.rollback().await.unwrap(),
+                    _ => transaction.commit().await.unwrap(),
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+async fn sent(world: &mut World) -> BTreeMap<i32, Vec<String>> {
+    let rows = sqlx::query("select key, array_agg(body order by at) from app.sent group by key")
+        .fetch_all(&mut world.sql)
+        .await
+        .unwrap();
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// What arrived first, by key; repeats are left out.
+fn first_arrivals(bodies: Vec<String>) -> BTreeMap<i32, Vec<String>> {
+    let mut seen = HashSet::new();
+    let mut arrived: BTreeMap<i32, Vec<String>> = BTreeMap::new();
+    for body in bodies {
+        if seen.insert(body.clone()) {
+            let key = body.split(' ').next().unwrap().parse().unwrap();
+            arrived.entry(key).or_default().push(body);
+        }
+    }
+    arrived
+}
+
+#[tokio::test]
+async fn events_of_a_key_arrive_in_the_order_of_the_commits_through_two_relays() {
+    let mut world = world_with("batch = 20").await;
+    let queue = world.queue("told");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    run(&mut world, "create table app.sent (key integer, body text, at timestamptz)").await;
+    let (first, second) = (world.start_as("relay", "first"), world.start_as("relay", "second"));
+    emit_from_all_sides(&world, &queue, 4, 60).await;
+    world.wait_for("select count(*) from oncely.events", 0).await;
+    let sent = sent(&mut world).await;
+    assert_eq!(sent.values().map(Vec::len).sum::<usize>(), 4 * 3 * (60 - 8));
+    assert_eq!(first_arrivals(bodies(&world.broker, &queue).await), sent);
+    world.stop(first).await;
+    world.stop(second).await;
+}
+
+#[tokio::test]
+async fn order_is_kept_when_relays_are_killed_and_publishing_fails() {
+    let mut world = world_with("batch = 20").await;
+    let queue = world.queue("told");
+    // Full after three messages, so that most publishes are refused until somebody reads.
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), lapin::types::AMQPValue::LongInt(3));
+    arguments.insert("x-overflow".into(), lapin::types::AMQPValue::LongString("reject-publish".into()));
+    world.broker.declare_queue(&queue, arguments).await.unwrap();
+    run(&mut world, "create table app.sent (key integer, body text, at timestamptz)").await;
+    let patient = [
+        ("ONCELY_EVENTS__RETRY__MAX_ATTEMPTS", "1000".to_owned()),
+        ("ONCELY_EVENTS__RETRY__DELAYS", "[\"20ms\"]".to_owned()),
+    ];
+    let disturbed = async {
+        let mut read = Vec::new();
+        for round in 0..8 {
+            let mut dying = world.start_with("relay", &format!("dying {round}"), &patient);
+            let steady = world.start_with("relay", &format!("steady {round}"), &patient);
+            world.wait_for_line(&steady, "relaying").await;
+            let arrived = testbed::eventually_within(Duration::from_secs(5), "something", || async {
+                match world.broker.ready(&queue).await? {
+                    0 => Err(anyhow::anyhow!("nothing")),
+                    _ => Ok(()),
+                }
+            });
+            let is_over = arrived.await.is_err();
+            world.kill(&mut dying);
+            read.extend(bodies(&world.broker, &queue).await);
+            world.stop(steady).await;
+            if is_over {
+                break;
+            }
+        }
+        read
+    };
+    let ((), mut arrived) = tokio::join!(emit_from_all_sides(&world, &queue, 4, 14), disturbed);
+    let relay = world.start_with("relay", "last", &patient);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while world.count("select count(*) from oncely.events").await > 0 {
+        arrived.extend(bodies(&world.broker, &queue).await);
+        assert!(Instant::now() < deadline, "{}", relay.output());
+    }
+    arrived.extend(bodies(&world.broker, &queue).await);
+    assert_eq!(first_arrivals(arrived), sent(&mut world).await);
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn a_key_whose_head_is_parked_waits_and_all_others_flow() {
+    let mut world = world_with("").await;
+    let (queue, exchange) = (world.queue("told"), world.queue("unbound"));
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    world.broker.declare_exchange(&exchange, lapin::ExchangeKind::Topic).await.unwrap();
+    run(
+        &mut world,
+        &format!(
+            "select oncely.emit('', '{queue}', 'before', ordering_key => 'stuck');
+             select oncely.emit('{exchange}', 'x', 'head', ordering_key => 'stuck');
+             select count(oncely.emit('', '{queue}', 'behind ' || n, ordering_key => 'stuck')) from generate_series(1, 200) as n;
+             select count(oncely.emit('', '{queue}', 'other ' || n, ordering_key => 'key ' || n % 3)) from generate_series(1, 60) as n;
+             select count(oncely.emit('', '{queue}', 'free')) from generate_series(1, 60) as n"
+        ),
+    )
+    .await;
+    let relay = world.start("relay");
+    world.wait_for("select count(*) from oncely.events where state = 'parked'", 1).await;
+    world.wait_for("select count(*) from oncely.events", 201).await;
+    let arrived = bodies(&world.broker, &queue).await;
+    assert_eq!(arrived.len(), 121);
+    assert!(arrived.contains(&"before".to_owned()) && !arrived.iter().any(|body| body.starts_with("behind")));
+    // Mended, and decided: the key goes on where it stood.
+    world.broker.bind(&queue, &exchange, "#").await.unwrap();
+    run(&mut world, "update oncely.events set state = 'pending', available_at = clock_timestamp(), attempts = 0 where state = 'parked'").await;
+    world.wait_for("select count(*) from oncely.events", 0).await;
+    let wanted: Vec<String> =
+        std::iter::once("head".to_owned()).chain((1..=200).map(|n| format!("behind {n}"))).collect();
+    assert_eq!(bodies(&world.broker, &queue).await, wanted);
+    world.stop(relay).await;
+}

@@ -1,0 +1,58 @@
+//! The broker is away, or takes nothing: no event is lost, and none has an attempt less.
+
+use lapin::types::FieldTable;
+use testbed::{Broker, RabbitMq, eventually};
+
+use super::{bodies, run, world_with};
+
+#[tokio::test]
+async fn a_memory_alarm_and_a_killed_broker_cost_no_attempt() {
+    let mut broker = RabbitMq::start().await.unwrap();
+    let mut world = world_with("batch = 50").await;
+    world.urls.rabbitmq = broker.url();
+    world.configure("[rabbitmq]\ntimeout = \"2s\"");
+    world.broker = Broker::connect(&broker.url()).await.unwrap();
+    let queue = world.queue("told");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    broker.flush().await.unwrap();
+    let relay = world.start("relay");
+    run(&mut world, &format!("select oncely.emit('', '{queue}', 'before')")).await;
+    world.wait_for("select count(*) from oncely.events", 0).await;
+
+    broker.ctl(&["set_vm_memory_high_watermark", "absolute", "1"]).await.unwrap();
+    let emit = format!(
+        "select count(oncely.emit('', '{queue}', n::text, ordering_key => case when n % 2 = 0 then 'k' end)) from generate_series(1, 200) as n"
+    );
+    run(&mut world, &emit).await;
+    // It waits, without an attempt, and without publishing the same again and again.
+    world.wait_for_line(&relay, "events were not published; tried again error=RabbitMQ: no answer").await;
+    assert_eq!(
+        world.count("select count(*) from oncely.events where attempts = 0 and state = 'pending'").await,
+        200
+    );
+    broker.ctl(&["set_vm_memory_high_watermark", "0.6"]).await.unwrap();
+    world.wait_for("select count(*) from oncely.events", 0).await;
+
+    // Killed with events under way.
+    broker.kill().unwrap();
+    run(&mut world, &emit.replace("n::text", "(1000 + n)::text")).await;
+    world.wait_for_line(&relay, "events were not published; tried again").await;
+    broker.restart().await.unwrap();
+    world.wait_for("select count(*) from oncely.events", 0).await;
+    assert!(!relay.output().contains("oncely outbox list"), "nothing was parked: {}", relay.output());
+    world.broker = eventually("a broker", || Broker::connect(&world.urls.rabbitmq)).await.unwrap();
+    let arrived = bodies(&world.broker, &queue).await;
+    let repeats = arrived.len() - 401;
+    let mut numbers: Vec<u32> = arrived.iter().filter_map(|body| body.parse().ok()).collect();
+    let ordered: Vec<u32> = {
+        let mut seen = std::collections::HashSet::new();
+        numbers.iter().copied().filter(|n| n % 2 == 0 && seen.insert(*n)).collect()
+    };
+    assert!(ordered.is_sorted(), "{ordered:?}");
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers, (1..=200).chain(1001..=1200).collect::<Vec<_>>());
+    // Two lanes with a batch each, and those of the restart.
+    assert!(repeats <= 300, "{repeats} repeats");
+    world.stop(relay).await;
+}

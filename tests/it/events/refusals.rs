@@ -1,0 +1,58 @@
+//! What the broker refuses: nothing is lost, the rest flows, and the operator sees why.
+
+use lapin::ExchangeKind;
+use lapin::types::{AMQPValue, FieldTable};
+
+use super::{bodies, run, world_with};
+
+fn full_after(messages: i32) -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-max-length".into(), AMQPValue::LongInt(messages));
+    arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    arguments
+}
+
+#[tokio::test]
+async fn what_the_broker_refuses_is_parked_with_its_reason_and_holds_up_nobody() {
+    let mut world = world_with("").await;
+    let (good, full) = (world.queue("good"), world.queue("full"));
+    let (unbound, missing) = (world.queue("unbound"), world.queue("missing"));
+    world.broker.declare_queue(&good, FieldTable::default()).await.unwrap();
+    world.broker.declare_queue(&full, full_after(1)).await.unwrap();
+    world.broker.declare_exchange(&unbound, ExchangeKind::Topic).await.unwrap();
+    // Each kind between good ones, and one with the message_id of a good one.
+    run(
+        &mut world,
+        &format!(
+            "select oncely.emit('', '{full}', 'fits');
+             select oncely.emit('', '{good}', 'good ' || n, message_id => 'same') from generate_series(1, 50) as n;
+             select oncely.emit('{unbound}', 'x', 'unbound', message_id => 'same');
+             select oncely.emit('{missing}', 'x', 'missing ' || n) from generate_series(1, 3) as n;
+             select oncely.emit('', 'no-such-queue-{good}', 'no queue');
+             select oncely.emit('', '{good}', 'bad', headers => '{{\"CC\": \"not a list\"}}');
+             select oncely.emit('', '{good}', 'more ' || n) from generate_series(1, 50) as n;"
+        ),
+    )
+    .await;
+    let relay = world.start("relay");
+    world.wait_for("select count(*) from oncely.events where state = 'parked'", 6).await;
+    run(&mut world, &format!("select oncely.emit('', '{full}', 'too many')")).await;
+    world.wait_for("select count(*) from oncely.events where state = 'parked'", 7).await;
+    assert_eq!(world.count("select count(*) from oncely.events").await, 7, "nothing else is left");
+    let mut arrived = bodies(&world.broker, &good).await;
+    arrived.sort();
+    arrived.dedup();
+    assert_eq!(arrived.len(), 100);
+    let parked = world
+        .text("select string_agg(convert_from(payload, 'UTF8') || ': ' || reason || ' after ' || attempts, ', ' order by convert_from(payload, 'UTF8')) from oncely.events")
+        .await
+        .unwrap();
+    assert_eq!(
+        parked,
+        "bad: precondition_failed after 3, missing 1: exchange_missing after 3, missing 2: exchange_missing after 3, \
+         missing 3: exchange_missing after 3, no queue: unroutable after 3, too many: refused after 3, unbound: unroutable after 3"
+    );
+    let said = world.text("select string_agg(distinct last_error, '; ') from oncely.events").await.unwrap();
+    assert!(said.contains("no queue is bound") && said.contains("NOT_FOUND"), "{said}");
+    world.stop(relay).await;
+}
