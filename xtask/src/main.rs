@@ -1,5 +1,6 @@
 //! `cargo xtask …`: the project's tasks.
 
+mod bench;
 mod demo;
 mod faults;
 mod fuzz;
@@ -24,6 +25,8 @@ struct Arguments {
 enum Task {
     /// Show that each message takes effect once while processes are killed
     Demo(demo::Arguments),
+    /// Measure against the usual way, on private servers with durable defaults
+    Bench(bench::Arguments),
     /// Random traffic and random faults on real processes, then an independent check
     Faults(faults::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
@@ -50,6 +53,7 @@ enum Task {
 async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments).await,
+        Task::Bench(arguments) => bench::run(&arguments).await,
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
