@@ -35,7 +35,8 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     while let Some(done) = lanes.join_next().await {
         done??;
     }
-    Ok(())
+    // Until it is killed, so that its CPU time can still be read.
+    std::future::pending().await
 }
 
 async fn insert(

@@ -30,6 +30,12 @@ impl Database {
         &self.url
     }
 
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Opens a connection to it.
     pub async fn connect(&self) -> anyhow::Result<PgConnection> {
         Ok(PgConnection::connect(&self.url).await?)

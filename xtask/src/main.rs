@@ -5,6 +5,7 @@ mod demo;
 mod faults;
 mod fuzz;
 mod mutants;
+mod plot;
 mod prepare;
 mod process;
 mod serve;
@@ -31,6 +32,8 @@ enum Task {
     Faults(faults::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
     Mutants(mutants::Arguments),
+    /// Draw the figures of docs/performance.md from what bench printed
+    Plot(plot::Arguments),
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -56,6 +59,7 @@ async fn main() -> ExitCode {
         Task::Bench(arguments) => bench::run(&arguments).await,
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
+        Task::Plot(arguments) => plot::run(&arguments),
         Task::Prepare { check } => prepare::run(check).await,
         Task::Test { arguments } => suite::run(&arguments).await,
         Task::Fuzz(arguments) => fuzz::run(&arguments),

@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 10] = [
+pub(crate) const CASES: [Case; 21] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -61,14 +61,33 @@ pub(crate) const CASES: [Case; 10] = [
         AtLeast(12.0),
         "CPU time of all processes a message, naive / ours; of e2e_classic_full",
     ),
-    case("wal_per_message", AtMost(0.60), "WAL a message, ours / naive; of e2e_classic_full"),
     case(
-        "mirror_drain",
-        Target::None,
-        "seconds from the last effect to an empty outbox; of e2e_classic_full",
+        "pg_cpu_vs_raw_batch",
+        AtMost(1.25),
+        "PostgreSQL's CPU time a message, worker alone / bare batched inserts of its rows",
     ),
-    case("workers_2", Target::None, "rate with 2 workers / with 1; e2e_classic_full"),
-    case("workers_4", Target::None, "rate with 4 workers / with 1; e2e_classic_full"),
+    case("wal_per_message", AtMost(0.60), "WAL a message, ours / naive; of e2e_classic_full"),
+    case("storm_redis", AtLeast(10.0), "rate of redeliveries that Redis knows / naive; no SQL, no WAL"),
+    case("storm_postgres", AtLeast(8.0), "rate of redeliveries that only PostgreSQL knows / naive; no WAL"),
+    case("latency_200", AtMost(1.2), "99th percentile from publish to commit at 200/s, ours / naive"),
+    case("latency_1000", AtMost(0.6), "the same at 1,000/s"),
+    case(
+        "mirror_lag",
+        AtMost(5.0),
+        "99th percentile from commit to visible in Redis under full load, in batches' durations",
+    ),
+    case("redis_bytes", AtMost(0.10), "bytes of Redis a mirrored key, ours / a JSON object per message"),
+    case("gc_cpu", AtLeast(5.0), "PostgreSQL's CPU time a collected key, delete by key / ours"),
+    case("gc_interference", AtLeast(0.85), "rate while the collection runs / without"),
+    case("growth_1m", Target::None, "rate with 1 M keys and audit rows there / with none"),
+    case("growth_10m", AtLeast(0.7), "the same with 10 M"),
+    case(
+        "worker_rss",
+        AtMost(64.0 * 1024.0 * 1024.0),
+        "bytes: most memory of a worker with a backlog of 1 M messages",
+    ),
+    case("workers_2", Target::None, "rate with 2 workers / with 1"),
+    case("workers_4", Target::None, "rate with 4 workers / with 1"),
 ];
 
 /// The case of a name.

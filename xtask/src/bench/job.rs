@@ -15,6 +15,8 @@ pub(crate) enum Consumer {
     /// The usual way: `bench naive`.
     Naive,
     Ours(Ours),
+    /// The rows of ours by bare inserts: `bench raw`.
+    Raw,
 }
 
 /// Our programs, with their defaults.

@@ -59,18 +59,26 @@ pub(crate) struct Outcome {
     pub(crate) ratios: Figure,
     /// The runs compared, where the case has such.
     pub(crate) sides: Option<(Side, Side)>,
+    /// What must be so beside the ratio.
+    also: bool,
     /// What else there is to know, for the JSON.
     pub(crate) notes: Map<String, Value>,
 }
 
 impl Outcome {
     pub(crate) fn new(case: Case, ratios: Vec<f64>) -> Self {
-        Self { case, ratios: Figure(ratios), sides: None, notes: Map::new() }
+        Self { case, ratios: Figure(ratios), sides: None, also: true, notes: Map::new() }
     }
 
     /// With what was compared: ours, the baseline.
     pub(crate) fn of(mut self, ours: &Side, baseline: &Side) -> Self {
         self.sides = Some((ours.clone(), baseline.clone()));
+        self
+    }
+
+    /// The target is met only where this holds, too.
+    pub(crate) fn and(mut self, also: bool) -> Self {
+        self.also = also;
         self
     }
 
@@ -84,7 +92,7 @@ impl Outcome {
     }
 
     pub(crate) fn is_met(&self) -> bool {
-        self.case.target.is_met(self.ratio())
+        self.also && self.case.target.is_met(self.ratio())
     }
 
     pub(crate) fn json(&self) -> Value {

@@ -2,6 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::Arguments;
 use super::job::Job;
 use super::outcome::Side;
 use super::run::{Measured, measure};
@@ -16,7 +17,11 @@ pub(crate) struct Rounds<'s> {
     pub(crate) bar: ProgressBar,
 }
 
-impl Rounds<'_> {
+impl<'s> Rounds<'s> {
+    pub(crate) fn new(stage: &'s Stage, arguments: &Arguments) -> Self {
+        Self { stage, rounds: arguments.rounds, messages: arguments.messages, bar: bar() }
+    }
+
     /// Runs of a baseline: it is slower, and its figures a message don't depend on how many there are.
     pub(crate) fn few(&self) -> u64 {
         (self.messages / 10).max(1)
@@ -60,7 +65,7 @@ impl Rounds<'_> {
 }
 
 /// Hidden by itself where stderr is no terminal.
-pub(crate) fn bar() -> ProgressBar {
+fn bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");
     ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
 }

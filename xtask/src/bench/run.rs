@@ -16,9 +16,9 @@ use super::stage::Stage;
 use super::verify::verify;
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(5);
+pub(crate) const LOOK: Duration = Duration::from_millis(5);
 /// Nothing moves for so long: the run has failed.
-const STUCK: Duration = Duration::from_secs(60);
+pub(crate) const STUCK: Duration = Duration::from_secs(60);
 
 /// What a run has shown.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +31,8 @@ pub(crate) struct Measured {
     pub(crate) wal: f64,
     /// From the last effect to an empty outbox, in seconds.
     pub(crate) drained_after: f64,
+    /// Most memory that a worker has held (resident set), in bytes.
+    pub(crate) memory: u64,
 }
 
 impl Measured {
@@ -47,7 +49,10 @@ impl Measured {
 /// Runs a job on a site of its own and verifies what it left behind.
 pub(crate) async fn measure(stage: &Stage, job: &Job, seed: u64) -> anyhow::Result<Measured> {
     let mut site = Site::prepare(stage, job).await?;
-    site.fill(seed).await?;
+    match job.consumer {
+        Consumer::Raw => site.settle().await?,
+        _ => site.fill(seed).await?,
+    }
     let measured = effects(&mut site).await?;
     site.clear().await?;
     Ok(measured)
@@ -90,11 +95,7 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
     }
     let seconds = started.elapsed().as_secs_f64();
     let last = Instant::now();
-    if let Consumer::Ours(ours) = &site.job.consumer
-        && ours.relay
-    {
-        until_drained(&mut watch, &mut members).await?;
-    }
+    site.drained().await?;
     let drained_after = last.elapsed().as_secs_f64();
     let end = Reading::take(site.stage, &members, &mut watch).await?;
 
@@ -106,6 +107,12 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
         cpu: cpu.into_iter().map(|(role, time)| (role, time.as_secs_f64() * 1e6 / messages)).collect(),
         wal: end.since(&before).wal as f64 / site.job.messages as f64,
         drained_after,
+        memory: members
+            .iter()
+            .filter(|m| m.role != "relay")
+            .filter_map(|m| m.process.peak_memory())
+            .max()
+            .unwrap_or(0),
     };
     site.finish(members).await?;
     verify(site, &mut watch, there + due).await?;
@@ -113,7 +120,11 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
 }
 
 /// Waits until so many numbers have been drawn for effects: costs the server nothing, as a count would.
-async fn until(watch: &mut PgConnection, members: &mut [Member], wanted: u64) -> anyhow::Result<u64> {
+pub(crate) async fn until(
+    watch: &mut PgConnection,
+    members: &mut [Member],
+    wanted: u64,
+) -> anyhow::Result<u64> {
     let mut progress = (0, Instant::now());
     loop {
         let now = drawn(watch).await?;
@@ -129,31 +140,16 @@ async fn until(watch: &mut PgConnection, members: &mut [Member], wanted: u64) ->
     }
 }
 
-async fn drawn(watch: &mut PgConnection) -> anyhow::Result<u64> {
+pub(crate) async fn drawn(watch: &mut PgConnection) -> anyhow::Result<u64> {
     let row = sqlx::query("select case when is_called then last_value else 0 end from bench.payments_id_seq")
         .fetch_one(watch)
         .await?;
     Ok(u64::try_from(row.get::<i64, _>(0))?)
 }
 
-async fn count(watch: &mut PgConnection) -> anyhow::Result<u64> {
+pub(crate) async fn count(watch: &mut PgConnection) -> anyhow::Result<u64> {
     let row = sqlx::query("select count(*) from bench.payments").fetch_one(watch).await?;
     Ok(u64::try_from(row.get::<i64, _>(0))?)
-}
-
-/// Waits until the relay has emptied the outbox.
-async fn until_drained(watch: &mut PgConnection, members: &mut [Member]) -> anyhow::Result<()> {
-    let start = Instant::now();
-    loop {
-        let left: bool =
-            sqlx::query("select exists (select from oncely.outbox)").fetch_one(&mut *watch).await?.get(0);
-        if !left {
-            return Ok(());
-        }
-        anyhow::ensure!(start.elapsed() < STUCK, "the outbox is not empty after {STUCK:?}");
-        check(members)?;
-        tokio::time::sleep(LOOK).await;
-    }
 }
 
 pub(crate) fn check(members: &mut [Member]) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use lapin::types::{AMQPValue, FieldTable};
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Row as _};
 use testbed::{Broker, Database, Process, cpu_time, eventually_within};
 
 use super::job::{Consumer, Handler, Job};
@@ -17,6 +17,8 @@ pub(crate) struct Site<'s> {
     pub(crate) job: Job,
     pub(crate) database: Database,
     pub(crate) queue: String,
+    /// Completed keys that were there before, each with an audit row.
+    pub(crate) prefilled: u64,
     configuration: PathBuf,
     started: u32,
 }
@@ -34,7 +36,7 @@ impl<'s> Site<'s> {
         let database = Database::create(&stage.servers.urls().postgres).await?;
         let queue = format!("bench-{}", uuid::Uuid::new_v4().simple());
         let configuration = stage.scratch.path().join(format!("{queue}.toml"));
-        let site = Self { stage, job: job.clone(), database, queue, configuration, started: 0 };
+        let site = Self { stage, job: job.clone(), database, queue, prefilled: 0, configuration, started: 0 };
         let mut connection = site.database.connect().await?;
         match &job.consumer {
             Consumer::Naive => {
@@ -44,8 +46,12 @@ impl<'s> Site<'s> {
                 arguments.insert("x-queue-type".into(), AMQPValue::LongString(job.queue_type.name().into()));
                 site.broker().await?.declare_queue(&site.queue, arguments).await?;
             }
-            Consumer::Ours(ours) => {
-                std::fs::write(&site.configuration, site.toml(ours.handler))?;
+            Consumer::Ours(_) | Consumer::Raw => {
+                let handler = match &job.consumer {
+                    Consumer::Ours(ours) => ours.handler,
+                    _ => Handler::Batch,
+                };
+                std::fs::write(&site.configuration, site.toml(handler))?;
                 site.oncely(&["migrate"]).await?;
                 sqlx::raw_sql(include_str!("schema.sql")).execute(&mut connection).await?;
                 sqlx::raw_sql(include_str!("handlers.sql")).execute(&mut connection).await?;
@@ -93,6 +99,26 @@ impl<'s> Site<'s> {
         self.database.connect().await
     }
 
+    /// Puts completed keys into the table, as if messages had come so many days ago, each with its row in the audit trail.
+    pub(crate) async fn prefill(&mut self, keys: u64, days: i32) -> anyhow::Result<()> {
+        const CHUNK: u64 = 1_000_000;
+        let mut connection = self.connect().await?;
+        let mut left = keys;
+        while left > 0 {
+            let rows = left.min(CHUNK);
+            sqlx::query(include_str!("prefill.sql"))
+                .bind(i64::try_from(rows)?)
+                .bind(days)
+                .execute(&mut connection)
+                .await?;
+            left -= rows;
+        }
+        self.prefilled += keys;
+        // What autovacuum would have done by the time that so many have come.
+        sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
+        self.settle().await
+    }
+
     /// Fills the queue with the job's messages, then lets the servers finish what that left behind.
     pub(crate) async fn fill(&self, seed: u64) -> anyhow::Result<()> {
         let job = &self.job;
@@ -136,6 +162,23 @@ impl<'s> Site<'s> {
                 let queue = self.queue.clone();
                 members.push(self.member("naive", "bench", &["naive", "--queue", &queue])?);
             }
+            Consumer::Raw => {
+                let (queue, messages) = (self.queue.clone(), self.job.messages.to_string());
+                let arguments = [
+                    "raw",
+                    "--queue",
+                    &queue,
+                    "--messages",
+                    &messages,
+                    "--seed",
+                    "1",
+                    "--batch",
+                    "256",
+                    "--lanes",
+                    "2",
+                ];
+                members.push(self.member("raw", "bench", &arguments)?);
+            }
             Consumer::Ours(ours) => {
                 if ours.relay {
                     members.push(self.member("relay", "relay", &[])?);
@@ -171,16 +214,49 @@ impl<'s> Site<'s> {
         Ok(Member { role, process })
     }
 
+    /// Waits until the relay has emptied the outbox, where there is one.
+    pub(crate) async fn drained(&self) -> anyhow::Result<()> {
+        if !matches!(&self.job.consumer, Consumer::Ours(ours) if ours.relay) {
+            return Ok(());
+        }
+        let mut connection = self.connect().await?;
+        let start = std::time::Instant::now();
+        while sqlx::query("select exists (select from oncely.outbox)")
+            .fetch_one(&mut connection)
+            .await?
+            .get(0)
+        {
+            anyhow::ensure!(start.elapsed() < Duration::from_secs(60), "the outbox does not become empty");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until each message that was handed out is acknowledged: the broker tells only its own tool.
+    pub(crate) async fn acknowledged(&self) -> anyhow::Result<()> {
+        let rabbitmq = self.stage.servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?;
+        eventually_within(Duration::from_secs(60), "all is acknowledged", || async {
+            let queues = rabbitmq.ctl(&["--quiet", "list_queues", "name", "messages"]).await?;
+            let left = queues.lines().find_map(|line| line.strip_prefix(&self.queue)?.strip_prefix('\t'));
+            anyhow::ensure!(left.map(str::trim) == Some("0"), "{left:?} messages are left");
+            Ok(())
+        })
+        .await
+    }
+
     /// Ends the consumers; the queue must then be empty, what was not acknowledged included.
     pub(crate) async fn finish(&self, members: Vec<Member>) -> anyhow::Result<()> {
         for mut member in members {
             if let Some(status) = member.process.status() {
                 anyhow::bail!("{} ended: {status}\n{}", member.role, member.process.output());
             }
+            if member.role == "naive" {
+                // It has no orderly end: what it has committed and not yet acknowledged would come back.
+                self.acknowledged().await?;
+            }
             let status = member.process.terminate(Duration::from_secs(40)).await?;
-            // The baseline has no orderly end.
             anyhow::ensure!(
-                member.role == "naive" || status.success(),
+                ["naive", "raw"].contains(&member.role) || status.success(),
                 "{}: {status}\n{}",
                 member.role,
                 member.process.output()

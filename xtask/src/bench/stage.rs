@@ -28,14 +28,25 @@ impl Stage {
     /// Builds the programs and starts private servers.
     pub(crate) async fn set(binaries: Option<&Path>, pids: bool) -> anyhow::Result<Self> {
         let built = process::build_release()?;
+        let binaries = binaries.map_or_else(|| built.clone(), Path::to_owned);
+        Self::start(binaries, built.join("bench"), pids, &[]).await
+    }
+
+    /// Other servers: PostgreSQL notes when each transaction committed.
+    pub(crate) async fn with_commit_times(&self) -> anyhow::Result<Self> {
+        let settings = ["track_commit_timestamp=on"];
+        Self::start(self.binaries.clone(), self.clients.clone(), self.pids, &settings).await
+    }
+
+    async fn start(
+        binaries: PathBuf,
+        clients: PathBuf,
+        pids: bool,
+        settings: &[&str],
+    ) -> anyhow::Result<Self> {
         eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-        let stage = Self {
-            servers: Servers::start_private().await?,
-            scratch: Scratch::new("bench")?,
-            binaries: binaries.map_or_else(|| built.clone(), Path::to_owned),
-            clients: built.join("bench"),
-            pids,
-        };
+        let servers = Servers::start_private_with(settings).await?;
+        let stage = Self { servers, scratch: Scratch::new("bench")?, binaries, clients, pids };
         let mut connection = PgConnection::connect(&stage.servers.urls().postgres).await?;
         for setting in DURABLE {
             let value: String = sqlx::query("select current_setting($1)")

@@ -74,9 +74,13 @@ pub(crate) async fn poison(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> 
 }
 
 /// More workers on the same queue.
-pub(crate) async fn workers(rounds: &Rounds<'_>, count: usize) -> anyhow::Result<Vec<Outcome>> {
+pub(crate) async fn workers(
+    rounds: &Rounds<'_>,
+    name: &'static str,
+    count: usize,
+) -> anyhow::Result<Vec<Outcome>> {
     let one = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
     let several = Ours { workers: count, ..Ours::full(Handler::Batch) };
     let several = Job::ours(several, QueueType::Classic, rounds.messages);
-    rate(rounds, if count == 2 { "workers_2" } else { "workers_4" }, &several, &one).await
+    rate(rounds, name, &several, &one).await
 }

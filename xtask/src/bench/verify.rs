@@ -27,28 +27,33 @@ pub(crate) async fn verify(
             ("audit rows", "select count(*) from audit", effects),
             ("outbox rows", "select count(*) from outbox", effects),
         ]),
-        Consumer::Ours(ours) => {
+        Consumer::Ours(_) | Consumer::Raw => {
+            let before = site.prefilled;
             facts.extend([
                 (
                     "completed keys",
                     "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'",
-                    effects,
+                    effects + before,
                 ),
-                ("keys", "select count(*) from oncely.idempotency_keys", effects + poisoned),
+                ("keys", "select count(*) from oncely.idempotency_keys", effects + before + poisoned),
                 (
                     "effects without a completed key",
                     "select count(*) from bench.payments as p where not exists (select from oncely.idempotency_keys as k
                      where k.tenant = p.tenant and k.consumer = 'payments' and k.key = p.key and k.status = 'COMPLETED')",
                     0,
                 ),
-                ("audit rows of effects", "select count(*) from oncely.processed_keys", effects),
+                (
+                    "audit rows of effects",
+                    "select count(*) from oncely.processed_keys where queue <> 'prefilled'",
+                    effects,
+                ),
                 (
                     "audit rows of rejected messages",
                     "select count(*) from oncely.audit where outcome = 'dead_lettered'",
                     poisoned,
                 ),
             ]);
-            if ours.relay {
+            if matches!(&site.job.consumer, Consumer::Ours(ours) if ours.relay) {
                 facts.push(("outbox records", "select count(*) from oncely.outbox", 0));
             }
         }
