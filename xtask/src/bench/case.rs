@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 21] = [
+pub(crate) const CASES: [Case; 23] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -88,6 +88,12 @@ pub(crate) const CASES: [Case; 21] = [
     ),
     case("workers_2", Target::None, "rate with 2 workers / with 1"),
     case("workers_4", Target::None, "rate with 4 workers / with 1"),
+    case(
+        "e2e_vs_article",
+        Target::None,
+        "e2e_classic_full against the baseline with the article's own table of keys",
+    ),
+    case("wal_vs_article", Target::None, "wal_per_message against the same"),
 ];
 
 /// The case of a name.

@@ -21,19 +21,25 @@ fn job(rounds: &Rounds<'_>) -> Job {
     Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages)
 }
 
+/// A site with so many old keys, of which each run gets a copy.
+async fn pattern<'s>(rounds: &Rounds<'s>, keys: u64) -> anyhow::Result<Site<'s>> {
+    let mut site = Site::prepare(rounds.stage, &job(rounds)).await?;
+    site.prefill(keys, DAYS, false).await?;
+    Ok(site)
+}
+
 /// PostgreSQL's CPU time a deleted row: by key / ours.
 pub(crate) async fn cpu(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
-    let rows = rounds.messages * 2;
+    rounds.say("gc_cpu", 0);
+    // More than fits into PostgreSQL's buffers: by key, each row is somewhere else.
+    let rows = rounds.messages * 20;
+    let pattern = pattern(rounds, rows).await?;
     let (mut us, mut them) = (Vec::new(), Vec::new());
     for round in 0..rounds.rounds {
         rounds.say("gc_cpu", round);
-        let mut sides = [true, false];
-        if !round.is_multiple_of(2) {
-            sides.reverse();
-        }
-        for ours in sides {
-            let mut site = Site::prepare(rounds.stage, &job(rounds)).await?;
-            site.prefill(rows, DAYS).await?;
+        for ours in [round.is_multiple_of(2), !round.is_multiple_of(2)] {
+            let site = pattern.copy().await?;
+            site.settle().await?;
             let mut watch = site.connect().await?;
             let before = Reading::take(rounds.stage, &[], &mut watch).await?;
             let started = Instant::now();
@@ -50,12 +56,13 @@ pub(crate) async fn cpu(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
                 .get(0);
             anyhow::ensure!(left == 0, "{left} of {rows} keys are left");
             drop(watch);
-            site.clear().await?;
+            site.database.drop_now().await?;
             let cpu = used.cpu.get("postgres").copied().unwrap_or_default().as_secs_f64();
             let side = if ours { &mut us } else { &mut them };
             side.push((cpu * 1e6 / rows as f64, rows as f64 / seconds));
         }
     }
+    pattern.clear().await?;
     let median = |side: &[(f64, f64)], of: fn(&(f64, f64)) -> f64| {
         json!(rounded(Figure(side.iter().map(of).collect()).median()))
     };
@@ -92,17 +99,15 @@ async fn by_key(site: &Site<'_>) -> anyhow::Result<()> {
 
 /// Rate of ingest while the collection runs / without it. The same old keys are there on both sides.
 pub(crate) async fn interference(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+    rounds.say("gc_interference", 0);
     let old = rounds.messages * 10;
+    let pattern = pattern(rounds, old).await?;
     let (mut us, mut them, mut spans) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds.rounds {
         rounds.say("gc_interference", round);
-        let mut sides = [true, false];
-        if !round.is_multiple_of(2) {
-            sides.reverse();
-        }
-        for collects in sides {
-            let mut site = Site::prepare(rounds.stage, &job(rounds)).await?;
-            site.prefill(old, DAYS).await?;
+        for collects in [round.is_multiple_of(2), !round.is_multiple_of(2)] {
+            let mut site = pattern.copy().await?;
+            rounds.stage.flush_redis().await?;
             site.fill(u64::from(round)).await?;
             if collects {
                 let (rate, seconds) = collected(&mut site).await?;
@@ -111,9 +116,10 @@ pub(crate) async fn interference(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outc
             } else {
                 them.push(effects(&mut site).await?.rate);
             }
-            site.clear().await?;
+            site.database.drop_now().await?;
         }
     }
+    pattern.clear().await?;
     let outcome = find("gc_interference").map(|case| {
         Outcome::new(case, us.iter().zip(&them).map(|(us, them)| us / them).collect())
             .note("rate_while_collecting", json!(rounded(Figure(us.clone()).median())))

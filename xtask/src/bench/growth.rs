@@ -19,7 +19,7 @@ pub(crate) async fn growth(
     let job = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
     rounds.say(name, 0);
     let mut full = Site::prepare(rounds.stage, &job).await?;
-    full.prefill(keys, 1).await?;
+    full.prefill(keys, 1, true).await?;
     let (mut us, mut them) = (Side::default(), Side::default());
     for round in 0..rounds.rounds {
         rounds.say(name, round);

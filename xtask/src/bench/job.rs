@@ -13,10 +13,28 @@ pub(crate) struct Job {
 #[derive(Clone, Debug)]
 pub(crate) enum Consumer {
     /// The usual way: `bench naive`.
-    Naive,
+    Naive(Keys),
     Ours(Ours),
     /// The rows of ours by bare inserts: `bench raw`.
     Raw,
+}
+
+/// The baseline's table of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// What is needed.
+    Lean,
+    /// As published, with an index more.
+    Article,
+}
+
+impl Keys {
+    pub(crate) fn schema(self) -> &'static str {
+        match self {
+            Self::Lean => include_str!("naive_keys.sql"),
+            Self::Article => include_str!("article_keys.sql"),
+        }
+    }
 }
 
 /// Our programs, with their defaults.
@@ -75,7 +93,7 @@ impl QueueType {
 
 impl Job {
     pub(crate) fn naive(queue_type: QueueType, messages: u64) -> Self {
-        Self { consumer: Consumer::Naive, queue_type, messages, poison_every: 0 }
+        Self { consumer: Consumer::Naive(Keys::Lean), queue_type, messages, poison_every: 0 }
     }
 
     pub(crate) fn ours(ours: Ours, queue_type: QueueType, messages: u64) -> Self {

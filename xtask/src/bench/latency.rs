@@ -46,7 +46,7 @@ pub(crate) async fn latency(rounds: &Rounds<'_>, rate: u64) -> anyhow::Result<Ve
         for job in jobs {
             let latency = paced(rounds, job, rate, u64::from(round)).await?;
             match job.consumer {
-                Consumer::Naive => them.push(latency),
+                Consumer::Naive(_) => them.push(latency),
                 _ => us.push(latency),
             }
         }

@@ -66,6 +66,9 @@ pub(crate) async fn carry_out(arguments: &Arguments, stage: Stage) -> anyhow::Re
             outcomes.extend(rate::workers(&rounds, name, workers).await?);
         }
     }
+    if wants(&["e2e_vs_article", "wal_vs_article"]) {
+        outcomes.extend(rate::article(&rounds).await?);
+    }
     if wants(&["latency_200", "latency_1000", "mirror_lag"]) {
         rounds.bar.finish_and_clear();
         let stage = stage.with_commit_times().await?;

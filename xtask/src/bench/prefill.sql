@@ -1,4 +1,4 @@
--- $1 keys that took effect $2 days ago, 256 at a time, with their audit rows.
+-- $1 keys that took effect $2 days ago, 256 at a time; where $3, with their audit rows.
 with filled as (
     insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint)
     select 'tenant-' || lpad((n % 16)::text, 2, '0'), 'payments', gen_random_uuid()::text, 'COMPLETED', 1, t.at, t.at,
@@ -10,3 +10,4 @@ with filled as (
 insert into oncely.audit (tenant, occurred_at, id, attempt, duration_us, consumer, key, queue, outcome, worker)
 select tenant, completed_at, gen_random_uuid(), 1, 5000, 'payments', key, 'prefilled', 'completed', 'prefilled'
 from filled
+where $3

@@ -39,8 +39,9 @@ impl<'s> Site<'s> {
         let site = Self { stage, job: job.clone(), database, queue, prefilled: 0, configuration, started: 0 };
         let mut connection = site.database.connect().await?;
         match &job.consumer {
-            Consumer::Naive => {
+            Consumer::Naive(keys) => {
                 sqlx::raw_sql(include_str!("schema.sql")).execute(&mut connection).await?;
+                sqlx::raw_sql(keys.schema()).execute(&mut connection).await?;
                 sqlx::raw_sql(include_str!("naive.sql")).execute(&mut connection).await?;
                 let mut arguments = FieldTable::default();
                 arguments.insert("x-queue-type".into(), AMQPValue::LongString(job.queue_type.name().into()));
@@ -99,8 +100,9 @@ impl<'s> Site<'s> {
         self.database.connect().await
     }
 
-    /// Puts completed keys into the table, as if messages had come so many days ago, each with its row in the audit trail.
-    pub(crate) async fn prefill(&mut self, keys: u64, days: i32) -> anyhow::Result<()> {
+    /// Puts completed keys into the table, as if messages had come so many days ago; where wanted, each with its row in
+    /// the audit trail.
+    pub(crate) async fn prefill(&mut self, keys: u64, days: i32, audit: bool) -> anyhow::Result<()> {
         const CHUNK: u64 = 1_000_000;
         let mut connection = self.connect().await?;
         let mut left = keys;
@@ -109,6 +111,7 @@ impl<'s> Site<'s> {
             sqlx::query(include_str!("prefill.sql"))
                 .bind(i64::try_from(rows)?)
                 .bind(days)
+                .bind(audit)
                 .execute(&mut connection)
                 .await?;
             left -= rows;
@@ -117,6 +120,13 @@ impl<'s> Site<'s> {
         // What autovacuum would have done by the time that so many have come.
         sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
         self.settle().await
+    }
+
+    /// The same with a copy of the database as it is now, on the same queue: one at a time.
+    pub(crate) async fn copy(&self) -> anyhow::Result<Self> {
+        let database = self.database.copy().await?;
+        let (job, queue, configuration) = (self.job.clone(), self.queue.clone(), self.configuration.clone());
+        Ok(Self { database, job, queue, configuration, ..*self })
     }
 
     /// Fills the queue with the job's messages, then lets the servers finish what that left behind.
@@ -158,7 +168,7 @@ impl<'s> Site<'s> {
     pub(crate) fn start(&mut self) -> anyhow::Result<Vec<Member>> {
         let mut members = Vec::new();
         match self.job.consumer.clone() {
-            Consumer::Naive => {
+            Consumer::Naive(_) => {
                 let queue = self.queue.clone();
                 members.push(self.member("naive", "bench", &["naive", "--queue", &queue])?);
             }

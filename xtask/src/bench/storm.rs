@@ -52,7 +52,7 @@ pub(crate) async fn storm(rounds: &Rounds<'_>, known: KnownTo) -> anyhow::Result
         for job in jobs {
             let storm = again(rounds, job, seed).await?;
             match job.consumer {
-                Consumer::Naive => them.0.push(storm.measured),
+                Consumer::Naive(_) => them.0.push(storm.measured),
                 _ => {
                     transactions.push(storm.transactions);
                     us.0.push(storm.measured);

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::case::find;
-use super::job::{Handler, Job, Ours, QueueType};
+use super::job::{Consumer, Handler, Job, Keys, Ours, QueueType};
 use super::outcome::{Outcome, Side, rounded};
 use super::round::Rounds;
 use super::run::Measured;
@@ -32,6 +32,18 @@ pub(crate) async fn classic(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>>
     outcomes
         .extend(find("mirror_drain").map(|case| Outcome::new(case, us.figure(|run| run.drained_after).0)));
     Ok(outcomes)
+}
+
+/// Against the baseline with the article's own table of keys.
+pub(crate) async fn article(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let ours = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
+    let naive =
+        Job { consumer: Consumer::Naive(Keys::Article), ..Job::naive(QueueType::Classic, rounds.few()) };
+    let (us, them) = rounds.alternate("e2e_vs_article", &ours, &naive).await?;
+    let rate = find("e2e_vs_article")
+        .map(|case| Outcome::new(case, ratios(&us, &them, |run| run.rate)).of(&us, &them));
+    let wal = find("wal_vs_article").map(|case| Outcome::new(case, ratios(&us, &them, |run| run.wal)));
+    Ok(rate.into_iter().chain(wal).collect())
 }
 
 /// The same on a quorum queue.

@@ -21,7 +21,7 @@ pub(crate) async fn verify(
     ];
     let poisoned = site.job.poisoned();
     match &site.job.consumer {
-        Consumer::Naive => facts.extend([
+        Consumer::Naive(_) => facts.extend([
             ("completed keys", "select count(*) from idempotency_keys where status = 'COMPLETED'", effects),
             ("keys", "select count(*) from idempotency_keys", effects),
             ("audit rows", "select count(*) from audit", effects),
