@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use case::{CASES, Target};
+use outcome::Outcome;
 use stage::Stage;
 
 #[derive(Debug, Args)]
@@ -44,7 +45,7 @@ pub(crate) struct Arguments {
     /// Keys that are there in growth_10m; growth_1m has a tenth of them
     #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000_000))]
     growth_keys: u64,
-    /// Take worker, relay and oncely from this folder
+    /// Take worker, relay and oncely from this folder, and build only what is not there
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
     /// Print one JSON object a line for each case
@@ -87,11 +88,14 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::ensure!(case::find(name).is_some(), "there is no case {name}; see cargo xtask bench --help");
     }
     let stage = Stage::set(arguments.binaries.as_deref(), arguments.pids).await?;
-    let outcomes = plan::carry_out(arguments, stage).await?;
-    if arguments.json {
-        eprintln!("{}", report::table(&outcomes));
-        report::print_json(&outcomes)
-    } else {
-        report::print(&outcomes)
+    let mut results = plan::carry_out(arguments, &stage).await?;
+    plan::carry_out_with_commit_times(&mut results, stage).await?;
+    let place = |outcome: &Outcome| CASES.iter().position(|case| case.name == outcome.case.name);
+    results.outcomes.sort_by_key(place);
+    match arguments.json {
+        true => eprintln!("{}", report::table(&results.outcomes)),
+        false => report::print(&results.outcomes)?,
     }
+    anyhow::ensure!(results.failed.is_empty(), "wrong results: {}", results.failed.join(", "));
+    Ok(())
 }

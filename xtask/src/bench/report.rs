@@ -85,13 +85,11 @@ fn number(value: f64) -> String {
     }
 }
 
-/// One JSON object a line.
-pub(crate) fn print_json(outcomes: &[Outcome]) -> anyhow::Result<()> {
+/// One JSON object on a line.
+pub(crate) fn print_line(outcome: &Outcome) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    for outcome in outcomes {
-        writeln!(out, "{}", outcome.json())?;
-    }
-    Ok(())
+    writeln!(out, "{}", outcome.json())?;
+    Ok(out.flush()?)
 }
 
 pub(crate) fn print(outcomes: &[Outcome]) -> anyhow::Result<()> {

@@ -25,17 +25,28 @@ pub(crate) struct Stage {
 const DURABLE: [&str; 3] = ["fsync", "synchronous_commit", "full_page_writes"];
 
 impl Stage {
-    /// Builds the programs and starts private servers.
+    /// Builds the programs, but for those that `binaries` holds, and starts private servers.
     pub(crate) async fn set(binaries: Option<&Path>, pids: bool) -> anyhow::Result<Self> {
-        let built = process::build_release()?;
-        let binaries = binaries.map_or_else(|| built.clone(), Path::to_owned);
-        Self::start(binaries, built.join("bench"), pids, &[]).await
+        let given = binaries.map(|folder| (folder.to_owned(), folder.join("bench")));
+        let (binaries, clients) = match given {
+            Some((binaries, clients)) if clients.exists() => (binaries, clients),
+            given => {
+                let built = process::build_release()?;
+                (given.map_or_else(|| built.clone(), |(binaries, _)| binaries), built.join("bench"))
+            }
+        };
+        for program in ["worker", "relay", "oncely"] {
+            anyhow::ensure!(binaries.join(program).exists(), "{} has no {program}", binaries.display());
+        }
+        Self::start(binaries, clients, pids, &[]).await
     }
 
-    /// Other servers: PostgreSQL notes when each transaction committed.
-    pub(crate) async fn with_commit_times(&self) -> anyhow::Result<Self> {
+    /// Other servers in place of these: PostgreSQL notes when each transaction committed.
+    pub(crate) async fn with_commit_times(self) -> anyhow::Result<Self> {
         let settings = ["track_commit_timestamp=on"];
-        Self::start(self.binaries.clone(), self.clients.clone(), self.pids, &settings).await
+        let Self { servers, binaries, clients, pids, .. } = self;
+        drop(servers);
+        Self::start(binaries, clients, pids, &settings).await
     }
 
     async fn start(
