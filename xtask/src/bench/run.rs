@@ -15,8 +15,8 @@ use super::site::{Member, Site};
 use super::stage::Stage;
 use super::verify::verify;
 
-/// Between two looks.
-pub(crate) const LOOK: Duration = Duration::from_millis(5);
+/// Between two looks: seldom enough to cost the server next to nothing, often enough for runs of seconds.
+pub(crate) const LOOK: Duration = Duration::from_millis(10);
 /// Nothing moves for so long: the run has failed.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
 
