@@ -11,7 +11,7 @@ use super::site::Site;
 use super::stage::Stage;
 
 /// The backlog, in runs' messages.
-const TIMES: u64 = 10;
+const TIMES: u64 = 25;
 
 /// Both figures don't change from round to round: one run.
 pub(crate) async fn backlog(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {

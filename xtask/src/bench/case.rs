@@ -89,11 +89,11 @@ pub(crate) const CASES: [Case; 23] = [
     case("workers_2", Target::None, "rate with 2 workers / with 1"),
     case("workers_4", Target::None, "rate with 4 workers / with 1"),
     case(
-        "e2e_vs_article",
+        "e2e_vs_lean",
         Target::None,
-        "e2e_classic_full against the baseline with the article's own table of keys",
+        "e2e_classic_full against the baseline without the article's second unique index",
     ),
-    case("wal_vs_article", Target::None, "wal_per_message against the same"),
+    case("wal_vs_lean", Target::None, "wal_per_message against the same"),
 ];
 
 /// The case of a name.

@@ -32,7 +32,7 @@ async fn pattern<'s>(rounds: &Rounds<'s>, keys: u64) -> anyhow::Result<Site<'s>>
 pub(crate) async fn cpu(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     rounds.say("gc_cpu", 0);
     // More than fits into PostgreSQL's buffers: by key, each row is somewhere else.
-    let rows = rounds.messages * 20;
+    let rows = rounds.messages * 50;
     let pattern = pattern(rounds, rows).await?;
     let (mut us, mut them) = (Vec::new(), Vec::new());
     for round in 0..rounds.rounds {
@@ -100,7 +100,7 @@ async fn by_key(site: &Site<'_>) -> anyhow::Result<()> {
 /// Rate of ingest while the collection runs / without it. The same old keys are there on both sides.
 pub(crate) async fn interference(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     rounds.say("gc_interference", 0);
-    let old = rounds.messages * 10;
+    let old = rounds.messages * 25;
     let pattern = pattern(rounds, old).await?;
     let (mut us, mut them, mut spans) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds.rounds {

@@ -93,7 +93,7 @@ impl QueueType {
 
 impl Job {
     pub(crate) fn naive(queue_type: QueueType, messages: u64) -> Self {
-        Self { consumer: Consumer::Naive(Keys::Lean), queue_type, messages, poison_every: 0 }
+        Self { consumer: Consumer::Naive(Keys::Article), queue_type, messages, poison_every: 0 }
     }
 
     pub(crate) fn ours(ours: Ours, queue_type: QueueType, messages: u64) -> Self {

@@ -97,8 +97,8 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
             results.take(name, rate::workers(&rounds, name, workers).await)?;
         }
     }
-    if results.wants(&["e2e_vs_article", "wal_vs_article"]) {
-        results.take("e2e_vs_article", rate::article(&rounds).await)?;
+    if results.wants(&["e2e_vs_lean", "wal_vs_lean"]) {
+        results.take("e2e_vs_lean", rate::lean(&rounds).await)?;
     }
     rounds.bar.finish_and_clear();
     Ok(results)

@@ -12,7 +12,7 @@ use super::stage::Stage;
 pub(crate) struct Rounds<'s> {
     pub(crate) stage: &'s Stage,
     pub(crate) rounds: u32,
-    /// Messages of a run of ours; the baseline gets a tenth, which takes it about as long.
+    /// Messages of a run, of either side: what a message costs the broker grows with the backlog.
     pub(crate) messages: u64,
     pub(crate) bar: ProgressBar,
 }
@@ -20,11 +20,6 @@ pub(crate) struct Rounds<'s> {
 impl<'s> Rounds<'s> {
     pub(crate) fn new(stage: &'s Stage, arguments: &Arguments) -> Self {
         Self { stage, rounds: arguments.rounds, messages: arguments.messages, bar: bar() }
-    }
-
-    /// Runs of a baseline: it is slower, and its figures a message don't depend on how many there are.
-    pub(crate) fn few(&self) -> u64 {
-        (self.messages / 10).max(1)
     }
 
     /// Alternates two jobs; which goes first changes from round to round.

@@ -40,7 +40,7 @@ pub(crate) async fn storm(rounds: &Rounds<'_>, known: KnownTo) -> anyhow::Result
     };
     let ours = Ours { relay: known == KnownTo::Redis, ..Ours::full(Handler::Batch) };
     let ours = Job::ours(ours, QueueType::Classic, rounds.messages);
-    let naive = Job::naive(QueueType::Classic, rounds.few());
+    let naive = Job::naive(QueueType::Classic, rounds.messages);
     let (mut us, mut them, mut transactions) = (Side::default(), Side::default(), Vec::new());
     for round in 0..rounds.rounds {
         rounds.say(name, round);

@@ -16,7 +16,7 @@ pub(crate) fn ratios(above: &Side, below: &Side, of: impl Fn(&Measured) -> f64) 
 /// Classic queue, all on: rate, CPU, WAL.
 pub(crate) async fn classic(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     let ours = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
-    let naive = Job::naive(QueueType::Classic, rounds.few());
+    let naive = Job::naive(QueueType::Classic, rounds.messages);
     let (us, them) = rounds.alternate("e2e_classic_full", &ours, &naive).await?;
     let mut outcomes = Vec::new();
     outcomes.extend(find("e2e_classic_full").map(|case| {
@@ -34,22 +34,22 @@ pub(crate) async fn classic(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>>
     Ok(outcomes)
 }
 
-/// Against the baseline with the article's own table of keys.
-pub(crate) async fn article(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+/// Against the baseline with a table of keys that has no more than it needs.
+pub(crate) async fn lean(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     let ours = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
     let naive =
-        Job { consumer: Consumer::Naive(Keys::Article), ..Job::naive(QueueType::Classic, rounds.few()) };
-    let (us, them) = rounds.alternate("e2e_vs_article", &ours, &naive).await?;
-    let rate = find("e2e_vs_article")
-        .map(|case| Outcome::new(case, ratios(&us, &them, |run| run.rate)).of(&us, &them));
-    let wal = find("wal_vs_article").map(|case| Outcome::new(case, ratios(&us, &them, |run| run.wal)));
+        Job { consumer: Consumer::Naive(Keys::Lean), ..Job::naive(QueueType::Classic, rounds.messages) };
+    let (us, them) = rounds.alternate("e2e_vs_lean", &ours, &naive).await?;
+    let rate =
+        find("e2e_vs_lean").map(|case| Outcome::new(case, ratios(&us, &them, |run| run.rate)).of(&us, &them));
+    let wal = find("wal_vs_lean").map(|case| Outcome::new(case, ratios(&us, &them, |run| run.wal)));
     Ok(rate.into_iter().chain(wal).collect())
 }
 
 /// The same on a quorum queue.
 pub(crate) async fn quorum(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     let ours = Job::ours(Ours::full(Handler::Batch), QueueType::Quorum, rounds.messages);
-    let naive = Job::naive(QueueType::Quorum, rounds.few());
+    let naive = Job::naive(QueueType::Quorum, rounds.messages);
     rate(rounds, "e2e_quorum_full", &ours, &naive).await
 }
 
@@ -69,13 +69,13 @@ pub(crate) async fn rate(
 /// One SQL function call per message.
 pub(crate) async fn per_message(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     let ours = Job::ours(Ours::full(Handler::PerMessage), QueueType::Classic, rounds.messages);
-    rate(rounds, "e2e_per_message_sql", &ours, &Job::naive(QueueType::Classic, rounds.few())).await
+    rate(rounds, "e2e_per_message_sql", &ours, &Job::naive(QueueType::Classic, rounds.messages)).await
 }
 
 /// A handler in Rust.
 pub(crate) async fn rust(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
     let ours = Job::ours(Ours::full(Handler::Rust), QueueType::Classic, rounds.messages / 2);
-    rate(rounds, "e2e_rust_handler", &ours, &Job::naive(QueueType::Classic, rounds.few())).await
+    rate(rounds, "e2e_rust_handler", &ours, &Job::naive(QueueType::Classic, rounds.messages)).await
 }
 
 /// One message in a hundred that the handler rejects.
