@@ -18,7 +18,7 @@ async fn migrate_applies_and_shows_and_does_nothing_twice() {
     assert!(stdout(&info).contains("pending"));
     let run = world.oncely(&["migrate"]).await;
     assert!(run.status.success());
-    assert!(String::from_utf8_lossy(&run.stderr).contains("applied 11 migrations"));
+    assert!(String::from_utf8_lossy(&run.stderr).contains("applied 12 migrations"));
     let again = world.oncely(&["migrate", "run"]).await;
     assert!(String::from_utf8_lossy(&again.stderr).contains("nothing to do"));
     assert!(world.oncely(&["migrate", "info"]).await.status.success());
@@ -34,7 +34,7 @@ async fn every_verb_says_what_to_run_on_a_database_without_the_migrations() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(78), "{arguments:?}: {text}");
         assert!(
-            text.contains("11 migrations are not applied") && text.contains("run `oncely migrate`"),
+            text.contains("12 migrations are not applied") && text.contains("run `oncely migrate`"),
             "{text}"
         );
     }

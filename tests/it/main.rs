@@ -25,4 +25,5 @@ mod outages;
 mod packaging;
 mod rust_handlers;
 mod silence;
+mod sql_protocol;
 mod support;
