@@ -27,3 +27,4 @@ mod rust_handlers;
 mod silence;
 mod sql_protocol;
 mod support;
+mod webhooks;
