@@ -13,6 +13,7 @@ mod crashes;
 mod data;
 mod documents;
 mod events;
+mod examples;
 mod failed;
 mod failover;
 mod failures;
