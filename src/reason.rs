@@ -28,13 +28,15 @@ pub enum Reason {
     Poison,
     /// The handler failed as often as the consumer allows.
     AttemptsExhausted,
+    /// `oncely.claim` was committed without `oncely.complete`: whether it took effect is not known.
+    IncompleteClaim,
     /// Its runs began and nobody reported their end, several times: it kills the process that runs it.
     Crash,
 }
 
 impl Reason {
     /// All of them, for documentation and tests.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::TenantMissing,
         Self::TenantInvalid,
         Self::KeyMissing,
@@ -45,6 +47,7 @@ impl Reason {
         Self::HandlerRejected,
         Self::Poison,
         Self::AttemptsExhausted,
+        Self::IncompleteClaim,
         Self::Crash,
     ];
 
@@ -62,6 +65,7 @@ impl Reason {
             Self::HandlerRejected => "handler_rejected",
             Self::Poison => "poison",
             Self::AttemptsExhausted => "attempts_exhausted",
+            Self::IncompleteClaim => "incomplete_claim",
             Self::Crash => "crash",
         }
     }

@@ -113,6 +113,7 @@ async fn stories(
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
         let settings = config.consumers.iter().find(|c| c.name.as_str() == consumer);
         let protected_until = match (&details, settings) {
+            (Some(KeyDetails { completed_at: Some(_), expires_at: Some(at), .. }), _) => Some(*at),
             (Some(d), Some(settings)) => {
                 let age = chrono::Duration::from_std(settings.retention).ok();
                 d.completed_at.zip(age).and_then(|(at, age)| at.checked_add_signed(age))

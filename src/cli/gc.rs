@@ -10,7 +10,7 @@ use super::output::{self, Times};
 use super::session;
 use crate::config::Config;
 use crate::maintenance::{keep_partitions, plan, sweep};
-use crate::pg::SweepReport;
+use crate::pg::{ConsumerSweep, SweepReport};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -36,24 +36,25 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let config = Config::load(file)?;
     // Refuses another cell than the configured one: nothing is deleted there.
     let mut session = session::open(&config).await?;
-    let (reports, made, dropped) = if dry_run {
+    let (report, made, dropped) = if dry_run {
         (plan(&config, &mut session).await?, Vec::new(), Vec::new())
     } else {
         let (made, dropped) = keep_partitions(&config.audit, &mut session).await?;
-        let Some(reports) = sweep(&config, &mut session, || false).await? else {
+        let Some(report) = sweep(&config, &mut session, || false).await? else {
             output::note("another sweeper is at work; nothing to do here");
             if json {
                 output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
             }
             return Ok(ExitCode::SUCCESS);
         };
-        (reports, made, dropped)
+        (report, made, dropped)
     };
+    let SweepReport { consumers: reports, expired } = report;
     session.close().await;
     if json {
         let consumers: Vec<_> = reports
             .iter()
-            .map(|SweepReport { consumer, before, deleted: [completed, failed, in_progress] }| {
+            .map(|ConsumerSweep { consumer, before, deleted: [completed, failed, in_progress] }| {
                 json!({
                     "consumer": consumer, "before": before, "completed": completed, "failed": failed,
                     "in_progress": in_progress,
@@ -63,12 +64,13 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::print_json(
             "oncely.gc/1",
             json!({
-                "dry_run": dry_run, "busy": false, "consumers": consumers, "partitions_made": made, "partitions_dropped": dropped,
+                "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": expired, "partitions_made": made,
+                "partitions_dropped": dropped,
             }),
         )?;
     } else {
         let mut table = output::table(["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
-        for SweepReport { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
+        for ConsumerSweep { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
             table.add_row([
                 consumer.clone(),
                 times.show(*before),
@@ -78,6 +80,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             ]);
         }
         output::print(&table.to_string())?;
+        if expired > 0 {
+            output::print(&format!("keys of oncely.claim, past their own end: {expired}"))?;
+        }
         output::note(if dry_run { "dry run: nothing was deleted" } else { "deleted" });
     }
     Ok(ExitCode::SUCCESS)

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::failpoint::step;
-use crate::pg::{self, Session, SweepReport};
+use crate::pg::{self, ConsumerSweep, Session, SweepReport};
 
 /// The time before which a consumer's keys may go.
 fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
@@ -33,12 +33,13 @@ impl Pace {
 }
 
 /// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` says otherwise. `None` where
-/// another sweeper is at work. Keys of consumers that are not configured are left alone: nobody knows their retention.
+/// another sweeper is at work. Keys of consumers that are not configured are left alone, since nobody knows their retention; those
+/// of `oncely.claim` say it themselves.
 pub(crate) async fn sweep(
     config: &Config,
     session: &mut Session,
     stop: impl Fn() -> bool,
-) -> Result<Option<Vec<SweepReport>>, sqlx::Error> {
+) -> Result<Option<SweepReport>, sqlx::Error> {
     step("gc.lock.before");
     if !pg::try_sweep_lock(&mut session.connection).await? {
         return Ok(None);
@@ -47,7 +48,7 @@ pub(crate) async fn sweep(
     let now = session.clock.now();
     let limit = i64::from(config.gc.batch);
     let pace = Pace(config.gc.load);
-    let mut reports = Vec::new();
+    let mut report = SweepReport::default();
     for consumer in &config.consumers {
         let before = before(now, consumer.retention);
         let mut deleted = [0; 3];
@@ -73,14 +74,26 @@ pub(crate) async fn sweep(
                 tokio::time::sleep(pace.pause_after(began.elapsed())).await;
             }
         }
-        reports.push(SweepReport { consumer: consumer.name.as_str().to_owned(), before, deleted });
+        report.consumers.push(ConsumerSweep { consumer: consumer.name.as_str().to_owned(), before, deleted });
+    }
+    while !stop() {
+        let began = Instant::now();
+        step("gc.delete.before");
+        let batch = pg::sweep_expired(&mut session.connection, now, limit);
+        let gone = pg::within(config.postgres.patience(), batch).await?;
+        step("gc.delete.after");
+        report.expired += gone;
+        if gone < u64::from(config.gc.batch) {
+            break;
+        }
+        tokio::time::sleep(pace.pause_after(began.elapsed())).await;
     }
     if !stop() {
         collect_letters(config, session, &stop).await?;
         collect_ordering_keys(config, session, &stop).await?;
     }
     pg::sweep_unlock(&mut session.connection).await?;
-    Ok(Some(reports))
+    Ok(Some(report))
 }
 
 /// Deletes dead letters that were requeued or discarded longer ago than the trail is kept, in bounded transactions.
@@ -131,15 +144,16 @@ async fn collect_ordering_keys(
 }
 
 /// What a sweep would delete. Changes nothing.
-pub(crate) async fn plan(config: &Config, session: &mut Session) -> Result<Vec<SweepReport>, sqlx::Error> {
+pub(crate) async fn plan(config: &Config, session: &mut Session) -> Result<SweepReport, sqlx::Error> {
     let now = session.clock.now();
-    let mut reports = Vec::new();
+    let mut report = SweepReport::default();
     for consumer in &config.consumers {
         let before = before(now, consumer.retention);
         let deleted = pg::count_expired(&mut session.connection, consumer.name.as_str(), before).await?;
-        reports.push(SweepReport { consumer: consumer.name.as_str().to_owned(), before, deleted });
+        report.consumers.push(ConsumerSweep { consumer: consumer.name.as_str().to_owned(), before, deleted });
     }
-    Ok(reports)
+    report.expired = pg::count_self_expired(&mut session.connection, now).await?;
+    Ok(report)
 }
 
 #[cfg(test)]

@@ -74,10 +74,13 @@ async fn upkeep(
     let now = session.clock.now();
     if next_sweep.is_some_and(|due| due <= now) {
         match sweep(config, &mut session, || stop.is_cancelled()).await? {
-            Some(reports) => {
-                for report in reports {
-                    let [completed, failed, in_progress] = report.deleted;
-                    tracing::info!(consumer = report.consumer, before = %report.before, completed, failed, in_progress, "collected keys");
+            Some(report) => {
+                for swept in report.consumers {
+                    let [completed, failed, in_progress] = swept.deleted;
+                    tracing::info!(consumer = swept.consumer, before = %swept.before, completed, failed, in_progress, "collected keys");
+                }
+                if report.expired > 0 {
+                    tracing::info!(expired = report.expired, "collected keys of oncely.claim");
                 }
             }
             None => tracing::info!("another relay is collecting"),

@@ -36,6 +36,7 @@ pub enum PgFault {
 /// | `ONC01` (`oncely.reject`) | rejected |
 /// | `ONC02` (body is not JSON) | not JSON |
 /// | `ONC04`, `ONC05` (`oncely.emit`: an event that is too large, or can't be sent) | poison |
+/// | `ONC11`, `ONC15` (`oncely.claim`, `oncely.complete`: arguments that can't be right) | poison |
 /// | everything else, 23 (constraints) and P0001 (`raise`) with it | transient, so bounded by the attempts |
 ///
 /// Source: PostgreSQL's Appendix A, "PostgreSQL Error Codes".
@@ -78,7 +79,7 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
     Some(match (code, code.get(..2).unwrap_or_default()) {
         ("ONC01", _) => FaultClass::Rejected,
         ("ONC02", _) => FaultClass::NotJson,
-        ("ONC04" | "ONC05", _) => FaultClass::Poison,
+        ("ONC04" | "ONC05" | "ONC11" | "ONC15", _) => FaultClass::Poison,
         ("25006", _) | (_, "08") => return None,
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,

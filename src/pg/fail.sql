@@ -14,6 +14,7 @@ set status = excluded.status,
     fingerprint = excluded.fingerprint,
     reason = excluded.reason,
     last_error = excluded.last_error,
+    expires_at = null,
     -- The process lives: it reports this failure.
     crash_attempts = case when excluded.status = 'FAILED' then i.crash_attempts else 0 end
 where i.status = 'IN_PROGRESS' or $10

@@ -79,6 +79,8 @@ pub struct KeyDetails {
     pub attempts: i32,
     pub created_at: DateTime<Utc>,
     pub completed_at: Option<DateTime<Utc>>,
+    /// When the key may be collected, where its claim said so.
+    pub expires_at: Option<DateTime<Utc>>,
     #[serde(serialize_with = "hexadecimal")]
     pub fingerprint: Option<Vec<u8>>,
     pub response: Option<serde_json::Value>,
@@ -110,7 +112,7 @@ pub async fn key_details(
         Some(tenant) => {
             sqlx::query_as!(
                 KeyDetails,
-                "select tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, response, reason,
+                "select tenant, consumer, key, status, attempts, created_at, completed_at, expires_at, fingerprint, response, reason,
                     last_error
                  from oncely.idempotency_keys
                  where tenant = $1 and key = $2 and ($3::text is null or consumer = $3)
@@ -125,7 +127,7 @@ pub async fn key_details(
         None => {
             sqlx::query_as!(
                 KeyDetails,
-                "select i.tenant, i.consumer, i.key, i.status, i.attempts, i.created_at, i.completed_at, i.fingerprint,
+                "select i.tenant, i.consumer, i.key, i.status, i.attempts, i.created_at, i.completed_at, i.expires_at, i.fingerprint,
                     i.response, i.reason, i.last_error
                  from (
                      select distinct tenant, consumer

@@ -47,13 +47,16 @@ pub(crate) use operator::{
 };
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use ordering_key::collect_ordering_keys;
-pub(crate) use outbox::{MirrorRecord, append_mirror, delete as delete_outbox, take_mirror};
+pub(crate) use outbox::{MirrorRecord, Mirrored, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
 #[cfg(feature = "plants")]
 pub(crate) use planted::collect_pending;
 pub(crate) use reply::{Reply, write_replies};
-pub use retention::{SweepReport, SweepStatus};
-pub(crate) use retention::{count_expired, sweep_batch, try_lock as try_sweep_lock, unlock as sweep_unlock};
+pub use retention::{ConsumerSweep, SweepReport, SweepStatus};
+pub(crate) use retention::{
+    count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
+    unlock as sweep_unlock,
+};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, end_backend, is_at_work, secret, standing, within,
 };

@@ -4,15 +4,27 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::fingerprint::Fingerprint;
+use crate::identity::{Identity, IdentityPart};
+
 /// Tags on their way to the mirror.
 #[derive(Clone, Debug)]
 pub(crate) struct MirrorRecord {
     pub(crate) tenant: String,
     pub(crate) id: Uuid,
-    pub(crate) tags: Vec<u8>,
+    pub(crate) content: Mirrored,
     /// No entry may live longer than this.
     pub(crate) expires_at: DateTime<Utc>,
     pub(crate) created_at: DateTime<Utc>,
+}
+
+/// What a record says took effect.
+#[derive(Clone, Debug)]
+pub(crate) enum Mirrored {
+    /// The tags of a worker's batch.
+    Tags(Vec<u8>),
+    /// A key that `oncely.complete` completed: SQL has no key to make a tag with.
+    Key(Identity, Option<Fingerprint>),
 }
 
 /// Appends one record with the tags of a whole batch, in the caller's transaction.
@@ -41,7 +53,27 @@ pub(crate) async fn take_mirror(
     connection: &mut PgConnection,
     limit: i64,
 ) -> Result<Vec<MirrorRecord>, sqlx::Error> {
-    sqlx::query_file_as!(MirrorRecord, "src/pg/take_mirror.sql", limit).fetch_all(connection).await
+    let rows = sqlx::query_file!("src/pg/take_mirror.sql", limit).fetch_all(connection).await?;
+    let part = |text: &str| {
+        IdentityPart::new(text.as_bytes()).map_err(|error| sqlx::Error::Decode(error.to_string().into()))
+    };
+    rows.into_iter()
+        .map(|row| {
+            let content = match (row.tags, row.consumer, row.key) {
+                (Some(tags), _, _) => Mirrored::Tags(tags),
+                (None, Some(consumer), Some(key)) => {
+                    let identity =
+                        Identity { tenant: part(&row.tenant)?, consumer: part(&consumer)?, key: part(&key)? };
+                    let print = row.fingerprint.and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
+                    Mirrored::Key(identity, print)
+                }
+                // A constraint of the table forbids it.
+                _ => return Err(sqlx::Error::Decode("an outbox record without content".into())),
+            };
+            let (tenant, id) = (row.tenant, row.id);
+            Ok(MirrorRecord { tenant, id, content, expires_at: row.expires_at, created_at: row.created_at })
+        })
+        .collect()
 }
 
 /// Deletes exactly these records. Returns how many there were.

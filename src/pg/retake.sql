@@ -9,7 +9,9 @@ with failed as materialized (
     for update of i
 )
 update oncely.idempotency_keys as i
-set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerprint = f.fingerprint, last_error = null
+set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerprint = f.fingerprint, last_error = null,
+    -- A client of oncely.claim may have failed at it: from now on the worker's retention counts.
+    expires_at = null
 from failed as f
 where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS'
 returning i.tenant, i.key, i.attempts

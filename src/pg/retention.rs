@@ -8,9 +8,18 @@ use crate::decide::KeyStatus;
 /// Which rows a sweep deletes; the same three states as a key's.
 pub type SweepStatus = KeyStatus;
 
-/// What a sweep did (or, as a dry run, would do) for one consumer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a sweep did (or, as a dry run, would do).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
+    /// Of each configured consumer.
+    pub consumers: Vec<ConsumerSweep>,
+    /// Keys deleted that said themselves when they may go: those of `oncely.claim`, of whatever consumer.
+    pub expired: u64,
+}
+
+/// What a sweep did for one consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsumerSweep {
     /// The consumer.
     pub consumer: String,
     /// Keys older than this go.
@@ -46,6 +55,33 @@ pub(crate) async fn sweep_batch(
     Ok(done.rows_affected())
 }
 
+/// Deletes one bounded batch of the keys that say themselves that they may go before `now`. Returns how many went, as
+/// [`sweep_batch`] does.
+pub(crate) async fn sweep_expired(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+    limit: i64,
+) -> Result<u64, sqlx::Error> {
+    let done = sqlx::query_file!("src/pg/sweep_expired.sql", now, limit).execute(connection).await?;
+    Ok(done.rows_affected())
+}
+
+/// How many keys [`sweep_expired`] would delete.
+pub(crate) async fn count_self_expired(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<u64, sqlx::Error> {
+    let count = sqlx::query_scalar!(
+        r#"select count(*) as "count!" from oncely.idempotency_keys
+        where expires_at < $1
+          and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.outbox), 'infinity'))"#,
+        now
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(u64::try_from(count).unwrap_or(0))
+}
+
 /// How many keys a sweep would delete: completed, failed, in progress.
 pub(crate) async fn count_expired(
     connection: &mut PgConnection,
@@ -61,7 +97,7 @@ pub(crate) async fn count_expired(
             count(*) filter (where status = 'FAILED' and completed_at < $2) as "failed!",
             count(*) filter (where status = 'IN_PROGRESS' and created_at < $2) as "in_progress!"
         from oncely.idempotency_keys
-        where consumer = $1 and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))"#,
+        where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))"#,
         consumer,
         before
     )

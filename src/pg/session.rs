@@ -222,7 +222,7 @@ pub(crate) async fn end_backend(connection: &mut PgConnection, backend: Backend)
     Ok(())
 }
 
-/// The database's random secret. Only workers and operators may read it.
+/// The database's random secret. Only workers, relays and operators may read it.
 pub(crate) async fn secret(connection: &mut PgConnection) -> Result<Vec<u8>, sqlx::Error> {
     sqlx::query_scalar!("select secret from oncely.cell").fetch_one(connection).await
 }

@@ -5,7 +5,7 @@ delete from oncely.idempotency_keys
 where ctid = any (array(
     select ctid
     from oncely.idempotency_keys
-    where status = 'COMPLETED' and consumer = $1
+    where status = 'COMPLETED' and consumer = $1 and expires_at is null
       and completed_at < least($2, (select min(created_at) from oncely.outbox))
     order by completed_at
     limit $3

@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::failpoint::step;
-use crate::mirror::{Mirror, MirrorError, Tag};
-use crate::pg::{self, Session};
+use crate::mirror::{Mirror, MirrorError, Tag, TagKey};
+use crate::pg::{self, Mirrored, Session};
 use crate::plant::planted;
 
 /// What one batch did.
@@ -36,10 +36,12 @@ pub(crate) enum DrainError {
 pub(crate) async fn drain(
     session: &mut Session,
     witness: Option<&mut PgConnection>,
-    mirror: Option<&Mirror>,
+    mirror: Option<(&Mirror, &TagKey)>,
     limit: u32,
 ) -> Result<DrainReport, DrainError> {
     let now = session.clock.now();
+    // Of this very session, so of the history on which a record was read.
+    let epoch = session.cell.epoch.clone();
     let mut transaction = session.connection.begin().await?;
     step("relay.take.before");
     let records = pg::take_mirror(&mut transaction, i64::from(limit)).await?;
@@ -58,14 +60,18 @@ pub(crate) async fn drain(
         transaction = session.connection.begin().await?;
     }
     let mut written = 0;
-    if let Some(mirror) = mirror {
+    if let Some((mirror, tag_key)) = mirror {
         // An entry must not outlive its key: where the rest of the key's life is shorter than an entry's, there is none.
         let ends = mirror.expires_at(now);
         let tags: Vec<Tag> = records
             .iter()
             .filter(|record| record.expires_at >= ends || planted("collect_pending"))
-            .flat_map(|record| record.tags.as_chunks::<{ Tag::BYTES }>().0)
-            .map(|bytes| Tag(*bytes))
+            .flat_map(|record| match &record.content {
+                Mirrored::Tags(tags) => {
+                    tags.as_chunks::<{ Tag::BYTES }>().0.iter().map(|bytes| Tag(*bytes)).collect()
+                }
+                Mirrored::Key(identity, print) => vec![tag_key.tag(&epoch, identity, print.as_ref())],
+            })
             .collect();
         if !tags.is_empty() {
             // Visible is not enough where a standby takes over: an entry must not outlive its row.

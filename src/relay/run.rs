@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use secrecy::ExposeSecret as _;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -11,8 +12,8 @@ use super::idle::Idle;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::maintenance;
-use crate::mirror::Mirror;
-use crate::pg::{History, Session};
+use crate::mirror::{Mirror, TagKey};
+use crate::pg::{History, Session, secret, within};
 use crate::preflight::preflight;
 use crate::shutdown::Stopped;
 
@@ -115,7 +116,7 @@ impl Relay {
 /// Drains the outbox: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
 async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: CancellationToken) {
     let application = format!("oncely relay {}", config.worker.name);
-    let mut session: Option<Sessions> = None;
+    let mut session: Option<(Sessions, Option<TagKey>)> = None;
     let mut backoff = Backoff::default();
     let mut idle = Idle::new(config.relay.poll);
     let mut total = DrainReport::default();
@@ -150,7 +151,7 @@ async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: C
     if total.records > 0 {
         tracing::info!(records = total.records, tags = total.tags, "relayed");
     }
-    if let Some(sessions) = session {
+    if let Some((sessions, _)) = session {
         sessions.close().await;
     }
 }
@@ -159,14 +160,19 @@ async fn one(
     config: &Config,
     application: &str,
     history: &History,
-    session: &mut Option<Sessions>,
+    session: &mut Option<(Sessions, Option<TagKey>)>,
     mirror: Option<&Mirror>,
 ) -> Result<DrainReport, String> {
-    let open = match session {
+    let (open, tag_key) = match session {
         Some(open) => open,
-        None => session.insert(open_sessions(config, application, history).await?),
+        None => {
+            let mut sessions = open_sessions(config, application, history).await?;
+            let tag_key = tag_key(config, &mut sessions.records).await?;
+            session.insert((sessions, tag_key))
+        }
     };
     let witness = open.witness.as_mut().map(|witness| &mut witness.connection);
+    let mirror = mirror.zip(tag_key.as_ref());
     let limit = config.postgres.patience() * 2;
     match tokio::time::timeout(limit, drain(&mut open.records, witness, mirror, config.relay.batch)).await {
         Ok(done) => done.map_err(|error| error.to_string()),
@@ -202,6 +208,18 @@ pub(super) async fn open_sessions(
         false => None,
     };
     Ok(Sessions { records, witness })
+}
+
+/// With what the tags of `oncely.complete` are made, where there is a mirror.
+async fn tag_key(config: &Config, session: &mut Session) -> Result<Option<TagKey>, String> {
+    let Some(settings) = &config.mirror else { return Ok(None) };
+    if let Some(key) = &settings.key {
+        return Ok(Some(TagKey::derive(key.expose_secret().as_bytes())));
+    }
+    match within(config.postgres.patience(), secret(&mut session.connection)).await {
+        Ok(secret) => Ok(Some(TagKey::derive(&secret))),
+        Err(error) => Err(format!("oncely.cell.secret can't be read (role oncely_relay): {error}")),
+    }
 }
 
 async fn connect(config: &Config, application: &str, history: &History) -> Result<Session, String> {

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use anyhow::Context as _;
-
 /// One of the three servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
@@ -91,28 +89,43 @@ pub(crate) fn is_root() -> bool {
 
 /// Sees to it that the programs of all `servers` are there, installing Debian's packages where they are not.
 pub(crate) fn ensure(servers: &[Server]) -> anyhow::Result<()> {
+    let missing = || -> Vec<Server> { servers.iter().copied().filter(|s| s.program().is_none()).collect() };
+    let names = |servers: &[Server]| servers.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
+    let packages: fn(&[Server]) -> Vec<&'static str> =
+        |servers| servers.iter().map(|s| s.package()).collect();
+    install(|| {
+        let missing = missing();
+        (!missing.is_empty()).then(|| (names(&missing), packages(&missing)))
+    })
+    .map_err(|failure| anyhow::anyhow!(choices(&failure)))
+}
+
+/// What is still missing, and why it could not be installed.
+pub(crate) struct Failure {
+    pub(crate) missing: String,
+    pub(crate) why: &'static str,
+}
+
+/// Installs Debian's packages of what `missing` names, until it names nothing.
+pub(crate) fn install(missing: impl Fn() -> Option<(String, Vec<&'static str>)>) -> Result<(), Failure> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().map_err(|_| anyhow::anyhow!("an earlier installation panicked"))?;
-    let missing: Vec<Server> = servers.iter().copied().filter(|s| s.program().is_none()).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let names: Vec<&str> = missing.iter().map(|s| s.name()).collect();
-    let packages: Vec<&str> = missing.iter().map(|s| s.package()).collect();
+    // An earlier installation that panicked is no reason not to try.
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let Some((names, packages)) = missing() else { return Ok(()) };
+    let failure = |why| Failure { missing: names.clone(), why };
     let Some(apt) = in_path("apt-get") else {
-        anyhow::bail!(choices(&names, "this is not a Debian system, so they cannot be installed from here"));
+        return Err(failure("this is not a Debian system, so they cannot be installed from here"));
     };
     let sudo = if is_root() { None } else { in_path("sudo") };
     if !is_root() && sudo.is_none() {
-        anyhow::bail!(choices(&names, "installing them needs root, and there is no sudo"));
+        return Err(failure("installing them needs root, and there is no sudo"));
     }
     eprintln!(
-        "{} not found: installing Debian's {} (no service is started, no default port is used)",
-        names.join(", "),
+        "{names} not found: installing Debian's {} (no service is started, no default port is used)",
         packages.join(", ")
     );
     let policy = ServicePolicy::forbid_starts();
-    let run = |arguments: &[&str]| -> anyhow::Result<bool> {
+    let run = |arguments: &[&str]| -> Result<bool, Failure> {
         let mut command = match &sudo {
             Some(sudo) => {
                 let mut command = Command::new(sudo);
@@ -126,7 +139,7 @@ pub(crate) fn ensure(servers: &[Server]) -> anyhow::Result<()> {
             .env("DEBIAN_FRONTEND", "noninteractive")
             .stdin(Stdio::null())
             .output()
-            .context("cannot run apt-get")?;
+            .map_err(|_| failure("apt-get cannot be run"))?;
         if !output.status.success() {
             eprintln!("{}", String::from_utf8_lossy(&output.stderr).trim_end());
         }
@@ -138,25 +151,27 @@ pub(crate) fn ensure(servers: &[Server]) -> anyhow::Result<()> {
     let updated = run(&["update", "-q"])?;
     let installed = run(&install)?;
     drop(policy);
-    let still: Vec<&str> = missing.iter().filter(|s| s.program().is_none()).map(|s| s.name()).collect();
-    if installed && still.is_empty() {
-        return Ok(());
+    match missing() {
+        None if installed => Ok(()),
+        still => Err(Failure {
+            missing: still.map_or(names, |(names, _)| names),
+            why: match updated {
+                true => "apt-get could not install them",
+                false => "apt-get could not fetch its package lists",
+            },
+        }),
     }
-    let why =
-        if updated { "apt-get could not install them" } else { "apt-get could not fetch its package lists" };
-    anyhow::bail!(choices(&names, why))
 }
 
 /// One clear message with what the user can do.
-fn choices(missing: &[&str], why: &str) -> String {
+fn choices(Failure { missing, why }: &Failure) -> String {
     format!(
-        "{} needed, and {why}. One of these helps:\n  \
+        "{missing} needed, and {why}. One of these helps:\n  \
          - run as root on Debian or Ubuntu, so that the packages can be installed;\n  \
          - install them yourself: postgresql (15 or later), rabbitmq-server, redis-server or valkey-server;\n  \
          - docker compose up --detach --wait postgres rabbitmq redis, then export the three URLs that \
          docker-compose.yml names in its first lines;\n  \
-         - export DATABASE_URL, AMQP_URL and REDIS_URL of servers that may be used for tests.",
-        missing.join(", ")
+         - export DATABASE_URL, AMQP_URL and REDIS_URL of servers that may be used for tests."
     )
 }
 

@@ -34,7 +34,8 @@ pub(crate) struct Member {
 impl<'s> Site<'s> {
     pub(crate) async fn prepare(stage: &'s Stage, job: &Job) -> anyhow::Result<Self> {
         let database = Database::create(&stage.servers.urls().postgres).await?;
-        let queue = format!("bench-{}", uuid::Uuid::new_v4().simple());
+        // As long as a name of real life: it is in each row of the trail.
+        let queue = format!("payments-{:08x}", fastrand::u32(..));
         let configuration = stage.scratch.path().join(format!("{queue}.toml"));
         let site = Self { stage, job: job.clone(), database, queue, prefilled: 0, configuration, started: 0 };
         let mut connection = site.database.connect().await?;

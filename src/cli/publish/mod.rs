@@ -1,6 +1,9 @@
-//! `oncely publish`: one message, for a first try or a test by hand.
+//! `oncely publish`: one message, or a file of them, for a first try or a test by hand.
 
-use std::path::Path;
+mod envelope;
+mod lines;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -8,6 +11,7 @@ use clap::Args;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 
+use self::envelope::Frame;
 use super::output;
 use crate::amqp::{Copy, Publisher};
 use crate::config::Config;
@@ -15,18 +19,29 @@ use crate::config::Config;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  oncely publish payments '{\"order\": \"1182\", \"amount\": 20}' \\\n    \
-                        --message-id order-1182 --header x-tenant-id=acme"
+                        --message-id order-1182 --header x-tenant-id=acme\n  \
+                        oncely publish webhooks --lines examples/webhooks/sample.jsonl"
 )]
 pub(super) struct Arguments {
     /// Routing key; for the default exchange the name of the queue
     routing_key: String,
     /// The body
-    body: String,
+    #[arg(required_unless_present = "lines")]
+    body: Option<String>,
+    /// A file of JSON Lines instead ("-": standard input), a message each: {"tenant", "message_id", "type", "headers", "payload"},
+    /// of which only the payload, the body, must be there
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["body", "message_id"])]
+    lines: Option<PathBuf>,
+    /// With --lines: the header that carries the tenant
+    #[arg(long, default_value = "x-tenant-id", value_name = "NAME")]
+    tenant_header: String,
     /// The exchange; by default the default exchange, which leads to the queue of the routing key's name
     #[arg(long, default_value = "")]
     exchange: String,
+    /// What to deduplicate on
     #[arg(long)]
     message_id: Option<String>,
+    /// What the body is
     #[arg(long, default_value = "application/json")]
     content_type: String,
     /// name=value; may be given several times
@@ -57,13 +72,16 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         anyhow::ensure!(id.len() <= 255, "--message-id has {} bytes; AMQP allows 255", id.len());
         properties = properties.with_message_id(id.into());
     }
-    let copy = Copy {
-        exchange: arguments.exchange,
-        routing_key: arguments.routing_key,
-        properties,
-        body: arguments.body.into_bytes().into(),
-    };
     let publisher = Publisher::new(config.rabbitmq, "oncely publish".to_owned());
+    let (exchange, routing_key) = (arguments.exchange, arguments.routing_key);
+    if let Some(file) = arguments.lines {
+        let frame = Frame { exchange, routing_key, tenant_header: arguments.tenant_header, properties };
+        let count = lines::publish(&file, &frame, &publisher).await?;
+        output::note(&format!("published {count} messages: confirmed by the broker, taken by a queue"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let body = arguments.body.unwrap_or_default().into_bytes().into();
+    let copy = Copy { exchange, routing_key, properties, body };
     let results = publisher.publish(&[copy]).await;
     results.into_iter().next().context("no answer")?.context("not published")?;
     output::note("published: confirmed by the broker, taken by a queue");

@@ -1,0 +1,28 @@
+-- The web shop of the examples in Python, Node and Rust. Run again, it changes nothing.
+create schema if not exists shop;
+
+create table if not exists shop.orders (
+    tenant text not null,
+    id text not null,
+    cents bigint not null,
+    primary key (tenant, id)
+);
+
+-- No unique constraint: that there is one invoice an order is the consumer's and Oncely's work.
+create table if not exists shop.invoices (
+    tenant text not null,
+    order_id text not null,
+    cents bigint not null
+);
+
+-- The answer to a request: the worker calls it, and the relay takes what it returns to the requester's queue.
+create or replace function shop.quote(message oncely.message) returns jsonb
+language plpgsql
+as $$
+begin
+    if (message.payload ->> 'pieces')::integer <= 0 then
+        perform oncely.reject('pieces must be positive');
+    end if;
+    return jsonb_build_object('cents', (message.payload ->> 'pieces')::integer * 250);
+end
+$$;

@@ -1,0 +1,207 @@
+//! The examples, on real servers, killed in the middle: one effect an order, and as many events as orders.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use testbed::{Process, RabbitMq, Scratch};
+
+use crate::support::{World, program, servers};
+
+const ORDERS: i64 = 60;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folder that cargo builds into.
+fn target() -> PathBuf {
+    let folder = program("oncely").parent().and_then(Path::parent).unwrap().to_path_buf();
+    // An example that runs from there names files by their full path.
+    std::fs::canonicalize(folder).unwrap()
+}
+
+/// The shop's tables, a broker of its own (the examples' queues have fixed names), and a configuration.
+struct Shop {
+    world: World,
+    // After the world, which has a connection to it.
+    _broker: RabbitMq,
+    logs: Scratch,
+}
+
+impl Shop {
+    async fn open(configuration: &str) -> Self {
+        let broker = RabbitMq::start().await.unwrap();
+        let mut urls = servers().await.urls().clone();
+        urls.rabbitmq = broker.url();
+        let mut world = World::on(urls).await;
+        let schema = std::fs::read_to_string(root().join("examples/shop.sql")).unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(schema)).execute(&mut world.sql).await.unwrap();
+        world.configure(&std::fs::read_to_string(root().join("examples").join(configuration)).unwrap());
+        world.configure("[relay]\npoll = \"50ms\"");
+        world.apply_topology().await;
+        Self { world, _broker: broker, logs: Scratch::new("examples").unwrap() }
+    }
+
+    /// Starts an example's program.
+    fn start(&self, name: &str, command: &Path, arguments: &[&str]) -> Process {
+        let environment = [
+            ("DATABASE_URL", self.world.database.url().to_owned()),
+            ("AMQP_URL", self.world.urls.rabbitmq.clone()),
+            ("ONCELY_CONFIG", self.world.file().display().to_string()),
+            ("PYTHONDONTWRITEBYTECODE", "1".to_owned()),
+        ];
+        let environment: Vec<(&str, &str)> = environment.iter().map(|(n, v)| (*n, v.as_str())).collect();
+        let log = self.logs.path().join(format!("{name}-{}.log", uuid::Uuid::new_v4().simple()));
+        Process::start(command, arguments, &environment, &log).unwrap()
+    }
+
+    /// Runs an example's program to its end; what it printed.
+    async fn run(&self, name: &str, command: &Path, arguments: &[&str]) -> String {
+        let mut process = self.start(name, command, arguments);
+        let status = process.ended(Duration::from_secs(60)).await.unwrap();
+        assert!(status.success(), "{name}: {status}: {}", process.output());
+        process.output()
+    }
+
+    /// Waits until a consumer is inside the transaction of a message.
+    async fn wait_until_stuck(&mut self) {
+        let stuck =
+            "select count(*) from pg_locks where not granted and relation = 'shop.invoices'::regclass";
+        self.world.wait_for(stuck, 1).await;
+    }
+
+    /// Orders and events while consumer, relay and shop are killed; what must be there in the end.
+    async fn orders_survive(&mut self, order: impl Fn(&Self) -> Process, consume: impl Fn(&Self) -> Process) {
+        // The first consumer declares exchange and queue: an event that finds none waits until somebody retries it.
+        let mut consumer = consume(self);
+        self.world.wait_for_line(&consumer, "consuming").await;
+        let mut relay = self.world.start("relay");
+        // In the middle of a message: its invoice waits for this lock, its key is claimed.
+        let mut gate = self.world.database.connect().await.unwrap();
+        sqlx::raw_sql("begin; lock table shop.invoices in exclusive mode").execute(&mut gate).await.unwrap();
+        let mut shop = order(self);
+        self.wait_until_stuck().await;
+        self.world.kill(&mut consumer);
+        self.world.kill(&mut relay);
+        self.world.kill(&mut shop);
+        sqlx::raw_sql("commit").execute(&mut gate).await.unwrap();
+        let mut consumer = consume(self);
+        let relay = self.world.start("relay");
+        let mut shop = order(self);
+        // And at some moment, twice.
+        for share in [3, 2] {
+            let some = format!("select (count(*) >= {})::int::bigint from shop.invoices", ORDERS / share);
+            self.world.wait_for(&some, 1).await;
+            self.world.kill(&mut consumer);
+            consumer = consume(self);
+        }
+        let status = shop.ended(Duration::from_secs(60)).await.unwrap();
+        assert!(status.success(), "{}", shop.output());
+        self.world.wait_within(Duration::from_secs(60), "select count(*) from oncely.events", 0).await;
+        let invoices = "select count(distinct order_id) from shop.invoices";
+        self.world.wait_within(Duration::from_secs(60), invoices, ORDERS).await;
+        self.world.stop(relay).await;
+        self.world.kill(&mut consumer);
+        // Whatever is left in the queue is a copy.
+        assert_eq!(self.world.count("select count(*) from shop.orders").await, ORDERS);
+        assert_eq!(
+            self.world.count("select count(*) from shop.invoices").await,
+            ORDERS,
+            "one invoice an order"
+        );
+        let differ = "select count(*) from shop.orders as o full join shop.invoices as i on i.tenant = o.tenant and i.order_id = o.id
+            where o.cents is distinct from i.cents";
+        assert_eq!(self.world.count(differ).await, 0);
+        let done = "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'";
+        assert_eq!(self.world.count(done).await, ORDERS, "as many events as orders");
+        assert_eq!(
+            self.world.count("select count(*) from oncely.audit where outcome <> 'completed'").await,
+            0
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_shop_in_python_is_killed_and_invoices_each_order_once() {
+    let folder = root().join("examples/python");
+    let python = testbed::python(&folder, &target()).unwrap();
+    let script = |name: &str| folder.join(name).display().to_string();
+    let (order, consumer, request) = (script("order.py"), script("consumer.py"), script("request.py"));
+    let mut shop = Shop::open("shop.toml").await;
+    let count = ORDERS.to_string();
+    shop.orders_survive(
+        |shop| shop.start("order.py", &python, &[&order, &count]),
+        |shop| shop.start("consumer.py", &python, &[&consumer]),
+    )
+    .await;
+
+    // Request and reply: killed between request and reply, asked again, each copy of the request gets the same bytes.
+    let mut impatient = shop.start("request.py", &python, &[&request, "request-1", "3"]);
+    shop.world.wait_for_ready("shop.quotes", 1).await;
+    shop.world.kill(&mut impatient);
+    let mut worker = shop.world.start("worker");
+    let relay = shop.world.start("relay");
+    let first = shop.run("request.py", &python, &[&request, "request-1", "3"]).await;
+    assert_eq!(serde_json::from_str::<Value>(first.trim()).unwrap(), serde_json::json!({ "cents": 750 }));
+    shop.world.kill(&mut worker);
+    let worker = shop.world.start_as("worker", "second");
+    assert_eq!(shop.run("request.py", &python, &[&request, "request-1", "3"]).await, first);
+    let quotes = "select count(*) from oncely.audit where consumer = 'quotes' and outcome = 'completed'";
+    assert_eq!(shop.world.count(quotes).await, 1);
+    shop.world.stop(worker).await;
+    shop.world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn the_shop_in_node_is_killed_and_invoices_each_order_once() {
+    let (node, folder) = testbed::node(&root().join("examples/node"), &target()).unwrap();
+    let script = |name: &str| folder.join(name).display().to_string();
+    let (order, consumer) = (script("order.js"), script("consumer.js"));
+    let mut shop = Shop::open("shop.toml").await;
+    let count = ORDERS.to_string();
+    shop.orders_survive(
+        |shop| shop.start("order.js", &node, &[&order, &count]),
+        |shop| shop.start("consumer.js", &node, &[&consumer]),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_shop_in_rust_is_killed_and_places_each_order_once() {
+    let example = program("oncely").with_file_name("examples").join("rust_shop");
+    assert!(example.exists(), "run `cargo build --examples`: {} is not there", example.display());
+    let mut shop = Shop::open("rust_shop/oncely.toml").await;
+    // Whoever listens to the shop's events.
+    shop.world.broker.declare_exchange("shop", lapin::ExchangeKind::Topic).await.unwrap();
+    shop.world.broker.declare_queue("listener", lapin::types::FieldTable::default()).await.unwrap();
+    shop.world.broker.bind("listener", "shop", "order.placed").await.unwrap();
+    let mut worker = shop.start("rust_shop", &example, &[]);
+    // In the middle of the transaction.
+    let mut gate = shop.world.database.connect().await.unwrap();
+    sqlx::raw_sql("begin; lock table shop.orders in exclusive mode").execute(&mut gate).await.unwrap();
+    let mut first = shop.start("rust_shop", &example, &["request", "order-1", "500"]);
+    let stuck = "select count(*) from pg_locks where not granted and relation = 'shop.orders'::regclass";
+    shop.world.wait_for(stuck, 1).await;
+    shop.world.kill(&mut worker);
+    sqlx::raw_sql("commit").execute(&mut gate).await.unwrap();
+    let worker = shop.start("rust_shop", &example, &[]);
+    // After the commit, before the event and the reply have left.
+    shop.world.wait_for("select count(*) from shop.orders", 1).await;
+    let relay = shop.world.start("relay");
+    assert!(first.ended(Duration::from_secs(60)).await.unwrap().success(), "{}", first.output());
+    for _ in 0..2 {
+        let again = shop.run("rust_shop", &example, &["request", "order-1", "500"]).await;
+        assert_eq!(again, first.output(), "the same reply, byte for byte");
+    }
+    assert_eq!(
+        serde_json::from_str::<Value>(first.output().trim()).unwrap(),
+        serde_json::json!({ "placed": "order-1", "cents": 500 })
+    );
+    shop.world.wait_for("select count(*) from oncely.events", 0).await;
+    shop.world.stop(worker).await;
+    shop.world.stop(relay).await;
+    assert_eq!(shop.world.count("select count(*) from shop.orders").await, 1);
+    let event = shop.world.broker.take_exactly("listener", 1).await.unwrap().remove(0);
+    assert_eq!(serde_json::from_slice::<Value>(&event.data).unwrap()["order"], "order-1");
+}
