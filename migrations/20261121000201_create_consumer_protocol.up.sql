@@ -223,9 +223,9 @@ begin
         raise exception using errcode = 'ONC12', message = 'oncely: this transaction holds no claim of the key',
             hint = 'oncely.claim must have granted it, in this very transaction (BEGIN, not autocommit), and not have been rolled back to a savepoint.';
     end if;
-    insert into oncely.audit (tenant, occurred_at, id, attempt, duration_us, consumer, key, queue, outcome, worker, trace_id)
+    insert into oncely.audit (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, trace_id)
     values (
-        complete.tenant, now, oncely.uuid_v7(now), done.attempts, extract(epoch from now - done.completed_at) * 1000000,
+        complete.tenant, now, done.attempts, extract(epoch from now - done.completed_at) * 1000000,
         complete.consumer, complete.key, coalesce(complete.queue, ''), 'completed', oncely.worker_name(complete.worker), complete.trace_id
     );
     if complete.mirror then
@@ -351,9 +351,9 @@ begin
                 crash_attempts = case when given_up then i.crash_attempts else 0 end
             where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
     end case;
-    insert into oncely.audit (tenant, occurred_at, id, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id)
+    insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id)
     values (
-        fail.tenant, at, oncely.uuid_v7(at), fail.attempt, fail.consumer, fail.key, coalesce(fail.queue, ''),
+        fail.tenant, at, fail.attempt, fail.consumer, fail.key, coalesce(fail.queue, ''),
         case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
         oncely.worker_name(fail.worker), fail.trace_id
     );

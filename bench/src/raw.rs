@@ -61,7 +61,6 @@ async fn insert(
         };
         let fingerprints: Vec<Vec<u8>> = (0..count).map(|_| bytes(32)).collect();
         let tags = bytes(16 * count);
-        let ids: Vec<_> = (0..count).map(|_| id()).collect();
         let customers: Vec<i32> = (0..count).map(|_| random.i32(0..1_000)).collect();
         let amounts: Vec<i64> = (0..count).map(|_| random.i64(1..1_000_000)).collect();
         let mut transaction = connection.begin().await?;
@@ -72,7 +71,7 @@ async fn insert(
             .bind(&tenants)
             .bind(&keys)
             .bind(&fingerprints)
-            .bind(&ids)
+            .bind(id())
             .bind(&customers)
             .bind(&amounts)
             .bind(&tags)

@@ -9,8 +9,8 @@ with keys as (
     from unnest($2::text[], $3::text[], $6::integer[], $7::bigint[]) as p (tenant, key, customer, amount)
 ), mirror as (
     insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
-    values (($2::text[])[1], ($5::uuid[])[1], 'mirror', $1, $1 + interval '7 days', $8)
+    values (($2::text[])[1], $5::uuid, 'mirror', $1, $1 + interval '7 days', $8)
 )
-insert into oncely.audit (tenant, occurred_at, id, attempt, duration_us, consumer, key, queue, outcome, worker)
-select a.tenant, $1, a.id, 1, 1000, 'payments', a.key, $9, 'completed', 'raw'
-from unnest($2::text[], $3::text[], $5::uuid[]) as a (tenant, key, id)
+insert into oncely.audit (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker)
+select a.tenant, $1, 1, 1000, 'payments', a.key, $9, 'completed', 'raw'
+from unnest($2::text[], $3::text[]) as a (tenant, key)

@@ -2,7 +2,6 @@
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
-use uuid::Uuid;
 
 use crate::identity::IdentityPart;
 
@@ -40,7 +39,6 @@ pub(crate) async fn append(
     records: &[AuditRecord<'_>],
 ) -> Result<u64, sqlx::Error> {
     let tenants: Vec<&str> = records.iter().map(|r| r.tenant).collect();
-    let ids: Vec<Uuid> = records.iter().map(|_| Uuid::now_v7()).collect();
     let attempts: Vec<i32> = records.iter().map(|r| i32::try_from(r.attempt).unwrap_or(i32::MAX)).collect();
     let durations: Vec<Option<i64>> = records.iter().map(|r| r.duration_us).collect();
     let keys: Vec<&str> = records.iter().map(|r| r.key).collect();
@@ -56,7 +54,6 @@ pub(crate) async fn append(
         consumer.as_str(),
         worker,
         &tenants as &[&str],
-        &ids,
         &attempts,
         &durations as &[Option<i64>],
         &keys as &[&str],

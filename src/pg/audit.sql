@@ -1,7 +1,7 @@
 insert into oncely.audit
-    (tenant, occurred_at, id, attempt, duration_us, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id)
-select a.tenant, $1, a.id, a.attempt, a.duration_us, $2, a.key, a.queue, a.outcome, a.reason, a.error_code, a.detail, $3, a.trace_id
+    (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id)
+select a.tenant, $1, a.attempt, a.duration_us, $2, a.key, a.queue, a.outcome, a.reason, a.error_code, a.detail, $3, a.trace_id
 from unnest(
-    $4::text[], $5::uuid[], $6::integer[], $7::bigint[], $8::text[], $9::text[], $10::text[], $11::text[], $12::text[],
-    $13::text[], $14::text[]
-) as a (tenant, id, attempt, duration_us, key, queue, outcome, reason, error_code, detail, trace_id)
+    $4::text[], $5::integer[], $6::bigint[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::text[],
+    $13::text[]
+) as a (tenant, attempt, duration_us, key, queue, outcome, reason, error_code, detail, trace_id)

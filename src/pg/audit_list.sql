@@ -1,6 +1,6 @@
 -- The newest decisions first. Each filter is off where its parameter is null. The key goes through the index on its
--- hash; "before" with the id continues a page.
-select tenant, occurred_at, id, consumer, key, queue, outcome, reason, error_code, detail, attempt, duration_us, worker, trace_id
+-- hash.
+select tenant, occurred_at, consumer, key, queue, outcome, reason, error_code, detail, attempt, duration_us, worker, trace_id
 from oncely.audit
 where ($1::text is null or tenant = $1)
   and ($2::text is null or consumer = $2)
@@ -9,5 +9,5 @@ where ($1::text is null or tenant = $1)
   and ($5::text is null or reason = $5)
   and ($6::timestamptz is null or occurred_at >= $6)
   and ($7::timestamptz is null or occurred_at < $7)
-order by occurred_at desc, id desc
+order by occurred_at desc
 limit $8

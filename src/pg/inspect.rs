@@ -3,7 +3,6 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::PgConnection;
-use uuid::Uuid;
 
 /// Which audit rows; `None` means any.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +26,6 @@ pub struct AuditRow {
     pub consumer: String,
     pub key: String,
     pub occurred_at: DateTime<Utc>,
-    pub id: Uuid,
     pub queue: String,
     pub outcome: String,
     pub reason: Option<String>,

@@ -133,8 +133,8 @@ async fn audit_partitions_are_made_ahead_and_old_ones_dropped() {
     // A row of a week without a partition waits in the default one, and moves when the partition is made.
     for age in ["100 days", "40 days"] {
         sqlx::query(
-            "insert into oncely.audit (tenant, occurred_at, id, attempt, consumer, key, queue, outcome, worker)
-             values ('acme', now() - $1::interval, gen_random_uuid(), 1, 'payments', 'k', 'q', 'completed', 'w')",
+            "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+             values ('acme', now() - $1::interval, 1, 'payments', 'k', 'q', 'completed', 'w')",
         )
         .bind(sqlx::postgres::types::PgInterval::try_from(humantime(age)).unwrap())
         .execute(&mut world.sql)

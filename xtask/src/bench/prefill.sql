@@ -7,7 +7,7 @@ with filled as (
     cross join lateral (select now() - $2 * interval '1 day' + (n / 256) * interval '5 milliseconds' as at) as t
     returning tenant, key, completed_at
 )
-insert into oncely.audit (tenant, occurred_at, id, attempt, duration_us, consumer, key, queue, outcome, worker)
-select tenant, completed_at, gen_random_uuid(), 1, 5000, 'payments', key, 'prefilled', 'completed', 'prefilled'
+insert into oncely.audit (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker)
+select tenant, completed_at, 1, 5000, 'payments', key, 'prefilled', 'completed', 'prefilled'
 from filled
 where $3
