@@ -143,6 +143,35 @@ async fn one_poison_among_a_hundred_in_the_batch_form_costs_its_neighbours_nothi
     one_among_a_hundred(true, r#"{"do": "divide"}"#, "poison").await;
 }
 
+/// Batches of 200, of which every third message is rejected: parts, quarters and single messages, in batches that begin
+/// together and in batches that begin in parts because one before has failed.
+#[tokio::test]
+async fn many_rejected_among_many_are_exactly_those_that_are_dead_lettered() {
+    for batch in [false, true] {
+        let mut world = World::new().await;
+        let form = match batch {
+            true => "handler = { function = \"app.handle_batch\", batch = true }",
+            false => "handler = { function = \"app.handle\" }",
+        };
+        world.consumer("payments", &format!("batch = 200\nlanes = 1\n{form}"));
+        world.apply_topology().await;
+        let queue = world.queue("payments");
+        let body = |n: i32| if n % 3 == 0 { r#"{"do": "reject"}"# } else { "{}" };
+        let messages =
+            (0..600).map(|n| (queue.clone(), message("acme", &format!("k{n}")), body(n).into())).collect();
+        world.broker.publish_all("", messages).await.unwrap();
+        let worker = world.start("worker");
+        world.wait_for("select count(*) from app.effects", 400).await;
+        world.wait_for("select count(*) from oncely.audit where outcome = 'dead_lettered'", 200).await;
+        world.broker.take_exactly(&format!("{queue}.dead"), 200).await.unwrap();
+        world.stop(worker).await;
+        let wrong = "select count(*) from app.effects where substr(key, 2)::integer % 3 = 0";
+        assert_eq!(world.count(wrong).await, 0, "{form}: what was rejected left no effect");
+        let audited = "select count(distinct key) from oncely.audit where outcome = 'completed'";
+        assert_eq!(world.count(audited).await, 400, "{form}");
+    }
+}
+
 #[tokio::test]
 async fn a_failure_at_commit_is_the_one_messages_failure() {
     let mut world = World::new().await;

@@ -44,6 +44,33 @@ async fn what_took_effect_is_mirrored_and_answers_for_duplicates() {
     }
 }
 
+/// The first question is about a sample; what it says of the sample decides about the rest.
+#[tokio::test]
+async fn a_batch_that_is_known_is_answered_for_by_redis_alone_and_one_that_is_fresh_runs() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis, "precheck = \"trust\"").await;
+    let queue = world.queue("payments");
+    let messages = |from: i32, to: i32| {
+        (from..to)
+            .map(|n| (queue.clone(), message("acme", &format!("k{n}")), b"{}".to_vec()))
+            .collect::<Vec<_>>()
+    };
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.broker.publish_all("", messages(0, 200)).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 200).await;
+    world.wait_for(OUTBOX, 0).await;
+    world.stop(worker).await;
+    world.broker.publish_all("", messages(0, 200)).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for(&duplicates("mirror"), 200).await;
+    world.broker.publish_all("", messages(0, 400)).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 400).await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 400).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.count("select count(distinct key) from app.effects").await, 400);
+}
+
 #[tokio::test]
 async fn entries_live_no_longer_than_their_ttl_and_are_small() {
     let redis = Redis::start().await.unwrap();
