@@ -8,6 +8,7 @@ COPY migrations migrations
 COPY src src
 COPY vendor vendor
 # Members of the workspace, so that Cargo can read it; nothing of them is built.
+COPY bench bench
 COPY testbed testbed
 COPY xtask xtask
 RUN cargo build --locked --release --package oncely --bins --features tls

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use futures::future::join_all;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection};
 use tokio::sync::Mutex;
 
@@ -17,16 +17,31 @@ use crate::plant::planted;
 /// A message to publish.
 #[derive(Debug)]
 pub(crate) struct Outgoing<'a> {
-    /// Unique; travels in the header [`EVENT_HEADER`], so that a returned message is told from its neighbours.
-    pub(crate) name: String,
-    pub(crate) exchange: &'a str,
-    pub(crate) routing_key: &'a str,
-    pub(crate) properties: BasicProperties,
-    pub(crate) body: &'a [u8],
+    name: String,
+    exchange: &'a str,
+    routing_key: &'a str,
+    properties: BasicProperties,
+    body: &'a [u8],
+}
+
+impl<'a> Outgoing<'a> {
+    /// A message with a unique name, which travels in the header `x-oncely-event`, so that a returned message is told from its
+    /// neighbours.
+    pub(crate) fn new(
+        name: String,
+        exchange: &'a str,
+        routing_key: &'a str,
+        properties: BasicProperties,
+        mut headers: FieldTable,
+        body: &'a [u8],
+    ) -> Self {
+        headers.insert(EVENT_HEADER.into(), AMQPValue::LongString(name.as_str().into()));
+        Self { name, exchange, routing_key, properties: properties.with_headers(headers), body }
+    }
 }
 
 /// Names each message.
-pub(crate) const EVENT_HEADER: &str = "x-oncely-event";
+const EVENT_HEADER: &str = "x-oncely-event";
 
 /// What became of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,9 +214,7 @@ impl Outlet {
         let mut confirms = Vec::with_capacity(messages.len());
         let mut failed: Option<AmqpError> = None;
         for message in messages {
-            let mut headers = message.properties.headers().clone().unwrap_or_default();
-            headers.insert(EVENT_HEADER.into(), AMQPValue::LongString(message.name.as_str().into()));
-            let properties = message.properties.clone().with_headers(headers);
+            let properties = message.properties.clone();
             let (exchange, key) = (message.exchange.into(), message.routing_key.into());
             let published = channel.basic_publish(exchange, key, options, message.body, properties);
             match answer("basic.publish", limit, published).await {

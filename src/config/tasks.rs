@@ -38,6 +38,8 @@ pub struct GcSettings {
     pub expression: String,
     /// Keys deleted in one transaction.
     pub batch: u32,
+    /// Percent of the time in which it works; the rest it pauses.
+    pub load: u32,
 }
 
 /// The audit trail.
@@ -132,8 +134,9 @@ pub(super) fn gc(mut section: Section, problems: &mut Problems) -> Option<GcSett
         );
     }
     let batch = section.integer("batch", 5_000, 1..=100_000, problems);
+    let load = section.integer("load", 20, 1..=100, problems);
     section.finish(problems);
-    Some(GcSettings { schedule: schedule.ok()?, expression, batch })
+    Some(GcSettings { schedule: schedule.ok()?, expression, batch, load })
 }
 
 pub(super) fn audit(mut section: Section, problems: &mut Problems) -> AuditSettings {

@@ -1,5 +1,7 @@
 //! The garbage collection: a sweep over all consumers.
 
+use std::time::{Duration, Instant};
+
 use chrono::{DateTime, Utc};
 
 use crate::config::Config;
@@ -8,11 +10,26 @@ use crate::failpoint::step;
 use crate::pg::{self, Session, SweepReport};
 
 /// The time before which a consumer's keys may go.
-fn before(now: DateTime<Utc>, retention: std::time::Duration) -> DateTime<Utc> {
+fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
     chrono::Duration::from_std(retention)
         .ok()
         .and_then(|age| now.checked_sub_signed(age))
         .unwrap_or(DateTime::UNIX_EPOCH)
+}
+
+/// Percent of the time in which the collection works. It deletes ten times as fast as messages can come, and would take a core
+/// from those who wait for theirs.
+#[derive(Clone, Copy, Debug)]
+struct Pace(u32);
+
+/// So that a stop is noticed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+impl Pace {
+    fn pause_after(self, worked: Duration) -> Duration {
+        let load = self.0.clamp(1, 100);
+        (worked * (100 - load) / load).min(LONGEST_PAUSE)
+    }
 }
 
 /// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` says otherwise. `None` where
@@ -29,6 +46,7 @@ pub(crate) async fn sweep(
     step("gc.lock.after");
     let now = session.clock.now();
     let limit = i64::from(config.gc.batch);
+    let pace = Pace(config.gc.load);
     let mut reports = Vec::new();
     for consumer in &config.consumers {
         let before = before(now, consumer.retention);
@@ -43,6 +61,7 @@ pub(crate) async fn sweep(
         {
             loop {
                 let name = consumer.name.as_str();
+                let began = Instant::now();
                 step("gc.delete.before");
                 let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit);
                 let gone = pg::within(config.postgres.patience(), batch).await?;
@@ -51,6 +70,7 @@ pub(crate) async fn sweep(
                 if gone < u64::from(config.gc.batch) || stop() {
                     break;
                 }
+                tokio::time::sleep(pace.pause_after(began.elapsed())).await;
             }
         }
         reports.push(SweepReport { consumer: consumer.name.as_str().to_owned(), before, deleted });
@@ -86,7 +106,7 @@ async fn collect_letters(
 }
 
 /// An ordering key that was not used for so long and has no event left begins anew with its next event.
-const IDLE: std::time::Duration = std::time::Duration::from_secs(86_400);
+const IDLE: Duration = Duration::from_secs(86_400);
 
 /// Deletes idle ordering keys, in bounded transactions.
 async fn collect_ordering_keys(
@@ -120,4 +140,17 @@ pub(crate) async fn plan(config: &Config, session: &mut Session) -> Result<Vec<S
         reports.push(SweepReport { consumer: consumer.name.as_str().to_owned(), before, deleted });
     }
     Ok(reports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifth_of_the_time_means_pauses_four_times_as_long() {
+        let worked = Duration::from_millis(15);
+        assert_eq!(Pace(20).pause_after(worked), Duration::from_millis(60));
+        assert_eq!(Pace(100).pause_after(worked), Duration::ZERO);
+        assert_eq!(Pace(1).pause_after(worked), LONGEST_PAUSE);
+    }
 }

@@ -102,7 +102,12 @@ mod tests {
 
     #[test]
     fn the_schedule_names_the_next_time_in_utc() {
-        let gc = GcSettings { schedule: "17 3 * * *".parse().unwrap(), expression: String::new(), batch: 1 };
+        let gc = GcSettings {
+            schedule: "17 3 * * *".parse().unwrap(),
+            expression: String::new(),
+            batch: 1,
+            load: 100,
+        };
         let at = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
         assert_eq!(next(&gc, at("2026-11-20T03:16:59Z")), Some(at("2026-11-20T03:17:00Z")));
         assert_eq!(next(&gc, at("2026-11-20T03:17:00Z")), Some(at("2026-11-21T03:17:00Z")));

@@ -199,7 +199,6 @@ fn outgoing(event: &TakenEvent) -> Outgoing<'_> {
     let id = event.id.to_string();
     let headers = event.headers.as_ref().and_then(restore_headers).unwrap_or_default();
     let mut properties = BasicProperties::default()
-        .with_headers(headers)
         .with_delivery_mode(2)
         .with_message_id(event.message_id.as_deref().unwrap_or(&id).into())
         .with_timestamp(u64::try_from(event.created_at.timestamp()).unwrap_or(0));
@@ -217,13 +216,7 @@ fn outgoing(event: &TakenEvent) -> Outgoing<'_> {
         reply_to => with_reply_to,
         app_id => with_app_id
     );
-    Outgoing {
-        name: id,
-        exchange: &event.exchange,
-        routing_key: &event.routing_key,
-        properties,
-        body: &event.payload,
-    }
+    Outgoing::new(id, &event.exchange, &event.routing_key, properties, headers, &event.payload)
 }
 
 /// What a fate means: a stable code and words for people. `None` where the event has arrived.

@@ -116,6 +116,13 @@ impl Broker {
         Ok(count)
     }
 
+    /// Messages ready in a queue that is there, and its consumers; on the one channel, so that it can be asked often.
+    pub async fn depth(&self, queue: &str) -> anyhow::Result<(u32, u32)> {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let queue = self.channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
+        Ok((queue.message_count(), queue.consumer_count()))
+    }
+
     /// Takes (and acknowledges) one message, if there is one.
     pub async fn take(&self, queue: &str) -> anyhow::Result<Option<Delivery>> {
         let message = self.channel.basic_get(queue.into(), BasicGetOptions::default()).await?;

@@ -14,11 +14,22 @@ pub struct Database {
 impl Database {
     /// Creates a database with a random name on the server that `server_url` names.
     pub async fn create(server_url: &str) -> anyhow::Result<Self> {
+        Self::create_from(server_url, "template1").await
+    }
+
+    /// A copy with a random name. Nobody may be connected to this one meanwhile.
+    pub async fn copy(&self) -> anyhow::Result<Self> {
+        Self::create_from(&self.server, &self.name).await
+    }
+
+    async fn create_from(server_url: &str, template: &str) -> anyhow::Result<Self> {
         let name = format!("oncely_{}", uuid::Uuid::new_v4().simple());
         let mut connection =
             PgConnection::connect(server_url).await.context("cannot connect to PostgreSQL")?;
-        // The name is ours: hexadecimal digits behind a fixed prefix.
-        sqlx::query(AssertSqlSafe(format!("create database {name}"))).execute(&mut connection).await?;
+        // The names are ours: hexadecimal digits behind a fixed prefix.
+        sqlx::query(AssertSqlSafe(format!("create database {name} template {template}")))
+            .execute(&mut connection)
+            .await?;
         connection.close().await?;
         let (front, _) = server_url.rsplit_once('/').context("the PostgreSQL URL names no database")?;
         Ok(Self { server: server_url.to_owned(), url: format!("{front}/{name}"), name })
@@ -28,6 +39,12 @@ impl Database {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Opens a connection to it.

@@ -24,6 +24,7 @@ mod raw;
 mod redis;
 mod servers;
 mod standby;
+mod usage;
 mod wait;
 
 pub use arena::{Arena, ArenaConfig, Gate, Member, Server};
@@ -39,4 +40,5 @@ pub use raw::{RawConnection, RawMessage, RawProperties, RawValue, Refusal};
 pub use redis::Redis;
 pub use rustix::process::Signal;
 pub use servers::{Servers, Urls};
+pub use usage::{cpu_time, cpu_time_of_family};
 pub use wait::{eventually, eventually_within};

@@ -32,23 +32,29 @@ impl Servers {
     /// Takes the servers named by `DATABASE_URL`, `AMQP_URL` and `REDIS_URL`, and starts private ones for the rest.
     pub async fn start() -> anyhow::Result<Self> {
         let given = |name: &str| std::env::var(name).ok().filter(|url| !url.is_empty());
-        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL")).await
+        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), &[]).await
     }
 
     /// Starts three private servers, whatever the environment says: for what kills them.
     pub async fn start_private() -> anyhow::Result<Self> {
-        Self::with(None, None, None).await
+        Self::with(None, None, None, &[]).await
     }
 
     /// Starts a private PostgreSQL and Redis, and uses the broker at `rabbitmq`: it takes the longest to start.
     pub async fn start_private_except_rabbitmq(rabbitmq: &str) -> anyhow::Result<Self> {
-        Self::with(None, Some(rabbitmq.to_owned()), None).await
+        Self::with(None, Some(rabbitmq.to_owned()), None, &[]).await
+    }
+
+    /// Starts three private servers, PostgreSQL with these settings (`name=value`) beside its defaults.
+    pub async fn start_private_with(settings: &[&str]) -> anyhow::Result<Self> {
+        Self::with(None, None, None, settings).await
     }
 
     async fn with(
         database: Option<String>,
         amqp: Option<String>,
         redis: Option<String>,
+        settings: &[&str],
     ) -> anyhow::Result<Self> {
         let mut needed = Vec::new();
         for (url, server) in
@@ -63,7 +69,7 @@ impl Servers {
         let (own_postgres, own_rabbitmq, own_redis) = tokio::try_join!(
             async {
                 match database {
-                    None => Postgres::start(&[]).await.map(Some),
+                    None => Postgres::start(settings).await.map(Some),
                     Some(_) => Ok(None),
                 }
             },

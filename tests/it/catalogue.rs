@@ -247,6 +247,13 @@ async fn each_role_can_do_its_work_and_no_more() {
             true,
         ),
         ("oncely_operator", "select * from oncely.dead_letters, oncely.dead_letter_groups", true),
+        (
+            "oncely_operator",
+            "update oncely.events set state = 'pending', attempts = 0, available_at = now() where state = 'parked'",
+            true,
+        ),
+        ("oncely_operator", "delete from oncely.events where state = 'parked'", true),
+        ("oncely_operator", "update oncely.events set exchange = ''", false),
         ("oncely_operator", "update oncely.operator_actions set count = 0", false),
         ("oncely_operator", "delete from oncely.operator_actions", false),
         (

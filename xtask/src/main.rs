@@ -1,9 +1,11 @@
 //! `cargo xtask …`: the project's tasks.
 
+mod bench;
 mod demo;
 mod faults;
 mod fuzz;
 mod mutants;
+mod plot;
 mod prepare;
 mod process;
 mod serve;
@@ -24,10 +26,14 @@ struct Arguments {
 enum Task {
     /// Show that each message takes effect once while processes are killed
     Demo(demo::Arguments),
+    /// Measure against the usual way, on private servers with durable defaults
+    Bench(bench::Arguments),
     /// Random traffic and random faults on real processes, then an independent check
     Faults(faults::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
     Mutants(mutants::Arguments),
+    /// Draw the figures of docs/performance.md from what bench printed
+    Plot(plot::Arguments),
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -50,8 +56,10 @@ enum Task {
 async fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(arguments) => demo::run(&arguments).await,
+        Task::Bench(arguments) => bench::run(&arguments).await,
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
+        Task::Plot(arguments) => plot::run(&arguments),
         Task::Prepare { check } => prepare::run(check).await,
         Task::Test { arguments } => suite::run(&arguments).await,
         Task::Fuzz(arguments) => fuzz::run(&arguments),

@@ -43,6 +43,16 @@ pub(crate) fn build_planted() -> anyhow::Result<PathBuf> {
     Ok(to)
 }
 
+/// Builds release builds of `worker`, `relay`, `oncely` and the clients of the benchmarks; returns the folder that they are in.
+pub(crate) fn build_release() -> anyhow::Result<PathBuf> {
+    eprintln!("building worker, relay, oncely and the clients for release");
+    run(cargo(&root()).args(["build", "--release", "--package", "oncely", "--package", "bench", "--bins"]))?;
+    // Beside the folder of this program's own profile.
+    let here = std::env::current_exe()?;
+    let target = here.parent().and_then(Path::parent).context("no folder")?;
+    Ok(target.join("release"))
+}
+
 /// Builds `worker`, `relay` and `oncely`; returns the folder that they are in.
 pub(crate) fn build_binaries() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely");

@@ -20,12 +20,13 @@ async fn what_the_broker_refuses_is_parked_with_its_reason_and_holds_up_nobody()
     world.broker.declare_queue(&good, FieldTable::default()).await.unwrap();
     world.broker.declare_queue(&full, full_after(1)).await.unwrap();
     world.broker.declare_exchange(&unbound, ExchangeKind::Topic).await.unwrap();
+    // Not as an event: published again with its neighbours, it would find the queue full of itself.
+    world.broker.publish("", &full, lapin::BasicProperties::default(), b"fills it").await.unwrap();
     // Each kind between good ones, and one with the message_id of a good one.
     run(
         &mut world,
         &format!(
-            "select oncely.emit('', '{full}', 'fits');
-             select oncely.emit('', '{good}', 'good ' || n, message_id => 'same') from generate_series(1, 50) as n;
+            "select oncely.emit('', '{good}', 'good ' || n, message_id => 'same') from generate_series(1, 50) as n;
              select oncely.emit('{unbound}', 'x', 'unbound', message_id => 'same');
              select oncely.emit('{missing}', 'x', 'missing ' || n) from generate_series(1, 3) as n;
              select oncely.emit('', 'no-such-queue-{good}', 'no queue');

@@ -1,7 +1,11 @@
 //! Replies: whoever asks gets the handler's response, and gets it again.
 
+use std::time::Duration;
+
+use futures::StreamExt as _;
 use lapin::BasicProperties;
 use lapin::message::Delivery;
+use lapin::options::BasicConsumeOptions;
 use lapin::types::FieldTable;
 use testbed::Redis;
 
@@ -171,6 +175,25 @@ async fn a_large_response_is_stored_compressed_where_the_consumer_says_so() {
     assert!(stored < 10_000, "{stored} bytes");
     world.publish("ask", question("large", &replies, "2"), r#"{"do": "large", "size": 300000}"#).await;
     assert_eq!(world.broker.take_exactly(&replies, 1).await.unwrap().remove(0).data, reply.data);
+    world.stop(worker).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn a_direct_reply_reaches_whoever_waits_on_his_channel() {
+    let (world, _) = world("").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    let channel = world.broker.channel();
+    let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+    let mut answers = channel
+        .basic_consume("amq.rabbitmq.reply-to".into(), "".into(), options, FieldTable::default())
+        .await
+        .unwrap();
+    world.publish("ask", question("k", "amq.rabbitmq.reply-to", "direct"), "{}").await;
+    let answer =
+        tokio::time::timeout(Duration::from_secs(30), answers.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(ids(&answer).0, "direct");
+    assert!(answer.data.starts_with(b"{\"a\""), "{:?}", answer.data);
     world.stop(worker).await;
     world.stop(relay).await;
 }

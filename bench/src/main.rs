@@ -1,0 +1,43 @@
+//! `bench`: the clients of `cargo xtask bench`. They are programs of their own because they must be release builds, and because
+//! the CPU time of each is measured from outside.
+
+mod handler;
+mod naive;
+mod pace;
+mod payment;
+mod publish;
+mod raw;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "bench", about = "Clients of cargo xtask bench")]
+struct Arguments {
+    #[command(subcommand)]
+    client: Client,
+}
+
+#[derive(Debug, Subcommand)]
+enum Client {
+    /// Fill a queue: persistent messages, confirmed
+    Publish(publish::Arguments),
+    /// Publish at a fixed rate; each message says when it was sent
+    Pace(pace::Arguments),
+    /// The usual consumer: one transaction and one acknowledgement per message
+    Naive(naive::Arguments),
+    /// A worker with a handler in Rust that inserts one row per message
+    Handler(handler::Arguments),
+    /// The rows that a worker writes, by bare batched inserts, without a broker
+    Raw(raw::Arguments),
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    match Arguments::parse().client {
+        Client::Publish(arguments) => publish::run(&arguments).await,
+        Client::Pace(arguments) => pace::run(&arguments).await,
+        Client::Naive(arguments) => naive::run(&arguments).await,
+        Client::Handler(arguments) => handler::run(&arguments).await,
+        Client::Raw(arguments) => raw::run(&arguments).await,
+    }
+}

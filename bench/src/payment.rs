@@ -1,0 +1,87 @@
+//! What is published: payments of 300 bytes.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+use serde::Deserialize;
+use uuid::Uuid;
+
+/// Length of a body in bytes.
+const BYTES: usize = 300;
+/// How many tenants send.
+const TENANTS: u32 = 16;
+
+/// A message on its way to the broker.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) properties: BasicProperties,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Always the same payments for the same seed, so that they can be published a second time.
+#[derive(Debug)]
+pub(crate) struct Payments {
+    random: fastrand::Rng,
+    number: u64,
+    /// Each so many-th has an amount that the handler rejects; 0 for none.
+    poison_every: u64,
+}
+
+impl Payments {
+    pub(crate) fn new(seed: u64, poison_every: u64) -> Self {
+        Self { random: fastrand::Rng::with_seed(seed), number: 0, poison_every }
+    }
+
+    /// Identity of the next payment: random, as a publisher's message ids are.
+    pub(crate) fn next_identity(&mut self) -> (String, String) {
+        let mut bytes = [0; 16];
+        self.random.fill(&mut bytes);
+        let tenant = format!("tenant-{:02}", self.random.u32(0..TENANTS));
+        (tenant, uuid::Builder::from_random_bytes(bytes).into_uuid().to_string())
+    }
+
+    /// The next payment. `sent_at` is in microseconds since 1970.
+    pub(crate) fn next(&mut self, sent_at: i64) -> Outgoing {
+        let (tenant, key) = self.next_identity();
+        self.number += 1;
+        let poisoned = self.poison_every > 0 && self.number.is_multiple_of(self.poison_every);
+        let amount = if poisoned { -1 } else { self.random.i64(1..1_000_000) };
+        let customer = self.random.u32(0..1_000);
+        let mut body = format!(
+            r#"{{"payment":"{key}","customer":{customer},"amount":{amount},"currency":"EUR","sent_at":{sent_at},"note":""#
+        );
+        while body.len() < BYTES - 2 {
+            body.push('x');
+        }
+        body.push_str("\"}");
+        let mut headers = FieldTable::default();
+        headers.insert("x-tenant-id".into(), AMQPValue::LongString(tenant.as_str().into()));
+        let properties = BasicProperties::default()
+            .with_message_id(key.as_str().into())
+            .with_content_type("application/json".into())
+            .with_headers(headers)
+            .with_delivery_mode(2);
+        Outgoing { properties, body: body.into_bytes() }
+    }
+}
+
+/// A payment as a consumer reads it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Payment {
+    pub(crate) customer: i32,
+    pub(crate) amount: i64,
+    pub(crate) currency: String,
+    pub(crate) sent_at: i64,
+}
+
+/// Now, in microseconds since 1970.
+pub(crate) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// A fresh id for a worker's row.
+pub(crate) fn id() -> Uuid {
+    Uuid::now_v7()
+}

@@ -1,0 +1,102 @@
+//! The cases, and what each is to reach.
+
+/// What a ratio is to reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+    /// Only told.
+    None,
+}
+
+impl Target {
+    pub(crate) fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => ratio >= least,
+            Self::AtMost(most) => ratio <= most,
+            Self::None => true,
+        }
+    }
+
+    pub(crate) fn value(self) -> Option<f64> {
+        match self {
+            Self::AtLeast(value) | Self::AtMost(value) => Some(value),
+            Self::None => None,
+        }
+    }
+}
+
+/// One line of the results.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    /// What the ratio says.
+    pub(crate) what: &'static str,
+    pub(crate) target: Target,
+}
+
+use Target::{AtLeast, AtMost};
+
+const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
+    Case { name, what, target }
+}
+
+/// In the order in which they are reported.
+pub(crate) const CASES: [Case; 23] = [
+    case(
+        "e2e_classic_full",
+        AtLeast(12.0),
+        "rate with batch SQL function, relay, pre-check, audit / naive; classic queue",
+    ),
+    case("e2e_quorum_full", AtLeast(18.0), "the same / naive, both on a quorum queue"),
+    case(
+        "e2e_per_message_sql",
+        AtLeast(9.0),
+        "the same with a SQL function per message / naive; classic queue",
+    ),
+    case("e2e_rust_handler", AtLeast(4.0), "the same with a handler in Rust, one INSERT per message / naive"),
+    case("poison_1pct", AtLeast(0.75), "rate with 1 % of the messages rejected by the handler / with none"),
+    case(
+        "cpu_per_message",
+        AtLeast(12.0),
+        "CPU time of all processes a message, naive / ours; of e2e_classic_full",
+    ),
+    case(
+        "pg_cpu_vs_raw_batch",
+        AtMost(1.25),
+        "PostgreSQL's CPU time a message, worker alone / bare batched inserts of its rows",
+    ),
+    case("wal_per_message", AtMost(0.60), "WAL a message, ours / naive; of e2e_classic_full"),
+    case("storm_redis", AtLeast(10.0), "rate of redeliveries that Redis knows / naive; no SQL, no WAL"),
+    case("storm_postgres", AtLeast(8.0), "rate of redeliveries that only PostgreSQL knows / naive; no WAL"),
+    case("latency_200", AtMost(1.2), "99th percentile from publish to commit at 200/s, ours / naive"),
+    case("latency_1000", AtMost(0.6), "the same at 1,000/s"),
+    case(
+        "mirror_lag",
+        AtMost(5.0),
+        "99th percentile from commit to visible in Redis under full load, in batches' durations",
+    ),
+    case("redis_bytes", AtMost(0.10), "bytes of Redis a mirrored key, ours / a JSON object per message"),
+    case("gc_cpu", AtLeast(5.0), "PostgreSQL's CPU time a collected key, delete by key / ours"),
+    case("gc_interference", AtLeast(0.85), "rate while the collection runs / without"),
+    case("growth_1m", Target::None, "rate with 1 M keys and audit rows there / with none"),
+    case("growth_10m", AtLeast(0.7), "the same with 10 M"),
+    case(
+        "worker_rss",
+        AtMost(64.0 * 1024.0 * 1024.0),
+        "bytes: most memory of a worker with a backlog of 1 M messages",
+    ),
+    case("workers_2", Target::None, "rate with 2 workers / with 1"),
+    case("workers_4", Target::None, "rate with 4 workers / with 1"),
+    case(
+        "e2e_vs_lean",
+        Target::None,
+        "e2e_classic_full against the baseline without the article's second unique index",
+    ),
+    case("wal_vs_lean", Target::None, "wal_per_message against the same"),
+];
+
+/// The case of a name.
+pub(crate) fn find(name: &str) -> Option<Case> {
+    CASES.iter().copied().find(|case| case.name == name)
+}

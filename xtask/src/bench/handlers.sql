@@ -1,0 +1,31 @@
+-- Handlers as users write them: one business row per message.
+create function bench.capture_payments(messages oncely.message[]) returns setof oncely.result
+language sql
+as $$
+    insert into bench.payments (tenant, key, customer, amount, currency, sent_at)
+    select m.tenant, m.key, (m.payload ->> 'customer')::integer, (m.payload ->> 'amount')::bigint, m.payload ->> 'currency',
+        (m.payload ->> 'sent_at')::bigint
+    from unnest(messages) as m;
+    select m.seq, null::jsonb from unnest(messages) as m
+$$;
+
+create function bench.capture_payment(message oncely.message) returns jsonb
+language plpgsql
+as $$
+begin
+    insert into bench.payments (tenant, key, customer, amount, currency, sent_at)
+    values (message.tenant, message.key, (message.payload ->> 'customer')::integer, (message.payload ->> 'amount')::bigint,
+        message.payload ->> 'currency', (message.payload ->> 'sent_at')::bigint);
+    return null;
+end
+$$;
+
+-- The batch form with a rule of the business in it.
+create function bench.capture_valid_payments(messages oncely.message[]) returns setof oncely.result
+language plpgsql
+as $$
+begin
+    perform oncely.reject('the amount must be positive') from unnest(messages) as m where (m.payload ->> 'amount')::bigint <= 0;
+    return query select * from bench.capture_payments(messages);
+end
+$$;

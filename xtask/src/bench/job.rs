@@ -1,0 +1,107 @@
+//! What is run: who consumes what.
+
+/// One side of a comparison.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) consumer: Consumer,
+    pub(crate) queue_type: QueueType,
+    pub(crate) messages: u64,
+    /// Each so many-th message is rejected by the handler; 0 for none.
+    pub(crate) poison_every: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Consumer {
+    /// The usual way: `bench naive`.
+    Naive(Keys),
+    Ours(Ours),
+    /// The rows of ours by bare inserts: `bench raw`.
+    Raw,
+}
+
+/// The baseline's table of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keys {
+    /// What is needed.
+    Lean,
+    /// As published, with an index more.
+    Article,
+}
+
+impl Keys {
+    pub(crate) fn schema(self) -> &'static str {
+        match self {
+            Self::Lean => include_str!("naive_keys.sql"),
+            Self::Article => include_str!("article_keys.sql"),
+        }
+    }
+}
+
+/// Our programs, with their defaults.
+#[derive(Clone, Debug)]
+pub(crate) struct Ours {
+    pub(crate) handler: Handler,
+    pub(crate) workers: usize,
+    pub(crate) relay: bool,
+}
+
+impl Ours {
+    /// A worker and a relay.
+    pub(crate) fn full(handler: Handler) -> Self {
+        Self { handler, workers: 1, relay: true }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handler {
+    /// A SQL function for a batch.
+    Batch,
+    /// The same with a rule that rejects messages.
+    StrictBatch,
+    /// A SQL function per message.
+    PerMessage,
+    /// Rust, one INSERT per message.
+    Rust,
+}
+
+impl Handler {
+    /// The line of the consumer's configuration.
+    pub(crate) fn line(self) -> &'static str {
+        match self {
+            Self::Batch => "handler = { function = \"bench.capture_payments\", batch = true }",
+            Self::StrictBatch => "handler = { function = \"bench.capture_valid_payments\", batch = true }",
+            Self::PerMessage => "handler = { function = \"bench.capture_payment\" }",
+            Self::Rust => "",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueType {
+    Classic,
+    Quorum,
+}
+
+impl QueueType {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Classic => "classic",
+            Self::Quorum => "quorum",
+        }
+    }
+}
+
+impl Job {
+    pub(crate) fn naive(queue_type: QueueType, messages: u64) -> Self {
+        Self { consumer: Consumer::Naive(Keys::Article), queue_type, messages, poison_every: 0 }
+    }
+
+    pub(crate) fn ours(ours: Ours, queue_type: QueueType, messages: u64) -> Self {
+        Self { consumer: Consumer::Ours(ours), queue_type, messages, poison_every: 0 }
+    }
+
+    /// Messages that the handler rejects.
+    pub(crate) fn poisoned(&self) -> u64 {
+        self.messages.checked_div(self.poison_every).unwrap_or(0)
+    }
+}

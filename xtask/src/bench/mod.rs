@@ -1,0 +1,101 @@
+//! `cargo xtask bench`: against the usual way, in the same run, on private servers that lose nothing. What is fast and wrong
+//! fails.
+
+mod backlog;
+mod case;
+mod gc;
+mod growth;
+mod job;
+mod latency;
+mod limit;
+mod meter;
+mod mirror;
+mod outcome;
+mod plan;
+mod report;
+mod round;
+mod run;
+mod site;
+mod stage;
+mod stats;
+mod storm;
+mod throughput;
+mod verify;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use case::{CASES, Target};
+use outcome::Outcome;
+use stage::Stage;
+
+#[derive(Debug, Args)]
+#[command(after_help = cases(), after_long_help = help())]
+pub(crate) struct Arguments {
+    /// Only these cases, such as e2e_classic_full,wal_per_message
+    #[arg(long, value_delimiter = ',', value_name = "CASE")]
+    only: Vec<String>,
+    /// How often each case and its baseline take turns; medians of the rounds count
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: u32,
+    /// Messages in a run, ours and the baseline's; worker_rss has 25 times as many, the collection 50 times
+    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
+    messages: u64,
+    /// Keys that are there in growth_10m; growth_1m has a tenth of them
+    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000_000))]
+    growth_keys: u64,
+    /// Take worker, relay and oncely from this folder, and build only what is not there
+    #[arg(long, value_name = "DIR")]
+    binaries: Option<PathBuf>,
+    /// Print one JSON object a line for each case
+    #[arg(long)]
+    json: bool,
+    /// Say on stderr which processes each run measures (for a profiler), and what it found
+    #[arg(long)]
+    pids: bool,
+}
+
+fn cases() -> String {
+    let mut text = "Cases, and the ratio that each is to reach:\n".to_owned();
+    for case in CASES {
+        let target = match case.target {
+            Target::AtLeast(value) => format!("at least {value}"),
+            Target::AtMost(value) => format!("at most {value}"),
+            Target::None => "told only".to_owned(),
+        };
+        text.push_str(&format!("  {:<20} {:<14} {}\n", case.name, target, case.what));
+    }
+    text
+}
+
+fn help() -> String {
+    format!(
+        "{}\n\
+         The baseline \"naive\" is the usual idempotent consumer: per message SELECT FOR UPDATE, INSERT IN_PROGRESS, the\n\
+         business row, UPDATE COMPLETED, an audit row, an outbox row, COMMIT, then one acknowledgement; eight connections with\n\
+         prepared statements, prefetch 100. Both sides: private servers, PostgreSQL durable as by default, durable queues,\n\
+         persistent messages of 300 bytes, one business row a message. Each run has a database of its own, begins after a\n\
+         checkpoint with a full queue and is clocked from the first effect to the last; then every message is accounted for.\n\
+         CPU time is the operating system's, PostgreSQL's with all its backends. The exit code tells of wrong results only.\n",
+        cases()
+    )
+}
+
+/// Runs the cases. Fails where a result is wrong; a target that is missed is only shown.
+pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    for name in &arguments.only {
+        anyhow::ensure!(case::find(name).is_some(), "there is no case {name}; see cargo xtask bench --help");
+    }
+    let stage = Stage::set(arguments.binaries.as_deref(), arguments.pids).await?;
+    let mut results = plan::carry_out(arguments, &stage).await?;
+    plan::carry_out_with_commit_times(&mut results, stage).await?;
+    let place = |outcome: &Outcome| CASES.iter().position(|case| case.name == outcome.case.name);
+    results.outcomes.sort_by_key(place);
+    match arguments.json {
+        true => eprintln!("{}", report::table(&results.outcomes)),
+        false => report::print(&results.outcomes)?,
+    }
+    anyhow::ensure!(results.failed.is_empty(), "wrong results: {}", results.failed.join(", "));
+    Ok(())
+}

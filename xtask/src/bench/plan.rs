@@ -1,0 +1,127 @@
+//! Which measurements the wanted cases need.
+
+use super::gc;
+use super::growth::growth;
+use super::latency::latency;
+use super::limit::raw_batch;
+use super::mirror::lag;
+use super::outcome::Outcome;
+use super::report::print_line;
+use super::round::Rounds;
+use super::stage::Stage;
+use super::storm::{KnownTo, storm};
+use super::throughput as rate;
+use super::{Arguments, backlog};
+
+/// What has come out so far.
+#[derive(Debug)]
+pub(crate) struct Results<'a> {
+    arguments: &'a Arguments,
+    pub(crate) outcomes: Vec<Outcome>,
+    /// Cases whose results were wrong.
+    pub(crate) failed: Vec<&'static str>,
+}
+
+impl Results<'_> {
+    /// Is one of these cases wanted?
+    fn wants(&self, names: &[&str]) -> bool {
+        let only = &self.arguments.only;
+        only.is_empty() || only.iter().any(|only| names.contains(&only.as_str()))
+    }
+
+    /// Keeps what was wanted, and says it at once: the whole takes long. A case that failed does not end the others.
+    fn take(&mut self, name: &'static str, result: anyhow::Result<Vec<Outcome>>) -> anyhow::Result<()> {
+        match result {
+            Ok(outcomes) => {
+                for outcome in outcomes {
+                    if self.wants(&[outcome.case.name]) {
+                        if self.arguments.json {
+                            print_line(&outcome)?;
+                        }
+                        self.outcomes.push(outcome);
+                    }
+                }
+            }
+            Err(error) => {
+                eprintln!("{name} FAILED: {error:#}");
+                self.failed.push(name);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Measures what is wanted; several cases may come out of one measurement.
+pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> anyhow::Result<Results<'a>> {
+    let mut results = Results { arguments, outcomes: Vec::new(), failed: Vec::new() };
+    let rounds = Rounds::new(stage, arguments);
+    if results.wants(&["e2e_classic_full", "cpu_per_message", "wal_per_message"]) {
+        results.take("e2e_classic_full", rate::classic(&rounds).await)?;
+    }
+    if results.wants(&["e2e_quorum_full"]) {
+        results.take("e2e_quorum_full", rate::quorum(&rounds).await)?;
+    }
+    if results.wants(&["e2e_per_message_sql"]) {
+        results.take("e2e_per_message_sql", rate::per_message(&rounds).await)?;
+    }
+    if results.wants(&["e2e_rust_handler"]) {
+        results.take("e2e_rust_handler", rate::rust(&rounds).await)?;
+    }
+    if results.wants(&["poison_1pct"]) {
+        results.take("poison_1pct", rate::poison(&rounds).await)?;
+    }
+    if results.wants(&["pg_cpu_vs_raw_batch"]) {
+        results.take("pg_cpu_vs_raw_batch", raw_batch(&rounds).await)?;
+    }
+    for (name, known) in [("storm_redis", KnownTo::Redis), ("storm_postgres", KnownTo::Postgres)] {
+        if results.wants(&[name]) {
+            results.take(name, storm(&rounds, known).await)?;
+        }
+    }
+    if results.wants(&["worker_rss", "redis_bytes"]) {
+        results.take("worker_rss", backlog::backlog(&rounds).await)?;
+    }
+    if results.wants(&["gc_cpu"]) {
+        results.take("gc_cpu", gc::cpu(&rounds).await)?;
+    }
+    if results.wants(&["gc_interference"]) {
+        results.take("gc_interference", gc::interference(&rounds).await)?;
+    }
+    for (name, keys) in [("growth_1m", arguments.growth_keys / 10), ("growth_10m", arguments.growth_keys)] {
+        if results.wants(&[name]) {
+            results.take(name, growth(&rounds, name, keys).await)?;
+        }
+    }
+    for (name, workers) in [("workers_2", 2), ("workers_4", 4)] {
+        if results.wants(&[name]) {
+            results.take(name, rate::workers(&rounds, name, workers).await)?;
+        }
+    }
+    if results.wants(&["e2e_vs_lean", "wal_vs_lean"]) {
+        results.take("e2e_vs_lean", rate::lean(&rounds).await)?;
+    }
+    rounds.bar.finish_and_clear();
+    Ok(results)
+}
+
+/// The cases that need to know when each transaction committed.
+pub(crate) async fn carry_out_with_commit_times(
+    results: &mut Results<'_>,
+    stage: Stage,
+) -> anyhow::Result<()> {
+    if !results.wants(&["latency_200", "latency_1000", "mirror_lag"]) {
+        return Ok(());
+    }
+    let stage = stage.with_commit_times().await?;
+    let rounds = Rounds::new(&stage, results.arguments);
+    for (name, messages) in [("latency_200", 200), ("latency_1000", 1_000)] {
+        if results.wants(&[name]) {
+            results.take(name, latency(&rounds, messages).await)?;
+        }
+    }
+    if results.wants(&["mirror_lag"]) {
+        results.take("mirror_lag", lag(&rounds).await)?;
+    }
+    rounds.bar.finish_and_clear();
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! One measured run: fill the queue, start the consumers, watch the effects, count everything afterwards.
+//!
+//! The clock runs from the first effect that is seen to the last one: what it takes a process to start and to connect is
+//! left out on both sides. The same messages are counted: those that came after the first look. CPU time is read at the same
+//! two moments, and for us once more when the relay has emptied the outbox.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use sqlx::{PgConnection, Row as _};
+
+use super::job::{Consumer, Job};
+use super::meter::{Reading, Usage};
+use super::site::{Member, Site};
+use super::stage::Stage;
+use super::verify::verify;
+
+/// Between two looks: seldom enough to cost the server next to nothing, often enough for runs of seconds.
+pub(crate) const LOOK: Duration = Duration::from_millis(10);
+/// Nothing moves for so long: the run has failed.
+pub(crate) const STUCK: Duration = Duration::from_secs(60);
+
+/// What a run has shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Measured {
+    /// Messages a second.
+    pub(crate) rate: f64,
+    /// CPU time in microseconds a message, by process.
+    pub(crate) cpu: BTreeMap<&'static str, f64>,
+    /// Bytes of WAL a message.
+    pub(crate) wal: f64,
+    /// From the last effect to an empty outbox, in seconds.
+    pub(crate) drained_after: f64,
+    /// Most memory that a worker has held (resident set), in bytes.
+    pub(crate) memory: u64,
+}
+
+impl Measured {
+    /// All processes together, in microseconds a message.
+    pub(crate) fn total_cpu(&self) -> f64 {
+        self.cpu.values().sum()
+    }
+
+    pub(crate) fn cpu_of(&self, role: &str) -> f64 {
+        self.cpu.get(role).copied().unwrap_or(0.0)
+    }
+}
+
+/// Runs a job on a site of its own and verifies what it left behind.
+pub(crate) async fn measure(stage: &Stage, job: &Job, seed: u64) -> anyhow::Result<Measured> {
+    let mut site = Site::prepare(stage, job).await?;
+    match job.consumer {
+        Consumer::Raw => site.settle().await?,
+        _ => site.fill(seed).await?,
+    }
+    let measured = effects(&mut site).await?;
+    site.clear().await?;
+    Ok(measured)
+}
+
+/// Starts the consumers of a filled site, measures until all has taken effect, ends them, verifies.
+pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
+    let due = site.job.messages - site.job.poisoned();
+    let mut watch = site.connect().await?;
+    let there = count(&mut watch).await?;
+    let before = Reading::take(site.stage, &[], &mut watch).await?;
+    let mut members = site.start()?;
+
+    let sequence = drawn(&mut watch).await?;
+    let mut first = until(&mut watch, &mut members, sequence + 1).await? - sequence;
+    let started = Instant::now();
+    let begin = Reading::take(site.stage, &members, &mut watch).await?;
+    until(&mut watch, &mut members, sequence + due).await?;
+    // A message that failed in a batch has drawn a number, and draws another: so the count has the last word, when the broker
+    // has handed out all.
+    let broker = site.broker().await?;
+    let mut progress = (u64::MAX, Instant::now());
+    loop {
+        let left = u64::from(broker.depth(&site.queue).await?.0);
+        let looked = Instant::now();
+        let open = match left {
+            0 => due.saturating_sub(count(&mut watch).await? - there),
+            left => left + due,
+        };
+        if open == 0 {
+            break;
+        }
+        if open < progress.0 {
+            progress = (open, Instant::now());
+        }
+        anyhow::ensure!(progress.1.elapsed() < STUCK, "{left} messages in the queue, and nothing moves");
+        check(&mut members)?;
+        // So that the count takes no more than a small part of a processor.
+        tokio::time::sleep(LOOK + looked.elapsed() * 10).await;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let last = Instant::now();
+    site.drained().await?;
+    let drained_after = last.elapsed().as_secs_f64();
+    let end = Reading::take(site.stage, &members, &mut watch).await?;
+
+    first = first.min(due);
+    let messages = (site.job.messages - first).max(1) as f64;
+    let Usage { cpu, .. } = end.since(&begin);
+    let measured = Measured {
+        rate: messages / seconds,
+        cpu: cpu.into_iter().map(|(role, time)| (role, time.as_secs_f64() * 1e6 / messages)).collect(),
+        wal: end.since(&before).wal as f64 / site.job.messages as f64,
+        drained_after,
+        memory: members
+            .iter()
+            .filter(|m| m.role != "relay")
+            .filter_map(|m| m.process.peak_memory())
+            .max()
+            .unwrap_or(0),
+    };
+    site.finish(members).await?;
+    verify(site, &mut watch, there + due).await?;
+    Ok(measured)
+}
+
+/// Waits until so many numbers have been drawn for effects: costs the server nothing, as a count would.
+pub(crate) async fn until(
+    watch: &mut PgConnection,
+    members: &mut [Member],
+    wanted: u64,
+) -> anyhow::Result<u64> {
+    let mut progress = (0, Instant::now());
+    loop {
+        let now = drawn(watch).await?;
+        if now >= wanted {
+            return Ok(now);
+        }
+        if now > progress.0 {
+            progress = (now, Instant::now());
+        }
+        anyhow::ensure!(progress.1.elapsed() < STUCK, "{now} of {wanted} effects, and nothing moves");
+        check(members)?;
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+pub(crate) async fn drawn(watch: &mut PgConnection) -> anyhow::Result<u64> {
+    let row = sqlx::query("select case when is_called then last_value else 0 end from bench.payments_id_seq")
+        .fetch_one(watch)
+        .await?;
+    Ok(u64::try_from(row.get::<i64, _>(0))?)
+}
+
+pub(crate) async fn count(watch: &mut PgConnection) -> anyhow::Result<u64> {
+    let row = sqlx::query("select count(*) from bench.payments").fetch_one(watch).await?;
+    Ok(u64::try_from(row.get::<i64, _>(0))?)
+}
+
+pub(crate) fn check(members: &mut [Member]) -> anyhow::Result<()> {
+    for member in members {
+        if let Some(status) = member.process.status() {
+            anyhow::bail!("{} ended: {status}\n{}", member.role, member.process.output());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,296 @@
+//! A run's own database, queue and configuration: each begins with empty tables.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use lapin::types::{AMQPValue, FieldTable};
+use sqlx::{PgConnection, Row as _};
+use testbed::{Broker, Database, Process, cpu_time, eventually_within};
+
+use super::job::{Consumer, Handler, Job};
+use super::stage::Stage;
+
+#[derive(Debug)]
+pub(crate) struct Site<'s> {
+    pub(crate) stage: &'s Stage,
+    pub(crate) job: Job,
+    pub(crate) database: Database,
+    pub(crate) queue: String,
+    /// Completed keys that were there before, each with an audit row.
+    pub(crate) prefilled: u64,
+    configuration: PathBuf,
+    started: u32,
+}
+
+/// A process under measurement.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// `naive`, `worker` or `relay`.
+    pub(crate) role: &'static str,
+    pub(crate) process: Process,
+}
+
+impl<'s> Site<'s> {
+    pub(crate) async fn prepare(stage: &'s Stage, job: &Job) -> anyhow::Result<Self> {
+        let database = Database::create(&stage.servers.urls().postgres).await?;
+        let queue = format!("bench-{}", uuid::Uuid::new_v4().simple());
+        let configuration = stage.scratch.path().join(format!("{queue}.toml"));
+        let site = Self { stage, job: job.clone(), database, queue, prefilled: 0, configuration, started: 0 };
+        let mut connection = site.database.connect().await?;
+        match &job.consumer {
+            Consumer::Naive(keys) => {
+                sqlx::raw_sql(include_str!("schema.sql")).execute(&mut connection).await?;
+                sqlx::raw_sql(keys.schema()).execute(&mut connection).await?;
+                sqlx::raw_sql(include_str!("naive.sql")).execute(&mut connection).await?;
+                let mut arguments = FieldTable::default();
+                arguments.insert("x-queue-type".into(), AMQPValue::LongString(job.queue_type.name().into()));
+                site.broker().await?.declare_queue(&site.queue, arguments).await?;
+            }
+            Consumer::Ours(_) | Consumer::Raw => {
+                let handler = match &job.consumer {
+                    Consumer::Ours(ours) => ours.handler,
+                    _ => Handler::Batch,
+                };
+                std::fs::write(&site.configuration, site.toml(handler))?;
+                site.oncely(&["migrate"]).await?;
+                sqlx::raw_sql(include_str!("schema.sql")).execute(&mut connection).await?;
+                sqlx::raw_sql(include_str!("handlers.sql")).execute(&mut connection).await?;
+                site.oncely(&["topology", "apply"]).await?;
+            }
+        }
+        stage.flush_redis().await?;
+        Ok(site)
+    }
+
+    fn toml(&self, handler: Handler) -> String {
+        format!(
+            "[log]\nlevel = \"warn\"\n\n[[consumers]]\nname = \"payments\"\nqueue = {:?}\nqueue_type = {:?}\n\
+             tenant = {{ header = \"x-tenant-id\" }}\nkey = {{ property = \"message_id\" }}\n{}\n",
+            self.queue,
+            self.job.queue_type.name(),
+            handler.line()
+        )
+    }
+
+    pub(crate) fn environment(&self) -> [(&str, &str); 4] {
+        let urls = self.stage.servers.urls();
+        [
+            ("ONCELY_CONFIG", self.configuration.to_str().unwrap_or_default()),
+            ("DATABASE_URL", self.database.url()),
+            ("AMQP_URL", &urls.rabbitmq),
+            ("REDIS_URL", &urls.redis),
+        ]
+    }
+
+    pub(crate) async fn oncely(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        self.stage.run("oncely", arguments, &self.environment()).await
+    }
+
+    /// A client of the benchmark, to its end.
+    pub(crate) async fn client(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        self.stage.run("bench", arguments, &self.environment()).await
+    }
+
+    pub(crate) async fn broker(&self) -> anyhow::Result<Broker> {
+        Broker::connect(&self.stage.servers.urls().rabbitmq).await
+    }
+
+    pub(crate) async fn connect(&self) -> anyhow::Result<PgConnection> {
+        self.database.connect().await
+    }
+
+    /// Puts completed keys into the table, as if messages had come so many days ago; where wanted, each with its row in
+    /// the audit trail.
+    pub(crate) async fn prefill(&mut self, keys: u64, days: i32, audit: bool) -> anyhow::Result<()> {
+        const CHUNK: u64 = 1_000_000;
+        let mut connection = self.connect().await?;
+        let mut left = keys;
+        while left > 0 {
+            let rows = left.min(CHUNK);
+            sqlx::query(include_str!("prefill.sql"))
+                .bind(i64::try_from(rows)?)
+                .bind(days)
+                .bind(audit)
+                .execute(&mut connection)
+                .await?;
+            left -= rows;
+        }
+        self.prefilled += keys;
+        // What autovacuum would have done by the time that so many have come.
+        sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
+        self.settle().await
+    }
+
+    /// The same with a copy of the database as it is now, on the same queue: one at a time.
+    pub(crate) async fn copy(&self) -> anyhow::Result<Self> {
+        let database = self.database.copy().await?;
+        let (job, queue, configuration) = (self.job.clone(), self.queue.clone(), self.configuration.clone());
+        Ok(Self { database, job, queue, configuration, ..*self })
+    }
+
+    /// Fills the queue with the job's messages, then lets the servers finish what that left behind.
+    pub(crate) async fn fill(&self, seed: u64) -> anyhow::Result<()> {
+        let job = &self.job;
+        let (messages, seed, poison) =
+            (job.messages.to_string(), seed.to_string(), job.poison_every.to_string());
+        self.client(&[
+            "publish",
+            "--queue",
+            &self.queue,
+            "--messages",
+            &messages,
+            "--seed",
+            &seed,
+            "--poison-every",
+            &poison,
+        ])
+        .await?;
+        self.settle().await
+    }
+
+    /// A checkpoint, so that each run begins with the same (all) full-page images ahead; then until the broker is idle.
+    pub(crate) async fn settle(&self) -> anyhow::Result<()> {
+        sqlx::raw_sql("checkpoint").execute(&mut self.connect().await?).await?;
+        let pid = self.stage.rabbitmq_pid()?;
+        eventually_within(Duration::from_secs(60), "the broker is idle", || async {
+            const SPAN: Duration = Duration::from_millis(200);
+            let before = cpu_time(pid).context("no CPU time")?;
+            tokio::time::sleep(SPAN).await;
+            let used = cpu_time(pid).context("no CPU time")?.saturating_sub(before);
+            anyhow::ensure!(used < SPAN / 10, "it used {used:?} of {SPAN:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Starts the consumers of the job.
+    pub(crate) fn start(&mut self) -> anyhow::Result<Vec<Member>> {
+        let mut members = Vec::new();
+        match self.job.consumer.clone() {
+            Consumer::Naive(_) => {
+                let queue = self.queue.clone();
+                members.push(self.member("naive", "bench", &["naive", "--queue", &queue])?);
+            }
+            Consumer::Raw => {
+                let (queue, messages) = (self.queue.clone(), self.job.messages.to_string());
+                let arguments = [
+                    "raw",
+                    "--queue",
+                    &queue,
+                    "--messages",
+                    &messages,
+                    "--seed",
+                    "1",
+                    "--batch",
+                    "256",
+                    "--lanes",
+                    "2",
+                ];
+                members.push(self.member("raw", "bench", &arguments)?);
+            }
+            Consumer::Ours(ours) => {
+                if ours.relay {
+                    members.push(self.member("relay", "relay", &[])?);
+                }
+                for _ in 0..ours.workers {
+                    members.push(match ours.handler {
+                        Handler::Rust => self.member("worker", "bench", &["handler"])?,
+                        _ => self.member("worker", "worker", &[])?,
+                    });
+                }
+            }
+        }
+        Ok(members)
+    }
+
+    pub(crate) fn member(
+        &mut self,
+        role: &'static str,
+        program: &str,
+        arguments: &[&str],
+    ) -> anyhow::Result<Member> {
+        self.started += 1;
+        let log = self.configuration.with_extension(format!("{role}-{}.log", self.started));
+        let process = Process::start(&self.stage.program(program), arguments, &self.environment(), &log)?;
+        if self.stage.pids {
+            let postgres = self.stage.postgres_pid()?;
+            eprintln!(
+                "{role}: process {}; PostgreSQL: {postgres}; database {}",
+                process.id(),
+                self.database.url()
+            );
+        }
+        Ok(Member { role, process })
+    }
+
+    /// Waits until the relay has emptied the outbox, where there is one.
+    pub(crate) async fn drained(&self) -> anyhow::Result<()> {
+        if !matches!(&self.job.consumer, Consumer::Ours(ours) if ours.relay) {
+            return Ok(());
+        }
+        let mut connection = self.connect().await?;
+        let start = std::time::Instant::now();
+        while sqlx::query("select exists (select from oncely.outbox)")
+            .fetch_one(&mut connection)
+            .await?
+            .get(0)
+        {
+            anyhow::ensure!(start.elapsed() < Duration::from_secs(60), "the outbox does not become empty");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until each message that was handed out is acknowledged: the broker tells only its own tool.
+    pub(crate) async fn acknowledged(&self) -> anyhow::Result<()> {
+        let rabbitmq = self.stage.servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?;
+        eventually_within(Duration::from_secs(60), "all is acknowledged", || async {
+            let queues = rabbitmq.ctl(&["--quiet", "list_queues", "name", "messages"]).await?;
+            let left = queues.lines().find_map(|line| line.strip_prefix(&self.queue)?.strip_prefix('\t'));
+            anyhow::ensure!(left.map(str::trim) == Some("0"), "{left:?} messages are left");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Ends the consumers; the queue must then be empty, what was not acknowledged included.
+    pub(crate) async fn finish(&self, members: Vec<Member>) -> anyhow::Result<()> {
+        for mut member in members {
+            if let Some(status) = member.process.status() {
+                anyhow::bail!("{} ended: {status}\n{}", member.role, member.process.output());
+            }
+            if member.role == "naive" {
+                // It has no orderly end: what it has committed and not yet acknowledged would come back.
+                self.acknowledged().await?;
+            }
+            let status = member.process.terminate(Duration::from_secs(40)).await?;
+            anyhow::ensure!(
+                ["naive", "raw"].contains(&member.role) || status.success(),
+                "{}: {status}\n{}",
+                member.role,
+                member.process.output()
+            );
+        }
+        let broker = self.broker().await?;
+        eventually_within(Duration::from_secs(20), "the broker has noticed", || async {
+            let (ready, consumers) = broker.depth(&self.queue).await?;
+            anyhow::ensure!(consumers == 0, "{consumers} consumers");
+            anyhow::ensure!(ready == 0, "{ready} messages are left in the queue");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes database and queues.
+    pub(crate) async fn clear(self) -> anyhow::Result<()> {
+        let broker = self.broker().await?;
+        for suffix in ["", ".dead", ".retry.1s", ".retry.10s", ".retry.1m", ".retry.10m", ".retry.1h"] {
+            broker.delete_queue(&format!("{}{suffix}", self.queue)).await?;
+        }
+        for suffix in [".dlx", ".retry", ".return"] {
+            broker.delete_exchange(&format!("{}{suffix}", self.queue)).await?;
+        }
+        self.database.drop_now().await
+    }
+}

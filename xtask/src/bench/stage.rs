@@ -1,0 +1,128 @@
+//! The servers and the programs of a benchmark.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use sqlx::{Connection as _, PgConnection, Row as _};
+use testbed::{Scratch, Servers};
+
+use crate::process;
+
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) servers: Servers,
+    pub(crate) scratch: Scratch,
+    /// Folder of `worker`, `relay` and `oncely`.
+    binaries: PathBuf,
+    /// The program `bench`.
+    clients: PathBuf,
+    /// Say on stderr which processes are measured.
+    pub(crate) pids: bool,
+}
+
+/// What a commit and a page must survive; PostgreSQL's own defaults.
+const DURABLE: [&str; 3] = ["fsync", "synchronous_commit", "full_page_writes"];
+
+impl Stage {
+    /// Builds the programs, but for those that `binaries` holds, and starts private servers.
+    pub(crate) async fn set(binaries: Option<&Path>, pids: bool) -> anyhow::Result<Self> {
+        let given = binaries.map(|folder| (folder.to_owned(), folder.join("bench")));
+        let (binaries, clients) = match given {
+            Some((binaries, clients)) if clients.exists() => (binaries, clients),
+            given => {
+                let built = process::build_release()?;
+                (given.map_or_else(|| built.clone(), |(binaries, _)| binaries), built.join("bench"))
+            }
+        };
+        for program in ["worker", "relay", "oncely"] {
+            anyhow::ensure!(binaries.join(program).exists(), "{} has no {program}", binaries.display());
+        }
+        Self::start(binaries, clients, pids, &[]).await
+    }
+
+    /// Other servers in place of these: PostgreSQL notes when each transaction committed.
+    pub(crate) async fn with_commit_times(self) -> anyhow::Result<Self> {
+        let settings = ["track_commit_timestamp=on"];
+        let Self { servers, binaries, clients, pids, .. } = self;
+        drop(servers);
+        Self::start(binaries, clients, pids, &settings).await
+    }
+
+    async fn start(
+        binaries: PathBuf,
+        clients: PathBuf,
+        pids: bool,
+        settings: &[&str],
+    ) -> anyhow::Result<Self> {
+        eprintln!("starting PostgreSQL, RabbitMQ and Redis");
+        let servers = Servers::start_private_with(settings).await?;
+        let stage = Self { servers, scratch: Scratch::new("bench")?, binaries, clients, pids };
+        let mut connection = PgConnection::connect(&stage.servers.urls().postgres).await?;
+        for setting in DURABLE {
+            let value: String = sqlx::query("select current_setting($1)")
+                .bind(setting)
+                .fetch_one(&mut connection)
+                .await?
+                .get(0);
+            anyhow::ensure!(
+                value == "on",
+                "{setting} is {value}: these would be figures of another database"
+            );
+        }
+        connection.close().await?;
+        Ok(stage)
+    }
+
+    /// One of our programs; the clients of the benchmark are `bench`.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        match name {
+            "bench" => self.clients.clone(),
+            name => self.binaries.join(name),
+        }
+    }
+
+    /// Runs a program to its end; fails with its words.
+    pub(crate) async fn run(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<()> {
+        let output = tokio::process::Command::new(self.program(program))
+            .args(arguments)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .with_context(|| format!("cannot run {program}"))?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "{program} {}: {text}", arguments.join(" "));
+        Ok(())
+    }
+
+    /// Empties Redis.
+    pub(crate) async fn flush_redis(&self) -> anyhow::Result<()> {
+        let mut connection = self.redis().await?;
+        redis::cmd("FLUSHALL").query_async::<()>(&mut connection).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn redis(&self) -> anyhow::Result<redis::aio::MultiplexedConnection> {
+        let client = redis::Client::open(self.servers.urls().redis.as_str())?;
+        Ok(client.get_multiplexed_async_connection().await?)
+    }
+
+    pub(crate) fn postgres_pid(&self) -> anyhow::Result<u32> {
+        self.servers.postgres.as_ref().and_then(testbed::Postgres::pid).context("no PostgreSQL of our own")
+    }
+
+    pub(crate) fn rabbitmq_pid(&self) -> anyhow::Result<u32> {
+        self.servers.rabbitmq.as_ref().and_then(testbed::RabbitMq::pid).context("no RabbitMQ of our own")
+    }
+
+    pub(crate) fn redis_pid(&self) -> anyhow::Result<u32> {
+        self.servers.redis.as_ref().and_then(testbed::Redis::pid).context("no Redis of our own")
+    }
+}

@@ -1,0 +1,70 @@
+//! Fast and wrong is worth nothing: what must hold after each run.
+
+use sqlx::{PgConnection, Row as _};
+
+use super::job::Consumer;
+use super::site::Site;
+
+/// Fails unless each message has taken effect once. `effects` are due in all.
+pub(crate) async fn verify(
+    site: &Site<'_>,
+    connection: &mut PgConnection,
+    effects: u64,
+) -> anyhow::Result<()> {
+    let mut facts = vec![
+        ("effects", "select count(*) from bench.payments", effects),
+        (
+            "distinct keys of effects",
+            "select count(*) from (select distinct tenant, key from bench.payments) as p",
+            effects,
+        ),
+    ];
+    let poisoned = site.job.poisoned();
+    match &site.job.consumer {
+        Consumer::Naive(_) => facts.extend([
+            ("completed keys", "select count(*) from idempotency_keys where status = 'COMPLETED'", effects),
+            ("keys", "select count(*) from idempotency_keys", effects),
+            ("audit rows", "select count(*) from audit", effects),
+            ("outbox rows", "select count(*) from outbox", effects),
+        ]),
+        Consumer::Ours(_) | Consumer::Raw => {
+            let before = site.prefilled;
+            facts.extend([
+                (
+                    "completed keys",
+                    "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'",
+                    effects + before,
+                ),
+                ("keys", "select count(*) from oncely.idempotency_keys", effects + before + poisoned),
+                (
+                    "effects without a completed key",
+                    "select count(*) from bench.payments as p where not exists (select from oncely.idempotency_keys as k
+                     where k.tenant = p.tenant and k.consumer = 'payments' and k.key = p.key and k.status = 'COMPLETED')",
+                    0,
+                ),
+                (
+                    "audit rows of effects",
+                    "select count(*) from oncely.processed_keys where queue <> 'prefilled'",
+                    effects,
+                ),
+                (
+                    "audit rows of rejected messages",
+                    "select count(*) from oncely.audit where outcome = 'dead_lettered'",
+                    poisoned,
+                ),
+            ]);
+            if matches!(&site.job.consumer, Consumer::Ours(ours) if ours.relay) {
+                facts.push(("outbox records", "select count(*) from oncely.outbox", 0));
+            }
+        }
+    }
+    for (what, query, due) in facts {
+        let found: i64 = sqlx::query(query).fetch_one(&mut *connection).await?.get(0);
+        anyhow::ensure!(u64::try_from(found) == Ok(due), "{what}: {found} instead of {due}");
+    }
+    if poisoned > 0 {
+        let dead = u64::from(site.broker().await?.ready(&format!("{}.dead", site.queue)).await?);
+        anyhow::ensure!(dead == poisoned, "dead letters: {dead} instead of {poisoned}");
+    }
+    Ok(())
+}
