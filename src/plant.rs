@@ -2,7 +2,7 @@
 //! by an acquittal. Without the feature `plants`, which no release build has, there are none. `cargo xtask mutants` runs them.
 
 /// The bugs: each is the right code without one of its cares.
-pub const BUGS: [&str; 18] = [
+pub const BUGS: [&str; 21] = [
     // Acknowledges a batch before anything of it is committed.
     "ack_before_commit",
     // Takes the COMMIT of an aborted transaction, which reports success, for one.
@@ -39,6 +39,12 @@ pub const BUGS: [&str; 18] = [
     "outage_spends_attempt",
     // Takes a missing table or grant for the message's fault.
     "environment_is_poison",
+    // Deletes events before their publish is confirmed.
+    "event_deleted_before_confirm",
+    // Goes on with the later events of an ordering key after one has failed.
+    "event_order_ignored",
+    // Takes an event that the broker has returned for one that has arrived.
+    "mandatory_ignored",
 ];
 
 /// Is this bug planted? `PLANT=ack_before_commit` plants one.

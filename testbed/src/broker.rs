@@ -98,6 +98,13 @@ impl Broker {
         Ok(())
     }
 
+    /// Removes a binding.
+    pub async fn unbind(&self, queue: &str, exchange: &str, routing_key: &str) -> anyhow::Result<()> {
+        let (queue, exchange, key) = (queue.into(), exchange.into(), routing_key.into());
+        self.channel.queue_unbind(queue, exchange, key, FieldTable::default()).await?;
+        Ok(())
+    }
+
     /// Messages ready in a queue. What is delivered and not yet acknowledged is not counted.
     pub async fn ready(&self, queue: &str) -> anyhow::Result<u32> {
         // On a channel of its own: a missing queue closes the channel.

@@ -20,7 +20,7 @@ pub struct ArenaConfig {
 }
 
 /// Short where a fault's end must be noticed soon; long where a wait that ends too early would spend an attempt.
-const SETTINGS: [(&str, &str, &str); 21] = [
+const SETTINGS: [(&str, &str, &str); 22] = [
     ("postgres", "connect_timeout", "\"2s\""),
     ("postgres", "statement_timeout", "\"20s\""),
     ("postgres", "lock_timeout", "\"10s\""),
@@ -30,6 +30,8 @@ const SETTINGS: [(&str, &str, &str); 21] = [
     ("mirror", "buckets", "4096"),
     ("worker", "shutdown", "\"20s\""),
     ("relay", "poll", "\"100ms\""),
+    // A fault is no reason to park an event.
+    ("events", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1000 }"),
     ("log", "level", "\"info\""),
     ("consumer", "name", "\"faults\""),
     ("consumer", "queue_type", "\"quorum\""),

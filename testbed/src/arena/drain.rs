@@ -24,6 +24,9 @@ impl Arena {
 
     /// The same with another limit, for trials that are expected to leave something undone.
     pub async fn drain_within(&mut self, limit: Duration) -> anyhow::Result<()> {
+        if let Some(application) = self.application.take() {
+            self.rolled_back += application.stop().await;
+        }
         let start = Instant::now();
         let mut last = (Vec::new(), Instant::now());
         loop {
@@ -49,6 +52,8 @@ impl Arena {
         for queue in retries.chain(std::iter::once(self.queue.clone())) {
             self.evidence.queued.extend(empty(&url, &queue, Duration::from_secs(1)).await?);
         }
+        self.evidence.events.read(&mut self.connect().await?).await?;
+        self.evidence.events.take(&url).await?;
         self.sample_mirror().await
     }
 
@@ -57,16 +62,18 @@ impl Arena {
         let mut connection = self.connect().await?;
         let row = sqlx::query(
             "select (select count(*) from judge.log), (select count(*) from oncely.audit),
-                (select count(*) from oncely.outbox)",
+                (select count(*) from oncely.outbox), (select count(*) from oncely.events)",
         )
         .fetch_one(&mut connection)
         .await?;
-        Ok(vec![row.get(0), row.get(1), row.get(2)])
+        Ok(vec![row.get(0), row.get(1), row.get(2), row.get(3)])
     }
 
     async fn is_done(&mut self) -> anyhow::Result<bool> {
         let broker = Broker::connect(&self.servers.urls().rabbitmq).await?;
-        if broker.ready(&self.queue).await? > 0 {
+        if broker.ready(&self.queue).await? > 0
+            || self.counts().await?.last().is_none_or(|events| *events > 0)
+        {
             return Ok(false);
         }
         self.take_dead_letters().await?;

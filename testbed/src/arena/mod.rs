@@ -16,6 +16,7 @@
 //! # }
 //! ```
 
+mod application;
 mod config;
 mod drain;
 mod hands;
@@ -27,17 +28,20 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use lapin::types::{AMQPValue, FieldTable};
 use sqlx::{PgConnection, Row as _};
 
+use application::Application;
 pub use config::ArenaConfig;
 pub use hands::Gate;
 pub use member::{Member, Server};
 use member::{Upstreams, address};
 use publisher::Publisher;
 
+use crate::checker::events::{EXCHANGE, FREE, ORDERED};
 use crate::checker::mirror::{self, Entry};
 use crate::checker::{self, Evidence, Intent, RECOVERY_LIMIT, Sent, Violation};
-use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
+use crate::{Broker, Database, Postgres, RabbitMq, Redis, Scratch, Servers};
 
 /// See the module.
 #[derive(Debug)]
@@ -59,6 +63,9 @@ pub struct Arena {
     oncely: std::path::PathBuf,
     environment: Vec<(String, String)>,
     publisher: Publisher,
+    application: Option<Application>,
+    /// Events that the application rolled back on purpose.
+    pub rolled_back: u64,
     watch: Option<PgConnection>,
     queue: String,
     database: Database,
@@ -99,11 +106,13 @@ impl Arena {
              begin
                  create role arena_worker login in role oncely_worker;
                  create role arena_relay login in role oncely_relay;
+                 create role arena_application login in role oncely_emitter;
              exception when duplicate_object then null;
              end $$",
         )
         .execute(&mut connection)
         .await?;
+        declare_events(&urls.rabbitmq).await?;
         servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?.flush().await?;
         let name = database.url().rsplit_once('/').map(|(_, name)| name.to_owned()).unwrap_or_default();
         let upstreams = Upstreams {
@@ -131,6 +140,8 @@ impl Arena {
             oncely: config.oncely.clone(),
             environment: config.environment.clone(),
             publisher: Publisher::start(urls.rabbitmq, queue.clone()),
+            application: None,
+            rolled_back: 0,
             watch: Some(connection),
             queue,
             database,
@@ -142,6 +153,15 @@ impl Arena {
     /// Publishes in the background.
     pub fn publish(&self, intents: Vec<Intent>) {
         self.publisher.publish(intents);
+    }
+
+    /// From now on, and until the drain, applications emit events: all from the seed but for the moments.
+    pub fn emit(&mut self, seed: u64) -> anyhow::Result<()> {
+        let server = address(&self.servers.urls().postgres)?;
+        let name = self.database.url().rsplit_once('/').context("a URL without a database")?.1;
+        let url = format!("postgres://arena_application@{server}/{name}");
+        self.application = Some(Application::start(&url, seed));
+        Ok(())
     }
 
     /// Messages that are not yet published.
@@ -307,4 +327,22 @@ impl Arena {
         }
         Ok(kept)
     }
+}
+
+/// The queues of events, empty, and bound to their exchange.
+async fn declare_events(url: &str) -> anyhow::Result<()> {
+    let broker = Broker::connect(url).await?;
+    broker.declare_exchange(EXCHANGE, lapin::ExchangeKind::Direct).await?;
+    for (queue, key) in [ORDERED, FREE] {
+        // Of a trial before.
+        broker.delete_queue(queue).await?;
+        let mut arguments = FieldTable::default();
+        // Of each type one: both must keep what they have confirmed.
+        if queue == ORDERED.0 {
+            arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        }
+        broker.declare_queue(queue, arguments).await?;
+        broker.bind(queue, EXCHANGE, key).await?;
+    }
+    Ok(())
 }

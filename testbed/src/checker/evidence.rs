@@ -10,6 +10,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Connection, ConnectionProperties};
 use sqlx::{PgConnection, Row as _};
 
+use super::events::Events;
 use super::ledger::{Key, digest};
 use super::mirror::Entry;
 
@@ -37,6 +38,8 @@ pub struct Evidence {
     pub completed: BTreeMap<Key, i64>,
     /// Records that never left the outbox.
     pub outbox: i64,
+    /// What was told the world, and what of it arrived.
+    pub events: Events,
     /// What was in the dead-letter queue.
     pub dead: BTreeSet<Letter>,
     /// What was left in the work queue and the retry queues.

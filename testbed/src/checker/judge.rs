@@ -21,6 +21,9 @@ pub enum Invariant {
     I4,
     /// An entry of the mirror belongs to a completed row.
     I5,
+    /// The events that arrive are those whose transactions committed, in the order of the commits within an ordering key; an
+    /// event may arrive again.
+    I6,
     /// Of several payloads under one key one takes effect at most.
     I8,
     /// Outbox and memory are bounded.
@@ -58,6 +61,12 @@ pub enum What {
     StaleMirror,
     /// A completed row without a mirror entry, where nothing has emptied the mirror.
     MissingMirror,
+    /// An event that committed, and neither arrived nor waits.
+    EventLost,
+    /// An event that arrived and did not commit, or with another body.
+    EventUnowed,
+    /// An event that arrived for the first time after a later one of its ordering key.
+    EventOrder,
     /// Left in the outbox.
     Outbox,
     /// Too much memory.
@@ -86,6 +95,9 @@ impl What {
             Self::ConflictRan => "two_payloads_ran",
             Self::StaleMirror => "stale_mirror",
             Self::MissingMirror => "missing_mirror",
+            Self::EventLost => "event_lost",
+            Self::EventUnowed => "event_unowed",
+            Self::EventOrder => "event_order",
             Self::Outbox => "outbox_not_drained",
             Self::Memory => "memory",
             Self::NotRecovered => "not_recovered",
@@ -121,10 +133,10 @@ const MEMORY_LIMIT: u64 = 512 << 20;
 const EXAMPLES: usize = 5;
 
 #[derive(Default)]
-struct Findings(Vec<Violation>);
+pub(super) struct Findings(Vec<Violation>);
 
 impl Findings {
-    fn add(&mut self, invariant: Invariant, what: What, example: impl fmt::Display) {
+    pub(super) fn add(&mut self, invariant: Invariant, what: What, example: impl fmt::Display) {
         let found = self.0.iter_mut().find(|v| v.invariant == invariant && v.what == what);
         match found {
             Some(violation) => {
@@ -146,6 +158,7 @@ pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     whereabouts(sent, evidence, &mut found);
     dead_letters(sent, evidence, &mut found);
     rows(evidence, &mut found);
+    evidence.events.judge(&mut found);
     bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));
     found.0

@@ -64,6 +64,8 @@ pub enum Kind {
     /// The broker takes channels away from consumers that do not settle within two seconds, while the handler's table is
     /// locked for longer.
     ConsumerTimeout,
+    /// The queues of events lose their bindings: events come back unroutable.
+    UnbindEvents,
     /// Redis gets SIGKILL: empty afterwards.
     KillRedis,
     /// Redis stands still.
@@ -157,6 +159,7 @@ impl Kind {
             Self::DiskAlarm,
             Self::ClearPermissions,
             Self::ConsumerTimeout,
+            Self::UnbindEvents,
             Self::KillRedis,
             Self::FreezeRedis,
             Self::FlushRedis,
@@ -260,6 +263,7 @@ impl Kind {
             Self::MemoryAlarm
             | Self::DiskAlarm
             | Self::ClearPermissions
+            | Self::UnbindEvents
             | Self::RedisOom
             | Self::RedisReadOnly
             | Self::PauseRedis
@@ -324,7 +328,8 @@ impl Kind {
             | Self::MemoryAlarm
             | Self::DiskAlarm
             | Self::ClearPermissions
-            | Self::ConsumerTimeout => Group::RabbitMq,
+            | Self::ConsumerTimeout
+            | Self::UnbindEvents => Group::RabbitMq,
             Self::KillRedis
             | Self::FreezeRedis
             | Self::FlushRedis

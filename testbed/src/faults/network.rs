@@ -10,7 +10,7 @@ use crate::arena::Server;
 use crate::proxy::{Direction, Mode, OneShot, Proxy};
 
 impl Arena {
-    /// The way that the fault strikes. Relays have none to the broker, and only workers commit handlers' work.
+    /// The way that the fault strikes. Relays take nothing from the broker, so they have nothing to acknowledge.
     fn struck_link(&self, fault: &Fault) -> anyhow::Result<&Proxy> {
         let server = match fault.kind {
             Kind::Cut(server)
@@ -26,7 +26,7 @@ impl Arena {
             Kind::Garble => Server::Redis,
             _ => Server::RabbitMq,
         };
-        let relays = if server == Server::RabbitMq { 0 } else { self.relays.len() };
+        let relays = if fault.kind == Kind::LoseAck { 0 } else { self.relays.len() };
         let number = fault.target % (self.workers.len() + relays).max(1);
         let member = self.workers.iter().chain(&self.relays).nth(number);
         Ok(member.context("no such process")?.link(server))

@@ -5,6 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Fault, Kind};
 use crate::Arena;
+use crate::checker::events::{EXCHANGE, FREE, ORDERED};
 
 impl Arena {
     pub(super) async fn inject_rabbitmq(&mut self, fault: &Fault) -> anyhow::Result<()> {
@@ -24,6 +25,13 @@ impl Arena {
                 self.lock("lock table judge.log in exclusive mode", fault.hold);
                 Ok(())
             }
+            Kind::UnbindEvents => {
+                let broker = self.broker().await?;
+                for (queue, key) in [ORDERED, FREE] {
+                    broker.unbind(queue, EXCHANGE, key).await?;
+                }
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -36,6 +44,14 @@ impl Arena {
             Kind::MemoryAlarm => self.ctl(&["set_vm_memory_high_watermark", "0.4"]).await,
             Kind::DiskAlarm => self.ctl(&["set_disk_free_limit", "50MB"]).await,
             Kind::ClearPermissions => self.ctl(&["set_permissions", "guest", ".*", ".*", ".*"]).await,
+            Kind::UnbindEvents => {
+                let broker = self.broker().await?;
+                for (queue, key) in [ORDERED, FREE] {
+                    broker.bind(queue, EXCHANGE, key).await?;
+                }
+                // The broker may be killed next.
+                self.rabbitmq()?.flush().await
+            }
             // The broker's defaults.
             Kind::ConsumerTimeout => self.consumer_timeout(1_800_000, 60_000).await,
             _ => Ok(()),

@@ -71,6 +71,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         minutes: arguments.minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0)),
         bar: bar(plan.len()),
     };
+    arena.emit(arguments.seed)?;
     let done = trial.run(&mut arena, &plan, Traffic::new(arguments.seed)).await;
     let (faults, missed) = match done {
         Ok(done) => done,

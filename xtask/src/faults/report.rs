@@ -24,6 +24,19 @@ pub(crate) struct Report {
     mirrored: u64,
     effects: usize,
     memory: u64,
+    events: EventFigures,
+}
+
+/// How many events.
+#[derive(Debug)]
+struct EventFigures {
+    committed: u64,
+    /// By the applications, on purpose.
+    rolled_back: u64,
+    /// Different ones that arrived.
+    published: u64,
+    /// Arrived again.
+    repeats: u64,
 }
 
 impl Report {
@@ -48,6 +61,12 @@ impl Report {
             dead_letters: evidence.dead.len(),
             mirrored: evidence.mirrored,
             effects: evidence.effects.len(),
+            events: EventFigures {
+                committed: evidence.events.committed.len() as u64,
+                rolled_back: arena.rolled_back,
+                published: evidence.events.published(),
+                repeats: evidence.events.repeats(),
+            },
             memory: evidence.memory.as_ref().map_or(0, |(_, bytes)| *bytes),
         })
     }
@@ -72,6 +91,13 @@ impl Report {
             ("orphans", self.count(&[What::OrphanEffect, What::OrphanKey, What::OrphanAudit])),
             ("stale_mirror", self.count(&[What::StaleMirror])),
             ("unexplained_dead_letters", self.count(&[What::UnexplainedDeadLetter])),
+            ("events_committed", self.events.committed),
+            ("events_published", self.events.published),
+            ("events_lost", self.count(&[What::EventLost])),
+            ("events_unowed", self.count(&[What::EventUnowed])),
+            ("order_violations", self.count(&[What::EventOrder])),
+            ("event_repeats", self.events.repeats),
+            ("events_rolled_back", self.events.rolled_back),
         ]
     }
 

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use lapin::options::ExchangeDeleteOptions;
 use sqlx::Connection as _;
+use testbed::checker::events::{EXCHANGE, ORDERED};
 use testbed::checker::{Act, Intent};
 use testbed::faults::{Fault, Kind};
-use testbed::{Arena, Signal, eventually_within};
+use testbed::proxy::Mode;
+use testbed::{Arena, Server, Signal, eventually_within};
 
 /// A bug, and how its trial is set up.
 pub(crate) struct Mutant {
@@ -41,6 +44,9 @@ enum Script {
     OtherPayload,
     Terminate,
     Revoke,
+    KillRelayInPublish,
+    FirstIsUnroutable,
+    Unroutable,
 }
 
 const ONE_BY_ONE: &[(&str, &str)] = &[("batch", "1"), ("lanes", "1"), ("prefetch", "10")];
@@ -53,7 +59,7 @@ const fn mutant(bug: &'static str, script: Script) -> Mutant {
 }
 
 /// All bugs that can be planted (`src/plant.rs`).
-pub(crate) const MUTANTS: [Mutant; 18] = [
+pub(crate) const MUTANTS: [Mutant; 21] = [
     Mutant { consumer: ONE_BY_ONE, ..mutant("ack_before_commit", Script::KillInHandler) },
     mutant("commit_tag_ignored", Script::PoisonAmongGood),
     Mutant { workers: 2, consumer: ONE_BY_ONE, ..mutant("check_then_act", Script::CopiesAtOnce) },
@@ -72,6 +78,9 @@ pub(crate) const MUTANTS: [Mutant; 18] = [
     mutant("conflict_is_duplicate", Script::OtherPayload),
     Mutant { consumer: ONE_ATTEMPT, ..mutant("outage_spends_attempt", Script::Terminate) },
     Mutant { consumer: ONE_ATTEMPT, ..mutant("environment_is_poison", Script::Revoke) },
+    mutant("event_deleted_before_confirm", Script::KillRelayInPublish),
+    mutant("event_order_ignored", Script::FirstIsUnroutable),
+    mutant("mandatory_ignored", Script::Unroutable),
 ];
 
 fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
@@ -138,6 +147,9 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
             arena.hold(&fault).await;
             arena.heal(&fault).await
         }
+        Script::KillRelayInPublish => kill_relay_in_publish(arena).await,
+        Script::FirstIsUnroutable => first_is_unroutable(arena).await,
+        Script::Unroutable => unroutable(arena).await,
     }
 }
 
@@ -224,8 +236,9 @@ async fn kill_relay_in_mirror(arena: &mut Arena) -> anyhow::Result<()> {
 
 /// Messages are to be dead-lettered, and there is no way; it comes back.
 async fn rejected_without_a_way(arena: &mut Arena) -> anyhow::Result<()> {
-    publish(arena, some(3, Act::Reject, "k")).await?;
-    arena.until("decided", "select count(*) from oncely.idempotency_keys where status = 'FAILED'", 3).await?;
+    // No more than there are lanes: each waits with its batch, which may be a single message.
+    publish(arena, some(2, Act::Reject, "k")).await?;
+    arena.until("decided", "select count(*) from oncely.idempotency_keys where status = 'FAILED'", 2).await?;
     tokio::time::sleep(Duration::from_millis(500)).await;
     arena.oncely(&["topology", "apply"]).await
 }
@@ -297,4 +310,45 @@ async fn collect_pending(arena: &mut Arena) -> anyhow::Result<()> {
         relay.process.signal(Signal::CONT)?;
     }
     Ok(())
+}
+
+/// No event is left in the outbox.
+const EVENTS: &str = "select count(*) from oncely.events";
+/// Events that nobody has tried to publish yet.
+const UNTRIED: &str = "select count(*) from oncely.events where attempts = 0";
+
+/// The relay dies while the broker does not answer it.
+async fn kill_relay_in_publish(arena: &mut Arena) -> anyhow::Result<()> {
+    // The relay opens its connections for the first event.
+    arena.sql("select judge.tell('script', null), judge.tell('script', 'a')").await?;
+    arena.until("an empty outbox", EVENTS, 0).await?;
+    let way = arena.relays.first().context("no relay")?.link(Server::RabbitMq);
+    way.set(Mode::BlackHole);
+    arena
+        .sql("select judge.tell('script', null), judge.tell('script', 'a') from generate_series(1, 10)")
+        .await?;
+    // Long enough for a relay to be in the middle of it: it looks every 100 ms.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    arena.fault(&Fault::of(Kind::KillRelay)).await?;
+    let way = arena.relays.first().context("no relay")?.link(Server::RabbitMq);
+    // What was under way is lost with the connection.
+    way.cut();
+    way.set(Mode::Pass);
+    Ok(())
+}
+
+/// The first of three events finds no queue; then there is one.
+async fn first_is_unroutable(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.sql("select judge.tell('script', 'a', 'nowhere'), judge.tell('script', 'a'), judge.tell('script', 'a')").await?;
+    arena.until("a failure", "select count(*) from oncely.events where attempts > 0", 1).await?;
+    arena.broker().await?.bind(ORDERED.0, EXCHANGE, "nowhere").await
+}
+
+/// Events find no queue; then there is one.
+async fn unroutable(arena: &mut Arena) -> anyhow::Result<()> {
+    let fault = Fault::of(Kind::UnbindEvents);
+    arena.inject(&fault).await?;
+    arena.sql("select judge.tell('script', null) from generate_series(1, 10)").await?;
+    arena.until("events that were tried", UNTRIED, 0).await?;
+    arena.heal(&fault).await
 }
