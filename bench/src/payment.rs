@@ -19,6 +19,19 @@ pub(crate) struct Outgoing {
     pub(crate) body: Vec<u8>,
 }
 
+impl Outgoing {
+    /// The same with the properties and the header that the relay gives an event.
+    pub(crate) fn into_event(self) -> Self {
+        let mut headers = FieldTable::default();
+        let id = self.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default();
+        headers.insert("x-oncely-event".into(), AMQPValue::LongString(id.into()));
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let properties =
+            self.properties.with_headers(headers).with_timestamp(seconds).with_app_id("oncely".into());
+        Self { properties, ..self }
+    }
+}
+
 /// Always the same payments for the same seed, so that they can be published a second time.
 #[derive(Debug)]
 pub(crate) struct Payments {

@@ -1,4 +1,4 @@
-//! Fills a queue.
+//! Fills a queue; with an exchange, as the relay would.
 
 use std::collections::VecDeque;
 
@@ -12,8 +12,12 @@ use crate::payment::Payments;
 pub(crate) struct Arguments {
     #[arg(long, env = "AMQP_URL")]
     amqp: String,
+    /// The queue; with an exchange, the routing key
     #[arg(long)]
     queue: String,
+    /// Publish there, with the properties of an event, and stay until killed, so that the CPU time can still be read
+    #[arg(long, default_value = "")]
+    exchange: String,
     #[arg(long)]
     messages: u64,
     /// The same seed gives the same messages
@@ -43,9 +47,12 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
             anyhow::ensure!(confirmation.take_message().is_none(), "a message found no queue");
         }
         if !last {
-            let message = payments.next(0);
+            let message = match arguments.exchange.is_empty() {
+                true => payments.next(0),
+                false => payments.next(0).into_event(),
+            };
             let publishing = channel.basic_publish(
-                "".into(),
+                arguments.exchange.as_str().into(),
                 arguments.queue.as_str().into(),
                 options,
                 &message.body,
@@ -53,6 +60,9 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
             );
             waiting.push_back(publishing.await?);
         }
+    }
+    if !arguments.exchange.is_empty() {
+        std::future::pending::<()>().await;
     }
     connection.close(200, "done".into()).await?;
     Ok(())

@@ -53,6 +53,17 @@ pub(crate) fn build_release() -> anyhow::Result<PathBuf> {
     Ok(target.join("release"))
 }
 
+/// Builds other people's relays for release; returns the folder that they are in. A workspace of their own: they need another
+/// sqlx, which no other task has to compile.
+pub(crate) fn build_peers() -> anyhow::Result<PathBuf> {
+    eprintln!("building other people's relays for release");
+    let here = std::env::current_exe()?;
+    let target = here.parent().and_then(Path::parent).context("no folder")?.join("peers");
+    let mut build = cargo(&root().join("bench").join("peers"));
+    run(build.args(["build", "--release", "--locked", "--bins", "--target-dir"]).arg(&target))?;
+    Ok(target.join("release"))
+}
+
 /// Builds `worker`, `relay` and `oncely`; returns the folder that they are in.
 pub(crate) fn build_binaries() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely");

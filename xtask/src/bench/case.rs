@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 23] = [
+pub(crate) const CASES: [Case; 26] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -94,6 +94,17 @@ pub(crate) const CASES: [Case; 23] = [
         "e2e_classic_full against the baseline without the article's second unique index",
     ),
     case("wal_vs_lean", Target::None, "wal_per_message against the same"),
+    case(
+        "relay_to_rabbitmq",
+        AtLeast(0.7),
+        "rate at which the relay empties the table of events / a bare client that publishes and confirms the same messages",
+    ),
+    case("relay_ordered", Target::None, "the same with events of 1,000 ordering keys"),
+    case(
+        "relay_vs_outbox_core",
+        AtLeast(5.0),
+        "rate at which the relay empties the table of events / outbox-core and outbox-postgres theirs",
+    ),
 ];
 
 /// The case of a name.

@@ -1,4 +1,4 @@
-//! What is run: who consumes what.
+//! What is run: who consumes what, or publishes it.
 
 /// One side of a comparison.
 #[derive(Clone, Debug)]
@@ -17,6 +17,19 @@ pub(crate) enum Consumer {
     Ours(Ours),
     /// The rows of ours by bare inserts: `bench raw`.
     Raw,
+    /// Nobody: what is measured fills the queue.
+    Nobody(Publisher),
+}
+
+/// What empties a table of events into the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Publisher {
+    /// Our relay; the events have so many ordering keys, or none.
+    Relay { ordering_keys: u64 },
+    /// The same messages by a bare client, without a database: `bench publish`.
+    Bare,
+    /// The relay of the crates outbox-core and outbox-postgres: `bench-outbox`.
+    OutboxCore,
 }
 
 /// The baseline's table of keys.
@@ -98,6 +111,15 @@ impl Job {
 
     pub(crate) fn ours(ours: Ours, queue_type: QueueType, messages: u64) -> Self {
         Self { consumer: Consumer::Ours(ours), queue_type, messages, poison_every: 0 }
+    }
+
+    pub(crate) fn publisher(publisher: Publisher, messages: u64) -> Self {
+        Self {
+            consumer: Consumer::Nobody(publisher),
+            queue_type: QueueType::Classic,
+            messages,
+            poison_every: 0,
+        }
     }
 
     /// Messages that the handler rejects.

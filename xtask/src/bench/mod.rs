@@ -12,6 +12,8 @@ mod meter;
 mod mirror;
 mod outcome;
 mod plan;
+mod published;
+mod relay;
 mod report;
 mod round;
 mod run;
@@ -77,6 +79,8 @@ fn help() -> String {
          prepared statements, prefetch 100. Both sides: private servers, PostgreSQL durable as by default, durable queues,\n\
          persistent messages of 300 bytes, one business row a message. Each run has a database of its own, begins after a\n\
          checkpoint with a full queue and is clocked from the first effect to the last; then every message is accounted for.\n\
+         The relay's runs begin with a full table of events and are clocked from the first message in the queue to an empty\n\
+         table; the queue must then hold each event once.\n\
          CPU time is the operating system's, PostgreSQL's with all its backends. The exit code tells of wrong results only.\n",
         cases()
     )

@@ -6,6 +6,7 @@ use super::latency::latency;
 use super::limit::raw_batch;
 use super::mirror::lag;
 use super::outcome::Outcome;
+use super::relay;
 use super::report::print_line;
 use super::round::Rounds;
 use super::stage::Stage;
@@ -99,6 +100,15 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     }
     if results.wants(&["e2e_vs_lean", "wal_vs_lean"]) {
         results.take("e2e_vs_lean", rate::lean(&rounds).await)?;
+    }
+    if results.wants(&["relay_to_rabbitmq"]) {
+        results.take("relay_to_rabbitmq", relay::to_rabbitmq(&rounds).await)?;
+    }
+    if results.wants(&["relay_ordered"]) {
+        results.take("relay_ordered", relay::ordered(&rounds).await)?;
+    }
+    if results.wants(&["relay_vs_outbox_core"]) {
+        results.take("relay_vs_outbox_core", relay::against_outbox_core(&rounds).await)?;
     }
     rounds.bar.finish_and_clear();
     Ok(results)

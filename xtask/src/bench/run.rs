@@ -11,6 +11,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::job::{Consumer, Job};
 use super::meter::{Reading, Usage};
+use super::published::published;
 use super::site::{Member, Site};
 use super::stage::Stage;
 use super::verify::verify;
@@ -53,7 +54,10 @@ pub(crate) async fn measure(stage: &Stage, job: &Job, seed: u64) -> anyhow::Resu
         Consumer::Raw => site.settle().await?,
         _ => site.fill(seed).await?,
     }
-    let measured = effects(&mut site).await?;
+    let measured = match job.consumer {
+        Consumer::Nobody(_) => published(&mut site).await?,
+        _ => effects(&mut site).await?,
+    };
     site.clear().await?;
     Ok(measured)
 }

@@ -4,12 +4,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, FieldTable};
 use sqlx::{PgConnection, Row as _};
 use testbed::{Broker, Database, Process, cpu_time, eventually_within};
 
-use super::job::{Consumer, Handler, Job};
+use super::job::{Consumer, Handler, Job, Publisher};
 use super::stage::Stage;
+
+/// What events are published with; their exchange is called like the queue.
+const ROUTING_KEY: &str = "captured";
 
 #[derive(Debug)]
 pub(crate) struct Site<'s> {
@@ -44,9 +48,7 @@ impl<'s> Site<'s> {
                 sqlx::raw_sql(include_str!("schema.sql")).execute(&mut connection).await?;
                 sqlx::raw_sql(keys.schema()).execute(&mut connection).await?;
                 sqlx::raw_sql(include_str!("naive.sql")).execute(&mut connection).await?;
-                let mut arguments = FieldTable::default();
-                arguments.insert("x-queue-type".into(), AMQPValue::LongString(job.queue_type.name().into()));
-                site.broker().await?.declare_queue(&site.queue, arguments).await?;
+                site.broker().await?.declare_queue(&site.queue, site.queue_arguments()).await?;
             }
             Consumer::Ours(_) | Consumer::Raw => {
                 let handler = match &job.consumer {
@@ -59,9 +61,29 @@ impl<'s> Site<'s> {
                 sqlx::raw_sql(include_str!("handlers.sql")).execute(&mut connection).await?;
                 site.oncely(&["topology", "apply"]).await?;
             }
+            Consumer::Nobody(publisher) => {
+                let broker = site.broker().await?;
+                broker.declare_queue(&site.queue, site.queue_arguments()).await?;
+                broker.declare_exchange(&site.queue, ExchangeKind::Direct).await?;
+                broker.bind(&site.queue, &site.queue, ROUTING_KEY).await?;
+                std::fs::write(&site.configuration, "[log]\nlevel = \"warn\"\n")?;
+                match publisher {
+                    Publisher::Relay { .. } => site.oncely(&["migrate"]).await?,
+                    Publisher::OutboxCore => {
+                        sqlx::raw_sql(include_str!("outbox_core.sql")).execute(&mut connection).await?;
+                    }
+                    Publisher::Bare => {}
+                }
+            }
         }
         stage.flush_redis().await?;
         Ok(site)
+    }
+
+    fn queue_arguments(&self) -> FieldTable {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString(self.job.queue_type.name().into()));
+        arguments
     }
 
     fn toml(&self, handler: Handler) -> String {
@@ -130,9 +152,13 @@ impl<'s> Site<'s> {
         Ok(Self { database, job, queue, configuration, ..*self })
     }
 
-    /// Fills the queue with the job's messages, then lets the servers finish what that left behind.
+    /// Fills the queue (or the table of events) with the job's messages, then lets the servers finish what that left behind.
     pub(crate) async fn fill(&self, seed: u64) -> anyhow::Result<()> {
         let job = &self.job;
+        if let Consumer::Nobody(publisher) = job.consumer {
+            self.write_events(publisher).await?;
+            return self.settle().await;
+        }
         let (messages, seed, poison) =
             (job.messages.to_string(), seed.to_string(), job.poison_every.to_string());
         self.client(&[
@@ -148,6 +174,32 @@ impl<'s> Site<'s> {
         ])
         .await?;
         self.settle().await
+    }
+
+    async fn write_events(&self, publisher: Publisher) -> anyhow::Result<()> {
+        let mut connection = self.connect().await?;
+        let messages = i64::try_from(self.job.messages)?;
+        match publisher {
+            Publisher::Bare => return Ok(()),
+            Publisher::Relay { ordering_keys } => {
+                sqlx::query(include_str!("emit.sql"))
+                    .bind(messages)
+                    .bind(&self.queue)
+                    .bind(ROUTING_KEY)
+                    .bind(i64::try_from(ordering_keys)?)
+                    .execute(&mut connection)
+                    .await?
+            }
+            Publisher::OutboxCore => {
+                sqlx::query(include_str!("outbox_core_fill.sql"))
+                    .bind(messages)
+                    .bind(ROUTING_KEY)
+                    .execute(&mut connection)
+                    .await?
+            }
+        };
+        sqlx::raw_sql("vacuum analyze").execute(&mut connection).await?;
+        Ok(())
     }
 
     /// A checkpoint, so that each run begins with the same (all) full-page images ahead; then until the broker is idle.
@@ -190,6 +242,7 @@ impl<'s> Site<'s> {
                 ];
                 members.push(self.member("raw", "bench", &arguments)?);
             }
+            Consumer::Nobody(publisher) => members.push(self.publisher(publisher)?),
             Consumer::Ours(ours) => {
                 if ours.relay {
                     members.push(self.member("relay", "relay", &[])?);
@@ -203,6 +256,28 @@ impl<'s> Site<'s> {
             }
         }
         Ok(members)
+    }
+
+    fn publisher(&mut self, publisher: Publisher) -> anyhow::Result<Member> {
+        let (queue, messages) = (self.queue.clone(), self.job.messages.to_string());
+        match publisher {
+            Publisher::Relay { .. } => self.member("relay", "relay", &[]),
+            Publisher::Bare => {
+                let arguments = [
+                    "publish",
+                    "--exchange",
+                    &queue,
+                    "--queue",
+                    ROUTING_KEY,
+                    "--messages",
+                    &messages,
+                    "--seed",
+                    "1",
+                ];
+                self.member("bare", "bench", &arguments)
+            }
+            Publisher::OutboxCore => self.member("outbox-core", "bench-outbox", &["--exchange", &queue]),
+        }
     }
 
     pub(crate) fn member(
@@ -267,7 +342,7 @@ impl<'s> Site<'s> {
             }
             let status = member.process.terminate(Duration::from_secs(40)).await?;
             anyhow::ensure!(
-                ["naive", "raw"].contains(&member.role) || status.success(),
+                ["naive", "raw", "bare", "outbox-core"].contains(&member.role) || status.success(),
                 "{}: {status}\n{}",
                 member.role,
                 member.process.output()
@@ -289,7 +364,7 @@ impl<'s> Site<'s> {
         for suffix in ["", ".dead", ".retry.1s", ".retry.10s", ".retry.1m", ".retry.10m", ".retry.1h"] {
             broker.delete_queue(&format!("{}{suffix}", self.queue)).await?;
         }
-        for suffix in [".dlx", ".retry", ".return"] {
+        for suffix in ["", ".dlx", ".retry", ".return"] {
             broker.delete_exchange(&format!("{}{suffix}", self.queue)).await?;
         }
         self.database.drop_now().await

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::OnceLock;
 
 use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection, Row as _};
@@ -17,6 +18,8 @@ pub(crate) struct Stage {
     binaries: PathBuf,
     /// The program `bench`.
     clients: PathBuf,
+    /// The program `bench-outbox`, once it is built.
+    peer: OnceLock<PathBuf>,
     /// Say on stderr which processes are measured.
     pub(crate) pids: bool,
 }
@@ -57,7 +60,8 @@ impl Stage {
     ) -> anyhow::Result<Self> {
         eprintln!("starting PostgreSQL, RabbitMQ and Redis");
         let servers = Servers::start_private_with(settings).await?;
-        let stage = Self { servers, scratch: Scratch::new("bench")?, binaries, clients, pids };
+        let stage =
+            Self { servers, scratch: Scratch::new("bench")?, binaries, clients, peer: OnceLock::new(), pids };
         let mut connection = PgConnection::connect(&stage.servers.urls().postgres).await?;
         for setting in DURABLE {
             let value: String = sqlx::query("select current_setting($1)")
@@ -74,10 +78,22 @@ impl Stage {
         Ok(stage)
     }
 
-    /// One of our programs; the clients of the benchmark are `bench`.
+    /// Makes `bench-outbox`: only what needs it has to wait for its crates.
+    pub(crate) fn add_peer(&self) -> anyhow::Result<()> {
+        let given = self.binaries.join("bench-outbox");
+        let program = match given.exists() {
+            true => given,
+            false => process::build_peers()?.join("bench-outbox"),
+        };
+        self.peer.get_or_init(|| program);
+        Ok(())
+    }
+
+    /// One of the programs; the clients of the benchmark are `bench`.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         match name {
             "bench" => self.clients.clone(),
+            "bench-outbox" => self.peer.get().cloned().unwrap_or_default(),
             name => self.binaries.join(name),
         }
     }

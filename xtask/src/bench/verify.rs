@@ -57,6 +57,8 @@ pub(crate) async fn verify(
                 facts.push(("outbox records", "select count(*) from oncely.outbox", 0));
             }
         }
+        // It has no effects; see published.rs.
+        Consumer::Nobody(_) => facts.clear(),
     }
     for (what, query, due) in facts {
         let found: i64 = sqlx::query(query).fetch_one(&mut *connection).await?.get(0);
