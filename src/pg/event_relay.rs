@@ -75,16 +75,14 @@ pub(crate) async fn take_ordered(
     let ready = heads.into_iter().filter(|head| head.ready);
     let (tenants, keys): (Vec<String>, Vec<String>) =
         ready.map(|head| (head.tenant, head.ordering_key)).unzip();
-    if keys.is_empty() {
-        return Ok(Vec::new());
-    }
+    let Some(in_row) = in_row(limits, keys.len()) else { return Ok(Vec::new()) };
     let mut taken: Vec<TakenEvent> = sqlx::query_file_as!(
         TakenEvent,
         "src/pg/events_take_ordered.sql",
         now,
         &tenants,
         &keys,
-        limits.in_row,
+        in_row,
         limits.events,
         limits.bytes
     )
@@ -92,6 +90,13 @@ pub(crate) async fn take_ordered(
     .await?;
     keep_without_gaps(&mut taken);
     Ok(taken)
+}
+
+/// How many events of each of so many ordering keys fill the batch: more would be read in vain. `None` without a key.
+fn in_row(limits: TakeLimits, keys: usize) -> Option<i64> {
+    let events = u64::try_from(limits.events).unwrap_or(1);
+    let share = (keys > 0).then(|| events.div_ceil(keys as u64))?;
+    Some(limits.in_row.min(i64::try_from(share).unwrap_or(i64::MAX)).max(1))
 }
 
 /// Drops what comes behind an event that was not taken: it must not overtake it. Expects the lower places first.
@@ -193,6 +198,13 @@ mod tests {
             headers: None,
             payload: Vec::new(),
         }
+    }
+
+    #[test]
+    fn no_more_is_read_of_an_ordering_key_than_fills_the_batch() {
+        let limits = TakeLimits { events: 500, bytes: 1, keys: 5_000, in_row: 50 };
+        let shares: Vec<_> = [0, 1, 10, 300, 500, 900].map(|keys| in_row(limits, keys)).into();
+        assert_eq!(shares, [None, Some(50), Some(50), Some(2), Some(1), Some(1)]);
     }
 
     #[test]
