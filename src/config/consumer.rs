@@ -129,7 +129,7 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
     let redelivery_horizon = section.duration("redelivery_horizon", DAY, SECOND..=3_650 * DAY, problems);
     let retry = retry(section.table("retry", problems), problems);
     let deadline = section.duration("deadline", 60 * SECOND, SECOND / 10..=CONSUMER_TIMEOUT / 2, problems);
-    let batch = section.integer("batch", 256, 1..=4_096, problems);
+    let batch = section.integer("batch", 500, 1..=4_096, problems);
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
     let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
