@@ -60,15 +60,17 @@ pub(crate) async fn sweep(
         for (count, status) in
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {
+            let mut from = None;
             loop {
                 let name = consumer.name.as_str();
                 let began = Instant::now();
                 step("gc.delete.before");
-                let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit);
-                let gone = pg::within(config.postgres.patience(), batch).await?;
+                let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit, from);
+                let swept = pg::within(config.postgres.patience(), batch).await?;
                 step("gc.delete.after");
-                *count += gone;
-                if gone < u64::from(config.gc.batch) || stop() {
+                *count += swept.deleted;
+                from = swept.last;
+                if swept.deleted < u64::from(config.gc.batch) || stop() {
                     break;
                 }
                 tokio::time::sleep(pace.pause_after(began.elapsed())).await;
@@ -76,14 +78,16 @@ pub(crate) async fn sweep(
         }
         report.consumers.push(ConsumerSweep { consumer: consumer.name.as_str().to_owned(), before, deleted });
     }
+    let mut from = None;
     while !stop() {
         let began = Instant::now();
         step("gc.delete.before");
-        let batch = pg::sweep_expired(&mut session.connection, now, limit);
-        let gone = pg::within(config.postgres.patience(), batch).await?;
+        let batch = pg::sweep_expired(&mut session.connection, now, limit, from);
+        let swept = pg::within(config.postgres.patience(), batch).await?;
         step("gc.delete.after");
-        report.expired += gone;
-        if gone < u64::from(config.gc.batch) {
+        report.expired += swept.deleted;
+        from = swept.last;
+        if swept.deleted < u64::from(config.gc.batch) {
             break;
         }
         tokio::time::sleep(pace.pause_after(began.elapsed())).await;

@@ -28,42 +28,68 @@ pub struct ConsumerSweep {
     pub deleted: [u64; 3],
 }
 
-/// Deletes one bounded batch of a consumer's keys that reached `status` before `before`. Returns how many went; fewer than
-/// `limit` means that no more are left (or that others hold them). Each call is a transaction of its own.
+/// One batch of a sweep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Swept {
+    /// Keys deleted; fewer than the limit means that no more are left (or that others hold them).
+    pub(crate) deleted: u64,
+    /// The time by which the last one was found; the next batch begins there.
+    pub(crate) last: Option<DateTime<Utc>>,
+}
+
+/// Deletes one bounded batch of a consumer's keys that reached `status` before `before`, oldest first, beginning at `from`, where
+/// the batch before ended. Each call is a transaction of its own.
 pub(crate) async fn sweep_batch(
     connection: &mut PgConnection,
     status: SweepStatus,
     consumer: &str,
     before: DateTime<Utc>,
     limit: i64,
-) -> Result<u64, sqlx::Error> {
-    let done = match status {
+    from: Option<DateTime<Utc>>,
+) -> Result<Swept, sqlx::Error> {
+    let row = match status {
         KeyStatus::Completed => {
-            sqlx::query_file!("src/pg/sweep_completed.sql", consumer, before, limit)
-                .execute(connection)
+            sqlx::query_file_as!(Batch, "src/pg/sweep_completed.sql", consumer, before, limit, from)
+                .fetch_one(connection)
                 .await?
         }
         KeyStatus::Failed => {
-            sqlx::query_file!("src/pg/sweep_failed.sql", consumer, before, limit).execute(connection).await?
+            sqlx::query_file_as!(Batch, "src/pg/sweep_failed.sql", consumer, before, limit, from)
+                .fetch_one(connection)
+                .await?
         }
         KeyStatus::InProgress => {
-            sqlx::query_file!("src/pg/sweep_in_progress.sql", consumer, before, limit)
-                .execute(connection)
+            sqlx::query_file_as!(Batch, "src/pg/sweep_in_progress.sql", consumer, before, limit, from)
+                .fetch_one(connection)
                 .await?
         }
     };
-    Ok(done.rows_affected())
+    Ok(row.into())
 }
 
-/// Deletes one bounded batch of the keys that say themselves that they may go before `now`. Returns how many went, as
-/// [`sweep_batch`] does.
+/// Deletes one bounded batch of the keys that say themselves that they may go before `now`, as [`sweep_batch`] does.
 pub(crate) async fn sweep_expired(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     limit: i64,
-) -> Result<u64, sqlx::Error> {
-    let done = sqlx::query_file!("src/pg/sweep_expired.sql", now, limit).execute(connection).await?;
-    Ok(done.rows_affected())
+    from: Option<DateTime<Utc>>,
+) -> Result<Swept, sqlx::Error> {
+    let row = sqlx::query_file_as!(Batch, "src/pg/sweep_expired.sql", now, limit, from)
+        .fetch_one(connection)
+        .await?;
+    Ok(row.into())
+}
+
+/// A batch as the statements return it.
+struct Batch {
+    deleted: i64,
+    last: Option<DateTime<Utc>>,
+}
+
+impl From<Batch> for Swept {
+    fn from(Batch { deleted, last }: Batch) -> Self {
+        Self { deleted: u64::try_from(deleted).unwrap_or(0), last }
+    }
 }
 
 /// How many keys [`sweep_expired`] would delete.

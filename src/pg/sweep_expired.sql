@@ -1,12 +1,16 @@
--- One bounded batch of keys that say themselves when they may go (oncely.claim), of whatever consumer.
--- Never one whose mirror record may still be pending, as in sweep_completed.sql.
-delete from oncely.idempotency_keys
-where ctid = any (array(
-    select ctid
+-- One bounded batch of keys that say themselves when they may go (oncely.claim), of whatever consumer; from $3 on, where the batch
+-- before ended. Never one whose mirror record may still be pending, as in sweep_completed.sql.
+with due as materialized (
+    select ctid as place, expires_at as at
     from oncely.idempotency_keys
-    where expires_at < $1
+    where expires_at >= coalesce($3::timestamptz, '-infinity') and expires_at < $1
       and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.outbox), 'infinity'))
     order by expires_at
     limit $2
     for update skip locked
-))
+), gone as (
+    delete from oncely.idempotency_keys
+    where ctid = any (array(select place from due))
+)
+select count(*) as "deleted!", max(at) as last
+from due
