@@ -1,10 +1,10 @@
-//! A worker of one's own: a handler in Rust, one INSERT per message.
+//! A worker of one's own: a handler in Rust, with one INSERT per message or one per batch.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use oncely::config::Config;
-use oncely::handler::{Context, Handler, HandlerResult, Incoming};
+use oncely::handler::{BatchHandler, Context, Handler, HandlerError, HandlerResult, Incoming};
 use oncely::worker::Worker;
 use oncely::{shutdown, telemetry};
 
@@ -14,6 +14,9 @@ use crate::payment::Payment;
 pub(crate) struct Arguments {
     #[arg(long, env = "ONCELY_CONFIG")]
     config: PathBuf,
+    /// One INSERT per batch
+    #[arg(long)]
+    batch: bool,
 }
 
 struct Payments;
@@ -37,9 +40,42 @@ impl Handler for Payments {
     }
 }
 
+impl BatchHandler for Payments {
+    async fn handle_batch(
+        &self,
+        context: &mut Context<'_>,
+        messages: &[Incoming<'_>],
+    ) -> Result<Vec<Option<serde_json::Value>>, HandlerError> {
+        let payments = messages.iter().map(|message| message.json::<Payment>());
+        let payments = payments.collect::<Result<Vec<_>, _>>()?;
+        let tenants: Vec<&str> = messages.iter().map(|message| message.identity.tenant.as_str()).collect();
+        let keys: Vec<&str> = messages.iter().map(|message| message.identity.key.as_str()).collect();
+        sqlx::query(
+            "insert into bench.payments (tenant, key, customer, amount, currency, sent_at)
+             select p.tenant, p.key, p.customer, p.amount, p.currency, p.sent_at
+             from unnest($1::text[], $2::text[], $3::integer[], $4::bigint[], $5::text[], $6::bigint[])
+                as p (tenant, key, customer, amount, currency, sent_at)",
+        )
+        .bind(tenants)
+        .bind(keys)
+        .bind(payments.iter().map(|payment| payment.customer).collect::<Vec<_>>())
+        .bind(payments.iter().map(|payment| payment.amount).collect::<Vec<_>>())
+        .bind(payments.iter().map(|payment| payment.currency.as_str()).collect::<Vec<_>>())
+        .bind(payments.iter().map(|payment| payment.sent_at).collect::<Vec<_>>())
+        .execute(context.connection())
+        .await?;
+        Ok(vec![None; messages.len()])
+    }
+}
+
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
     telemetry::start(&config.log);
-    Worker::builder(config).handler("payments", Payments).build()?.run(shutdown::on_signal()?).await?;
+    let worker = Worker::builder(config);
+    let worker = match arguments.batch {
+        true => worker.batch_handler("payments", Payments),
+        false => worker.handler("payments", Payments),
+    };
+    worker.build()?.run(shutdown::on_signal()?).await?;
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `bench`: the clients of `cargo xtask bench`. They are programs of their own because they must be release builds, and because
 //! the CPU time of each is measured from outside.
 
+mod consume;
 mod handler;
 mod naive;
 mod pace;
@@ -25,6 +26,8 @@ enum Client {
     Pace(pace::Arguments),
     /// The usual consumer: one transaction and one acknowledgement per message
     Naive(naive::Arguments),
+    /// A consumer that does nothing but acknowledge
+    Consume(consume::Arguments),
     /// A worker with a handler in Rust that inserts one row per message
     Handler(handler::Arguments),
     /// The rows that a worker writes, by bare batched inserts, without a broker
@@ -37,6 +40,7 @@ async fn main() -> anyhow::Result<()> {
         Client::Publish(arguments) => publish::run(&arguments).await,
         Client::Pace(arguments) => pace::run(&arguments).await,
         Client::Naive(arguments) => naive::run(&arguments).await,
+        Client::Consume(arguments) => consume::run(&arguments).await,
         Client::Handler(arguments) => handler::run(&arguments).await,
         Client::Raw(arguments) => raw::run(&arguments).await,
     }

@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 26] = [
+pub(crate) const CASES: [Case; 28] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -64,11 +64,17 @@ pub(crate) const CASES: [Case; 26] = [
     case(
         "pg_cpu_vs_raw_batch",
         AtMost(1.25),
-        "PostgreSQL's CPU time a message, worker alone / bare batched inserts of its rows",
+        "PostgreSQL's CPU time a message, worker alone with a Rust handler, one INSERT per batch / bare batched inserts of its rows",
     ),
+    case("pg_cpu_sql_vs_raw", Target::None, "the same with the batch SQL function"),
     case("wal_per_message", AtMost(0.60), "WAL a message, ours / naive; of e2e_classic_full"),
     case("storm_redis", AtLeast(10.0), "rate of redeliveries that Redis knows / naive; no SQL, no WAL"),
     case("storm_postgres", AtLeast(8.0), "rate of redeliveries that only PostgreSQL knows / naive; no WAL"),
+    case(
+        "storm_limit",
+        Target::None,
+        "rate of a consumer that does nothing but acknowledge 500 at a time / naive: the most that a storm of redeliveries can reach",
+    ),
     case("latency_200", AtMost(1.2), "99th percentile from publish to commit at 200/s, ours / naive"),
     case("latency_1000", AtMost(0.6), "the same at 1,000/s"),
     case(

@@ -1,12 +1,14 @@
 -- Handlers as users write them: one business row per message.
 create function bench.capture_payments(messages oncely.message[]) returns setof oncely.result
-language sql
+language plpgsql
 as $$
+begin
     insert into bench.payments (tenant, key, customer, amount, currency, sent_at)
     select m.tenant, m.key, (m.payload ->> 'customer')::integer, (m.payload ->> 'amount')::bigint, m.payload ->> 'currency',
         (m.payload ->> 'sent_at')::bigint
     from unnest(messages) as m;
-    select m.seq, null::jsonb from unnest(messages) as m
+    return query select m.seq, null::jsonb from unnest(messages) as m;
+end
 $$;
 
 create function bench.capture_payment(message oncely.message) returns jsonb

@@ -17,6 +17,8 @@ pub(crate) enum Consumer {
     Ours(Ours),
     /// The rows of ours by bare inserts: `bench raw`.
     Raw,
+    /// Only acknowledges: `bench consume`.
+    Bare,
     /// Nobody: what is measured fills the queue.
     Nobody(Publisher),
 }
@@ -75,6 +77,8 @@ pub(crate) enum Handler {
     PerMessage,
     /// Rust, one INSERT per message.
     Rust,
+    /// Rust, one INSERT per batch.
+    RustBatch,
 }
 
 impl Handler {
@@ -84,7 +88,7 @@ impl Handler {
             Self::Batch => "handler = { function = \"bench.capture_payments\", batch = true }",
             Self::StrictBatch => "handler = { function = \"bench.capture_valid_payments\", batch = true }",
             Self::PerMessage => "handler = { function = \"bench.capture_payment\" }",
-            Self::Rust => "",
+            Self::Rust | Self::RustBatch => "",
         }
     }
 }

@@ -7,12 +7,16 @@ use super::round::Rounds;
 use super::throughput::ratios;
 
 /// PostgreSQL's CPU time of a worker without a relay, against bare inserts of the same rows in batches of the same size.
-pub(crate) async fn raw_batch(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
-    let ours = Ours { relay: false, ..Ours::full(Handler::Batch) };
+pub(crate) async fn raw_batch(
+    rounds: &Rounds<'_>,
+    name: &'static str,
+    handler: Handler,
+) -> anyhow::Result<Vec<Outcome>> {
+    let ours = Ours { relay: false, ..Ours::full(handler) };
     let ours = Job::ours(ours, QueueType::Classic, rounds.messages);
     let raw = Job { consumer: Consumer::Raw, ..ours.clone() };
-    let (us, them) = rounds.alternate("pg_cpu_vs_raw_batch", &ours, &raw).await?;
-    let outcome = find("pg_cpu_vs_raw_batch")
+    let (us, them) = rounds.alternate(name, &ours, &raw).await?;
+    let outcome = find(name)
         .map(|case| Outcome::new(case, ratios(&us, &them, |run| run.cpu_of("postgres"))).of(&us, &them));
     Ok(outcome.into_iter().collect())
 }

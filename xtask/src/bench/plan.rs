@@ -2,6 +2,7 @@
 
 use super::gc;
 use super::growth::growth;
+use super::job::Handler;
 use super::latency::latency;
 use super::limit::raw_batch;
 use super::mirror::lag;
@@ -10,7 +11,7 @@ use super::relay;
 use super::report::print_line;
 use super::round::Rounds;
 use super::stage::Stage;
-use super::storm::{KnownTo, storm};
+use super::storm::{KnownTo, storm, storm_limit};
 use super::throughput as rate;
 use super::{Arguments, backlog};
 
@@ -71,13 +72,20 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     if results.wants(&["poison_1pct"]) {
         results.take("poison_1pct", rate::poison(&rounds).await)?;
     }
-    if results.wants(&["pg_cpu_vs_raw_batch"]) {
-        results.take("pg_cpu_vs_raw_batch", raw_batch(&rounds).await)?;
+    for (name, handler) in
+        [("pg_cpu_vs_raw_batch", Handler::RustBatch), ("pg_cpu_sql_vs_raw", Handler::Batch)]
+    {
+        if results.wants(&[name]) {
+            results.take(name, raw_batch(&rounds, name, handler).await)?;
+        }
     }
     for (name, known) in [("storm_redis", KnownTo::Redis), ("storm_postgres", KnownTo::Postgres)] {
         if results.wants(&[name]) {
             results.take(name, storm(&rounds, known).await)?;
         }
+    }
+    if results.wants(&["storm_limit"]) {
+        results.take("storm_limit", storm_limit(&rounds).await)?;
     }
     if results.wants(&["worker_rss", "redis_bytes"]) {
         results.take("worker_rss", backlog::backlog(&rounds).await)?;

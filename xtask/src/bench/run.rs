@@ -94,8 +94,9 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
         }
         anyhow::ensure!(progress.1.elapsed() < STUCK, "{left} messages in the queue, and nothing moves");
         check(&mut members)?;
-        // So that the count takes no more than a small part of a processor.
-        tokio::time::sleep(LOOK + looked.elapsed() * 10).await;
+        // A commit is on its way: a long wait would be counted as ours. Of a table of millions the count takes its time, and then
+        // it may not take more than half of a processor.
+        tokio::time::sleep(LOOK.max(looked.elapsed())).await;
     }
     let seconds = started.elapsed().as_secs_f64();
     let last = Instant::now();

@@ -50,6 +50,9 @@ impl<'s> Site<'s> {
                 sqlx::raw_sql(include_str!("naive.sql")).execute(&mut connection).await?;
                 site.broker().await?.declare_queue(&site.queue, site.queue_arguments()).await?;
             }
+            Consumer::Bare => {
+                site.broker().await?.declare_queue(&site.queue, site.queue_arguments()).await?;
+            }
             Consumer::Ours(_) | Consumer::Raw => {
                 let handler = match &job.consumer {
                     Consumer::Ours(ours) => ours.handler,
@@ -225,6 +228,10 @@ impl<'s> Site<'s> {
                 let queue = self.queue.clone();
                 members.push(self.member("naive", "bench", &["naive", "--queue", &queue])?);
             }
+            Consumer::Bare => {
+                let queue = self.queue.clone();
+                members.push(self.member("bare", "bench", &["consume", "--queue", &queue])?);
+            }
             Consumer::Raw => {
                 let (queue, messages) = (self.queue.clone(), self.job.messages.to_string());
                 let arguments = [
@@ -250,6 +257,7 @@ impl<'s> Site<'s> {
                 for _ in 0..ours.workers {
                     members.push(match ours.handler {
                         Handler::Rust => self.member("worker", "bench", &["handler"])?,
+                        Handler::RustBatch => self.member("worker", "bench", &["handler", "--batch"])?,
                         _ => self.member("worker", "worker", &[])?,
                     });
                 }

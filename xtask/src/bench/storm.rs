@@ -74,6 +74,25 @@ pub(crate) async fn storm(rounds: &Rounds<'_>, known: KnownTo) -> anyhow::Result
     Ok(outcome.into_iter().collect())
 }
 
+/// A consumer that only acknowledges, against the baseline's storm: what the broker lets anybody reach.
+pub(crate) async fn storm_limit(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let naive = Job::naive(QueueType::Classic, rounds.messages);
+    let bare = Job { consumer: Consumer::Bare, ..naive.clone() };
+    let (mut us, mut them) = (Side::default(), Side::default());
+    for round in 0..rounds.rounds {
+        rounds.say("storm_limit", round);
+        let seed = u64::from(round);
+        let mut site = Site::prepare(rounds.stage, &bare).await?;
+        site.fill(seed).await?;
+        us.0.push(drain(&mut site).await?.measured);
+        site.clear().await?;
+        them.0.push(again(rounds, &naive, seed).await?.measured);
+    }
+    let outcome =
+        find("storm_limit").map(|case| Outcome::new(case, ratios(&us, &them, |run| run.rate)).of(&us, &them));
+    Ok(outcome.into_iter().collect())
+}
+
 /// All messages once, then the same ones again.
 async fn again(rounds: &Rounds<'_>, job: &Job, seed: u64) -> anyhow::Result<Storm> {
     let mut site = Site::prepare(rounds.stage, job).await?;
@@ -121,7 +140,9 @@ async fn drain(site: &mut Site<'_>) -> anyhow::Result<Storm> {
         wal: usage.wal as f64 / handed,
         ..Measured::default()
     };
-    site.acknowledged().await?;
+    if !matches!(site.job.consumer, Consumer::Bare) {
+        site.acknowledged().await?;
+    }
     site.finish(members).await?;
     // Sessions report what they did when they end.
     let after = self::transactions(&mut watch, site.database.name()).await?;
