@@ -47,9 +47,11 @@ pub(crate) async fn call(
     let answers = match grouping {
         Grouping::All => {
             let answers = sqlx::query_file!("src/handler/call_all.sql", name, batch, rows as _)
-                .fetch_all(connection)
+                .fetch_one(connection)
                 .await?;
-            return in_order(messages.len(), answers.into_iter().map(|row| (row.seq, Ok(row.response))));
+            let seqs = answers.seqs.unwrap_or_default();
+            let responses = answers.responses.unwrap_or_else(|| vec![None; seqs.len()]);
+            return in_order(messages.len(), seqs.into_iter().zip(responses.into_iter().map(Ok)));
         }
         Grouping::Parts => {
             sqlx::query_file_as!(Answer, "src/handler/call_parts.sql", name, batch, rows as _, needs_json)

@@ -39,11 +39,11 @@ pub(crate) async fn append(
     records: &[AuditRecord<'_>],
 ) -> Result<u64, sqlx::Error> {
     let tenants: Vec<&str> = records.iter().map(|r| r.tenant).collect();
-    let attempts: Vec<i32> = records.iter().map(|r| i32::try_from(r.attempt).unwrap_or(i32::MAX)).collect();
-    let durations: Vec<Option<i64>> = records.iter().map(|r| r.duration_us).collect();
     let keys: Vec<&str> = records.iter().map(|r| r.key).collect();
-    let queues: Vec<&str> = records.iter().map(|r| r.queue).collect();
-    let outcomes: Vec<&str> = records.iter().map(|r| r.outcome).collect();
+    let (attempts, attempt) = apart(records.iter().map(|r| i32::try_from(r.attempt).unwrap_or(i32::MAX)));
+    let (durations, duration) = apart(records.iter().map(|r| r.duration_us));
+    let (queues, queue) = apart(records.iter().map(|r| r.queue));
+    let (outcomes, outcome) = apart(records.iter().map(|r| r.outcome));
     let reasons = sparse(records.iter().map(|r| r.reason));
     let codes = sparse(records.iter().map(|r| r.error_code));
     let details = sparse(records.iter().map(|r| r.detail));
@@ -62,11 +62,24 @@ pub(crate) async fn append(
         &reasons as &[Option<&str>],
         &codes as &[Option<&str>],
         &details as &[Option<&str>],
-        &traces as &[Option<&str>]
+        &traces as &[Option<&str>],
+        attempt,
+        duration.flatten(),
+        queue,
+        outcome
     )
     .execute(connection)
     .await?;
     Ok(done.rows_affected())
+}
+
+/// A column's values; or, where all are the same, as in nearly every batch, no array at all and that value.
+fn apart<T: PartialEq>(values: impl Iterator<Item = T> + Clone) -> (Vec<T>, Option<T>) {
+    let mut some = values.clone();
+    match some.next() {
+        Some(first) if some.all(|value| value == first) => (Vec::new(), Some(first)),
+        _ => (values.collect(), None),
+    }
 }
 
 /// A column that nearly always holds nothing: no array at all then, and `unnest` fills it up with nulls.
