@@ -7,9 +7,10 @@ use clap::Args;
 use serde_json::json;
 use sqlx::Connection as _;
 
+use super::super::consent::Consent;
 use super::super::output::{self, Times};
 use super::super::session;
-use super::plan::{Change, Consent, Plan};
+use super::plan::{Change, Plan};
 use super::sweep::{self, Swept};
 use crate::config::Config;
 use crate::pg;
@@ -29,16 +30,16 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let mut session = session::open(&config).await?;
     let plan = Plan::make(&mut session, &change, "discard", &["waiting"], |_| None).await?;
     let now = session.clock.now();
-    if let Consent::Over(code) = plan.agree(&change, now)? {
+    if let Consent::Over(code) = plan.agree(&change)? {
         return Ok(code);
     }
     let mut transaction = session.connection.begin().await?;
     let done = pg::change_letters(&mut transaction, now, &plan.names(), &["waiting"], "discarded").await?;
-    plan.record(&mut transaction, now, &done, change.note.as_deref()).await?;
+    plan.record(&mut transaction, now, &done, change.agreement.note.as_deref()).await?;
     transaction.commit().await?;
     output::note(&format!("discarded {}", done.len()));
     let swept: Vec<Swept> = sweep::after_change(&config, &mut session, &plan.queues(), &[]).await?;
-    if change.json {
+    if change.agreement.json {
         plan.print_json(false, json!({ "done": done.len(), "swept": swept }))?;
     }
     session.close().await;

@@ -1,17 +1,15 @@
-//! What a change would do, and whether somebody agrees to it.
+//! What a change would do.
 
 use std::collections::BTreeMap;
-use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
 use clap::Args;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::consent;
+use super::super::consent::{self, Agreement, Consent, Proposal, SAMPLES, one_tenant, tally};
 use super::super::output::{self, age, safe};
 use super::{SCHEMA, Which};
-use crate::exit;
 use crate::letter::Letter;
 use crate::pg::{self, LetterFilter, Named, Planned, Session};
 
@@ -22,24 +20,8 @@ pub(super) struct Change {
     ids: Vec<Uuid>,
     #[command(flatten)]
     which: Which,
-    /// All that wait
-    #[arg(long)]
-    all: bool,
-    /// Only show the plan
-    #[arg(long)]
-    dry_run: bool,
-    /// Agree to the plan without being asked
-    #[arg(long)]
-    yes: bool,
-    /// Refuse to change more than this
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(1..=100_000))]
-    max: i64,
-    /// Why, for the record
-    #[arg(long)]
-    pub(super) note: Option<String>,
-    /// One JSON object
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) agreement: Agreement,
 }
 
 /// Letters that nothing is done to, and why.
@@ -52,13 +34,7 @@ pub(super) struct Plan {
     pub(super) letters: Vec<Planned>,
     refused: Refused,
     notes: Vec<String>,
-}
-
-/// What follows from a plan.
-pub(super) enum Consent {
-    Given,
-    /// Nothing to do, or nobody agreed; what there was to say is said.
-    Over(ExitCode),
+    now: DateTime<Utc>,
 }
 
 impl Planned {
@@ -76,11 +52,18 @@ impl Plan {
         states: &[&str],
         refuse: impl Fn(&Planned) -> Option<&'static str>,
     ) -> anyhow::Result<Self> {
-        let mut filter = change.which.clone().filter(change.max.saturating_add(1));
+        let mut filter = change.which.clone().filter(change.agreement.max.saturating_add(1));
         filter.ids = (!change.ids.is_empty()).then(|| change.ids.clone());
         let states: Vec<String> = states.iter().map(|state| (*state).to_owned()).collect();
         let found = pg::plan_letters(&mut session.connection, &filter, &states, filter.limit).await?;
-        let mut plan = Self { verb, filter, letters: Vec::new(), refused: Refused::new(), notes: Vec::new() };
+        let mut plan = Self {
+            verb,
+            filter,
+            letters: Vec::new(),
+            refused: Refused::new(),
+            notes: Vec::new(),
+            now: session.clock.now(),
+        };
         for letter in found {
             match refuse(&letter) {
                 Some(why) => *plan.refused.entry(why).or_default() += 1,
@@ -109,41 +92,7 @@ impl Plan {
     }
 
     fn groups(&self) -> Vec<(&str, usize)> {
-        let mut groups: BTreeMap<&str, usize> = BTreeMap::new();
-        for letter in &self.letters {
-            *groups.entry(letter.failure_group.as_str()).or_default() += 1;
-        }
-        let mut groups: Vec<_> = groups.into_iter().collect();
-        groups.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        groups
-    }
-
-    fn tell(&self, now: DateTime<Utc>) -> String {
-        let mut lines = Vec::new();
-        if let Some(oldest) = self.letters.first() {
-            lines.push(format!(
-                "{} {} dead letter(s), the oldest {} old",
-                self.verb,
-                self.letters.len(),
-                age(oldest.dead_lettered_at, now)
-            ));
-        }
-        for (group, count) in self.groups() {
-            lines.push(format!("  {count:>6}  {group}"));
-        }
-        for letter in self.letters.iter().take(SAMPLES) {
-            lines.push(format!(
-                "  e.g. {}  {} · {} · {}  {}",
-                letter.id,
-                safe(&letter.consumer),
-                safe(&letter.tenant),
-                safe(&letter.key),
-                safe(letter.detail.as_deref().unwrap_or_default())
-            ));
-        }
-        lines.extend(self.notes.iter().map(|note| format!("  ! {note}")));
-        lines.extend(self.refused.iter().map(|(why, count)| format!("  ✗ {count} left alone: {why}")));
-        lines.join("\n")
+        tally(self.letters.iter().map(|letter| letter.failure_group.as_str()))
     }
 
     /// The plan for programs; `more` says what was done.
@@ -167,37 +116,11 @@ impl Plan {
     }
 
     /// Shows the plan and asks.
-    pub(super) fn agree(&self, change: &Change, now: DateTime<Utc>) -> anyhow::Result<Consent> {
-        let over = |code: u8| Ok(Consent::Over(ExitCode::from(code)));
-        if change.ids.is_empty() && change.which.is_any() && !change.all {
-            output::note("which ones? Name ids, a group or a filter, or say --all");
-            return over(2);
-        }
-        let count = self.letters.len();
-        if i64::try_from(count).unwrap_or(i64::MAX) > change.max {
-            let max = change.max;
-            output::note(&format!("more than {max} dead letters match: narrow it down, or raise --max"));
-            return over(exit::REFUSED);
-        }
-        if change.json && (change.dry_run || count == 0) {
-            self.print_json(true, json!({}))?;
-        } else if !change.json || !change.yes {
-            output::note(&self.tell(now));
-        }
-        if count == 0 {
-            output::note(&format!("nothing to {}", self.verb));
-            return over(exit::NO);
-        }
-        if change.dry_run {
-            output::note("dry run: nothing was changed");
-            return Ok(Consent::Over(ExitCode::SUCCESS));
-        }
-        if change.yes {
-            return Ok(Consent::Given);
-        }
-        match consent::ask(count)? {
-            true => Ok(Consent::Given),
-            false => over(exit::REFUSED),
+    pub(super) fn agree(&self, change: &Change) -> anyhow::Result<Consent> {
+        let named = !change.ids.is_empty() || !change.which.is_any();
+        match change.agreement.must_name(named, "ids, a group or a filter") {
+            Some(code) => Ok(Consent::Over(code)),
+            None => change.agreement.seek(self),
         }
     }
 
@@ -209,9 +132,7 @@ impl Plan {
         done: &[Named],
         note: Option<&str>,
     ) -> anyhow::Result<()> {
-        let mut tenants: Vec<&str> = done.iter().map(|(tenant, _)| tenant.as_str()).collect();
-        tenants.dedup();
-        let tenant = if tenants.len() == 1 { tenants[0] } else { "" };
+        let tenant = one_tenant(done.iter().map(|(tenant, _)| tenant.as_str()));
         let user = consent::user();
         let count = i64::try_from(done.len()).unwrap_or(i64::MAX);
         let filter = serde_json::to_value(&self.filter)?;
@@ -221,5 +142,46 @@ impl Plan {
     }
 }
 
-/// How many letters a plan shows.
-const SAMPLES: usize = 5;
+impl Proposal for Plan {
+    const ROWS: &'static str = "dead letters";
+
+    fn verb(&self) -> &'static str {
+        self.verb
+    }
+
+    fn count(&self) -> usize {
+        self.letters.len()
+    }
+
+    fn tell(&self) -> String {
+        let mut lines = Vec::new();
+        if let Some(oldest) = self.letters.first() {
+            lines.push(format!(
+                "{} {} dead letter(s), the oldest {} old",
+                self.verb,
+                self.letters.len(),
+                age(oldest.dead_lettered_at, self.now)
+            ));
+        }
+        for (group, count) in self.groups() {
+            lines.push(format!("  {count:>6}  {group}"));
+        }
+        for letter in self.letters.iter().take(SAMPLES) {
+            lines.push(format!(
+                "  e.g. {}  {} · {} · {}  {}",
+                letter.id,
+                safe(&letter.consumer),
+                safe(&letter.tenant),
+                safe(&letter.key),
+                safe(letter.detail.as_deref().unwrap_or_default())
+            ));
+        }
+        lines.extend(self.notes.iter().map(|note| format!("  ! {note}")));
+        lines.extend(self.refused.iter().map(|(why, count)| format!("  ✗ {count} left alone: {why}")));
+        lines.join("\n")
+    }
+
+    fn print_dry_run(&self) -> anyhow::Result<()> {
+        self.print_json(true, json!({}))
+    }
+}

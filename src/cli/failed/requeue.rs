@@ -11,10 +11,11 @@ use clap::Args;
 use serde_json::json;
 use sqlx::Connection as _;
 
+use super::super::consent::Consent;
 use super::super::output::{self, Times};
 use super::super::session;
 use super::copy;
-use super::plan::{Change, Consent, Plan};
+use super::plan::{Change, Plan};
 use super::sweep;
 use crate::amqp::{Copy, PublishError, Publisher, connect};
 use crate::config::{Config, masked};
@@ -50,7 +51,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     plan.note(unfinished, "from an earlier requeue that was broken off: published again");
     plan.note(in_queue, "not stored whole: published from the dead-letter queue, by the sweep that follows");
     let now = session.clock.now();
-    if let Consent::Over(code) = plan.agree(&change, now)? {
+    if let Consent::Over(code) = plan.agree(&change)? {
         return Ok(code);
     }
     // A broker that is away must not leave letters half done.
@@ -64,7 +65,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
 
     let mut transaction = session.connection.begin().await?;
     let taken = pg::begin_requeue(&mut transaction, now, &plan.names()).await?;
-    plan.record(&mut transaction, now, &taken, change.note.as_deref()).await?;
+    plan.record(&mut transaction, now, &taken, change.agreement.note.as_deref()).await?;
     transaction.commit().await?;
 
     let published = publish(&config, &mut session, &seal_key, &taken).await?;
@@ -81,7 +82,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
         // It would try the same again.
         Vec::new()
     };
-    if change.json {
+    if change.agreement.json {
         plan.print_json(false, json!({ "done": published.done, "failed": failures, "swept": swept }))?;
     }
     session.close().await;

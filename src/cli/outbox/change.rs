@@ -1,6 +1,5 @@
 //! `oncely outbox retry` and `oncely outbox discard`.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -9,40 +8,21 @@ use clap::Args;
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 
+use super::super::consent::{self, Agreement, Consent, Proposal, SAMPLES, one_tenant, tally};
 use super::super::output::{self, age, safe};
-use super::super::{consent, session};
+use super::super::session;
 use super::{SCHEMA, Which};
 use crate::config::Config;
-use crate::exit;
 use crate::pg::{self, Action, EventChange, EventRow};
 
-/// What every change takes.
+/// What `retry` and `discard` take.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     which: Which,
-    /// All that are parked
-    #[arg(long)]
-    all: bool,
-    /// Only show the plan
-    #[arg(long)]
-    dry_run: bool,
-    /// Agree to the plan without being asked
-    #[arg(long)]
-    yes: bool,
-    /// Refuse to change more than this
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(1..=100_000))]
-    max: i64,
-    /// Why, for the record
-    #[arg(long)]
-    note: Option<String>,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    agreement: Agreement,
 }
-
-/// How many events a plan shows.
-const SAMPLES: usize = 5;
 
 fn verb(change: EventChange) -> &'static str {
     match change {
@@ -51,45 +31,32 @@ fn verb(change: EventChange) -> &'static str {
     }
 }
 
+/// What would be changed.
+struct Plan {
+    verb: &'static str,
+    events: Vec<EventRow>,
+    now: DateTime<Utc>,
+}
+
 pub(super) async fn run(file: &Path, asked: Arguments, change: EventChange) -> anyhow::Result<ExitCode> {
-    let verb = verb(change);
-    if asked.which.is_any() && !asked.all {
-        output::note("which ones? Name ids or a filter, or say --all");
-        return Ok(ExitCode::from(2));
+    let Arguments { which, agreement } = asked;
+    if let Some(code) = agreement.must_name(!which.is_any(), "ids or a filter") {
+        return Ok(code);
     }
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let filter = asked.which.filter(Some("parked"), asked.max.saturating_add(1));
+    let filter = which.filter(Some("parked"), agreement.max.saturating_add(1));
     let found = pg::events(&mut session.connection, &filter).await?;
     let now = session.clock.now();
-    if i64::try_from(found.len()).unwrap_or(i64::MAX) > asked.max {
-        let max = asked.max;
-        output::note(&format!("more than {max} events match: narrow it down, or raise --max"));
-        return Ok(ExitCode::from(exit::REFUSED));
+    let plan = Plan { verb: verb(change), events: found, now };
+    if let Consent::Over(code) = agreement.seek(&plan)? {
+        return Ok(code);
     }
-    if asked.json && (asked.dry_run || found.is_empty()) {
-        print_json(verb, &found, true, json!({}))?;
-    } else if !asked.json || !asked.yes {
-        output::note(&plan(verb, &found, now));
-    }
-    if found.is_empty() {
-        output::note(&format!("nothing to {verb}"));
-        return Ok(ExitCode::from(exit::NO));
-    }
-    if asked.dry_run {
-        output::note("dry run: nothing was changed");
-        return Ok(ExitCode::SUCCESS);
-    }
-    if !asked.yes && !consent::ask(found.len())? {
-        return Ok(ExitCode::from(exit::REFUSED));
-    }
+    let found = &plan.events;
     let mut transaction = session.connection.begin().await?;
-    let done = pg::change_events(&mut transaction, now, change, &found, filter.state.as_deref()).await?;
-    let mut tenants = done.clone();
-    tenants.sort();
-    tenants.dedup();
+    let done = pg::change_events(&mut transaction, now, change, found, filter.state.as_deref()).await?;
     let action = Action {
-        tenant: if tenants.len() == 1 { tenants[0].as_str() } else { "" },
+        tenant: one_tenant(done.iter().map(String::as_str)),
         verb: match change {
             EventChange::Retry => "retry_events",
             EventChange::Discard => "discard_events",
@@ -97,7 +64,7 @@ pub(super) async fn run(file: &Path, asked: Arguments, change: EventChange) -> a
         user: &consent::user(),
         filter: &serde_json::to_value(&filter)?,
         count: i64::try_from(done.len()).unwrap_or(i64::MAX),
-        reason: asked.note.as_deref(),
+        reason: agreement.note.as_deref(),
     };
     pg::record_action(&mut transaction, now, &action).await?;
     transaction.commit().await?;
@@ -109,61 +76,75 @@ pub(super) async fn run(file: &Path, asked: Arguments, change: EventChange) -> a
     if busy > 0 {
         output::note(&format!("{busy} left alone: a relay holds them, or they have changed"));
     }
-    if asked.json {
-        print_json(verb, &found, false, json!({ "done": done.len(), "left_alone": busy }))?;
+    if agreement.json {
+        plan.print_json(false, json!({ "done": done.len(), "left_alone": busy }))?;
     }
     session.close().await;
     Ok(ExitCode::SUCCESS)
 }
 
-fn groups(events: &[EventRow]) -> Vec<((&str, &str), usize)> {
-    let mut groups: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for event in events {
-        *groups.entry((event.exchange.as_str(), event.reason.as_deref().unwrap_or("-"))).or_default() += 1;
+impl Plan {
+    fn groups(&self) -> Vec<((&str, &str), usize)> {
+        tally(
+            self.events.iter().map(|event| (event.exchange.as_str(), event.reason.as_deref().unwrap_or("-"))),
+        )
     }
-    let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    groups
+
+    /// The plan for programs; `more` says what was done.
+    fn print_json(&self, dry_run: bool, more: Value) -> anyhow::Result<()> {
+        let samples: Vec<Value> = self
+            .events
+            .iter()
+            .take(SAMPLES)
+            .map(|e| json!({ "id": e.id, "tenant": e.tenant, "exchange": e.exchange, "routing_key": e.routing_key, "reason": e.reason }))
+            .collect();
+        let groups: Vec<Value> = self
+            .groups()
+            .into_iter()
+            .map(|((exchange, reason), count)| json!({ "exchange": exchange, "reason": reason, "count": count }))
+            .collect();
+        let count = self.events.len();
+        let mut object = json!({ "verb": self.verb, "dry_run": dry_run, "count": count, "groups": groups, "samples": samples });
+        if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+            object.extend(more);
+        }
+        output::print_json(SCHEMA, object)
+    }
 }
 
-fn plan(verb: &str, events: &[EventRow], now: DateTime<Utc>) -> String {
-    let mut lines = Vec::new();
-    if let Some(oldest) = events.first() {
-        lines.push(format!(
-            "{verb} {} event(s), the oldest {} old",
-            events.len(),
-            age(oldest.created_at, now)
-        ));
-    }
-    for ((exchange, reason), count) in groups(events) {
-        lines.push(format!("  {count:>6}  exchange {:?}  {reason}", safe(exchange)));
-    }
-    for event in events.iter().take(SAMPLES) {
-        lines.push(format!(
-            "  e.g. {}  {} · {}  {}",
-            event.id,
-            safe(&event.tenant),
-            safe(&event.routing_key),
-            safe(event.last_error.as_deref().unwrap_or_default())
-        ));
-    }
-    lines.join("\n")
-}
+impl Proposal for Plan {
+    const ROWS: &'static str = "events";
 
-/// The plan for programs; `more` says what was done.
-fn print_json(verb: &str, events: &[EventRow], dry_run: bool, more: Value) -> anyhow::Result<()> {
-    let samples: Vec<Value> = events
-        .iter()
-        .take(SAMPLES)
-        .map(|e| json!({ "id": e.id, "tenant": e.tenant, "exchange": e.exchange, "routing_key": e.routing_key, "reason": e.reason }))
-        .collect();
-    let groups: Vec<Value> = groups(events)
-        .into_iter()
-        .map(|((exchange, reason), count)| json!({ "exchange": exchange, "reason": reason, "count": count }))
-        .collect();
-    let mut object = json!({ "verb": verb, "dry_run": dry_run, "count": events.len(), "groups": groups, "samples": samples });
-    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
-        object.extend(more);
+    fn verb(&self) -> &'static str {
+        self.verb
     }
-    output::print_json(SCHEMA, object)
+
+    fn count(&self) -> usize {
+        self.events.len()
+    }
+
+    fn tell(&self) -> String {
+        let mut lines = Vec::new();
+        if let Some(oldest) = self.events.first() {
+            let age = age(oldest.created_at, self.now);
+            lines.push(format!("{} {} event(s), the oldest {age} old", self.verb, self.events.len()));
+        }
+        for ((exchange, reason), count) in self.groups() {
+            lines.push(format!("  {count:>6}  exchange {:?}  {reason}", safe(exchange)));
+        }
+        for event in self.events.iter().take(SAMPLES) {
+            lines.push(format!(
+                "  e.g. {}  {} · {}  {}",
+                event.id,
+                safe(&event.tenant),
+                safe(&event.routing_key),
+                safe(event.last_error.as_deref().unwrap_or_default())
+            ));
+        }
+        lines.join("\n")
+    }
+
+    fn print_dry_run(&self) -> anyhow::Result<()> {
+        self.print_json(true, json!({}))
+    }
 }
