@@ -53,8 +53,6 @@ pub struct KeyRecord {
     pub reason: Option<Reason>,
     /// Text of the last failure.
     pub last_error: Option<String>,
-    /// What the handler returned.
-    pub response: Option<serde_json::Value>,
 }
 
 /// What to do with a key that comes back with another payload.
@@ -235,7 +233,6 @@ mod tests {
             crash_attempts: 0,
             reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
             last_error: None,
-            response: None,
         }
     }
 

@@ -131,15 +131,8 @@ fn payloads(body: &[u8]) {
 fn known(print: Option<Fingerprint>) {
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
         let fingerprint = Some(Fingerprint([0; 32]));
-        let record = KeyRecord {
-            status,
-            fingerprint,
-            attempts: 1,
-            crash_attempts: 0,
-            reason: None,
-            last_error: None,
-            response: None,
-        };
+        let record =
+            KeyRecord { status, fingerprint, attempts: 1, crash_attempts: 0, reason: None, last_error: None };
         let decision = decide(&record, print.as_ref(), OnConflict::DeadLetter);
         if print.is_some_and(|print| Some(print) != fingerprint) {
             assert!(matches!(decision, KeyDecision::Refuse(_)));

@@ -12,6 +12,9 @@ const LEFT_OUT: &str = "x-oncely-headers-left-out";
 /// All properties other than the headers: at most thirteen short strings and numbers, with the frame around them.
 const OTHER_PROPERTIES: usize = 4_096;
 
+/// No header of ours is larger, but a publisher may use such a name, too.
+const OURS: usize = 2_048;
+
 /// Leaves out the largest headers until the rest fits into one frame: AMQP can't split the headers of a message, and a
 /// broker closes the connection over a larger frame. Headers of our own are never left out.
 pub(crate) fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
@@ -24,11 +27,12 @@ pub(crate) fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
     if total <= room {
         return headers;
     }
+    let is_ours = |name: &str| name.starts_with("x-oncely-") || name == RUNG_HEADER;
     let mut by_size: Vec<(usize, String)> = headers
         .inner()
         .iter()
-        .filter(|(name, _)| !name.as_str().starts_with("x-oncely-") && name.as_str() != RUNG_HEADER)
         .map(|(name, value)| (entry_size(name.as_str(), value), name.to_string()))
+        .filter(|(size, name)| !is_ours(name) || *size > OURS)
         .collect();
     by_size.sort();
     let mut left_out = Vec::new();
@@ -105,6 +109,13 @@ mod tests {
         );
         assert!(!kept.contains_key("bigger"));
         assert_eq!(kept.inner().get(LEFT_OUT), Some(&AMQPValue::LongString("bigger".into())));
+        assert!(table_size(&kept) < 131_072 - OTHER_PROPERTIES);
+    }
+
+    #[test]
+    fn a_publishers_header_is_not_ours_by_its_name() {
+        let kept = fit(table(&[("x-oncely-junk", 130_000), ("x-oncely-reason", 10)]), 131_072);
+        assert!(!kept.contains_key("x-oncely-junk") && kept.contains_key("x-oncely-reason"));
         assert!(table_size(&kept) < 131_072 - OTHER_PROPERTIES);
     }
 }

@@ -170,7 +170,7 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
             lines.push(format!("  payload    SHA-256 {hex}…"));
         }
         if let Some(response) = &details.response {
-            lines.push(format!("  response   {}", safe(&response.to_string())));
+            lines.push(format!("  response   {}", safe(response)));
         }
         if let Some(error) = &details.last_error {
             lines.push(format!("  last error {}", safe(error)));

@@ -1,7 +1,9 @@
 //! Calling a handler that is a SQL function.
 
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use super::row::MessageRow;
 use super::{Incoming, JsonPolicy, SqlFunction};
@@ -49,9 +51,8 @@ pub(crate) async fn call(
             let answers = sqlx::query_file!("src/handler/call_all.sql", name, batch, rows as _)
                 .fetch_one(connection)
                 .await?;
-            let seqs = answers.seqs.unwrap_or_default();
-            let responses = answers.responses.unwrap_or_else(|| vec![None; seqs.len()]);
-            return in_order(messages.len(), seqs.into_iter().zip(responses.into_iter().map(Ok)));
+            let responses = responses(messages.len(), answers.seqs, answers.responses)?;
+            return Ok(responses.into_iter().map(Ok).collect());
         }
         Grouping::Parts => {
             sqlx::query_file_as!(Answer, "src/handler/call_parts.sql", name, batch, rows as _, needs_json)
@@ -74,6 +75,67 @@ pub(crate) async fn call(
         }
     };
     in_order(messages.len(), answers.into_iter().map(Answer::read))
+}
+
+/// What is written with a batch of [`call_fresh`].
+pub(crate) struct Record<'a> {
+    /// By message.
+    pub(crate) fingerprints: Vec<Option<&'a [u8]>>,
+    pub(crate) worker: &'a str,
+    pub(crate) now: DateTime<Utc>,
+    /// How long the batch has been at work, in microseconds.
+    pub(crate) waited: i64,
+    /// The tags of the batch, one after another, where there is a mirror.
+    pub(crate) tags: Option<Vec<u8>>,
+    pub(crate) expires_at: DateTime<Utc>,
+}
+
+/// Claims the keys of messages that nobody is expected to have, runs the handler on all of them, and writes the trail and the
+/// outbox, in one statement; returns the responses in the order of the messages.
+///
+/// # Errors
+/// As unique_violation on the table of keys where somebody has one of them; else as [`call`] does all together.
+pub(crate) async fn call_fresh(
+    connection: &mut PgConnection,
+    function: &SqlFunction,
+    consumer: &IdentityPart,
+    messages: &[Incoming<'_>],
+    record: &Record<'_>,
+) -> Result<Vec<Option<Value>>, sqlx::Error> {
+    let is_json = |one: &Incoming<'_>| function.json != JsonPolicy::Off && one.is_json;
+    let rows: Vec<MessageRow<'_>> = messages
+        .iter()
+        .enumerate()
+        .map(|(index, one)| MessageRow::of(index + 1, consumer, one, is_json(one)))
+        .collect();
+    let answers = sqlx::query_file!(
+        "src/handler/call_fresh.sql",
+        &function.name,
+        function.batch,
+        rows.as_slice() as _,
+        &record.fingerprints as &[Option<&[u8]>],
+        consumer.as_str(),
+        record.worker,
+        record.now,
+        record.waited,
+        Uuid::now_v7(),
+        record.tags.as_deref(),
+        record.expires_at
+    )
+    .fetch_one(connection)
+    .await?;
+    responses(messages.len(), answers.seqs, answers.responses)
+}
+
+/// A whole batch's answers in the order of the messages.
+fn responses(
+    count: usize,
+    seqs: Option<Vec<i32>>,
+    responses: Option<Vec<Option<Value>>>,
+) -> Result<Vec<Option<Value>>, sqlx::Error> {
+    let seqs = seqs.unwrap_or_default();
+    let responses = responses.unwrap_or_else(|| vec![None; seqs.len()]);
+    in_order(count, seqs.into_iter().zip(responses))
 }
 
 /// What became of one message inside the server.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use call::{EachFault, Grouping, call};
+pub(crate) use call::{EachFault, Grouping, Record, call, call_fresh};
 pub use error::HandlerError;
 pub use rust::{BatchHandler, Context, Handler, handler_fn};
 pub(crate) use rust::{ErasedBatchHandler, ErasedHandler};

@@ -63,13 +63,16 @@ pub(crate) async fn claim_fresh(
     match inserted {
         Ok(inserted) if usize::try_from(inserted.rows_affected()) == Ok(claims.len()) => Ok(FreshClaim::Won),
         Ok(_) => Ok(FreshClaim::Taken),
-        Err(sqlx::Error::Database(error))
-            if error.is_unique_violation() && error.constraint() == Some("idempotency_keys_pkey") =>
-        {
-            Ok(FreshClaim::Taken)
-        }
+        Err(error) if is_taken(&error) => Ok(FreshClaim::Taken),
         Err(error) => Err(error),
     }
+}
+
+/// Has somebody one of the keys that a statement claims, all or none?
+pub(crate) fn is_taken(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| {
+        error.is_unique_violation() && error.constraint() == Some("idempotency_keys_pkey")
+    })
 }
 
 /// What became of a claim of all or nothing.
@@ -165,7 +168,6 @@ pub(crate) async fn look_up(
                 crash_attempts: u32::try_from(row.crash_attempts).unwrap_or(u32::MAX),
                 reason: row.reason.as_deref().and_then(Reason::from_code),
                 last_error: row.last_error,
-                response: row.response,
             });
         }
     }

@@ -81,7 +81,9 @@ pub struct KeyDetails {
     pub expires_at: Option<DateTime<Utc>>,
     #[serde(serialize_with = "hexadecimal")]
     pub fingerprint: Option<Vec<u8>>,
-    pub response: Option<serde_json::Value>,
+    /// JSON, as PostgreSQL writes it: it holds numbers that Rust's does not.
+    #[serde(serialize_with = "as_it_is")]
+    pub response: Option<String>,
     pub reason: Option<String>,
     pub last_error: Option<String>,
 }
@@ -91,6 +93,15 @@ fn hexadecimal<S: serde::Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> 
         Some(bytes) => {
             serializer.serialize_str(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
         }
+        None => serializer.serialize_none(),
+    }
+}
+
+/// As JSON where Rust can hold it, else as its text.
+fn as_it_is<S: serde::Serializer>(json: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
+    match json.as_deref().map(serde_json::from_str::<serde_json::Value>) {
+        Some(Ok(value)) => value.serialize(serializer),
+        Some(Err(_)) => json.serialize(serializer),
         None => serializer.serialize_none(),
     }
 }
@@ -110,7 +121,8 @@ pub async fn key_details(
         Some(tenant) => {
             sqlx::query_as!(
                 KeyDetails,
-                "select tenant, consumer, key, status, attempts, created_at, completed_at, expires_at, fingerprint, response, reason,
+                "select tenant, consumer, key, status, attempts, created_at, completed_at, expires_at, fingerprint,
+                    response::text as response, reason,
                     last_error
                  from oncely.idempotency_keys
                  where tenant = $1 and key = $2 and ($3::text is null or consumer = $3)
@@ -126,7 +138,7 @@ pub async fn key_details(
             sqlx::query_as!(
                 KeyDetails,
                 "select i.tenant, i.consumer, i.key, i.status, i.attempts, i.created_at, i.completed_at, i.expires_at, i.fingerprint,
-                    i.response, i.reason, i.last_error
+                    i.response::text as response, i.reason, i.last_error
                  from (
                      select distinct tenant, consumer
                      from oncely.audit

@@ -25,7 +25,7 @@ mod suspect;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
-pub(crate) use claim::{FreshClaim, claim, claim_fresh, look_up, retake};
+pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_taken, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, is_outage};

@@ -31,7 +31,8 @@ pub struct ConsumerSweep {
 /// One batch of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Swept {
-    /// Keys deleted; fewer than the limit means that no more are left (or that others hold them).
+    /// Keys found and deleted (one that changed in this very moment stays, and is counted all the same); fewer than the limit
+    /// means that no more are left, or that others hold them.
     pub(crate) deleted: u64,
     /// The time by which the last one was found; the next batch begins there.
     pub(crate) last: Option<DateTime<Utc>>,

@@ -54,6 +54,8 @@ impl PgSettings {
             .options([
                 ("statement_timeout", millis(self.statement_timeout)),
                 ("lock_timeout", millis(self.lock_timeout)),
+                // Whatever the role or the database says: a claim counts on seeing what others have committed.
+                ("default_transaction_isolation", "read committed".to_owned()),
                 // A process that stands still inside a transaction must not hold its locks for ever.
                 ("idle_in_transaction_session_timeout", millis(self.statement_timeout * 2)),
             ])
@@ -177,9 +179,14 @@ impl Session {
 /// Waits until everything that is visible now has reached a synchronous standby. A commit whose wait for the standby was cut short
 /// is visible, and would be lost by a failover all the same; the log is replayed in order, so a commit of our own behind it tells.
 ///
-/// An empty transaction would wait for nothing: PostgreSQL waits only for one that has written to its log.
+/// An empty transaction would wait for nothing: PostgreSQL waits only for one that has written to its log. Where no standby is
+/// waited for nothing is written; the setting can change under a session, so it is asked for each time.
 pub(crate) async fn await_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query!("select pg_logical_emit_message(true, 'oncely', '')::text").fetch_one(connection).await?;
+    sqlx::query!(
+        "select case when current_setting('synchronous_standby_names') <> '' then pg_logical_emit_message(true, 'oncely', '') end::text"
+    )
+    .fetch_one(connection)
+    .await?;
     Ok(())
 }
 

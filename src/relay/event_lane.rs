@@ -132,6 +132,7 @@ impl EventLane {
             settings: &self.config.events,
             cursor: &mut self.cursor,
             patience,
+            longest: self.config.postgres.statement_timeout,
         };
         drain.batch().await.map(Some)
     }

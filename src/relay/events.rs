@@ -1,6 +1,7 @@
 //! One batch of events: take, publish, delete what has arrived, count what has failed.
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use lapin::BasicProperties;
@@ -53,14 +54,16 @@ pub(crate) struct Drain<'a> {
     pub(crate) outlet: &'a Outlet,
     pub(crate) settings: &'a EventSettings,
     pub(crate) cursor: &'a mut Cursor,
-    pub(crate) patience: std::time::Duration,
+    pub(crate) patience: Duration,
+    /// How long a batch may publish: half of what PostgreSQL lets its transaction do nothing.
+    pub(crate) longest: Duration,
 }
 
 /// Is there anything to publish? For a lane that has no connection to the broker yet: without events it needs none.
 pub(crate) async fn is_due(
     session: &mut Session,
     settings: &EventSettings,
-    patience: std::time::Duration,
+    patience: Duration,
 ) -> Result<bool, sqlx::Error> {
     let now = session.clock.now();
     let mut transaction = pg::within(patience, session.connection.begin()).await?;
@@ -68,7 +71,9 @@ pub(crate) async fn is_due(
     let mut cursor = None;
     let some = async {
         Ok(!pg::take_events(&mut transaction, now, limits).await?.is_empty()
-            || !pg::take_ordered(&mut transaction, now, limits, &mut cursor).await?.is_empty())
+            || !pg::take_ordered(&mut transaction, now, limits, &mut cursor).await?.is_empty()
+            // The walk ended early: what waits behind so many keys is found by a lane that goes on from there.
+            || cursor.is_some())
     };
     let due = pg::within(patience, some).await?;
     pg::within(patience, transaction.rollback()).await?;
@@ -84,7 +89,7 @@ impl Drain<'_> {
     /// Takes a batch, publishes it, deletes what has arrived. The rows stay locked meanwhile, so that several lanes and relays
     /// share the work; a death before the COMMIT publishes the same events again, with the same `message_id`s.
     pub(crate) async fn batch(self) -> Result<EventReport, EventError> {
-        let Self { session, witness, outlet, settings, cursor, patience } = self;
+        let Self { session, witness, outlet, settings, cursor, patience, longest } = self;
         let now = session.clock.now();
         let limits = limits(settings);
         let mut transaction = pg::within(patience, session.connection.begin()).await?;
@@ -106,12 +111,12 @@ impl Drain<'_> {
             let all: Vec<&TakenEvent> = events.iter().collect();
             pg::within(patience, pg::delete_events(&mut transaction, &all)).await?;
             pg::within(patience, transaction.commit()).await?;
-            let (_, failed) = publish(outlet, &events).await;
+            let (_, failed) = publish(outlet, &events, Instant::now() + longest).await;
             let report = EventReport { taken: all.len(), published: all.len(), ..EventReport::default() };
             return failed.map_or(Ok(report), |error| Err(error.into()));
         }
         step("events.publish.before");
-        let (fates, failed) = publish(outlet, &events).await;
+        let (fates, failed) = publish(outlet, &events, Instant::now() + longest).await;
         step("events.publish.after");
         let mut report = EventReport { taken: events.len(), ..EventReport::default() };
         let arrived: Vec<&TakenEvent> = with_fate(&events, &fates)
@@ -161,14 +166,24 @@ fn with_fate<'a>(
 
 /// Publishes in waves: an event of an ordering key goes when the one before it has arrived, so at most one of a key is under
 /// way; a key whose event has not arrived drops out. Events without a key all go in the first wave.
-async fn publish(outlet: &Outlet, events: &[TakenEvent]) -> (Vec<Option<Fate>>, Option<AmqpError>) {
+///
+/// No wave begins after `until`: PostgreSQL ends a transaction that does nothing for too long, and then all of them would go
+/// out again, and again. What has not gone out has no fate, and is taken with the next batch.
+async fn publish(
+    outlet: &Outlet,
+    events: &[TakenEvent],
+    until: Instant,
+) -> (Vec<Option<Fate>>, Option<AmqpError>) {
     let mut fates: Vec<Option<Fate>> = vec![None; events.len()];
     let mut stuck: HashSet<(&str, Option<&str>)> = HashSet::new();
     let mut waves: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for (index, event) in events.iter().enumerate() {
         waves.entry(event.place).or_default().push(index);
     }
-    for wave in waves.into_values() {
+    for (number, wave) in waves.into_values().enumerate() {
+        if number > 0 && Instant::now() >= until {
+            break;
+        }
         let mut going = Vec::with_capacity(wave.len());
         let mut messages = Vec::with_capacity(wave.len());
         for index in wave {

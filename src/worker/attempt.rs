@@ -44,8 +44,7 @@ impl Lane {
         self.marks.begin();
         self.unconfirmed.clear();
         let outcomes = self.pass_after_pass(company, work).await?;
-        // Each has an outcome now, and the rows say so.
-        self.marks.reported();
+        self.marks.reported(self.unconfirmed.take_found());
         self.turn = None;
         Ok(outcomes)
     }
@@ -114,6 +113,7 @@ impl Lane {
             let stop = match self.once(&shared, company, pass, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
+                    self.note_history();
                     return Ok(Ok(outcomes));
                 }
                 Err(stop) => stop,
@@ -168,6 +168,15 @@ impl Lane {
         done
     }
 
+    /// Something was decided on the session's database.
+    fn note_history(&mut self) {
+        if let Some(session) = &self.session
+            && !self.histories.contains(&session.cell.epoch)
+        {
+            self.histories.push(session.cell.epoch.clone());
+        }
+    }
+
     /// Closes a session that nobody knows the state of, at both ends: its transaction and its locks must not linger.
     pub(super) async fn give_up_session(&mut self) {
         if let Some(session) = self.session.take() {
@@ -183,7 +192,10 @@ impl Lane {
             let shared = Arc::clone(&self.shared);
             let session = self.session().await?;
             match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
-                Ok(outcome) => return Ok(outcome),
+                Ok(outcome) => {
+                    self.note_history();
+                    return Ok(outcome);
+                }
                 Err(stop) => self.wait_out(stop).await?,
             }
         }
@@ -194,7 +206,10 @@ impl Lane {
             let shared = Arc::clone(&self.shared);
             let session = self.session().await?;
             match in_time(&shared, audit_only(&shared, session, records)).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.note_history();
+                    return Ok(());
+                }
                 Err(stop) => self.wait_out(stop).await?,
             }
         }

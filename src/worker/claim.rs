@@ -47,7 +47,7 @@ pub(crate) async fn claim(
     now: DateTime<Utc>,
     candidates: &[&Candidate],
     expect: Expect,
-    unconfirmed: &Unconfirmed,
+    unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Claim>, Stop> {
     let consumer = &shared.consumer;
     let mut claims: Vec<Option<Claim>> = candidates.iter().map(|_| None).collect();
@@ -105,7 +105,7 @@ pub(crate) async fn claim(
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
                 KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
                 KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
-                    Some(outcome) => claims[index] = Some(Claim::Recorded(outcome.clone())),
+                    Some(outcome) => claims[index] = Some(Claim::Recorded(outcome)),
                     None => failed_before.push(index),
                 },
             }

@@ -42,6 +42,8 @@ pub(crate) struct Lane {
     pub(super) marks: Marks,
     pub(super) turn: Option<Turn>,
     pub(super) unconfirmed: Unconfirmed,
+    /// The histories of the database on which the messages at hand were decided.
+    pub(super) histories: Vec<String>,
     /// Batches that still run in parts at once, since one has failed.
     pub(super) wary: u32,
     /// Batches whose keys somebody may have, since one of a batch before was known.
@@ -58,6 +60,7 @@ impl Lane {
             marks: Marks::default(),
             turn: None,
             unconfirmed: Unconfirmed::default(),
+            histories: Vec::new(),
             wary: 0,
             known_ahead: 0,
         }
@@ -155,7 +158,8 @@ impl Lane {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; candidates.len()];
 
         let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
-        let known = precheck(&shared, &mut self.session, &leading).await;
+        self.histories.clear();
+        let known = precheck(&shared, &mut self.session, &leading, &mut self.histories).await;
         let mut listed = Vec::new();
         for (&index, known) in first.iter().zip(known) {
             // A reply's content is in PostgreSQL alone.
@@ -198,6 +202,11 @@ impl Lane {
                 .filter_map(|&index| Some(audit_record(&candidates[index], outcomes[index].as_ref()?)))
                 .collect();
             self.write_audit(&records).await?;
+        }
+        // A failover has come in between, and may have taken back what was decided before it: all of it is asked again.
+        if self.histories.len() > 1 {
+            tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
+            return Ok(candidates);
         }
         let mut again = Vec::new();
         let mut settled = Vec::with_capacity(candidates.len());

@@ -65,8 +65,10 @@ impl Marks {
         Ok(())
     }
 
-    /// Every run has an outcome now, and its row says so.
-    pub(crate) fn reported(&mut self) {
+    /// Every run has an outcome now, and its row says so, but for those whose failure was `recorded` before: their marks are
+    /// taken back with the next ones.
+    pub(crate) fn reported(&mut self, recorded: Vec<Identity>) {
+        self.owed.extend(recorded.into_iter().filter(|identity| self.held.contains(identity)));
         self.held.clear();
     }
 
@@ -94,5 +96,23 @@ impl Marks {
                 *session = None;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::IdentityPart;
+
+    #[test]
+    fn a_run_whose_failure_was_recorded_before_owes_its_mark() {
+        let identity = |key: &str| {
+            let part = |text: &str| IdentityPart::new(text.as_bytes()).unwrap();
+            Identity { tenant: part("acme"), consumer: part("payments"), key: part(key) }
+        };
+        let mut marks = Marks { held: ["a", "b"].map(identity).into(), ..Marks::default() };
+        marks.reported(vec![identity("b"), identity("never marked")]);
+        assert!(marks.held.is_empty());
+        assert_eq!(marks.owed, [identity("b")]);
     }
 }

@@ -10,16 +10,29 @@ use crate::pg::{self, Session};
 use crate::plant::planted;
 
 /// Which candidates are known to have taken effect. Whatever goes wrong here, the answer is "not known": then PostgreSQL
-/// decides.
+/// decides. `histories` gets the history of the database of which the answer is, where it knows any.
 pub(crate) async fn precheck(
     shared: &Shared,
     session: &mut Option<Session>,
     candidates: &[&Candidate],
+    histories: &mut Vec<String>,
 ) -> Vec<bool> {
-    ask(shared, session, candidates).await.unwrap_or_else(|| vec![false; candidates.len()])
+    match ask(shared, session, candidates).await {
+        Some((hits, epoch)) => {
+            if hits.contains(&true) {
+                histories.push(epoch);
+            }
+            hits
+        }
+        None => vec![false; candidates.len()],
+    }
 }
 
-async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candidate]) -> Option<Vec<bool>> {
+async fn ask(
+    shared: &Shared,
+    slot: &mut Option<Session>,
+    candidates: &[&Candidate],
+) -> Option<(Vec<bool>, String)> {
     let precheck = shared.precheck.as_ref()?;
     if precheck.mode == PrecheckMode::Off {
         return None;
@@ -44,12 +57,12 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
         }
         // Nothing known in the sample: PostgreSQL finds out the few that there may be.
         if !hits.contains(&true) {
-            return Some(hits);
+            return Some((hits, standing.epoch.clone()));
         }
     }
     let may_lose_commits = standing.may_lose_commits && !planted("trust_without_durability");
     match on_hit(precheck.mode, may_lose_commits, standing.is_fresh()) {
-        HitDecision::Believe => return Some(hits),
+        HitDecision::Believe => return Some((hits, standing.epoch.clone())),
         HitDecision::Ignore => return None,
         HitDecision::Confirm => {}
     }
@@ -60,13 +73,11 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
         _ => slot.insert(shared.open_session().await.ok()?),
     };
     let patience = shared.postgres.patience();
-    let synchronous = session.synchronous;
+    let epoch = session.cell.epoch.clone();
     let answer = async {
         let asked = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
         let records = pg::within(patience, asked).await?;
-        if synchronous {
-            pg::within(patience, pg::await_standby(&mut session.connection)).await?;
-        }
+        pg::within(patience, pg::await_standby(&mut session.connection)).await?;
         Ok::<_, sqlx::Error>(records)
     };
     let Ok(records) = answer.await else {
@@ -77,7 +88,7 @@ async fn ask(shared: &Shared, slot: &mut Option<Session>, candidates: &[&Candida
         hits[index] =
             confirms(record.as_ref(), candidates[index].fingerprint.as_ref(), shared.consumer.on_conflict);
     }
-    Some(hits)
+    Some((hits, epoch))
 }
 
 /// Messages of a batch that are asked for first. Where one in ten is known, five samples of six find one.

@@ -58,18 +58,7 @@ pub(crate) async fn record(
         expect_rows("failures", written, failures.len())?;
         step("worker.fail.after");
     }
-    let responses: Vec<(&Identity, &Value)> = pairs()
-        .filter_map(|(candidate, outcome)| match outcome {
-            Outcome::Completed { response: Some(response), .. } => Some((&candidate.identity, response)),
-            _ => None,
-        })
-        .collect();
-    if !responses.is_empty() {
-        step("worker.responses.before");
-        let written = pg::store_responses(transaction, &consumer.name, &responses).await;
-        expect_rows("responses", written, responses.len())?;
-        step("worker.responses.after");
-    }
+    store_responses(shared, transaction, candidates, outcomes).await?;
     let records = audit_records(shared, started, candidates, &*outcomes);
     if !records.is_empty() {
         step("worker.audit.before");
@@ -83,10 +72,7 @@ pub(crate) async fn record(
             .map(|(candidate, _)| *candidate)
             .collect();
         if let Some(first) = completed.first() {
-            let tags: Vec<u8> = completed
-                .iter()
-                .flat_map(|c| shared.tag_key.tag(epoch, &c.identity, c.fingerprint.as_ref()).0)
-                .collect();
+            let tags = mirror_tags(shared, epoch, completed.iter().copied());
             let expires_at = now + consumer.retention;
             let tenant = first.identity.tenant.as_str();
             step("worker.outbox.before");
@@ -100,6 +86,41 @@ pub(crate) async fn record(
     let given_up =
         candidates.iter().zip(outcomes).map(|(candidate, outcome)| GivenUp::of(candidate, outcome));
     keep_letters(shared, transaction, now, Stop::of_handler, given_up.collect()).await
+}
+
+/// The handler's responses, where there are any.
+pub(crate) async fn store_responses(
+    shared: &Shared,
+    transaction: &mut PgConnection,
+    candidates: &[&Candidate],
+    outcomes: &[Outcome],
+) -> Result<(), Stop> {
+    let responses: Vec<(&Identity, &Value)> = candidates
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(candidate, outcome)| match outcome {
+            Outcome::Completed { response: Some(response), .. } => Some((&candidate.identity, response)),
+            _ => None,
+        })
+        .collect();
+    if responses.is_empty() {
+        return Ok(());
+    }
+    step("worker.responses.before");
+    let written = pg::store_responses(transaction, &shared.consumer.name, &responses).await;
+    expect_rows("responses", written, responses.len())?;
+    step("worker.responses.after");
+    Ok(())
+}
+
+/// What the mirror will know messages by, one tag after another.
+pub(crate) fn mirror_tags<'a>(
+    shared: &Shared,
+    epoch: &str,
+    candidates: impl Iterator<Item = &'a Candidate>,
+) -> Vec<u8> {
+    let tag = |one: &Candidate| shared.tag_key.tag(epoch, &one.identity, one.fingerprint.as_ref()).0;
+    candidates.flat_map(tag).collect()
 }
 
 fn expect_rows(what: &str, written: Result<u64, sqlx::Error>, wanted: usize) -> Result<(), Stop> {

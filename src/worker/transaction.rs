@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
-use sqlx::Connection as _;
+use chrono::{DateTime, Utc};
+use sqlx::{Connection as _, PgConnection};
 
 use super::call::{Pass, handle};
 use super::claim::{CLAIM_ROUNDS, Claim, Expect, claim, too_quick};
 use super::deadline::in_time;
+use super::fresh::{function_for, run_fresh};
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
 use super::record::{audit_records, failure, record, refusal_record};
@@ -20,7 +22,7 @@ use crate::failpoint::{step, step_with};
 use crate::fault::Fault;
 use crate::handler::Incoming;
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::pg::{self, AuditRecord, Session};
+use crate::pg::{self, AuditRecord, Backend, Session};
 use crate::plant::planted;
 use crate::reason::{Reason, Rejection};
 
@@ -38,12 +40,51 @@ pub(crate) async fn transact(
     let epoch = session.cell.epoch.clone();
     let backend = session.backend;
     step("worker.begin.before");
-    let synchronous = session.synchronous;
     let begun = in_time(shared, async { session.connection.begin().await.map_err(Stop::of_ours) });
     let mut transaction = begun.await?;
     step("worker.begin.after");
-    let claims =
-        in_time(shared, claim(shared, &mut transaction, now, candidates, expect, unconfirmed)).await?;
+    let (place, times) = ((backend, epoch.as_str()), (started, now));
+    let outcomes = match function_for(shared, pass, expect) {
+        Some(function) => run_fresh(shared, &mut transaction, place, times, function, candidates).await?,
+        None => {
+            let how = (pass, expect);
+            let run = run_step_by_step(shared, &mut transaction, place, times, how, candidates, unconfirmed);
+            match run.await {
+                Err(Stop::Failed(_)) if planted("commit_tag_ignored") => {
+                    transaction.commit().await.map_err(Stop::of_ours)?;
+                    let done = Outcome::Completed { attempt: 1, response: None };
+                    return Ok(vec![done; candidates.len()]);
+                }
+                outcomes => outcomes?,
+            }
+        }
+    };
+    // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
+    unconfirmed.remember(candidates, &outcomes);
+    step("worker.commit.before");
+    match pg::within(shared.postgres.patience(), transaction.commit()).await {
+        Err(error) if planted("unknown_commit_is_failure") => {
+            let rejection = Rejection::new(Reason::AttemptsExhausted, error.to_string());
+            return Ok(vec![Outcome::refused(rejection); candidates.len()]);
+        }
+        committed => committed.map_err(Stop::of_handler)?,
+    }
+    step("worker.commit.after");
+    unconfirmed.clear();
+    Ok(outcomes)
+}
+
+/// Everything but BEGIN and COMMIT: claim, handler, record.
+async fn run_step_by_step(
+    shared: &Shared,
+    transaction: &mut PgConnection,
+    (backend, epoch): (Backend, &str),
+    (started, now): (Instant, DateTime<Utc>),
+    (pass, expect): (Pass, Expect),
+    candidates: &[&Candidate],
+    unconfirmed: &mut Unconfirmed,
+) -> Result<Vec<Outcome>, Stop> {
+    let claims = in_time(shared, claim(shared, transaction, now, candidates, expect, unconfirmed)).await?;
     let running: Vec<(usize, u32)> = claims
         .iter()
         .enumerate()
@@ -65,14 +106,7 @@ pub(crate) async fn transact(
         Vec::new()
     } else {
         step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
-        let results = match handle(shared, backend, &mut transaction, pass, &incoming).await {
-            Err(Stop::Failed(_)) if planted("commit_tag_ignored") => {
-                transaction.commit().await.map_err(Stop::of_ours)?;
-                let done = Outcome::Completed { attempt: 1, response: None };
-                return Ok(vec![done; candidates.len()]);
-            }
-            results => results?,
-        };
+        let results = handle(shared, backend, transaction, pass, &incoming).await?;
         check_responses(&shared.consumer, &results)?;
         step("worker.handle.after");
         results
@@ -98,40 +132,28 @@ pub(crate) async fn transact(
     }
     if planted("check_then_act") {
         let all: Vec<_> = candidates.iter().map(|one| (&one.identity, one.fingerprint)).collect();
-        let late = pg::claim(&mut transaction, &shared.consumer.name, now, &all).await;
+        let late = pg::claim(transaction, &shared.consumer.name, now, &all).await;
         late.map_err(Stop::of_ours)?;
     }
     let recorded = async {
         if open.len() == candidates.len() {
-            record(shared, &mut transaction, now, started, &epoch, candidates, &mut outcomes).await?;
+            record(shared, transaction, now, started, epoch, candidates, &mut outcomes).await?;
         } else {
             let fresh: Vec<&Candidate> = open.iter().map(|&index| candidates[index]).collect();
             let mut decided: Vec<Outcome> = open.iter().map(|&index| outcomes[index].clone()).collect();
-            record(shared, &mut transaction, now, started, &epoch, &fresh, &mut decided).await?;
+            record(shared, transaction, now, started, epoch, &fresh, &mut decided).await?;
             // Dead letters have got their names.
             for (&index, outcome) in open.iter().zip(decided) {
                 outcomes[index] = outcome;
             }
         }
         // Where a standby may take over, what was found done must have reached it before it is acknowledged.
-        if synchronous && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
-            pg::await_standby(&mut transaction).await.map_err(Stop::of_ours)?;
+        if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
+            pg::await_standby(transaction).await.map_err(Stop::of_ours)?;
         }
         Ok(())
     };
     in_time(shared, recorded).await?;
-    // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
-    unconfirmed.remember(candidates, &outcomes);
-    step("worker.commit.before");
-    match pg::within(shared.postgres.patience(), transaction.commit()).await {
-        Err(error) if planted("unknown_commit_is_failure") => {
-            let rejection = Rejection::new(Reason::AttemptsExhausted, error.to_string());
-            return Ok(vec![Outcome::refused(rejection); candidates.len()]);
-        }
-        committed => committed.map_err(Stop::of_handler)?,
-    }
-    step("worker.commit.after");
-    unconfirmed.clear();
     Ok(outcomes)
 }
 
@@ -147,7 +169,6 @@ pub(crate) async fn record_failure(
     let started = Instant::now();
     let now = session.clock.now();
     let consumer = &shared.consumer;
-    let synchronous = session.synchronous;
     let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
     // Since the rollback anything may have happened to the key: another worker completed it, or it is another payload's.
     let mut outcome = None;
@@ -158,9 +179,7 @@ pub(crate) async fn record_failure(
             None => 0,
             Some(record) => match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
                 KeyDecision::Duplicate => {
-                    if synchronous {
-                        pg::await_standby(&mut transaction).await.map_err(Stop::of_ours)?;
-                    }
+                    pg::await_standby(&mut transaction).await.map_err(Stop::of_ours)?;
                     outcome = Some(Outcome::Duplicate(DuplicateSource::Postgres));
                     break;
                 }

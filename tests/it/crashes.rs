@@ -2,36 +2,10 @@
 
 use std::time::Duration;
 
-use sqlx::Connection as _;
 use testbed::{Process, RabbitMq, Servers, eventually_within};
 
+use crate::support::gate::{Gate, WAITING};
 use crate::support::{World, message, servers};
-
-/// Holds the lock on which the handler waits, so that the test decides when its work goes on.
-struct Gate(sqlx::PgConnection);
-
-impl Gate {
-    async fn shut(world: &World) -> Self {
-        let mut connection = world.database.connect().await.unwrap();
-        sqlx::query("select pg_advisory_lock(4711)").execute(&mut connection).await.unwrap();
-        Self(connection)
-    }
-
-    /// Lets the one that waits go on, and shuts again behind it.
-    async fn pass_one(&mut self) {
-        sqlx::query("select pg_advisory_unlock(4711)").execute(&mut self.0).await.unwrap();
-        sqlx::query("select pg_advisory_lock(4711)").execute(&mut self.0).await.unwrap();
-    }
-
-    async fn open(self) {
-        self.0.close().await.unwrap();
-    }
-}
-
-/// A handler is inside its transaction.
-const WAITING: &str =
-    "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
-    and database = (select oid from pg_database where datname = current_database())";
 
 #[tokio::test]
 async fn a_worker_killed_inside_its_transaction_loses_nothing() {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use sqlx::PgConnection;
 use testbed::{Postgres, Redis};
 
+use crate::support::gate::{Gate, WAITING};
 use crate::support::{World, message, servers};
 
 async fn keys(connection: &mut PgConnection, query: &'static str) -> BTreeSet<String> {
@@ -100,6 +101,49 @@ async fn commits_lost_by_a_failover_run_again_although_redis_knows_them_in_verif
 #[tokio::test]
 async fn commits_lost_by_a_failover_run_again_although_redis_knows_them_in_trust() {
     lost_commits_run_again("trust").await;
+}
+
+#[tokio::test]
+async fn a_duplicate_that_a_failover_forgets_while_its_batch_runs_runs_again() {
+    let mut primary = Postgres::start(&[]).await.unwrap();
+    let redis = Redis::start().await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.postgres = primary.url();
+    let mut world = World::on(urls).await;
+    world.with_redis(&redis.url(), "precheck = \"trust\"");
+    world.configure("[audit]\nduplicates = true");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let mut standby = primary.standby().await.unwrap();
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    primary.wait_for_standby().await.unwrap();
+    standby.cut_off().await.unwrap();
+    world.publish("payments", message("acme", "lost"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for(OUTBOX, 0).await;
+    world.publish("payments", message("acme", "lost"), "{}").await;
+    world.wait_for("select count(*) from oncely.audit where key = 'lost' and reason = 'mirror'", 1).await;
+
+    let mut gate = Gate::shut(&world).await;
+    world.publish("payments", message("acme", "first"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    // The next batch: one that Redis knows, and one that keeps it waiting.
+    world.publish("payments", message("acme", "lost"), "{}").await;
+    world.publish("payments", message("acme", "second"), r#"{"do": "wait"}"#).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    gate.pass_one().await;
+    world.wait_for(WAITING, 1).await;
+
+    primary.kill().unwrap();
+    standby.take_port_of(&primary).await.unwrap();
+    standby.promote().await.unwrap();
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(*) from app.effects where key = 'second'", 1).await;
+    world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 2);
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
 }
 
 /// A world on a primary of its own, with a standby.

@@ -1,6 +1,7 @@
 //! What bad messages and failing handlers get: the dead-letter queue with a stable reason, or another try; their
 //! neighbours get their effect.
 
+use lapin::BasicProperties;
 use lapin::types::AMQPValue;
 
 use crate::support::{World, message};
@@ -373,6 +374,25 @@ async fn headers_that_fill_a_frame_do_not_keep_a_message_from_being_dead_lettere
     assert_eq!(text(headers, "x-oncely-headers-left-out").as_deref(), Some("huge"));
     assert_eq!(text(headers, "small").as_deref(), Some("kept"));
     assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_publishers_header_with_a_name_like_ours_does_not_keep_a_message_from_being_dead_lettered() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let mut headers = message("acme", "k").headers().clone().unwrap();
+    headers.insert("x-oncely-junk".into(), AMQPValue::LongString("x".repeat(130_700).into()));
+    // No key: refused before anything runs.
+    world.publish("payments", BasicProperties::default().with_headers(headers), "{}").await;
+    let letters = world.broker.take_exactly(&format!("{}.dead", world.queue("payments")), 1).await.unwrap();
+    let headers = letters[0].properties.headers().as_ref().unwrap();
+    assert_eq!(text(headers, "x-oncely-headers-left-out").as_deref(), Some("x-oncely-junk"));
+    assert_eq!(text(headers, "x-oncely-reason").as_deref(), Some("key_missing"));
+    world.publish("payments", message("acme", "next"), "{}").await;
+    world.wait_for("select count(*) from app.effects where key = 'next'", 1).await;
+    world.stop(worker).await;
 }
 
 #[tokio::test]

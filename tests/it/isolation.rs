@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use testbed::proxy::{Protocol, Proxy};
 use testbed::{Process, eventually_within};
 
 use crate::support::{World, message};
@@ -101,12 +100,8 @@ async fn a_channel_that_goes_again_and_again_leaves_no_mark_on_what_it_delivered
     world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
     // Redelivered from the first time on, so that each run is counted before it begins.
     testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
-    let amqp: url::Url = world.urls.rabbitmq.parse().unwrap();
-    let upstream = format!("127.0.0.1:{}", amqp.port().unwrap()).parse().unwrap();
-    let proxy = Proxy::start(Protocol::Amqp, upstream).await.unwrap();
-    let mut through = amqp;
-    through.set_port(Some(proxy.port())).unwrap();
-    let worker = world.start_with("worker", "worker", &[("AMQP_URL", through.to_string())]);
+    let (proxy, through) = world.proxied_rabbitmq().await;
+    let worker = world.start_with("worker", "worker", &[("AMQP_URL", through)]);
     let lost = |log: &str| log.matches("the subscription is over").count();
     let waits = |log: &str| log.matches("consuming waits until this is mended").count();
     // The environment is broken, and the message is interrupted at its work, as often as would prove it guilty.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use lapin::types::FieldTable;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 
+use testbed::proxy::Mode;
+
 use super::{bodies, run, world_with};
 use crate::support::World;
 
@@ -156,4 +158,42 @@ async fn a_key_whose_head_is_parked_waits_and_all_others_flow() {
         std::iter::once("head".to_owned()).chain((1..=200).map(|n| format!("behind {n}"))).collect();
     assert_eq!(bodies(&world.broker, &queue).await, wanted);
     world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn a_key_behind_many_parked_ones_is_found_by_a_relay_that_starts() {
+    // A look at the keys ends after ten times as many as a batch has events.
+    let mut world = world_with("batch = 1").await;
+    let queue = world.queue("told");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    let emit = format!(
+        "select oncely.emit('', '{queue}', 'parked', ordering_key => 'a' || n, tenant => 'acme') from generate_series(1, 30) as n;
+         update oncely.events set state = 'parked', reason = 'unroutable';
+         select oncely.emit('', '{queue}', 'ready', ordering_key => 'z', tenant => 'acme');"
+    );
+    run(&mut world, &emit).await;
+    let relay = world.start("relay");
+    world.wait_for("select count(*) from oncely.events where state = 'pending'", 0).await;
+    world.stop(relay).await;
+    assert_eq!(bodies(&world.broker, &queue).await, ["ready"]);
+}
+
+#[tokio::test]
+async fn a_long_row_of_events_goes_out_once_however_slow_the_broker_is() {
+    let mut world = world_with("batch = 100").await;
+    // PostgreSQL ends a transaction that does nothing for twice as long.
+    world.configure("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"");
+    let queue = world.queue("told");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    let (proxy, through) = world.proxied_rabbitmq().await;
+    proxy.set(Mode::Delay(Duration::from_millis(50)));
+    let emit = format!(
+        "select oncely.emit('', '{queue}', n::text, ordering_key => 'k', tenant => 'acme') from generate_series(1, 40) as n"
+    );
+    run(&mut world, &emit).await;
+    let relay = world.start_with("relay", "slow", &[("AMQP_URL", through)]);
+    world.wait_for("select count(*) from oncely.events", 0).await;
+    world.stop(relay).await;
+    let wanted: Vec<String> = (1..=40).map(|n| n.to_string()).collect();
+    assert_eq!(bodies(&world.broker, &queue).await, wanted);
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use testbed::proxy::{Protocol, Proxy};
 use testbed::{Broker, Database, Process, Scratch, Signal, Urls, eventually};
 
 use super::{HANDLER, program, servers};
@@ -155,6 +156,15 @@ impl World {
         let program = program(name);
         let arguments = ["-u", "REDIS_URL", "-u", "RUST_MIN_STACK", program.to_str().expect("path")];
         Process::start("/usr/bin/env".as_ref(), &arguments, &environment, &log).expect("program")
+    }
+
+    /// A proxy in front of RabbitMQ, and the URL that leads through it.
+    pub(crate) async fn proxied_rabbitmq(&self) -> (Proxy, String) {
+        let mut through: url::Url = self.urls.rabbitmq.parse().expect("url");
+        let upstream = format!("127.0.0.1:{}", through.port().expect("port")).parse().expect("address");
+        let proxy = Proxy::start(Protocol::Amqp, upstream).await.expect("proxy");
+        through.set_port(Some(proxy.port())).expect("port");
+        (proxy, through.to_string())
     }
 
     /// Publishes a JSON body to a consumer's queue.

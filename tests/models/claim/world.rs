@@ -91,7 +91,6 @@ impl Row {
             crash_attempts: self.crashes.into(),
             reason: None,
             last_error: None,
-            response: None,
         })
     }
 }

@@ -45,7 +45,6 @@ impl Row {
             crash_attempts: 0,
             reason: None,
             last_error: None,
-            response: None,
         })
     }
 }

@@ -1,0 +1,210 @@
+//! What is refused, retried and given up, as the worker decides it.
+
+use oncely::decide::{KeyDecision, KeyRecord, KeyStatus, OnConflict, decide};
+use oncely::fault::FaultClass;
+use oncely::fingerprint::{Fingerprint, FingerprintPolicy};
+use oncely::pg::class_of;
+use oncely::reason::Reason;
+use sqlx::Connection as _;
+
+use crate::support::World;
+
+use super::{claim, code, fail, once, status};
+
+#[tokio::test]
+async fn sql_decides_as_rust_does() {
+    let mut world = World::new().await;
+    let print = |byte: Option<u8>| byte.map(|byte| Fingerprint([byte; 32]));
+    let mut cases = 0;
+    for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
+        for known in [None, Some(1), Some(2)] {
+            for new in [None, Some(1), Some(2)] {
+                for on_conflict in [OnConflict::DeadLetter, OnConflict::Duplicate] {
+                    let record = KeyRecord {
+                        status,
+                        fingerprint: print(known),
+                        attempts: 1,
+                        crash_attempts: 0,
+                        reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
+                        last_error: None,
+                    };
+                    let rust = match decide(&record, print(new).as_ref(), on_conflict) {
+                        KeyDecision::Retake => "retake",
+                        KeyDecision::Duplicate => "duplicate",
+                        KeyDecision::Refuse(rejection) if rejection.reason == Reason::KeyConflict => {
+                            "conflict"
+                        }
+                        KeyDecision::Refuse(_) => "refused",
+                    };
+                    let name = match on_conflict {
+                        OnConflict::DeadLetter => "dead_letter",
+                        OnConflict::Duplicate => "duplicate",
+                    };
+                    let sql: String = sqlx::query_scalar("select oncely.decide($1, $2, $3, $4)")
+                        .bind(status.as_str())
+                        .bind(print(known).map(|print| print.0.to_vec()))
+                        .bind(print(new).map(|print| print.0.to_vec()))
+                        .bind(name)
+                        .fetch_one(&mut world.sql)
+                        .await
+                        .unwrap();
+                    assert_eq!(sql, rust, "{status:?}, {known:?}, {new:?}, {on_conflict:?}");
+                    cases += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(cases, 54);
+    // Both make the same fingerprint of a body.
+    let sql: Vec<u8> =
+        sqlx::query_scalar("select sha256('{\"a\": 1}')").fetch_one(&mut world.sql).await.unwrap();
+    assert_eq!(FingerprintPolicy::Body.of(b"{\"a\": 1}").unwrap().0.to_vec(), sql);
+}
+
+#[tokio::test]
+async fn sql_reads_errors_as_the_worker_does() {
+    let mut world = World::new().await;
+    let codes = [
+        "", "00000", "08006", "22012", "22P02", "23505", "25006", "28000", "3D000", "3F000", "40001",
+        "40P01", "42501", "42P01", "53100", "54001", "55P03", "57014", "57P01", "58030", "F0000", "XX000",
+        "P0001", "ONC01", "ONC02", "ONC03", "ONC04", "ONC05", "ONC10", "ONC11", "ONC12", "ONC13", "ONC14",
+        "ONC15",
+    ];
+    for code in codes {
+        let rust = match class_of(code) {
+            None | Some(FaultClass::Environment) => "environment",
+            Some(FaultClass::Transient) => "transient",
+            Some(FaultClass::Poison) => "poison",
+            Some(FaultClass::Rejected) => "handler_rejected",
+            Some(FaultClass::NotJson) => "invalid_json",
+            Some(FaultClass::Crashed) => "crash",
+        };
+        let sql: String = sqlx::query_scalar("select oncely.error_class($1)")
+            .bind(code)
+            .fetch_one(&mut world.sql)
+            .await
+            .unwrap();
+        assert_eq!(sql, rust, "{code}");
+    }
+    // What is not the message's fault is not counted, and a claim of the same transaction is given back.
+    let mut sql = world.database.connect().await.unwrap();
+    let mut transaction = sql.begin().await.unwrap();
+    claim(&mut transaction, "k", "{}").await.unwrap();
+    let fails = "select outcome || ' ' || attempts from oncely.fail('acme', 'payments', 'k', sha256('{}'), 1, 'x', error_code => $1)";
+    for (code, outcome) in [("42P01", "retry 0"), ("22012", "given_up 1")] {
+        let found: String = sqlx::query_scalar(fails).bind(code).fetch_one(&mut *transaction).await.unwrap();
+        assert_eq!(found, outcome, "{code}");
+        if code == "42P01" {
+            transaction.commit().await.unwrap();
+            assert_eq!(status(&mut world, "k").await.as_deref(), Some("IN_PROGRESS 0"));
+            transaction = sql.begin().await.unwrap();
+        }
+    }
+    transaction.commit().await.unwrap();
+    assert_eq!(status(&mut world, "k").await.as_deref(), Some("FAILED 1"));
+    assert_eq!(claim(&mut sql, "k", "{}").await.unwrap().reason.as_deref(), Some("poison"));
+}
+
+#[tokio::test]
+async fn other_isolation_levels_are_refused_before_anything_is_done() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    for level in ["repeatable read", "serializable"] {
+        for call in [
+            "select oncely.claim('acme', 'payments', 'k', null)",
+            "select oncely.fail('acme', 'payments', 'k', null, 1, 'boom')",
+        ] {
+            let begin = format!("begin isolation level {level}");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(begin)).execute(&mut sql).await.unwrap();
+            assert_eq!(code(sqlx::query(call).execute(&mut sql).await.unwrap_err()), "ONC10", "{level}");
+            sqlx::raw_sql("rollback").execute(&mut sql).await.unwrap();
+        }
+    }
+    assert_eq!(status(&mut world, "k").await, None);
+}
+
+#[tokio::test]
+async fn what_is_no_identity_or_no_fingerprint_is_refused_by_code() {
+    let mut world = World::new().await;
+    let long = "x".repeat(256);
+    for (tenant, consumer, key) in [
+        (None, Some("c"), Some("k")),
+        (Some("t"), None, Some("k")),
+        (Some("t"), Some("c"), None),
+        (Some(""), Some("c"), Some("k")),
+        (Some("t"), Some(""), Some("k")),
+        (Some("t"), Some("c"), Some("")),
+        (Some("t"), Some("c"), Some(long.as_str())),
+    ] {
+        for call in ["select oncely.claim($1, $2, $3, null)", "select oncely.fail($1, $2, $3, null, 1, 'x')"]
+        {
+            let refused =
+                sqlx::query(call).bind(tenant).bind(consumer).bind(key).execute(&mut world.sql).await;
+            assert_eq!(code(refused.unwrap_err()), "ONC11", "{tenant:?} {consumer:?} {key:?}");
+        }
+    }
+    for call in [
+        "select oncely.claim('t', 'c', 'k', 'short')",
+        "select oncely.claim('t', 'c', 'k', null, retention => null)",
+        "select oncely.claim('t', 'c', 'k', null, retention => interval '-1 day')",
+        "select oncely.claim('t', 'c', 'k', null, on_conflict => 'ignore')",
+        "select oncely.fail('t', 'c', 'k', null, null, 'x')",
+        "select oncely.fail('t', 'c', 'k', null, 1, 'x', max_attempts => 0)",
+        "select oncely.fail('t', 'c', 'k', null, 1, 'x', 'because')",
+    ] {
+        assert_eq!(code(sqlx::query(call).execute(&mut world.sql).await.unwrap_err()), "ONC11", "{call}");
+    }
+    let large = "do $$ begin perform oncely.claim('t', 'c', 'k', null); perform oncely.complete('t', 'c', 'k', to_jsonb(repeat('x', 65535))); end $$";
+    assert_eq!(code(sqlx::raw_sql(large).execute(&mut world.sql).await.unwrap_err()), "ONC15");
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 0);
+    // The longest of all, and bytes that are odd and allowed.
+    let odd = format!("{}\u{1}\u{202e} ", "x".repeat(250));
+    let claimed = claim(&mut world.sql, &odd, "{}").await.unwrap();
+    assert_eq!(claimed.outcome, "granted");
+    let version: i32 =
+        sqlx::query_scalar("select oncely.protocol_version()").fetch_one(&mut world.sql).await.unwrap();
+    assert_eq!(version, 1);
+}
+
+#[tokio::test]
+async fn failures_are_counted_once_each_until_the_message_is_given_up() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    for attempt in 1..=3 {
+        let mut transaction = sql.begin().await.unwrap();
+        let claimed = claim(&mut transaction, "k", "{}").await.unwrap();
+        assert_eq!((claimed.outcome.as_str(), claimed.attempt), ("granted", attempt));
+        if attempt == 2 {
+            // In the transaction of the claim, after the work was taken back.
+            let outcome = fail(&mut transaction, "k", attempt, None).await;
+            assert_eq!(outcome, ("retry".to_owned(), 2, None));
+            transaction.commit().await.unwrap();
+        } else {
+            transaction.rollback().await.unwrap();
+            let outcome =
+                if attempt < 3 { ("retry", None) } else { ("given_up", Some("attempts_exhausted")) };
+            let expected = (outcome.0.to_owned(), attempt, outcome.1.map(str::to_owned));
+            assert_eq!(fail(&mut sql, "k", attempt, None).await, expected);
+        }
+        if attempt < 3 {
+            // The reply was lost: told again, it is not counted again.
+            assert_eq!(fail(&mut sql, "k", attempt, None).await, ("retry".to_owned(), attempt, None));
+        }
+    }
+    assert_eq!(status(&mut world, "k").await.as_deref(), Some("FAILED 3"));
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 2);
+    let refused = claim(&mut sql, "k", "{}").await.unwrap();
+    assert_eq!(
+        (refused.outcome.as_str(), refused.reason.as_deref()),
+        ("refused", Some("attempts_exhausted"))
+    );
+    assert_eq!(fail(&mut sql, "k", 0, None).await.0, "refused");
+    let given_up = fail(&mut sql, "poison", 1, Some("poison")).await;
+    assert_eq!(given_up, ("given_up".to_owned(), 1, Some("poison".to_owned())));
+    // What took effect in the meantime stays so.
+    once(&mut sql, "done").await;
+    assert_eq!(fail(&mut sql, "done", 1, None).await.0, "duplicate");
+    assert_eq!(status(&mut world, "done").await.as_deref(), Some("COMPLETED 1"));
+    let other = "select outcome from oncely.fail('acme', 'payments', 'done', sha256('other'), 1, 'boom')";
+    assert_eq!(world.text(other).await.as_deref(), Some("conflict"));
+}
