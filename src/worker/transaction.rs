@@ -44,7 +44,7 @@ pub(crate) async fn transact(
     let mut transaction = begun.await?;
     step("worker.begin.after");
     let (place, times) = ((backend, epoch.as_str()), (started, now));
-    let outcomes = match function_for(shared, pass, expect) {
+    let outcomes = match function_for(shared, pass, expect, candidates.len()) {
         Some(function) => run_fresh(shared, &mut transaction, place, times, function, candidates).await?,
         None => {
             let how = (pass, expect);
