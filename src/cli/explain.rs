@@ -170,7 +170,8 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
             lines.push(format!("  payload    SHA-256 {hex}…"));
         }
         if let Some(response) = &details.response {
-            lines.push(format!("  response   {}", safe(response)));
+            let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
+            lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
         }
         if let Some(error) = &details.last_error {
             lines.push(format!("  last error {}", safe(error)));
