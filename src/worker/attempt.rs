@@ -11,6 +11,7 @@ use super::prepare::{Candidate, Known};
 use super::shared::Shared;
 use super::stop::Stop;
 use super::transaction::{audit_only, record_failure, refuse, transact};
+use super::unconfirmed::Unconfirmed;
 use crate::amqp::Delivery;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::Run;
@@ -42,7 +43,7 @@ impl Lane {
             return Ok(Vec::new());
         }
         self.marks.begin();
-        self.unconfirmed.clear();
+        self.unconfirmed = Unconfirmed::default();
         let outcomes = self.pass_after_pass(company, work).await?;
         self.marks.reported(self.unconfirmed.take_found());
         self.turn = None;

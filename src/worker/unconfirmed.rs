@@ -16,7 +16,7 @@ pub(crate) struct Unconfirmed {
 }
 
 impl Unconfirmed {
-    /// Other work begins, or this one's COMMIT was confirmed.
+    /// The COMMIT was confirmed.
     pub(crate) fn clear(&mut self) {
         self.tried.clear();
     }
