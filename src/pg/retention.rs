@@ -1,7 +1,7 @@
 //! Deletion by age.
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 
 use crate::decide::KeyStatus;
 
@@ -49,11 +49,21 @@ pub(crate) async fn sweep_batch(
     from: Option<DateTime<Utc>>,
 ) -> Result<Swept, sqlx::Error> {
     let row = match status {
-        KeyStatus::Completed => {
-            sqlx::query_file_as!(Batch, "src/pg/sweep_completed.sql", consumer, before, limit, from)
+        KeyStatus::Completed => match sweep_unheld(connection, consumer, before, limit, from).await? {
+            Some(row) => row,
+            None => {
+                sqlx::query_file_as!(
+                    Batch,
+                    "src/pg/sweep_completed_skip_locked.sql",
+                    consumer,
+                    before,
+                    limit,
+                    from
+                )
                 .fetch_one(connection)
                 .await?
-        }
+            }
+        },
         KeyStatus::Failed => {
             sqlx::query_file_as!(Batch, "src/pg/sweep_failed.sql", consumer, before, limit, from)
                 .fetch_one(connection)
@@ -66,6 +76,40 @@ pub(crate) async fn sweep_batch(
         }
     };
     Ok(row.into())
+}
+
+/// How long a sweep waits for whoever holds a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): where a holder waits
+/// for a row that the sweep has deleted, the sweep gives way.
+const HELD: &str = "100ms";
+
+/// A batch of completed keys, without locking each first. `None` where somebody holds one: nothing was deleted.
+async fn sweep_unheld(
+    connection: &mut PgConnection,
+    consumer: &str,
+    before: DateTime<Utc>,
+    limit: i64,
+    from: Option<DateTime<Utc>>,
+) -> Result<Option<Batch>, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query!("select set_config('lock_timeout', $1, true)", HELD).fetch_one(&mut *transaction).await?;
+    let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_completed.sql", consumer, before, limit, from);
+    match batch.fetch_one(&mut *transaction).await {
+        Ok(batch) => {
+            transaction.commit().await?;
+            Ok(Some(batch))
+        }
+        Err(error) if is_held(&error) => {
+            transaction.rollback().await?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Did a statement give way to somebody who holds a row: lock_not_available, deadlock_detected?
+fn is_held(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    matches!(code.as_deref(), Some("55P03" | "40P01"))
 }
 
 /// Deletes one bounded batch of the keys that say themselves that they may go before `now`, as [`sweep_batch`] does.

@@ -2,6 +2,8 @@
 -- cheaper than by key; in a file of its own, because Citus needs the form by key.
 -- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
 -- Never a key whose mirror record may still be pending: nothing that is not older than the oldest record of the outbox.
+-- It waits for whoever holds one of the rows, and then asks the conditions of the row's new version (its place is not asked for again
+-- by every minor version of PostgreSQL): a key that was taken again stays.
 with due as materialized (
     select ctid as place, completed_at as at
     from oncely.idempotency_keys
@@ -10,10 +12,10 @@ with due as materialized (
       and completed_at < least($2, (select min(created_at) from oncely.outbox))
     order by completed_at
     limit $3
-    for update skip locked
 ), gone as (
     delete from oncely.idempotency_keys
     where ctid = any (array(select place from due))
+      and status = 'COMPLETED' and consumer = $1 and expires_at is null and completed_at < $2
 )
 select count(*) as "deleted!", max(at) as last
 from due

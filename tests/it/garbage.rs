@@ -164,6 +164,47 @@ async fn a_sweep_in_many_batches_leaves_only_what_somebody_holds() {
 }
 
 #[tokio::test]
+async fn a_key_that_is_taken_again_while_a_sweep_waits_for_it_stays() {
+    let mut world = World::new().await;
+    sqlx::raw_sql(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select 'acme', 'payments', 'k' || n, 'COMPLETED', 1, now() - interval '20 days', now() - interval '20 days'
+         from generate_series(1, 10) as n",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut other = world.database.connect().await.unwrap();
+    let mut taking = sqlx::Connection::begin(&mut other).await.unwrap();
+    sqlx::query(
+        "update oncely.idempotency_keys set created_at = now(), completed_at = now() where key in ('k3', 'k7')",
+    )
+    .execute(&mut *taking)
+    .await
+    .unwrap();
+    let mut sweeper = world.database.connect().await.unwrap();
+    let sweep = tokio::spawn(async move {
+        let sweep = include_str!("../../src/pg/sweep_completed.sql");
+        sqlx::query(sqlx::AssertSqlSafe(sweep))
+            .bind("payments")
+            .bind(chrono::Utc::now() - chrono::Duration::days(10))
+            .bind(100_i64)
+            .bind(None::<chrono::DateTime<chrono::Utc>>)
+            .execute(&mut sweeper)
+            .await
+    });
+    let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    world.wait_for(waiting, 1).await;
+    taking.commit().await.unwrap();
+    sweep.await.unwrap().unwrap();
+    let kept: Vec<String> = sqlx::query_scalar("select key from oncely.idempotency_keys order by key")
+        .fetch_all(&mut world.sql)
+        .await
+        .unwrap();
+    assert_eq!(kept, ["k3", "k7"]);
+}
+
+#[tokio::test]
 async fn audit_partitions_are_made_ahead_and_old_ones_dropped() {
     let mut world = World::new().await;
     world.consumer("payments", "");

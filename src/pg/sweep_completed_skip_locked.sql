@@ -1,0 +1,16 @@
+-- The same as sweep_completed.sql, without the rows that somebody holds: locks each row first, which costs a third more.
+with due as materialized (
+    select ctid as place, completed_at as at
+    from oncely.idempotency_keys
+    where status = 'COMPLETED' and consumer = $1 and expires_at is null
+      and completed_at >= coalesce($4::timestamptz, '-infinity')
+      and completed_at < least($2, (select min(created_at) from oncely.outbox))
+    order by completed_at
+    limit $3
+    for update skip locked
+), gone as (
+    delete from oncely.idempotency_keys
+    where ctid = any (array(select place from due))
+)
+select count(*) as "deleted!", max(at) as last
+from due
