@@ -24,20 +24,23 @@ struct Arguments {
 fn main() -> ExitCode {
     // Before there is any other thread.
     stack::deepen();
-    work()
-}
-
-#[tokio::main]
-async fn work() -> ExitCode {
-    match run(Arguments::parse()).await {
+    match work(Arguments::parse()) {
         Ok(code) => code,
         Err(error) => exit::failed(&error),
     }
 }
 
-async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+fn work(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(&arguments.config)?;
     telemetry::start(&config.log);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(usize::try_from(config.worker.threads)?)
+        .enable_all()
+        .build()?;
+    runtime.block_on(run(config))
+}
+
+async fn run(config: Config) -> anyhow::Result<ExitCode> {
     let stop = shutdown::on_signal()?;
     watchdog::start(config.worker.watchdog)?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");

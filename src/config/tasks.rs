@@ -18,6 +18,8 @@ pub struct WorkerSettings {
     pub shutdown: Duration,
     /// A process whose runtime stands still for so long ends itself (exit code 70).
     pub watchdog: Duration,
+    /// Threads of the stock worker's runtime; a program that embeds a worker has its own.
+    pub threads: u32,
 }
 
 /// The relay process.
@@ -83,6 +85,7 @@ pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSet
         name: section.text("name", problems).unwrap_or_else(process_name),
         shutdown: section.duration("shutdown", 25 * SECOND, SECOND..=600 * SECOND, problems),
         watchdog: section.duration("watchdog", 60 * SECOND, SECOND..=3_600 * SECOND, problems),
+        threads: section.integer("threads", 1, 1..=64, problems),
     };
     section.finish(problems);
     settings
