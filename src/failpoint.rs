@@ -12,6 +12,8 @@ pub const STEPS: &[&str] = &[
     "worker.mark.after",
     "worker.begin.before",
     "worker.begin.after",
+    "worker.commit_fresh.before",
+    "worker.commit_fresh.after",
     "worker.claim_fresh.before",
     "worker.claim_fresh.after",
     "worker.claim.before",

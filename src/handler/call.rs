@@ -2,11 +2,12 @@
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
 use super::row::MessageRow;
-use super::{Incoming, JsonPolicy, SqlFunction};
+use super::{Incoming, JsonPolicy, SqlHandler};
 use crate::fault::Fault;
 use crate::identity::IdentityPart;
 use crate::pg::class_of;
@@ -30,11 +31,12 @@ pub(crate) enum Grouping {
 /// that did not return one row per message.
 pub(crate) async fn call(
     connection: &mut PgConnection,
-    function: &SqlFunction,
+    handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Incoming<'_>],
     grouping: Grouping,
 ) -> Result<Vec<Result<Option<Value>, EachFault>>, sqlx::Error> {
+    let function = &handler.function;
     let is_json = |one: &Incoming<'_>| function.json != JsonPolicy::Off && one.is_json;
     let needs_json = function.json == JsonPolicy::Required;
     let rows: Vec<MessageRow<'_>> = messages
@@ -48,11 +50,9 @@ pub(crate) async fn call(
     let (name, batch) = (&function.name, function.batch);
     let answers = match grouping {
         Grouping::All => {
-            let answers = sqlx::query_file!("src/handler/call_all.sql", name, batch, rows as _)
-                .fetch_one(connection)
-                .await?;
-            let responses = responses(messages.len(), answers.seqs, answers.responses)?;
-            return Ok(responses.into_iter().map(Ok).collect());
+            let statement = handler.together(connection).await?;
+            let row = sqlx::query(statement).bind(rows).fetch_one(connection).await?;
+            return Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect());
         }
         Grouping::Parts => {
             sqlx::query_file_as!(Answer, "src/handler/call_parts.sql", name, batch, rows as _, needs_json)
@@ -88,6 +88,14 @@ pub(crate) struct Record<'a> {
     /// The tags of the batch, one after another, where there is a mirror.
     pub(crate) tags: Option<Vec<u8>>,
     pub(crate) expires_at: DateTime<Utc>,
+    /// The statement is a transaction of its own: what has to be looked at before COMMIT is refused (see [`needs_a_look`]).
+    pub(crate) alone: bool,
+}
+
+/// Did a batch alone in its transaction do what must be looked at before COMMIT, such as returning a response? Nothing of it
+/// is left.
+pub(crate) fn needs_a_look(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("ONC06")
 }
 
 /// Claims the keys of messages that nobody is expected to have, runs the handler on all of them, and writes the trail and the
@@ -97,42 +105,40 @@ pub(crate) struct Record<'a> {
 /// As unique_violation on the table of keys where somebody has one of them; else as [`call`] does all together.
 pub(crate) async fn call_fresh(
     connection: &mut PgConnection,
-    function: &SqlFunction,
+    handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Incoming<'_>],
     record: &Record<'_>,
 ) -> Result<Vec<Option<Value>>, sqlx::Error> {
-    let is_json = |one: &Incoming<'_>| function.json != JsonPolicy::Off && one.is_json;
+    let is_json = |one: &Incoming<'_>| handler.function.json != JsonPolicy::Off && one.is_json;
     let rows: Vec<MessageRow<'_>> = messages
         .iter()
         .enumerate()
         .map(|(index, one)| MessageRow::of(index + 1, consumer, one, is_json(one)))
         .collect();
-    let answers = sqlx::query_file!(
-        "src/handler/call_fresh.sql",
-        &function.name,
-        function.batch,
-        rows.as_slice() as _,
-        &record.fingerprints as &[Option<&[u8]>],
-        consumer.as_str(),
-        record.worker,
-        record.now,
-        record.waited,
-        Uuid::now_v7(),
-        record.tags.as_deref(),
-        record.expires_at
-    )
-    .fetch_one(connection)
-    .await?;
-    responses(messages.len(), answers.seqs, answers.responses)
+    let statement = handler.fresh(connection).await?;
+    let row = sqlx::query(statement)
+        .bind(rows.as_slice())
+        .bind(record.fingerprints.as_slice())
+        .bind(consumer.as_str())
+        .bind(record.now)
+        .bind(record.worker)
+        .bind(record.waited)
+        .bind(Uuid::now_v7())
+        .bind(record.tags.as_deref())
+        .bind(record.expires_at)
+        .bind(record.alone)
+        // Reads on until the server is ready again: alone, that is when it has committed, and not when the row has come.
+        .fetch_one(connection)
+        .await?;
+    responses(messages.len(), &row)
 }
 
-/// A whole batch's answers in the order of the messages.
-fn responses(
-    count: usize,
-    seqs: Option<Vec<i32>>,
-    responses: Option<Vec<Option<Value>>>,
-) -> Result<Vec<Option<Value>>, sqlx::Error> {
+/// A whole batch's answers in the order of the messages. They come as one row: hundreds of rows cost the client more than what is in
+/// them. No responses at all where no message has one.
+fn responses(count: usize, row: &PgRow) -> Result<Vec<Option<Value>>, sqlx::Error> {
+    let seqs: Option<Vec<i32>> = row.try_get(0)?;
+    let responses: Option<Vec<Option<Value>>> = row.try_get(1)?;
     let seqs = seqs.unwrap_or_default();
     let responses = responses.unwrap_or_else(|| vec![None; seqs.len()]);
     in_order(count, seqs.into_iter().zip(responses))

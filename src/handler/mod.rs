@@ -5,16 +5,18 @@ mod error;
 mod row;
 mod rust;
 mod sql_function;
+mod sql_handler;
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use call::{EachFault, Grouping, Record, call, call_fresh};
+pub(crate) use call::{EachFault, Grouping, Record, call, call_fresh, needs_a_look};
 pub use error::HandlerError;
 pub use rust::{BatchHandler, Context, Handler, handler_fn};
 pub(crate) use rust::{ErasedBatchHandler, ErasedHandler};
 pub use sql_function::{JsonPolicy, SqlFunction};
+pub(crate) use sql_handler::SqlHandler;
 
 use crate::identity::Identity;
 use crate::message::Message;
@@ -49,7 +51,7 @@ impl Incoming<'_> {
 #[derive(Clone)]
 pub(crate) enum Run {
     /// A SQL function.
-    Sql(SqlFunction),
+    Sql(Arc<SqlHandler>),
     /// One message at a time.
     Rust(Arc<dyn ErasedHandler>),
     /// A batch at a time.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::call::Pass;
-use super::claim::Expect;
 use super::deadline::in_time;
 use super::isolate::{Company, Turn};
 use super::lane::{Abandoned, Lane};
@@ -26,10 +25,6 @@ const SUBTRANSACTIONS: usize = 64;
 /// For how many clean batches after one with a failure a lane goes on running batches in parts at once, which costs a clean
 /// batch a little and spares one with a bad message its first pass.
 const WARY: u32 = 16;
-
-/// For how many batches after one with a key that was known a lane goes on expecting some: a claim that expects none and is
-/// wrong costs a transaction.
-const KNOWN_AHEAD: u32 = 64;
 
 impl Lane {
     /// Commits all: together; where some message fails, in parts, inside the server; what then still fails as a whole (at
@@ -153,17 +148,13 @@ impl Lane {
         if company != Company::Any {
             self.marks.mark(shared, session, work).await?;
         }
-        let is_redelivered = |one: &&Candidate| one.delivery.message.redelivered;
-        let expect = match self.known_ahead == 0 && !work.iter().any(is_redelivered) {
-            true => Expect::Fresh,
-            false => Expect::Known,
-        };
+        let expect = self.forecast.expect(work);
         let done = transact(shared, session, pass, work, expect, &mut self.unconfirmed).await;
         match &done {
             Ok(outcomes) if outcomes.iter().all(|outcome| outcome.attempt() == Some(1)) => {
-                self.known_ahead = self.known_ahead.saturating_sub(1);
+                self.forecast.nobody_knew();
             }
-            Ok(_) | Err(Stop::Known) => self.known_ahead = KNOWN_AHEAD,
+            Ok(_) | Err(Stop::Known) => self.forecast.postgres_knew(),
             Err(_) => {}
         }
         done

@@ -47,9 +47,9 @@ pub(crate) async fn handle(
 ) -> Result<Results, Stop> {
     let consumer = &shared.consumer.name;
     match (&shared.run, pass) {
-        (Run::Sql(function), pass) => {
+        (Run::Sql(handler), pass) => {
             let called = async {
-                call(transaction, function, consumer, incoming, pass.grouping())
+                call(transaction, handler, consumer, incoming, pass.grouping())
                     .await
                     .map_err(Stop::of_handler)
             };

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use super::forecast::Expect;
 use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
@@ -26,15 +27,6 @@ pub(crate) enum Claim {
     Refuse(Rejection),
     /// Its failure is recorded already.
     Recorded(Outcome),
-}
-
-/// What a lane expects of the keys to claim. Right or wrong, the result is the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Expect {
-    /// Nobody has any of them.
-    Fresh,
-    /// Somebody may have some of them.
-    Known,
 }
 
 /// Rounds of claim and look-up before a key that is there and not there by turns is left for later.

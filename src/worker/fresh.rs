@@ -3,39 +3,35 @@
 use std::time::Instant;
 
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 
 use super::call::Pass;
-use super::claim::Expect;
 use super::deadline::{Handling, in_time, until_deadline};
+use super::forecast::{Expect, SMALL};
 use super::prepare::Candidate;
 use super::record::{mirror_tags, store_responses};
-use super::replies::{check_responses, write_replies};
+use super::replies::{check_responses, wants_reply, write_replies};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::failpoint::{step, step_with};
-use crate::handler::{Incoming, Record, Run, SqlFunction, call_fresh};
+use crate::handler::{Incoming, Record, Run, SqlHandler, call_fresh, needs_a_look};
 use crate::outcome::Outcome;
-use crate::pg::{self, Backend};
+use crate::pg::{self, Backend, Session};
 use crate::plant::planted;
 
-/// Most messages of a small batch. What counts for those is the number of round trips; taking messages apart again inside the
-/// server costs a large one more than sending keys three times (23.5 against 22.1 microseconds a message in batches of 500).
-const SMALL: usize = 64;
-
-/// The function, where a batch may go this way. What the planted bugs are in is the other way.
-pub(super) fn function_for(
+/// The handler, where a batch may go this way. What the planted bugs are in is the other way.
+pub(super) fn handler_for(
     shared: &Shared,
     pass: Pass,
     expect: Expect,
     messages: usize,
-) -> Option<&SqlFunction> {
+) -> Option<&SqlHandler> {
     let bugs = ["check_then_act", "claim_in_one_statement", "commit_tag_ignored", "conflict_is_duplicate"];
     match (&shared.run, pass, expect) {
-        (Run::Sql(function), Pass::Together, Expect::Fresh)
+        (Run::Sql(handler), Pass::Together, Expect::Fresh)
             if messages <= SMALL && !bugs.into_iter().any(planted) =>
         {
-            Some(function)
+            Some(handler)
         }
         _ => None,
     }
@@ -47,11 +43,81 @@ pub(super) async fn run_fresh(
     transaction: &mut PgConnection,
     (backend, epoch): (Backend, &str),
     (started, now): (Instant, DateTime<Utc>),
-    function: &SqlFunction,
+    handler: &SqlHandler,
     candidates: &[&Candidate],
 ) -> Result<Vec<Outcome>, Stop> {
-    let consumer = &shared.consumer;
-    let incoming: Vec<Incoming<'_>> = candidates
+    let (incoming, record) = described(shared, epoch, (started, now), candidates, false);
+    step("worker.claim_fresh.before");
+    step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+    let called = async {
+        let called = call_fresh(transaction, handler, &shared.consumer.name, &incoming, &record).await;
+        called.map_err(stop_of)
+    };
+    let responses = until_deadline(shared, backend, Handling::InServer, called).await?;
+    step("worker.handle.after");
+    step("worker.claim_fresh.after");
+    handler.heard(responses.iter().any(Option::is_some));
+    let results: Vec<_> = responses.into_iter().map(Ok).collect();
+    check_responses(&shared.consumer, &results)?;
+    let outcomes: Vec<Outcome> =
+        results.into_iter().flatten().map(|response| Outcome::Completed { attempt: 1, response }).collect();
+    let recorded = async {
+        store_responses(shared, transaction, candidates, &outcomes).await?;
+        let decided = candidates.iter().copied().zip(&outcomes);
+        write_replies(shared, transaction, now, Stop::of_handler, decided).await
+    };
+    in_time(shared, recorded).await?;
+    Ok(outcomes)
+}
+
+/// The same with COMMIT: a transaction of one statement, where nothing has to be looked at before it commits. Outcomes are
+/// committed; `None` means that there was something, and nothing is left of it.
+pub(super) async fn run_alone(
+    shared: &Shared,
+    session: &mut Session,
+    handler: &SqlHandler,
+    candidates: &[&Candidate],
+) -> Result<Option<Vec<Outcome>>, Stop> {
+    // Inside another transaction it would commit nothing.
+    let is_free = !session.connection.is_in_transaction();
+    if !is_free || !handler.is_silent() || candidates.iter().any(|one| wants_reply(shared, one)) {
+        return Ok(None);
+    }
+    let times @ (started, _) = (Instant::now(), session.clock.now());
+    let (incoming, record) = described(shared, &session.cell.epoch, times, candidates, true);
+    step("worker.commit_fresh.before");
+    step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+    let connection = &mut session.connection;
+    let called = async {
+        match call_fresh(connection, handler, &shared.consumer.name, &incoming, &record).await {
+            Ok(_) => Ok(true),
+            Err(error) if needs_a_look(&error) => Ok(false),
+            Err(error) => Err(stop_of(error)),
+        }
+    };
+    let done = until_deadline(shared, session.backend, Handling::InServer, called).await?;
+    step("worker.commit_fresh.after");
+    if !done {
+        handler.heard(true);
+        return Ok(None);
+    }
+    // A cancellation at the deadline may have struck the wait for a standby: the commit is done here and reported as done, but
+    // has not arrived there.
+    if started.elapsed() >= shared.consumer.deadline {
+        in_time(shared, async { pg::await_standby(connection).await.map_err(Stop::of_ours) }).await?;
+    }
+    Ok(Some(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()]))
+}
+
+/// A batch as [`call_fresh`] takes it.
+fn described<'a>(
+    shared: &'a Shared,
+    epoch: &str,
+    (started, now): (Instant, DateTime<Utc>),
+    candidates: &[&'a Candidate],
+    alone: bool,
+) -> (Vec<Incoming<'a>>, Record<'a>) {
+    let incoming = candidates
         .iter()
         .map(|one| Incoming {
             identity: &one.identity,
@@ -67,26 +133,12 @@ pub(super) async fn run_fresh(
         now,
         waited: i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX),
         tags: shared.precheck.is_some().then(|| mirror_tags(shared, epoch, candidates.iter().copied())),
-        expires_at: now + consumer.retention,
+        expires_at: now + shared.consumer.retention,
+        alone,
     };
-    step("worker.claim_fresh.before");
-    step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
-    let called = async {
-        let called = call_fresh(transaction, function, &consumer.name, &incoming, &record).await;
-        called.map_err(|error| if pg::is_taken(&error) { Stop::Known } else { Stop::of_handler(error) })
-    };
-    let responses = until_deadline(shared, backend, Handling::InServer, called).await?;
-    step("worker.handle.after");
-    step("worker.claim_fresh.after");
-    let results: Vec<_> = responses.into_iter().map(Ok).collect();
-    check_responses(consumer, &results)?;
-    let outcomes: Vec<Outcome> =
-        results.into_iter().flatten().map(|response| Outcome::Completed { attempt: 1, response }).collect();
-    let recorded = async {
-        store_responses(shared, transaction, candidates, &outcomes).await?;
-        let decided = candidates.iter().copied().zip(&outcomes);
-        write_replies(shared, transaction, now, Stop::of_handler, decided).await
-    };
-    in_time(shared, recorded).await?;
-    Ok(outcomes)
+    (incoming, record)
+}
+
+fn stop_of(error: sqlx::Error) -> Stop {
+    if pg::is_taken(&error) { Stop::Known } else { Stop::of_handler(error) }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Mutex, mpsc};
 
+use super::forecast::Forecast;
 use super::isolate::{Company, Part, Parts, Turn, has_suspects, tell_apart};
 use super::marks::Marks;
 use super::portion::portions;
@@ -46,8 +47,8 @@ pub(crate) struct Lane {
     pub(super) histories: Vec<String>,
     /// Batches that still run in parts at once, since one has failed.
     pub(super) wary: u32,
-    /// Batches whose keys somebody may have, since one of a batch before was known.
-    pub(super) known_ahead: u32,
+    /// What the last batches say of the next one's keys.
+    pub(super) forecast: Forecast,
 }
 
 impl Lane {
@@ -62,7 +63,7 @@ impl Lane {
             unconfirmed: Unconfirmed::default(),
             histories: Vec::new(),
             wary: 0,
-            known_ahead: 0,
+            forecast: Forecast::default(),
         }
     }
 
@@ -159,7 +160,13 @@ impl Lane {
 
         let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
         self.histories.clear();
-        let known = precheck(&shared, &mut self.session, &leading, &mut self.histories).await;
+        let known = match self.forecast.needs_precheck(&leading) {
+            true => precheck(&shared, &mut self.session, &leading, &mut self.histories).await,
+            false => vec![false; leading.len()],
+        };
+        if known.contains(&true) {
+            self.forecast.mirror_knew();
+        }
         let mut listed = Vec::new();
         for (&index, known) in first.iter().zip(known) {
             // A reply's content is in PostgreSQL alone.

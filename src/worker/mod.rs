@@ -5,6 +5,7 @@ mod call;
 mod claim;
 mod counters;
 mod deadline;
+mod forecast;
 mod fresh;
 mod isolate;
 mod lane;

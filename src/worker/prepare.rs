@@ -83,7 +83,10 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         },
     };
     let (needs_json, wants_json) = match &shared.run {
-        Run::Sql(function) => (function.json == JsonPolicy::Required, function.json != JsonPolicy::Off),
+        Run::Sql(handler) => {
+            let json = handler.function.json;
+            (json == JsonPolicy::Required, json != JsonPolicy::Off)
+        }
         Run::Rust(_) | Run::RustBatch(_) => (false, false),
     };
     let is_json = wants_json && is_json(&delivery.message.body);

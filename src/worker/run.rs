@@ -15,7 +15,7 @@ use super::subscribe::subscribe;
 use crate::amqp::Publisher;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
-use crate::handler::{BatchHandler, Handler, Run};
+use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
 use crate::pg::{History, Session, secret};
 use crate::preflight::preflight;
@@ -108,7 +108,7 @@ impl WorkerBuilder {
             let place = format!("consumers.{name}.handler");
             match (&consumer.handler, self.runs.remove(name)) {
                 (Some(function), None) => {
-                    runs.insert(name.to_owned(), Run::Sql(function.clone()));
+                    runs.insert(name.to_owned(), Run::Sql(Arc::new(SqlHandler::new(function.clone()))));
                 }
                 (None, Some(run)) => {
                     runs.insert(name.to_owned(), run);

@@ -6,9 +6,10 @@ use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
 use super::call::{Pass, handle};
-use super::claim::{CLAIM_ROUNDS, Claim, Expect, claim, too_quick};
+use super::claim::{CLAIM_ROUNDS, Claim, claim, too_quick};
 use super::deadline::in_time;
-use super::fresh::{function_for, run_fresh};
+use super::forecast::Expect;
+use super::fresh::{handler_for, run_alone, run_fresh};
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
 use super::record::{audit_records, failure, record, refusal_record};
@@ -35,6 +36,12 @@ pub(crate) async fn transact(
     expect: Expect,
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Stop> {
+    let small = handler_for(shared, pass, expect, candidates.len());
+    if let Some(handler) = small
+        && let Some(outcomes) = run_alone(shared, session, handler, candidates).await?
+    {
+        return Ok(outcomes);
+    }
     let started = Instant::now();
     let now = session.clock.now();
     let epoch = session.cell.epoch.clone();
@@ -44,8 +51,8 @@ pub(crate) async fn transact(
     let mut transaction = begun.await?;
     step("worker.begin.after");
     let (place, times) = ((backend, epoch.as_str()), (started, now));
-    let outcomes = match function_for(shared, pass, expect, candidates.len()) {
-        Some(function) => run_fresh(shared, &mut transaction, place, times, function, candidates).await?,
+    let outcomes = match small {
+        Some(handler) => run_fresh(shared, &mut transaction, place, times, handler, candidates).await?,
         None => {
             let how = (pass, expect);
             let run = run_step_by_step(shared, &mut transaction, place, times, how, candidates, unconfirmed);

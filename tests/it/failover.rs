@@ -227,6 +227,38 @@ async fn a_commit_that_never_reached_the_synchronous_standby_is_not_acknowledged
     assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
 }
 
+/// A transaction of one statement is cancelled at the deadline: while it waits for the standby, it is done all the same, and says so.
+#[tokio::test]
+async fn a_commit_whose_wait_for_the_standby_is_cancelled_at_the_deadline_is_not_acknowledged() {
+    let (mut world, mut primary, mut standby) = with_standby().await;
+    world.consumer("payments", "handler = { function = \"app.quiet\" }\nlanes = 1\ndeadline = \"1s\"");
+    world.apply_topology().await;
+    sqlx::query("alter system set synchronous_standby_names = '*'").execute(&mut world.sql).await.unwrap();
+    sqlx::query("select pg_reload_conf()").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from pg_stat_replication where sync_state = 'sync'", 1).await;
+    let worker = world.start("worker");
+    publish(&world, &numbered("before", 1)).await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    standby.cut_off().await.unwrap();
+    publish(&world, &numbered("k", 1)).await;
+    let waiting =
+        "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()";
+    world.wait_for(waiting, 1).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1, "not visible while it waits");
+    // The deadline has struck: the row is visible, and nowhere but here. The worker asks the standby.
+    world.wait_for("select count(*) from app.effects", 2).await;
+    world.wait_for(waiting, 1).await;
+    primary.kill().unwrap();
+    standby.take_port_of(&primary).await.unwrap();
+    standby.promote().await.unwrap();
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(*) from app.effects where key = 'k0'", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 2);
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+}
+
 #[tokio::test]
 async fn a_worker_that_starts_while_there_is_only_a_standby_waits_for_its_promotion() {
     let (mut world, mut primary, mut standby) = with_standby().await;

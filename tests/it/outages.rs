@@ -1,9 +1,8 @@
 //! Outages, stops and pauses cost nobody an attempt, whoever's they are.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use testbed::proxy::{OneShot, Protocol, Proxy};
+use testbed::proxy::OneShot;
 use testbed::{Broker, Postgres, eventually_within};
 
 use crate::support::{World, message, servers};
@@ -99,13 +98,10 @@ async fn marks_whose_reply_is_lost_are_taken_back() {
     let queue = world.queue("payments");
     world.publish("payments", message("acme", "k"), "{}").await;
     Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
-    let mut through: url::Url = world.database.url().parse().unwrap();
-    let upstream: SocketAddr = format!("127.0.0.1:{}", through.port().unwrap()).parse().unwrap();
-    let proxy = Proxy::start(Protocol::Postgres, upstream).await.unwrap();
-    through.set_port(Some(proxy.port())).unwrap();
+    let (proxy, environment) = world.proxied_postgres().await;
     // The first COMMIT of a redelivered message is its mark's.
     proxy.arm(Some(OneShot::LoseCommitReply));
-    let worker = world.start_with("worker", "lossy", &[("DATABASE_URL", through.to_string())]);
+    let worker = world.start_with("worker", "lossy", &environment);
     for lost in 1..=3 {
         eventually_within(Duration::from_secs(30), "a lost reply", || async {
             if proxy.struck() >= lost { Ok(()) } else { Err(worker.output()) }

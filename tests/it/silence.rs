@@ -1,21 +1,10 @@
 //! Connections that go silent: open, and nothing comes through any more. No error tells; only our own limits do.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use testbed::proxy::{OneShot, Protocol, Proxy};
+use testbed::proxy::OneShot;
 
 use crate::support::{World, message};
-
-/// A way to the database that can go silent.
-async fn way(world: &World) -> (Proxy, [(&'static str, String); 1]) {
-    let url: url::Url = world.database.url().parse().unwrap();
-    let upstream: SocketAddr = format!("127.0.0.1:{}", url.port().unwrap()).parse().unwrap();
-    let proxy = Proxy::start(Protocol::Postgres, upstream).await.unwrap();
-    let mut through = url;
-    through.set_port(Some(proxy.port())).unwrap();
-    (proxy, [("DATABASE_URL", through.to_string())])
-}
 
 const LIMITS: &str = "[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"";
 
@@ -25,7 +14,7 @@ async fn a_worker_gives_up_a_silent_connection_and_frees_its_locks() {
     world.configure(LIMITS);
     world.consumer("payments", "lanes = 1\nretry = { delays = [], max_attempts = 1 }");
     world.apply_topology().await;
-    let (proxy, environment) = way(&world).await;
+    let (proxy, environment) = world.proxied_postgres().await;
     let mut gate = world.database.connect().await.unwrap();
     sqlx::query("begin").execute(&mut gate).await.unwrap();
     // The handler's insert waits for this, so the worker is in the middle of its transaction, with its key claimed.
@@ -50,7 +39,7 @@ async fn a_commit_whose_reply_is_lost_is_found_done_and_not_run_again() {
     world.configure("[audit]\nduplicates = true");
     world.consumer("payments", "lanes = 1");
     world.apply_topology().await;
-    let (proxy, environment) = way(&world).await;
+    let (proxy, environment) = world.proxied_postgres().await;
     let worker = world.start_with("worker", "worker", &environment);
     world.wait_for_line(&worker, "subscribed").await;
     for (round, one_shot) in [OneShot::LoseCommitReply, OneShot::CutBeforeCommit].into_iter().enumerate() {
@@ -86,7 +75,7 @@ async fn a_relay_whose_connection_is_silent_ends_in_time() {
     );
     world.consumer("payments", "");
     world.apply_topology().await;
-    let (proxy, environment) = way(&world).await;
+    let (proxy, environment) = world.proxied_postgres().await;
     let mut relay = world.start_with("relay", "relay", &environment);
     world.wait_for_line(&relay, "relaying").await;
     proxy.forget();

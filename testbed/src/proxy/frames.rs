@@ -1,5 +1,7 @@
 //! Where one message of a protocol ends and the next begins.
 
+use std::collections::HashSet;
+
 use super::{Direction, Protocol};
 
 /// A complete message, or any bytes where the protocol is not looked at.
@@ -12,19 +14,16 @@ pub(super) struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Other,
-    /// PostgreSQL's simple query.
-    Query,
+    /// PostgreSQL: what is done is committed with it.
+    Commit,
     /// AMQP: class and method.
     Method(u16, u16),
 }
 
 impl Frame {
-    /// A simple query `COMMIT`.
+    /// A simple query `COMMIT`, or a worker's statement that is a transaction of its own.
     pub(super) fn is_commit(&self) -> bool {
-        let text = self.bytes.get(5..).unwrap_or_default().trim_ascii_start();
-        self.kind == Kind::Query
-            && text.get(..6).is_some_and(|word| word.eq_ignore_ascii_case(b"commit"))
-            && text.get(6).is_none_or(|next| !next.is_ascii_alphanumeric())
+        self.kind == Kind::Commit
     }
 
     pub(super) fn is_method(&self, class: u16, method: u16) -> bool {
@@ -37,6 +36,7 @@ impl Frame {
 pub(super) struct Frames {
     stage: Stage,
     buffer: Vec<u8>,
+    session: Session,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Frames {
             (Protocol::Amqp, Direction::Down) => Stage::Amqp,
             _ => Stage::Plain,
         };
-        Self { stage, buffer: Vec::new() }
+        Self { stage, buffer: Vec::new(), session: Session::default() }
     }
 
     /// Adds bytes; returns what is complete.
@@ -76,7 +76,12 @@ impl Frames {
                 break;
             }
             let rest = self.buffer.split_off(length);
-            frames.push(Frame { bytes: std::mem::replace(&mut self.buffer, rest), kind });
+            let bytes = std::mem::replace(&mut self.buffer, rest);
+            let kind = match self.stage {
+                Stage::Postgres if self.session.commits(&bytes) => Kind::Commit,
+                _ => kind,
+            };
+            frames.push(Frame { bytes, kind });
             self.stage = next;
         }
         frames
@@ -97,10 +102,7 @@ impl Frames {
                     if ENCRYPTION.contains(&number(4)?) { Stage::PostgresStartup } else { Stage::Postgres };
                 Some((number(0)? as usize, Kind::Other, next))
             }
-            Stage::Postgres => {
-                let kind = if *self.buffer.first()? == b'Q' { Kind::Query } else { Kind::Other };
-                Some((number(1)? as usize + 1, kind, Stage::Postgres))
-            }
+            Stage::Postgres => Some((number(1)? as usize + 1, Kind::Other, Stage::Postgres)),
             Stage::AmqpHeader => (self.buffer.len() >= 8).then_some((8, Kind::Other, Stage::Amqp)),
             Stage::Amqp => {
                 let length = number(3)? as usize + 8;
@@ -111,6 +113,58 @@ impl Frames {
                 };
                 Some((length, kind, Stage::Amqp))
             }
+        }
+    }
+}
+
+/// What a session of PostgreSQL has said so far.
+#[derive(Debug, Default)]
+struct Session {
+    /// Between BEGIN and COMMIT.
+    open: bool,
+    /// Names of prepared statements that do all of a transaction.
+    whole: HashSet<Vec<u8>>,
+}
+
+/// What a worker's statement that may be a whole transaction has in its text.
+const WHOLE: &[u8] = b"oncely.record_fresh(";
+
+impl Session {
+    /// Is a transaction committed with this message?
+    fn commits(&mut self, message: &[u8]) -> bool {
+        let Some((kind, text)) = message.split_first().and_then(|(kind, rest)| Some((*kind, rest.get(4..)?)))
+        else {
+            return false;
+        };
+        let mut parts = text.split(|byte| *byte == 0);
+        let (first, second) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        match kind {
+            b'Q' => {
+                let words: Vec<u8> =
+                    first.trim_ascii().iter().map(|byte| byte.to_ascii_lowercase()).collect();
+                let is = |word: &str| {
+                    words.strip_prefix(word.as_bytes()).is_some_and(|rest| {
+                        rest.first().is_none_or(|next| !next.is_ascii_alphanumeric() && *next != b'_')
+                    })
+                };
+                if is("begin") {
+                    self.open = true;
+                }
+                if is("commit") || is("rollback") {
+                    self.open = false;
+                }
+                is("commit")
+            }
+            // Parse: a statement's name, and its text.
+            b'P' => {
+                if second.windows(WHOLE.len()).any(|text| text == WHOLE) {
+                    self.whole.insert(first.to_vec());
+                }
+                false
+            }
+            // Bind: a portal's name, and a statement's.
+            b'B' => !self.open && self.whole.contains(second),
+            _ => false,
         }
     }
 }
@@ -141,6 +195,22 @@ mod tests {
             assert_eq!(commits, [false, false, false, false, true, false], "{size}");
             assert_eq!(found.iter().flat_map(|frame| frame.bytes.clone()).collect::<Vec<u8>>(), stream);
         }
+    }
+
+    #[test]
+    fn a_statement_that_does_a_whole_transaction_is_a_commit_outside_of_one() {
+        let mut stream = vec![0, 0, 0, 9, 0, 3, 0, 0, 0];
+        stream.extend(postgres(b'P', b"s1\0select oncely.record_fresh($1)\0\0\0"));
+        stream.extend(postgres(b'P', b"s2\0select 1\0\0\0"));
+        stream.extend(postgres(b'B', b"\0s1\0\0\0"));
+        stream.extend(postgres(b'B', b"\0s2\0\0\0"));
+        stream.extend(postgres(b'Q', b"BEGIN\0"));
+        stream.extend(postgres(b'B', b"\0s1\0\0\0"));
+        stream.extend(postgres(b'Q', b"ROLLBACK\0"));
+        stream.extend(postgres(b'B', b"\0s1\0\0\0"));
+        let mut frames = Frames::new(Protocol::Postgres, Direction::Up);
+        let commits: Vec<bool> = frames.push(&stream).iter().map(Frame::is_commit).collect();
+        assert_eq!(commits, [false, false, false, true, false, false, false, false, true]);
     }
 
     #[test]

@@ -51,4 +51,18 @@ create function app.mute(messages oncely.message[]) returns void language sql as
 create function app.forgetful(messages oncely.message[]) returns setof oncely.result language sql as $$
     select m.seq, null::jsonb from unnest(messages) as m where m.payload ->> 'do' is distinct from 'forget'
 $$;
+
+-- Do what app.handle does, and return nothing unless they are asked to.
+create function app.quiet(message oncely.message) returns jsonb language plpgsql as $$
+declare
+    answer jsonb := app.handle(message);
+begin
+    return case when message.payload ->> 'do' = 'answer' then answer end;
+end
+$$;
+create function app.quiet_batch(messages oncely.message[]) returns setof oncely.result language plpgsql as $$
+begin
+    return query select m.seq, app.quiet(m) from unnest(messages) as m where m.payload ->> 'do' is distinct from 'forget';
+end
+$$;
 ";

@@ -167,6 +167,15 @@ impl World {
         (proxy, through.to_string())
     }
 
+    /// A proxy in front of PostgreSQL, and the environment of a program that goes through it.
+    pub(crate) async fn proxied_postgres(&self) -> (Proxy, [(&'static str, String); 1]) {
+        let mut through: url::Url = self.database.url().parse().expect("url");
+        let upstream = format!("127.0.0.1:{}", through.port().expect("port")).parse().expect("address");
+        let proxy = Proxy::start(Protocol::Postgres, upstream).await.expect("proxy");
+        through.set_port(Some(proxy.port())).expect("port");
+        (proxy, [("DATABASE_URL", through.to_string())])
+    }
+
     /// Publishes a JSON body to a consumer's queue.
     pub(crate) async fn publish(&self, consumer: &str, properties: BasicProperties, body: &str) {
         self.publish_bytes(consumer, properties, body.as_bytes()).await;
