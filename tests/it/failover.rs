@@ -134,10 +134,7 @@ async fn a_duplicate_that_a_failover_forgets_while_its_batch_runs_runs_again() {
     gate.pass_one().await;
     world.wait_for(WAITING, 1).await;
 
-    primary.kill().unwrap();
-    standby.take_port_of(&primary).await.unwrap();
-    standby.promote().await.unwrap();
-    world.sql = world.database.connect().await.unwrap();
+    fail_over(&mut world, &mut primary, &mut standby).await;
     world.wait_for("select count(*) from app.effects where key = 'second'", 1).await;
     world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
     world.stop(worker).await;
@@ -155,6 +152,24 @@ async fn with_standby() -> (World, Postgres, Postgres) {
     world.configure("[postgres]\nstatement_timeout = \"2s\"\nlock_timeout = \"1s\"");
     let standby = primary.standby().await.unwrap();
     (world, primary, standby)
+}
+
+/// Commits wait for the standby from now on.
+async fn make_synchronous(world: &mut World) {
+    sqlx::query("alter system set synchronous_standby_names = '*'").execute(&mut world.sql).await.unwrap();
+    sqlx::query("select pg_reload_conf()").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from pg_stat_replication where sync_state = 'sync'", 1).await;
+}
+
+const AWAITS_STANDBY: &str =
+    "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()";
+
+/// The primary dies, and the standby takes its place with what has reached it.
+async fn fail_over(world: &mut World, primary: &mut Postgres, standby: &mut Postgres) {
+    primary.kill().unwrap();
+    standby.take_port_of(primary).await.unwrap();
+    standby.promote().await.unwrap();
+    world.sql = world.database.connect().await.unwrap();
 }
 
 #[tokio::test]
@@ -199,28 +214,21 @@ async fn a_commit_that_never_reached_the_synchronous_standby_is_not_acknowledged
     let (mut world, mut primary, mut standby) = with_standby().await;
     world.consumer("payments", "");
     world.apply_topology().await;
-    sqlx::query("alter system set synchronous_standby_names = '*'").execute(&mut world.sql).await.unwrap();
-    sqlx::query("select pg_reload_conf()").execute(&mut world.sql).await.unwrap();
-    world.wait_for("select count(*) from pg_stat_replication where sync_state = 'sync'", 1).await;
+    make_synchronous(&mut world).await;
     let worker = world.start("worker");
     publish(&world, &numbered("before", 1)).await;
     world.wait_for("select count(*) from app.effects", 1).await;
     standby.cut_off().await.unwrap();
     publish(&world, &numbered("k", 1)).await;
-    let waiting =
-        "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()";
-    world.wait_for(waiting, 1).await;
+    world.wait_for(AWAITS_STANDBY, 1).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 1, "not visible while it waits");
     // Its wait is cut short: the row is visible, and nowhere but here.
     let cut = "select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()";
     sqlx::query(cut).execute(&mut world.sql).await.unwrap();
     world.wait_for("select count(*) from app.effects", 2).await;
     // The worker finds it done, and must ask the standby before it believes that.
-    world.wait_for(waiting, 1).await;
-    primary.kill().unwrap();
-    standby.take_port_of(&primary).await.unwrap();
-    standby.promote().await.unwrap();
-    world.sql = world.database.connect().await.unwrap();
+    world.wait_for(AWAITS_STANDBY, 1).await;
+    fail_over(&mut world, &mut primary, &mut standby).await;
     world.wait_for("select count(*) from app.effects where key = 'k0'", 1).await;
     world.stop(worker).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 2);
@@ -233,26 +241,19 @@ async fn a_commit_whose_wait_for_the_standby_is_cancelled_at_the_deadline_is_not
     let (mut world, mut primary, mut standby) = with_standby().await;
     world.consumer("payments", "handler = { function = \"app.quiet\" }\nlanes = 1\ndeadline = \"1s\"");
     world.apply_topology().await;
-    sqlx::query("alter system set synchronous_standby_names = '*'").execute(&mut world.sql).await.unwrap();
-    sqlx::query("select pg_reload_conf()").execute(&mut world.sql).await.unwrap();
-    world.wait_for("select count(*) from pg_stat_replication where sync_state = 'sync'", 1).await;
+    make_synchronous(&mut world).await;
     let worker = world.start("worker");
     publish(&world, &numbered("before", 1)).await;
     world.wait_for("select count(*) from app.effects", 1).await;
     world.wait_for_ready(&world.queue("payments"), 0).await;
     standby.cut_off().await.unwrap();
     publish(&world, &numbered("k", 1)).await;
-    let waiting =
-        "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()";
-    world.wait_for(waiting, 1).await;
+    world.wait_for(AWAITS_STANDBY, 1).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 1, "not visible while it waits");
     // The deadline has struck: the row is visible, and nowhere but here. The worker asks the standby.
     world.wait_for("select count(*) from app.effects", 2).await;
-    world.wait_for(waiting, 1).await;
-    primary.kill().unwrap();
-    standby.take_port_of(&primary).await.unwrap();
-    standby.promote().await.unwrap();
-    world.sql = world.database.connect().await.unwrap();
+    world.wait_for(AWAITS_STANDBY, 1).await;
+    fail_over(&mut world, &mut primary, &mut standby).await;
     world.wait_for("select count(*) from app.effects where key = 'k0'", 1).await;
     world.stop(worker).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 2);
