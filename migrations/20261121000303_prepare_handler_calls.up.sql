@@ -70,9 +70,9 @@ language plpgsql stable
 as $$
 declare
     answers text := 'select array_agg(r.seq), case when count(r.response) > 0 then array_agg(r.response) end';
-    -- OFFSET 0: a handler that is declared stable would otherwise be called for each mention of its result.
+    -- OFFSET 0: what a handler that is declared stable returns would otherwise be made up anew for each mention of it.
     call text := case
-        when batch then ' from %s(%s) as r (seq, response)'
+        when batch then ' from (select b.seq, b.response from %s(%s) as b (seq, response) offset 0) as r (seq, response)'
         else ' from (select m.seq, %s(m) from unnest(%s) as m offset 0) as r (seq, response)'
     end;
     name text := oncely.handler_name(handler, batch);

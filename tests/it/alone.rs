@@ -191,3 +191,34 @@ async fn a_handler_can_be_replaced_while_it_is_in_use() {
     );
     books_are_right(&mut world, 12).await;
 }
+
+/// PostgreSQL takes such a handler apart where it is called, and its promise for true.
+#[tokio::test]
+async fn a_handler_that_is_wrongly_declared_stable_runs_once_all_the_same() {
+    for (handler, batch) in [("app.calm", false), ("app.calm_batch", true)] {
+        let mut world =
+            quiet(&format!("handler = {{ function = \"{handler}\", batch = {batch} }}\nlanes = 1")).await;
+        sqlx::raw_sql(
+            "create function app.calm(message oncely.message) returns jsonb language plpgsql stable as $$
+             begin
+                 return (select app.handle(message));
+             end
+             $$;
+             create function app.calm_batch(messages oncely.message[]) returns setof oncely.result language sql stable as
+                 'select m.seq, app.calm(m) from unnest($1) as m'",
+        )
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+        let worker = world.start("worker");
+        world.publish("payments", message("acme", "fresh"), "{}").await;
+        world.wait_for(COMPLETED, 1).await;
+        world.publish("payments", message("acme", "fresh"), "{}").await;
+        world.wait_for_ready(&world.queue("payments"), 0).await;
+        // A key was known, so the next batch goes step by step.
+        world.publish("payments", message("acme", "step by step"), "{}").await;
+        world.wait_for(COMPLETED, 2).await;
+        world.stop(worker).await;
+        books_are_right(&mut world, 2).await;
+    }
+}
