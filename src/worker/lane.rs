@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Mutex, mpsc};
-
 use super::forecast::Forecast;
+use super::intake::Intake;
 use super::isolate::{Company, Part, Parts, Turn, has_suspects, tell_apart};
 use super::marks::Marks;
 use super::portion::portions;
@@ -25,9 +24,6 @@ use crate::identity::Identity;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, Session};
 use crate::plant::planted;
-
-/// Deliveries on their way to the lanes, taken by one lane at a time.
-pub(crate) type Intake = Arc<Mutex<mpsc::Receiver<Box<Delivery>>>>;
 
 /// The batch was given up without a decision: its messages are not settled, so they come again.
 #[derive(Debug)]
@@ -68,25 +64,18 @@ impl Lane {
     }
 
     /// Takes batches until told to stop. A batch that has been taken is finished first.
-    pub(crate) async fn run(mut self, intake: Intake) {
-        let most = usize::try_from(self.shared.consumer.batch).unwrap_or(1);
+    pub(crate) async fn run(mut self, intake: Arc<Intake<Box<Delivery>>>) {
         loop {
-            let mut batch = Vec::with_capacity(most);
-            let taken = async {
-                // Whoever waits for the intake takes what is there, without lingering: at a low rate batches are small and
-                // quick, under a backlog they are full.
-                let mut intake = intake.lock().await;
-                intake.recv_many(&mut batch, most).await
-            };
-            // Both futures can be dropped while waiting: recv_many takes nothing then.
-            let count = tokio::select! {
+            let mut batch = Vec::new();
+            tokio::select! {
                 biased;
-                () = self.shared.stop.cancelled() => break,
-                count = taken => count,
-            };
-            if count == 0 {
+                () = self.shared.stop.cancelled() => {}
+                () = intake.take(&mut batch) => {}
+            }
+            if batch.is_empty() {
                 break;
             }
+            let _at_work = intake.at_work();
             for batch in portions(batch, |delivery| delivery.message.body.len()) {
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
-use tokio::sync::{Mutex, RwLock, mpsc};
+use tokio::sync::{RwLock, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::intake::Intake;
 use super::lane::Lane;
 use super::shared::{Precheck, Shared};
 use super::subscribe::subscribe;
@@ -251,7 +252,9 @@ impl Worker {
             // As much as the broker sends: then sending into it never waits, except after reconnects.
             let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
             let (sender, receiver) = mpsc::channel(capacity.max(1));
-            let intake = Arc::new(Mutex::new(receiver));
+            let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
+            let in_flight = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
+            let intake = Arc::new(Intake::new(receiver, most, capacity, in_flight));
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared)).run(Arc::clone(&intake)));
             }
