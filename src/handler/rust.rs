@@ -23,8 +23,9 @@ impl<'c> Context<'c> {
         Self { connection, incoming }
     }
 
-    /// The connection inside the open transaction. A handler must not end that transaction; savepoints are its own affair.
-    /// An ended transaction is noticed, and the connection is closed.
+    /// The connection inside the open transaction. A handler must not end that transaction by a COMMIT or ROLLBACK of its own, and
+    /// must not drop a nested `begin()` half-way (a timeout around it), nor go on after one that failed: sqlx then takes back all of
+    /// the transaction. Other savepoints are its own affair. An ended transaction is noticed, and the connection is closed.
     pub fn connection(&mut self) -> &mut PgConnection {
         self.connection
     }

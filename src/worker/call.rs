@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt as _;
 use serde_json::Value;
-use sqlx::{Executor as _, PgConnection};
+use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use super::deadline::{Handling, until_deadline};
 use super::shared::Shared;
@@ -84,6 +84,10 @@ pub(crate) async fn handle(
                     for message in incoming {
                         let called = async { call_one(run, transaction, message).await?.map_err(stop_of) };
                         let response = until_deadline(shared, backend, Handling::InProcess, called).await?;
+                        // What the next one wrote would be committed without its key.
+                        if !transaction.is_in_transaction() {
+                            return Err(ended(None));
+                        }
                         results.push(Ok(response));
                     }
                 }
@@ -177,13 +181,17 @@ async fn end_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
                 let text = "the handler ignored an error that aborted its transaction";
                 Err(Stop::Failed(Fault::new(FaultClass::Transient, fault.code, text)))
             }
-            PgFault::Fault(fault) => {
-                let text = "the handler ended the transaction that it ran in";
-                tracing::error!(code = fault.code, "{text}; its connection is closed");
-                Err(Stop::Tainted(Fault::new(FaultClass::Transient, fault.code, text)))
-            }
+            PgFault::Fault(fault) => Err(ended(fault.code)),
         },
     }
+}
+
+/// By COMMIT or ROLLBACK; or by dropping or swallowing a nested `begin()` that did not succeed, which sqlx answers with a ROLLBACK of
+/// everything.
+fn ended(code: Option<String>) -> Stop {
+    let text = "the handler ended the transaction that it ran in";
+    tracing::error!(code, "{text}; its connection is closed");
+    Stop::Tainted(Fault::new(FaultClass::Transient, code, text))
 }
 
 /// Takes back what a failed handler did. Where that can't be done the connection is given up, and the handler's failure

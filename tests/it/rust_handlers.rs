@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
+use futures::FutureExt as _;
 use oncely::handler::{BatchHandler, Context, Handler, HandlerError, HandlerResult, Incoming, handler_fn};
 use oncely::worker::{Stopped, Worker};
 use serde_json::{Value, json};
-use sqlx::Executor as _;
+use sqlx::{Connection as _, Executor as _};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -180,6 +183,50 @@ async fn a_handler_that_ends_its_transaction_is_noticed() {
     assert_eq!(world.broker.ready(&world.queue("rust")).await.unwrap(), 0);
 }
 
+#[tokio::test]
+async fn a_handler_that_drops_a_nested_transaction_half_way_doubles_no_neighbour() {
+    let mut world = world().await;
+    world.configure("lanes = 1");
+    let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (inside, opened) = (Arc::clone(&entered), Arc::clone(&gate));
+    let handler = handler_fn(move |context, message| {
+        let (inside, opened) = (Arc::clone(&inside), Arc::clone(&opened));
+        Box::pin(async move {
+            match message.identity.key.as_str() {
+                "gate" => {
+                    inside.notify_one();
+                    opened.notified().await;
+                }
+                // The SAVEPOINT is on its way; sqlx takes back everything.
+                "culprit" => {
+                    assert!(context.connection().begin().now_or_never().is_none());
+                }
+                _ => {}
+            }
+            let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
+            if message.identity.key.as_str() != "culprit" {
+                sqlx::query(insert).bind(message.identity.key.as_str()).execute(context.connection()).await?;
+            }
+            Ok(None)
+        })
+    });
+    let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
+    world.publish("rust", message("acme", "gate"), "{}").await;
+    entered.notified().await;
+    world.publish("rust", message("acme", "culprit"), "{}").await;
+    for number in 0..9 {
+        world.publish("rust", message("acme", &format!("k{number}")), "{}").await;
+    }
+    // All of them are with the worker: one batch.
+    world.wait_for_ready(&world.queue("rust"), 0).await;
+    gate.notify_one();
+    assert_eq!(dead(&world, 1).await, [("culprit".to_owned(), "attempts_exhausted".to_owned())]);
+    world.wait_for("select count(*) from oncely.idempotency_keys where status = 'COMPLETED'", 10).await;
+    end(running).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 10, "one each");
+    assert_eq!(world.count("select count(distinct key) from app.effects").await, 10);
+}
+
 /// Writes all messages with one statement; forgets to answer for those that say so.
 struct Batched;
 
@@ -218,7 +265,7 @@ async fn a_handler_that_dawdles_in_its_transaction_uses_up_its_attempts() {
         Box::pin(async move {
             if message.identity.key.as_str() == "slow" {
                 // Longer than idle_in_transaction_session_timeout: the server ends the session meanwhile.
-                tokio::time::sleep(std::time::Duration::from_millis(2_500)).await;
+                tokio::time::sleep(Duration::from_millis(2_500)).await;
             }
             let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
             sqlx::query(insert).bind(message.identity.key.as_str()).execute(context.connection()).await?;
