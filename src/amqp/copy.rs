@@ -34,6 +34,9 @@ pub(crate) fn without_deaths(headers: &FieldTable) -> FieldTable {
     keep(headers, |name| !BROKER_HEADERS.contains(&name))
 }
 
+/// A publisher's further routing keys. Exchanges that go by the routing key obey it, the default exchange too.
+pub(crate) const CC_HEADER: &str = "CC";
+
 /// The headers without some.
 pub(crate) fn without(headers: &FieldTable, names: &[&str]) -> FieldTable {
     keep(headers, |name| !names.contains(&name))

@@ -478,6 +478,29 @@ async fn letters_that_wait_survive_any_number_of_sweeps_of_a_queue_with_a_delive
 }
 
 #[tokio::test]
+async fn a_sweep_sends_no_copy_to_the_other_queues_that_a_publisher_named() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let other = world.queue("ledger");
+    world.broker.declare_queue(&other, FieldTable::default()).await.unwrap();
+    let worker = world.start("worker");
+    let mut headers = message("acme", "k1").headers().clone().unwrap();
+    let named = vec![AMQPValue::LongString(other.clone().into())];
+    headers.insert("CC".into(), AMQPValue::FieldArray(named.into()));
+    world.publish("payments", message("acme", "k1").with_headers(headers), r#"{"do": "reject"}"#).await;
+    world.wait_for_ready(&dead(&world), 1).await;
+    world.wait_for_ready(&other, 1).await;
+    world.stop(worker).await;
+    for _ in 0..2 {
+        let pass = failed(&world, 0, &["sweep", "--queue", &world.queue("payments")]).await;
+        assert_eq!(pass["swept"][0]["kept"], json!(1));
+    }
+    // Confirms come when a message is in all its queues.
+    assert_eq!(world.broker.ready(&other).await.unwrap(), 1, "the publisher's own copy");
+}
+
+#[tokio::test]
 async fn two_sweeps_at_once_lose_and_double_nothing() {
     let mut world = World::new().await;
     world.consumer("payments", "queue_type = \"quorum\"");

@@ -16,7 +16,7 @@ use super::super::output;
 use super::super::session;
 use super::SCHEMA;
 use super::copy::{Owner, returned};
-use crate::amqp::{Copy, Publisher, Taken, Taker, Topology, header, put};
+use crate::amqp::{CC_HEADER, Copy, Publisher, Taken, Taker, Topology, header, put, without};
 use crate::config::Config;
 use crate::letter::Letter;
 use crate::pg::{self, Named, Session, Standing};
@@ -271,9 +271,10 @@ impl Pass<'_> {
     }
 
     /// The same again, into this queue alone: another queue that is bound to the dead-letter exchange must not get a copy
-    /// with each sweep. The way there replaces the routing key, so a header keeps it.
+    /// with each sweep, nor a queue that the publisher's CC names. The way there replaces the routing key, so a header keeps it.
     fn kept(&self, taken: &Taken) -> Copy {
-        let mut headers = taken.properties.headers().clone().unwrap_or_default();
+        let headers = taken.properties.headers().clone().unwrap_or_default();
+        let mut headers = without(&headers, &[CC_HEADER]);
         if header(Some(&headers), "x-oncely-routing-key").is_none() {
             put(&mut headers, "x-oncely-routing-key", &taken.routing_key);
         }
