@@ -100,6 +100,11 @@ impl Which {
         texts.iter().all(|text| text.is_none()) && self.since.is_none() && self.until.is_none()
     }
 
+    /// Says what the letters are, and not only where they came from and when.
+    fn tells_which(&self) -> bool {
+        self.reason.is_some() || self.group.is_some() || self.key.is_some()
+    }
+
     fn filter(self, default_limit: i64) -> LetterFilter {
         LetterFilter {
             tenant: self.tenant,

@@ -24,6 +24,13 @@ pub(super) struct Change {
     pub(super) agreement: Agreement,
 }
 
+impl Change {
+    /// The letters are chosen by what they are, and not only by where they came from and when.
+    pub(super) fn names_letters(&self) -> bool {
+        !self.ids.is_empty() || self.which.tells_which()
+    }
+}
+
 /// Letters that nothing is done to, and why.
 pub(super) type Refused = BTreeMap<&'static str, u64>;
 

@@ -42,7 +42,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let change = arguments.change;
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let mut plan = Plan::make(&mut session, &change, "requeue", &["waiting", "requeueing"], refusal).await?;
+    let refuse = |letter: &Planned| refusal(letter, change.names_letters());
+    let mut plan = Plan::make(&mut session, &change, "requeue", &["waiting", "requeueing"], refuse).await?;
     let count = |of: fn(&Planned) -> bool| plan.letters.iter().filter(|letter| of(letter)).count();
     let completed = count(|l| l.key_status.as_deref() == Some("COMPLETED"));
     let unfinished = count(|l| l.state == "requeueing");
@@ -89,12 +90,17 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
-/// Why a letter can't run again as it is.
-fn refusal(letter: &Planned) -> Option<&'static str> {
+/// Why a letter can't run again as it is, or not with many others.
+fn refusal(letter: &Planned, named: bool) -> Option<&'static str> {
     if letter.reason == Reason::KeyConflict.as_str() {
         return Some(
             "key_conflict: their key came before with another payload, so they would be refused again; publish them under a \
              key of their own",
+        );
+    }
+    if letter.reason == Reason::IncompleteClaim.as_str() && !named {
+        return Some(
+            "incomplete_claim: they may have taken effect, and would run again; look, and name them by id, --key or --reason",
         );
     }
     (!letter.same_payload).then_some(

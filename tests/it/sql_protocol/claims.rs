@@ -154,6 +154,11 @@ async fn a_claim_that_is_committed_without_complete_is_neither_done_nor_run_agai
         update oncely.idempotency_keys set status = 'COMPLETED', reason = null where key = 'autocommit'; reset role";
     sqlx::raw_sql(settle).execute(&mut world.sql).await.unwrap();
     assert_eq!(claim(&mut sql, "autocommit", "{}").await.unwrap().outcome, "duplicate");
+    // With many others it is left out.
+    let many = world.oncely(&["failed", "requeue", "--tenant", "acme", "--yes"]).await;
+    let said = String::from_utf8_lossy(&many.stdout).into_owned() + &String::from_utf8_lossy(&many.stderr);
+    assert!(said.contains("incomplete_claim: they may have taken effect"), "{said}");
+    assert_eq!(world.count("select count(*) from oncely.dead_letters where state = 'waiting'").await, 1);
     // Somebody has looked, and lets it run.
     let requeued = world.oncely(&["failed", "requeue", "--key", "forgotten", "--yes"]).await;
     assert!(requeued.status.success(), "{}", String::from_utf8_lossy(&requeued.stderr));
