@@ -201,6 +201,12 @@ async fn failures_are_counted_once_each_until_the_message_is_given_up() {
     assert_eq!(fail(&mut sql, "k", 0, None).await.0, "refused");
     let given_up = fail(&mut sql, "poison", 1, Some("poison")).await;
     assert_eq!(given_up, ("given_up".to_owned(), 1, Some("poison".to_owned())));
+    // Where the claim did not answer nothing is counted; a reason gives up all the same.
+    assert_eq!(fail(&mut sql, "unanswered", 0, None).await, ("retry".to_owned(), 0, None));
+    assert_eq!(fail(&mut sql, "unanswered", 1, None).await, ("retry".to_owned(), 1, None));
+    let given_up = fail(&mut sql, "unanswered", 0, Some("invalid_json")).await;
+    assert_eq!(given_up, ("given_up".to_owned(), 1, Some("invalid_json".to_owned())));
+    assert_eq!(status(&mut world, "unanswered").await.as_deref(), Some("FAILED 1"));
     // What took effect in the meantime stays so.
     once(&mut sql, "done").await;
     assert_eq!(fail(&mut sql, "done", 1, None).await.0, "duplicate");
