@@ -2,8 +2,8 @@
 -- cheaper than by key; in a file of its own, because Citus needs the form by key.
 -- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
 -- Never a key whose mirror record may still be pending: nothing that is not older than the oldest record of the outbox.
--- It waits for whoever holds one of the rows, and then asks the conditions of the row's new version (its place is not asked for again
--- by every minor version of PostgreSQL): a key that was taken again stays.
+-- It waits for whoever holds one of the rows, and then asks the conditions of the row's new version: a key that was taken again stays.
+-- (Servers from before the minor releases of November 2025 do not ask for the place again: "Add missing EPQ recheck for TID Scan".)
 with due as materialized (
     select ctid as place, completed_at as at
     from oncely.idempotency_keys
