@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Intake<T> {
     arriving: Mutex<mpsc::Receiver<T>>,
-    /// Lanes that have a batch at hand.
+    /// Lanes whose batch is not decided yet.
     at_work: watch::Sender<usize>,
     /// Most messages of a batch.
     most: usize,
@@ -62,18 +62,18 @@ impl<T> Intake<T> {
         }
     }
 
-    /// Says that a lane has a batch at hand, until the guard is dropped.
-    pub(crate) fn at_work(&self) -> AtWork<'_> {
+    /// Says that a lane is at work on a batch, until the guard is dropped.
+    pub(crate) fn at_work(&self) -> AtWork {
         self.at_work.send_modify(|lanes| *lanes += 1);
-        AtWork(&self.at_work)
+        AtWork(self.at_work.clone())
     }
 }
 
-/// A lane with a batch.
+/// A lane at work.
 #[derive(Debug)]
-pub(crate) struct AtWork<'a>(&'a watch::Sender<usize>);
+pub(crate) struct AtWork(watch::Sender<usize>);
 
-impl Drop for AtWork<'_> {
+impl Drop for AtWork {
     fn drop(&mut self) {
         self.0.send_modify(|lanes| *lanes -= 1);
     }

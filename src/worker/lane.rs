@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::forecast::Forecast;
-use super::intake::Intake;
+use super::intake::{AtWork, Intake};
 use super::isolate::{Company, Part, Parts, Turn, has_suspects, tell_apart};
 use super::marks::Marks;
 use super::portion::portions;
@@ -45,6 +45,8 @@ pub(crate) struct Lane {
     pub(super) wary: u32,
     /// What the last batches say of the next one's keys.
     pub(super) forecast: Forecast,
+    /// Until the batch at hand is decided: then it may wait for the broker, and another lane need not wait for it.
+    at_work: Option<AtWork>,
 }
 
 impl Lane {
@@ -60,6 +62,7 @@ impl Lane {
             histories: Vec::new(),
             wary: 0,
             forecast: Forecast::default(),
+            at_work: None,
         }
     }
 
@@ -75,8 +78,8 @@ impl Lane {
             if batch.is_empty() {
                 break;
             }
-            let _at_work = intake.at_work();
             for batch in portions(batch, |delivery| delivery.message.body.len()) {
+                self.at_work = Some(intake.at_work());
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
                     biased;
@@ -87,6 +90,7 @@ impl Lane {
                     }
                     done = self.batch(batch) => done,
                 };
+                self.at_work = None;
                 if done.is_err() {
                     // The process lives: whatever was at work has killed nobody.
                     self.marks.take_back(&self.shared, &mut self.session).await;
@@ -215,6 +219,7 @@ impl Lane {
                 None => again.push(candidate),
             }
         }
+        self.at_work = None;
         settle(&shared, settled).await?;
         Ok(again)
     }
