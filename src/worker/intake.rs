@@ -25,7 +25,7 @@ pub(crate) struct Intake<T> {
 impl<T> Intake<T> {
     /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`.
     pub(crate) fn new(arriving: mpsc::Receiver<T>, most: usize, prefetch: usize, lanes: usize) -> Self {
-        let full = most.min(prefetch / (2 * lanes).max(1));
+        let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
         Self { arriving: Mutex::new(arriving), at_work: watch::Sender::new(0), most, full }
     }
 

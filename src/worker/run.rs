@@ -253,8 +253,8 @@ impl Worker {
             let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
             let (sender, receiver) = mpsc::channel(capacity.max(1));
             let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
-            let in_flight = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
-            let intake = Arc::new(Intake::new(receiver, most, capacity, in_flight));
+            let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
+            let intake = Arc::new(Intake::new(receiver, most, capacity, count));
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared)).run(Arc::clone(&intake)));
             }

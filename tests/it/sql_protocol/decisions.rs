@@ -207,6 +207,8 @@ async fn failures_are_counted_once_each_until_the_message_is_given_up() {
     let given_up = fail(&mut sql, "unanswered", 0, Some("invalid_json")).await;
     assert_eq!(given_up, ("given_up".to_owned(), 1, Some("invalid_json".to_owned())));
     assert_eq!(status(&mut world, "unanswered").await.as_deref(), Some("FAILED 1"));
+    let never_run = fail(&mut sql, "never run", 0, Some("poison")).await;
+    assert_eq!(never_run, ("given_up".to_owned(), 0, Some("poison".to_owned())));
     // What took effect in the meantime stays so.
     once(&mut sql, "done").await;
     assert_eq!(fail(&mut sql, "done", 1, None).await.0, "duplicate");
