@@ -11,6 +11,7 @@ mod event_operator;
 mod event_relay;
 mod history;
 mod inspect;
+mod memory;
 mod migrate;
 mod operator;
 mod ordering_key;

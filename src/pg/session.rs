@@ -121,6 +121,8 @@ pub struct Session {
     pub(crate) synchronous: bool,
     /// The server's process behind it.
     pub(crate) backend: Backend,
+    /// See [`Session::keep_memory`].
+    pub(super) keeps_memory: bool,
 }
 
 /// The server's process behind a session, as another session names it. The time of its start tells it from a later process
@@ -162,6 +164,7 @@ impl Session {
             clock: Clock::new(row.now, asked),
             synchronous: server.synchronous,
             backend: Backend { pid: row.pid, started_at: row.started_at },
+            keeps_memory: false,
         })
     }
 

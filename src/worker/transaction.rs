@@ -8,7 +8,7 @@ use sqlx::{Connection as _, PgConnection};
 use super::call::{Pass, handle};
 use super::claim::{CLAIM_ROUNDS, Claim, claim, too_quick};
 use super::deadline::in_time;
-use super::forecast::Expect;
+use super::forecast::{Expect, SMALL};
 use super::fresh::{handler_for, run_alone, run_fresh};
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
@@ -41,6 +41,9 @@ pub(crate) async fn transact(
         && let Some(outcomes) = run_alone(shared, session, handler, candidates).await?
     {
         return Ok(outcomes);
+    }
+    if candidates.len() > SMALL {
+        in_time(shared, async { session.keep_memory().await.map_err(Stop::of_ours) }).await?;
     }
     let started = Instant::now();
     let now = session.clock.now();

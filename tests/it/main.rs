@@ -21,6 +21,7 @@ mod failures;
 mod garbage;
 mod identities;
 mod isolation;
+mod memory;
 mod mirror;
 mod once;
 mod outages;
