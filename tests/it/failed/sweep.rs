@@ -1,0 +1,96 @@
+//! Sweeps of a dead-letter queue.
+
+use lapin::types::{AMQPValue, FieldTable};
+use serde_json::json;
+
+use super::{dead, failed};
+use crate::support::{World, message};
+
+/// A quorum queue that loses a message at its fourth return.
+async fn short_lived(world: &World) {
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(3));
+    world.broker.declare_queue(&dead(world), arguments).await.unwrap();
+}
+
+#[tokio::test]
+async fn letters_that_wait_survive_any_number_of_sweeps_of_a_queue_with_a_delivery_limit() {
+    let mut world = World::new().await;
+    world.consumer("payments", "queue_type = \"quorum\"");
+    short_lived(&world).await;
+    // It says that this queue is there with other arguments, and declares the rest.
+    assert_eq!(world.oncely(&["topology", "apply"]).await.status.code(), Some(1));
+    let worker = world.start("worker");
+    for number in 0..11 {
+        world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "reject"}"#).await;
+        // Somebody else's, without a row.
+        let stranger = message("acme", &format!("s{number}"));
+        world.broker.publish("", &dead(&world), stranger, b"stranger").await.unwrap();
+    }
+    world.wait_for_ready(&dead(&world), 22).await;
+    world.stop(worker).await;
+    for _ in 0..25 {
+        let pass = failed(&world, 0, &["sweep", "--queue", &world.queue("payments")]).await;
+        assert_eq!((&pass["swept"][0]["kept"], &pass["swept"][0]["dropped"]), (&json!(22), &json!(0)));
+    }
+    let letters = world.broker.take_exactly(&dead(&world), 22).await.unwrap();
+    let mut keys: Vec<_> =
+        letters.iter().map(|l| l.properties.message_id().as_ref().unwrap().to_string()).collect();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 22);
+}
+
+#[tokio::test]
+async fn a_sweep_sends_no_copy_to_the_other_queues_that_a_publisher_named() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let other = world.queue("ledger");
+    world.broker.declare_queue(&other, FieldTable::default()).await.unwrap();
+    let worker = world.start("worker");
+    let mut headers = message("acme", "k1").headers().clone().unwrap();
+    let named = vec![AMQPValue::LongString(other.clone().into())];
+    headers.insert("CC".into(), AMQPValue::FieldArray(named.into()));
+    world.publish("payments", message("acme", "k1").with_headers(headers), r#"{"do": "reject"}"#).await;
+    world.wait_for_ready(&dead(&world), 1).await;
+    world.wait_for_ready(&other, 1).await;
+    world.stop(worker).await;
+    for _ in 0..2 {
+        let pass = failed(&world, 0, &["sweep", "--queue", &world.queue("payments")]).await;
+        assert_eq!(pass["swept"][0]["kept"], json!(1));
+    }
+    // Confirms come when a message is in all its queues.
+    assert_eq!(world.broker.ready(&other).await.unwrap(), 1, "the publisher's own copy");
+}
+
+#[tokio::test]
+async fn two_sweeps_at_once_lose_and_double_nothing() {
+    let mut world = World::new().await;
+    world.consumer("payments", "queue_type = \"quorum\"");
+    short_lived(&world).await;
+    world.oncely(&["topology", "apply"]).await;
+    let worker = world.start("worker");
+    for number in 0..100 {
+        world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "reject"}"#).await;
+    }
+    world.wait_for_ready(&dead(&world), 100).await;
+    world.stop(worker).await;
+    sqlx::query("update oncely.dead_letters set state = 'discarded' where key like '%5'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    for _ in 0..5 {
+        let queue = world.queue("payments");
+        let arguments = ["sweep", "--queue", &queue];
+        futures::join!(failed(&world, 0, &arguments), failed(&world, 0, &arguments));
+    }
+    world.wait_for_ready(&dead(&world), 90).await;
+    let letters = world.broker.take_exactly(&dead(&world), 90).await.unwrap();
+    let mut keys: Vec<_> =
+        letters.iter().map(|l| l.properties.message_id().as_ref().unwrap().to_string()).collect();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 90);
+}
