@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testbed::{Process, eventually_within};
+use testbed::Process;
 
 use crate::support::{World, message};
 
@@ -102,24 +102,17 @@ async fn a_channel_that_goes_again_and_again_leaves_no_mark_on_what_it_delivered
     testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
     let (proxy, through) = world.proxied_rabbitmq().await;
     let worker = world.start_with("worker", "worker", &[("AMQP_URL", through)]);
-    let lost = |log: &str| log.matches("the subscription is over").count();
-    let waits = |log: &str| log.matches("consuming waits until this is mended").count();
+    let waiting = "consuming waits until this is mended";
     // The environment is broken, and the message is interrupted at its work, as often as would prove it guilty.
-    for round in 0..4 {
-        let seen = waits(&worker.output());
-        eventually_within(Duration::from_secs(30), "it waits", || async {
-            if waits(&worker.output()) > seen { Ok(()) } else { Err(worker.output()) }
-        })
-        .await
-        .unwrap();
+    for round in 1..=4 {
+        // Cut while it connects, it would have no subscription to lose.
+        world.wait_for_lines(&worker, "subscribed", round).await;
+        let seen = worker.output().matches(waiting).count();
+        world.wait_for_lines(&worker, waiting, seen + 1).await;
         let marked = "select count(*) from oncely.idempotency_keys where crash_attempts = 0";
         world.wait_for(marked, 1).await;
         proxy.cut();
-        eventually_within(Duration::from_secs(30), "the subscription ends", || async {
-            if lost(&worker.output()) > round { Ok(()) } else { Err(worker.output()) }
-        })
-        .await
-        .unwrap();
+        world.wait_for_lines(&worker, "the subscription is over", round).await;
     }
     sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
     world.wait_for("select count(*) from app.effects", 1).await;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use testbed::eventually;
 use testbed::proxy::OneShot;
 
 use crate::support::{World, message};
@@ -80,7 +81,9 @@ async fn a_relay_whose_connection_is_silent_ends_in_time() {
     world.wait_for_line(&relay, "relaying").await;
     proxy.forget();
     // Until its next look at the outbox, it can stop at once.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    eventually("it looks", || async { if proxy.forgotten() > 0 { Ok(()) } else { Err("nothing was sent") } })
+        .await
+        .unwrap();
     let status = relay.terminate(Duration::from_secs(20)).await.unwrap();
     assert_eq!(status.code(), Some(70), "{}", relay.output());
 }

@@ -91,6 +91,8 @@ struct Shared {
     half_close: watch::Sender<u64>,
     /// Counted up: all connections stay open, and nothing comes through them any more.
     forget: watch::Sender<u64>,
+    /// Bytes that were sent into such connections.
+    forgotten: AtomicU64,
     one_shot: Mutex<Option<OneShot>>,
     struck: AtomicU64,
     /// What [`Mode::CutAfter`] still lets through.
@@ -126,6 +128,7 @@ impl Proxy {
             cut: watch::Sender::new(0),
             half_close: watch::Sender::new(0),
             forget: watch::Sender::new(0),
+            forgotten: AtomicU64::new(0),
             one_shot: Mutex::new(None),
             struck: AtomicU64::new(0),
             budget: AtomicI64::new(0),
@@ -178,6 +181,12 @@ impl Proxy {
     /// are well.
     pub fn forget(&self) {
         self.shared.forget.send_modify(|generation| *generation += 1);
+    }
+
+    /// How many bytes were sent into connections that were forgotten, from either side.
+    #[must_use]
+    pub fn forgotten(&self) -> u64 {
+        self.shared.forgotten.load(Ordering::Relaxed)
     }
 
     /// Arms a fault for the next frame of its kind; `None` disarms.

@@ -39,8 +39,11 @@ impl<'a> Pump<'a> {
         loop {
             let read = tokio::select! {
                 read = reader.read(&mut buffer) => read.map_err(|_| Cut)?,
-                // Until somebody cuts it.
-                _ = forget.changed() => std::future::pending().await,
+                _ = forget.changed() => {
+                    self.forget(reader, &mut buffer).await;
+                    // Until somebody cuts it.
+                    std::future::pending().await
+                }
                 _ = half_close.changed(), if self.direction == Direction::Down => 0,
             };
             if read == 0 {
@@ -64,6 +67,13 @@ impl<'a> Pump<'a> {
             for frame in pieces {
                 self.frame(&frame, now, writer).await?;
             }
+        }
+    }
+
+    /// Reads, so that it is known that something was sent, and passes on nothing, not even the end.
+    async fn forget(&self, reader: &mut OwnedReadHalf, buffer: &mut [u8]) {
+        while let Ok(read @ 1..) = reader.read(buffer).await {
+            self.shared.forgotten.fetch_add(read as u64, Ordering::Relaxed);
         }
     }
 

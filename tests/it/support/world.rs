@@ -232,8 +232,14 @@ impl World {
 
     /// Waits until some program has printed a text.
     pub(crate) async fn wait_for_line(&self, process: &Process, text: &str) {
-        eventually(&format!("a line with {text:?}"), || async {
-            if process.output().contains(text) { Ok(()) } else { Err(process.output()) }
+        self.wait_for_lines(process, text, 1).await;
+    }
+
+    /// Waits until some program has printed a text so many times.
+    pub(crate) async fn wait_for_lines(&self, process: &Process, text: &str, times: usize) {
+        eventually(&format!("{times} lines with {text:?}"), || async {
+            let output = process.output();
+            if output.matches(text).count() >= times { Ok(()) } else { Err(output) }
         })
         .await
         .expect("in time");
