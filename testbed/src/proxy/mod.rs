@@ -93,22 +93,22 @@ struct Shared {
     forget: watch::Sender<u64>,
     /// Bytes that were sent into such connections.
     forgotten: AtomicU64,
-    one_shot: Mutex<Option<OneShot>>,
+    /// Those that are armed, one after the other.
+    one_shots: Mutex<Vec<OneShot>>,
     struck: AtomicU64,
     /// What [`Mode::CutAfter`] still lets through.
     budget: AtomicI64,
 }
 
 impl Shared {
-    /// Takes the armed fault, if it is this one.
+    /// Takes an armed fault, if it is this one.
     fn strike(&self, which: OneShot) -> bool {
-        let mut armed = self.one_shot.lock().unwrap_or_else(PoisonError::into_inner);
-        if *armed == Some(which) {
-            *armed = None;
-            self.struck.fetch_add(1, Ordering::Relaxed);
-            return true;
+        let mut armed = self.one_shots.lock().unwrap_or_else(PoisonError::into_inner);
+        if armed.pop_if(|next| *next == which).is_none() {
+            return false;
         }
-        false
+        self.struck.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     fn cut_all(&self) {
@@ -129,7 +129,7 @@ impl Proxy {
             half_close: watch::Sender::new(0),
             forget: watch::Sender::new(0),
             forgotten: AtomicU64::new(0),
-            one_shot: Mutex::new(None),
+            one_shots: Mutex::new(Vec::new()),
             struck: AtomicU64::new(0),
             budget: AtomicI64::new(0),
         });
@@ -191,7 +191,13 @@ impl Proxy {
 
     /// Arms a fault for the next frame of its kind; `None` disarms.
     pub fn arm(&self, one_shot: Option<OneShot>) {
-        *self.shared.one_shot.lock().unwrap_or_else(PoisonError::into_inner) = one_shot;
+        *self.shared.one_shots.lock().unwrap_or_else(PoisonError::into_inner) =
+            one_shot.into_iter().collect();
+    }
+
+    /// Arms a fault for the next so many frames of its kind: none gets through between them.
+    pub fn arm_times(&self, one_shot: OneShot, times: usize) {
+        *self.shared.one_shots.lock().unwrap_or_else(PoisonError::into_inner) = vec![one_shot; times];
     }
 
     /// How often an armed fault has struck.
