@@ -50,6 +50,9 @@ pub(crate) struct Arguments {
     /// Take worker, relay and oncely from this folder, and build only what is not there
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
+    /// Version of the classic queues of both sides; 2 is the only one since RabbitMQ 4.3. Default: the server's
+    #[arg(long, value_name = "VERSION", value_parser = clap::value_parser!(u8).range(1..=2))]
+    queue_version: Option<u8>,
     /// Print one JSON object a line for each case
     #[arg(long)]
     json: bool,
@@ -91,7 +94,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for name in &arguments.only {
         anyhow::ensure!(case::find(name).is_some(), "there is no case {name}; see cargo xtask bench --help");
     }
-    let stage = Stage::set(arguments.binaries.as_deref(), arguments.pids).await?;
+    let stage = Stage::set(arguments).await?;
     let mut results = plan::carry_out(arguments, &stage).await?;
     plan::carry_out_with_commit_times(&mut results, stage).await?;
     let place = |outcome: &Outcome| CASES.iter().position(|case| case.name == outcome.case.name);

@@ -35,7 +35,10 @@ impl Results<'_> {
     fn take(&mut self, name: &'static str, result: anyhow::Result<Vec<Outcome>>) -> anyhow::Result<()> {
         match result {
             Ok(outcomes) => {
-                for outcome in outcomes {
+                for mut outcome in outcomes {
+                    if let Some(version) = self.arguments.queue_version {
+                        outcome = outcome.note("queue_version", version.into());
+                    }
                     if self.wants(&[outcome.case.name]) {
                         if self.arguments.json {
                             print_line(&outcome)?;

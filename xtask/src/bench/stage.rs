@@ -1,6 +1,6 @@
 //! The servers and the programs of a benchmark.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::OnceLock;
 
@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection, Row as _};
 use testbed::{Scratch, Servers};
 
+use super::Arguments;
 use crate::process;
 
 #[derive(Debug)]
@@ -22,15 +23,17 @@ pub(crate) struct Stage {
     peer: OnceLock<PathBuf>,
     /// Say on stderr which processes are measured.
     pub(crate) pids: bool,
+    /// Of classic queues, where it is not the server's default.
+    queue_version: Option<u8>,
 }
 
 /// What a commit and a page must survive; PostgreSQL's own defaults.
 const DURABLE: [&str; 3] = ["fsync", "synchronous_commit", "full_page_writes"];
 
 impl Stage {
-    /// Builds the programs, but for those that `binaries` holds, and starts private servers.
-    pub(crate) async fn set(binaries: Option<&Path>, pids: bool) -> anyhow::Result<Self> {
-        let given = binaries.map(|folder| (folder.to_owned(), folder.join("bench")));
+    /// Builds the programs, but for those that are given, and starts private servers.
+    pub(crate) async fn set(arguments: &Arguments) -> anyhow::Result<Self> {
+        let given = arguments.binaries.as_ref().map(|folder| (folder.to_owned(), folder.join("bench")));
         let (binaries, clients) = match given {
             Some((binaries, clients)) if clients.exists() => (binaries, clients),
             given => {
@@ -41,28 +44,30 @@ impl Stage {
         for program in ["worker", "relay", "oncely"] {
             anyhow::ensure!(binaries.join(program).exists(), "{} has no {program}", binaries.display());
         }
-        Self::start(binaries, clients, pids, &[]).await
+        Self {
+            servers: start(&[]).await?,
+            scratch: Scratch::new("bench")?,
+            binaries,
+            clients,
+            peer: OnceLock::new(),
+            pids: arguments.pids,
+            queue_version: arguments.queue_version,
+        }
+        .prepared()
+        .await
     }
 
     /// Other servers in place of these: PostgreSQL notes when each transaction committed.
     pub(crate) async fn with_commit_times(self) -> anyhow::Result<Self> {
-        let settings = ["track_commit_timestamp=on"];
-        let Self { servers, binaries, clients, pids, .. } = self;
-        drop(servers);
-        Self::start(binaries, clients, pids, &settings).await
+        // Never six servers at once.
+        drop(self.servers);
+        let servers = start(&["track_commit_timestamp=on"]).await?;
+        Self { servers, ..self }.prepared().await
     }
 
-    async fn start(
-        binaries: PathBuf,
-        clients: PathBuf,
-        pids: bool,
-        settings: &[&str],
-    ) -> anyhow::Result<Self> {
-        eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-        let servers = Servers::start_private_with(settings).await?;
-        let stage =
-            Self { servers, scratch: Scratch::new("bench")?, binaries, clients, peer: OnceLock::new(), pids };
-        let mut connection = PgConnection::connect(&stage.servers.urls().postgres).await?;
+    /// With servers that are as the readers of the figures will think they are.
+    async fn prepared(self) -> anyhow::Result<Self> {
+        let mut connection = PgConnection::connect(&self.servers.urls().postgres).await?;
         for setting in DURABLE {
             let value: String = sqlx::query("select current_setting($1)")
                 .bind(setting)
@@ -75,7 +80,12 @@ impl Stage {
             );
         }
         connection.close().await?;
-        Ok(stage)
+        if let Some(version) = self.queue_version {
+            let rabbitmq = self.servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?;
+            let policy = format!("{{\"queue-version\": {version}}}");
+            rabbitmq.ctl(&["set_policy", "queue-version", ".*", &policy, "--apply-to", "queues"]).await?;
+        }
+        Ok(self)
     }
 
     /// Makes `bench-outbox`: only what needs it has to wait for its crates.
@@ -141,4 +151,9 @@ impl Stage {
     pub(crate) fn redis_pid(&self) -> anyhow::Result<u32> {
         self.servers.redis.as_ref().and_then(testbed::Redis::pid).context("no Redis of our own")
     }
+}
+
+async fn start(settings: &[&str]) -> anyhow::Result<Servers> {
+    eprintln!("starting PostgreSQL, RabbitMQ and Redis");
+    Servers::start_private_with(settings).await
 }
