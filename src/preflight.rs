@@ -2,6 +2,7 @@
 
 use crate::amqp::{AmqpError, Topology, connect};
 use crate::config::{Config, Problems, masked};
+use crate::fault::FaultClass;
 use crate::handler::SqlFunction;
 use crate::pg::{self, HandlerFunction, PgFault, Session, classify};
 
@@ -16,6 +17,22 @@ pub(crate) struct Preflight {
     pub(crate) session: Option<Session>,
     /// What is fine, for people.
     pub(crate) fine: Vec<(String, String)>,
+}
+
+impl Preflight {
+    /// The cell's secret. Without it: why is among the problems or the unreachable servers.
+    pub(crate) async fn read_secret(&mut self, config: &Config, session: &mut Session) -> Option<Vec<u8>> {
+        let asked = pg::secret(&mut session.connection);
+        match pg::within(config.postgres.patience(), asked).await {
+            Ok(secret) => Some(secret),
+            Err(error) => {
+                let server = masked(&config.postgres.url);
+                let what = format!("{server}: oncely.cell.secret can't be read (role oncely_worker)");
+                unexpected(self, &what, error);
+                None
+            }
+        }
+    }
 }
 
 /// Asks PostgreSQL and, for a worker, about its handlers and queues. Changes nothing.
@@ -117,6 +134,10 @@ fn misfit(wanted: &SqlFunction, found: &[HandlerFunction]) -> Option<String> {
 fn unexpected(found: &mut Preflight, server: &str, error: sqlx::Error) {
     match classify(error) {
         PgFault::Outage(outage) => found.unreachable.push(format!("PostgreSQL at {server}: {outage}")),
+        // A server that is too slow for its own limits, most likely: it is waited for.
+        PgFault::Fault(fault) if fault.class == FaultClass::Transient => {
+            found.unreachable.push(format!("PostgreSQL at {server}: {fault}"));
+        }
         PgFault::Fault(fault) => found.problems.add("postgres", format!("{server}: {fault}")),
     }
 }

@@ -18,7 +18,7 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
-use crate::pg::{History, Session, secret};
+use crate::pg::{History, Session};
 use crate::preflight::preflight;
 use crate::seal::SealKey;
 use crate::shutdown::Stopped;
@@ -155,21 +155,10 @@ impl Worker {
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
         // Ours to cancel, too, without stopping the rest of an embedding program.
         let stop = stop.child_token();
-        let Some(mut session) = self.start(&stop).await? else {
+        let Some((mut session, cell_secret)) = self.start(&stop).await? else {
             return Ok(Stopped::Clean);
         };
         let config = &self.config;
-        let cell_secret = match secret(&mut session.connection).await {
-            Ok(secret) => secret,
-            Err(error) => {
-                let mut problems = Problems::default();
-                problems.add(
-                    "postgres",
-                    format!("oncely.cell.secret can't be read (role oncely_worker): {error}"),
-                );
-                return Err(problems.into());
-            }
-        };
         let tag_key = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
             Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
             None => TagKey::derive(&cell_secret),
@@ -312,17 +301,25 @@ impl Worker {
         Ok(stopped)
     }
 
-    /// Waits for the servers and looks whether they hold what the configuration says. `None`: told to stop.
-    async fn start(&self, stop: &CancellationToken) -> Result<Option<Session>, WorkerError> {
+    /// Waits for the servers and looks whether they hold what the configuration says. A session, and the cell's secret.
+    /// `None`: told to stop.
+    async fn start(&self, stop: &CancellationToken) -> Result<Option<(Session, Vec<u8>)>, WorkerError> {
         let mut backoff = Backoff::default();
         loop {
-            let found = preflight(&self.config, true).await;
+            let mut found = preflight(&self.config, true).await;
+            // It has looked at the other servers since this session was opened: PostgreSQL may be gone again.
+            let opened = match found.session.take() {
+                Some(mut session) if found.problems.is_empty() && found.unreachable.is_empty() => {
+                    found.read_secret(&self.config, &mut session).await.map(|secret| (session, secret))
+                }
+                _ => None,
+            };
             if !found.problems.is_empty() {
                 return Err(found.problems.into());
             }
-            match found.session {
-                Some(session) if found.unreachable.is_empty() => return Ok(Some(session)),
-                _ => tracing::warn!(servers = found.unreachable.join("; "), "waiting for servers"),
+            match opened {
+                Some(opened) => return Ok(Some(opened)),
+                None => tracing::warn!(servers = found.unreachable.join("; "), "waiting for servers"),
             }
             tokio::select! {
                 () = stop.cancelled() => return Ok(None),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testbed::proxy::OneShot;
+use testbed::proxy::{Mode, OneShot};
 use testbed::{Broker, Postgres, eventually, eventually_within};
 
 use crate::support::{World, message, servers};
@@ -161,12 +161,12 @@ async fn a_standby_that_is_away_spends_no_attempt_and_shortens_no_delay() {
 
 #[tokio::test]
 async fn a_function_that_ignores_its_cancellation_uses_up_its_attempts() {
-    ignored("", "deadline = \"300ms\"").await;
+    ignored("", "deadline = \"2s\"").await;
 }
 
 #[tokio::test]
 async fn a_function_that_ignores_the_servers_own_limit_uses_up_its_attempts() {
-    ignored("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"", "").await;
+    ignored("[postgres]\nstatement_timeout = \"2s\"\nlock_timeout = \"2s\"", "").await;
 }
 
 async fn ignored(limits: &str, deadline: &str) {
@@ -195,7 +195,8 @@ async fn ignored(limits: &str, deadline: &str) {
         world.publish("payments", message("acme", key), body).await;
     }
     let worker = world.start("worker");
-    world.wait_for("select count(*) from app.effects", 2).await;
+    // It is run four times in all, each time for as long as a limit and the patience with those who ignore it.
+    world.wait_within(Duration::from_secs(120), "select count(*) from app.effects", 2).await;
     world.wait_for_ready(&format!("{}.dead", world.queue("payments")), 1).await;
     world.stop(worker).await;
     let dead = "select key || ' ' || reason from oncely.audit where outcome = 'dead_lettered'";
@@ -203,4 +204,28 @@ async fn ignored(limits: &str, deadline: &str) {
     let busy =
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'";
     world.wait_for(busy, 0).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_lost_while_a_worker_starts_is_waited_for() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let (postgres, environment) = world.proxied_postgres().await;
+    let (rabbitmq, through) = world.proxied_rabbitmq().await;
+    // It has looked at PostgreSQL, and asks RabbitMQ.
+    rabbitmq.set(Mode::BlackHole);
+    let environment = [environment[0].clone(), ("AMQP_URL", through)];
+    let worker = world.start_with("worker", "worker", &environment);
+    eventually("it asks RabbitMQ", || async {
+        if rabbitmq.accepted() > 0 { Ok(()) } else { Err(worker.output()) }
+    })
+    .await
+    .unwrap();
+    postgres.cut();
+    rabbitmq.set(Mode::Pass);
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    assert!(worker.output().contains("waiting for servers"), "{}", worker.output());
+    world.stop(worker).await;
 }

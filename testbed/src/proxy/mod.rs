@@ -96,6 +96,8 @@ struct Shared {
     /// Those that are armed, one after the other.
     one_shots: Mutex<Vec<OneShot>>,
     struck: AtomicU64,
+    /// Connections that clients have opened.
+    accepted: AtomicU64,
     /// What [`Mode::CutAfter`] still lets through.
     budget: AtomicI64,
 }
@@ -131,6 +133,7 @@ impl Proxy {
             forgotten: AtomicU64::new(0),
             one_shots: Mutex::new(Vec::new()),
             struck: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
             budget: AtomicI64::new(0),
         });
         let accepting = Arc::clone(&shared);
@@ -138,6 +141,7 @@ impl Proxy {
             loop {
                 match listener.accept().await {
                     Ok((client, _)) => {
+                        accepting.accepted.fetch_add(1, Ordering::Relaxed);
                         tokio::spawn(connection::serve(client, Arc::clone(&accepting)));
                     }
                     // No file descriptor left, for one: the next attempt may find one.
@@ -198,6 +202,12 @@ impl Proxy {
     /// Arms a fault for the next so many frames of its kind: none gets through between them.
     pub fn arm_times(&self, one_shot: OneShot, times: usize) {
         *self.shared.one_shots.lock().unwrap_or_else(PoisonError::into_inner) = vec![one_shot; times];
+    }
+
+    /// How many connections clients have opened.
+    #[must_use]
+    pub fn accepted(&self) -> u64 {
+        self.shared.accepted.load(Ordering::Relaxed)
     }
 
     /// How often an armed fault has struck.
