@@ -55,6 +55,16 @@ impl Process {
         Ok(kill_process(pid, signal)?)
     }
 
+    /// Has it a handler for this signal? One that has ended has none.
+    #[must_use]
+    pub fn catches(&self, signal: Signal) -> bool {
+        // proc(5): a mask in hexadecimal digits, whose lowest bit is signal 1.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        caught & (1 << (signal.as_raw() - 1)) != 0
+    }
+
     /// Sends SIGTERM and waits for its end.
     pub async fn terminate(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::TERM)?;

@@ -62,10 +62,19 @@ async fn a_batch_that_is_known_is_answered_for_by_redis_alone_and_one_that_is_fr
     world.stop(worker).await;
     world.broker.publish_all("", messages(0, 200)).await.unwrap();
     let worker = world.start("worker");
-    world.wait_for(&duplicates("mirror"), 200).await;
+    let known = "select count(*) from oncely.audit where outcome = 'duplicate'";
+    world.wait_for(known, 200).await;
+    // Where a machine has stood still, PostgreSQL has answered for some.
+    let mut again = 200;
+    while world.count(&duplicates("mirror")).await < 200 {
+        assert!(again < 2_000, "Redis does not answer for whole batches");
+        world.broker.publish_all("", messages(0, 200)).await.unwrap();
+        again += 200;
+        world.wait_for(known, again).await;
+    }
     world.broker.publish_all("", messages(0, 400)).await.unwrap();
     world.wait_for("select count(*) from app.effects", 400).await;
-    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 400).await;
+    world.wait_for(known, again + 200).await;
     world.stop(worker).await;
     world.stop(relay).await;
     assert_eq!(world.count("select count(distinct key) from app.effects").await, 400);

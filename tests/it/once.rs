@@ -1,5 +1,7 @@
 //! The promise: a message takes effect once, duplicates run nothing.
 
+use std::time::Duration;
+
 use crate::support::{World, message};
 
 #[tokio::test]
@@ -64,7 +66,7 @@ async fn many_lanes_never_acknowledge_a_tag_that_another_lane_has_covered() {
             .collect();
         world.broker.publish_all("", messages).await.unwrap();
     }
-    world.wait_for("select count(*) from app.effects", 8_000).await;
+    world.wait_within(Duration::from_secs(120), "select count(*) from app.effects", 8_000).await;
     world.wait_for_ready(&queue, 0).await;
     let log = worker.output();
     world.stop(worker).await;

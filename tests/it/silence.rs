@@ -13,7 +13,7 @@ const LIMITS: &str = "[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1
 async fn a_worker_gives_up_a_silent_connection_and_frees_its_locks() {
     let mut world = World::new().await;
     world.configure(LIMITS);
-    world.consumer("payments", "lanes = 1\nretry = { delays = [], max_attempts = 1 }");
+    world.consumer("payments", "lanes = 1\nretry = { delays = [\"100ms\"], max_attempts = 3 }");
     world.apply_topology().await;
     let (proxy, environment) = world.proxied_postgres().await;
     let mut gate = world.database.connect().await.unwrap();

@@ -182,17 +182,17 @@ async fn a_key_behind_many_parked_ones_is_found_by_a_relay_that_starts() {
 async fn a_long_row_of_events_goes_out_once_however_slow_the_broker_is() {
     let mut world = world_with("batch = 100").await;
     // PostgreSQL ends a transaction that does nothing for twice as long.
-    world.configure("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"");
+    world.configure("[postgres]\nstatement_timeout = \"3s\"\nlock_timeout = \"3s\"");
     let queue = world.queue("told");
     world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
     let (proxy, through) = world.proxied_rabbitmq().await;
-    proxy.set(Mode::Delay(Duration::from_millis(50)));
+    proxy.set(Mode::Delay(Duration::from_millis(150)));
     let emit = format!(
         "select oncely.emit('', '{queue}', n::text, ordering_key => 'k', tenant => 'acme') from generate_series(1, 40) as n"
     );
     run(&mut world, &emit).await;
     let relay = world.start_with("relay", "slow", &[("AMQP_URL", through)]);
-    world.wait_for("select count(*) from oncely.events", 0).await;
+    world.wait_within(Duration::from_secs(120), "select count(*) from oncely.events", 0).await;
     world.stop(relay).await;
     let wanted: Vec<String> = (1..=40).map(|n| n.to_string()).collect();
     assert_eq!(bodies(&world.broker, &queue).await, wanted);

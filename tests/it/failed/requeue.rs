@@ -22,6 +22,7 @@ async fn headers_that_no_table_holds_do_not_stop_the_worker_and_are_requeued_fro
     properties = properties.with_headers(headers);
     world.publish("payments", properties, &kind("a")).await;
     world.wait_for("select count(*) from oncely.dead_letters where not whole", 1).await;
+    world.wait_for_ready(&dead(&world), 1).await;
     mend(&mut world).await;
     let done = requeue_all(&world).await;
     assert_eq!((&done["done"], &done["swept"][0]["requeued"]), (&json!(0), &json!(1)));
@@ -189,6 +190,7 @@ async fn a_requeue_that_is_broken_off_before_it_publishes_is_finished_by_the_nex
 #[tokio::test]
 async fn a_requeue_that_is_broken_off_after_it_published_runs_its_message_once() {
     let mut world = fragile(&["a"], "").await;
+    world.configure("[audit]\nduplicates = true");
     let worker = world.start("worker");
     world.publish("payments", message("acme", "k"), &kind("a")).await;
     world.wait_for(WAITING, 1).await;
@@ -201,7 +203,7 @@ async fn a_requeue_that_is_broken_off_after_it_published_runs_its_message_once()
     let notes = plan["notes"].to_string();
     assert!(notes.contains("took effect meanwhile") && notes.contains("broken off"), "{notes}");
     assert_eq!(requeue_all(&world).await["done"], 1);
-    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 1).await;
     world.stop(worker).await;
     assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0, "acknowledged");
     assert_eq!(world.count("select count(*) from app.effects").await, 1);

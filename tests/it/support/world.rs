@@ -247,6 +247,12 @@ impl World {
 
     /// Stops a worker by SIGTERM and checks that it exits 0 and has left nothing unacknowledged that took effect.
     pub(crate) async fn stop(&self, mut process: Process) {
+        // Before it listens, the signal would just kill it.
+        eventually("it listens to signals", || async {
+            if process.catches(Signal::TERM) { Ok(()) } else { Err(process.output()) }
+        })
+        .await
+        .expect("in time");
         let status = process.terminate(Duration::from_secs(30)).await.expect("end");
         assert!(status.success(), "{status}: {}", process.output());
     }
