@@ -81,7 +81,8 @@ fn help() -> String {
          business row, UPDATE COMPLETED, an audit row, an outbox row, COMMIT, then one acknowledgement; eight connections with\n\
          prepared statements, prefetch 100. Both sides: private servers, PostgreSQL durable as by default, durable queues,\n\
          persistent messages of 300 bytes, one business row a message. Each run has a database of its own, begins after a\n\
-         checkpoint with a full queue and is clocked from the first effect to the last; then every message is accounted for.\n\
+         checkpoint with a full queue that has been at rest for 2.5 s, and is clocked from the first effect to the last; then\n\
+         every message is accounted for.\n\
          The relay's runs begin with a full table of events and are clocked from the first message in the queue to an empty\n\
          table; the queue must then hold each event once.\n\
          CPU time is the operating system's, PostgreSQL's with all its backends. The exit code tells of wrong results only.\n",
