@@ -229,3 +229,20 @@ async fn a_connection_that_is_lost_while_a_worker_starts_is_waited_for() {
     assert!(worker.output().contains("waiting for servers"), "{}", worker.output());
     world.stop(worker).await;
 }
+
+#[tokio::test]
+async fn a_lock_on_our_tables_while_a_worker_starts_is_waited_for() {
+    let mut world = World::new().await;
+    world.configure("[postgres]\nstatement_timeout = \"2s\"\nlock_timeout = \"1s\"");
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    // As a migration or a VACUUM FULL would hold it.
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::raw_sql("begin; lock table oncely.cell in access exclusive mode").execute(&mut gate).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "waiting for servers").await;
+    sqlx::query("commit").execute(&mut gate).await.unwrap();
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+}
