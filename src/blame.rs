@@ -75,7 +75,11 @@ mod tests {
     fn an_environments_error_is_the_messages_only_where_another_one_succeeds() {
         assert_eq!(blame(FaultClass::Environment, IN_COMPANY), Blame::Company);
         let among_good = Circumstances { witness: true, ..IN_COMPANY };
-        assert_eq!(blame(FaultClass::Environment, among_good), Blame::Company, "its neighbours may be the cause");
+        assert_eq!(
+            blame(FaultClass::Environment, among_good),
+            Blame::Company,
+            "its neighbours may be the cause"
+        );
         assert_eq!(blame(FaultClass::Environment, BY_ITSELF), Blame::Nobody);
         assert_eq!(blame(FaultClass::Environment, SEEN), Blame::Message(FaultClass::Transient));
     }

@@ -55,6 +55,8 @@ pub struct KeyRecord {
     pub reason: Option<Reason>,
     /// Text of the last failure.
     pub last_error: Option<String>,
+    /// SQLSTATE of the last failure that it answered for.
+    pub error_code: Option<String>,
     /// No copy runs before this time.
     pub not_before: Option<DateTime<Utc>>,
     /// The run that was counted last in `crash_attempts` is still at work: it is no death.
@@ -227,13 +229,12 @@ pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> Failur
         FaultClass::Poison => give_up(Reason::Poison),
         FaultClass::NotJson => give_up(Reason::InvalidJson),
         FaultClass::Crashed => give_up(Reason::Crash),
-        FaultClass::Transient
-        | FaultClass::Environment
-        | FaultClass::Contention
-        | FaultClass::Session => match retry.after(attempt) {
-            Some(delay) => FailureDecision::Retry(delay),
-            None => give_up(Reason::AttemptsExhausted),
-        },
+        FaultClass::Transient | FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
+            match retry.after(attempt) {
+                Some(delay) => FailureDecision::Retry(delay),
+                None => give_up(Reason::AttemptsExhausted),
+            }
+        }
     }
 }
 
@@ -250,6 +251,7 @@ mod tests {
             crash_attempts: 0,
             reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
             last_error: None,
+            error_code: None,
             not_before: None,
             is_running: false,
         }

@@ -103,7 +103,9 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
         (_, "42" | "3F") if planted("environment_is_poison") => FaultClass::Poison,
-        ("2200H", _) | (_, "53" | "54" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => FaultClass::Environment,
+        ("2200H", _) | (_, "53" | "54" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => {
+            FaultClass::Environment
+        }
         (_, "22") => FaultClass::Poison,
         ("55P03", _) | (_, "40") => FaultClass::Contention,
         ("0A000" | "26000", _) => FaultClass::Session,

@@ -59,7 +59,8 @@ pub(crate) use retention::{
     unlock as sweep_unlock,
 };
 pub(crate) use session::{
-    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, secret, standing, within,
+    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, secret, standing,
+    within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};

@@ -194,9 +194,14 @@ pub(crate) async fn await_standby(connection: &mut PgConnection) -> Result<(), s
 }
 
 /// Waits for locks no longer than this, until the end of the transaction at hand.
-pub(crate) async fn limit_lock_wait(connection: &mut PgConnection, limit: Duration) -> Result<(), sqlx::Error> {
+pub(crate) async fn limit_lock_wait(
+    connection: &mut PgConnection,
+    limit: Duration,
+) -> Result<(), sqlx::Error> {
     let limit = limit.as_millis().to_string();
-    sqlx::query!("select pg_catalog.set_config('lock_timeout', $1, true)", limit).fetch_one(connection).await?;
+    sqlx::query!("select pg_catalog.set_config('lock_timeout', $1, true)", limit)
+        .fetch_one(connection)
+        .await?;
     Ok(())
 }
 

@@ -24,13 +24,15 @@ pub(crate) fn failure<'a>(
     outcome: &Outcome,
     now: DateTime<Utc>,
 ) -> Option<Failure<'a>> {
-    let (attempt, reason, error, delay) = match outcome {
-        Outcome::Retried { attempt, delay, detail, .. } => (*attempt, None, detail.clone(), Some(*delay)),
+    let (attempt, reason, error, delay, code) = match outcome {
+        Outcome::Retried { attempt, delay, detail, code } => {
+            (*attempt, None, detail.clone(), Some(*delay), code.clone())
+        }
         // Its claim is given back.
-        Outcome::Undecided { attempts, fault } => (*attempts, None, fault.to_string(), None),
+        Outcome::Undecided { attempts, fault } => (*attempts, None, fault.to_string(), None, None),
         // Attempt 0 did not run: the row, if there is one, is another message's.
-        Outcome::DeadLettered { attempt, rejection, .. } if *attempt > 0 => {
-            (*attempt, Some(rejection.reason), rejection.detail.clone(), None)
+        Outcome::DeadLettered { attempt, rejection, code, .. } if *attempt > 0 => {
+            (*attempt, Some(rejection.reason), rejection.detail.clone(), None, code.clone())
         }
         _ => return None,
     };
@@ -41,6 +43,7 @@ pub(crate) fn failure<'a>(
         reason,
         not_before: delay.map(|delay| now + delay),
         error,
+        code,
     })
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
+use super::health::Health;
 use super::permit::Permits;
 use super::progress::Progress;
-use super::health::Health;
 use crate::amqp::Publisher;
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
