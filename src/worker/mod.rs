@@ -7,6 +7,7 @@ mod counters;
 mod deadline;
 mod forecast;
 mod fresh;
+mod health;
 mod intake;
 mod isolate;
 mod lane;

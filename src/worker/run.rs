@@ -9,6 +9,7 @@ use tokio::sync::{RwLock, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::health::Health;
 use super::intake::Intake;
 use super::lane::Lane;
 use super::shared::{Precheck, Shared};
@@ -233,6 +234,7 @@ impl Worker {
                 stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
                 publisher: Arc::clone(&publisher),
                 counters: super::counters::Counters::default(),
+                health: Health::new(clock.clone()),
                 turns: Arc::clone(&turns),
                 stop: stop.clone(),
                 abandon: abandon.clone(),

@@ -108,14 +108,19 @@ async fn acknowledge(
     indices: impl IntoIterator<Item = usize>,
 ) {
     let mut by_channel = HashMap::new();
+    let mut completed = false;
     for index in indices {
         let (delivery, _, outcome) = &decided[index];
         shared.counters.settled(outcome);
+        completed |= matches!(outcome, Outcome::Completed { .. });
         by_channel
             .entry(Arc::as_ptr(&delivery.epoch).addr())
             .or_insert_with(|| (Arc::clone(&delivery.epoch), Vec::new()))
             .1
             .push(delivery.tag);
+    }
+    if completed {
+        shared.health.completed(shared.clock.now());
     }
     for (epoch, tags) in by_channel.into_values() {
         step("worker.ack.before");

@@ -6,6 +6,7 @@ use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
+use super::health::Health;
 use crate::amqp::Publisher;
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) stored_body: usize,
     pub(crate) publisher: Arc<Publisher>,
     pub(crate) counters: Counters,
+    pub(crate) health: Health,
     /// Of the whole process: held shared by every transaction, and alone by one that may kill the process.
     pub(crate) turns: Arc<RwLock<()>>,
     /// No new work.
