@@ -163,6 +163,7 @@ mod tests {
         match code {
             "ONC01" => Some(FaultClass::Rejected),
             "ONC02" => Some(FaultClass::NotJson),
+            "ONC07" => Some(FaultClass::Refused),
             "57014" => Some(FaultClass::Transient),
             "25006" => None,
             _ if OUTAGE.contains(&class) => None,

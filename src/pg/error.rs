@@ -1,11 +1,16 @@
 //! What an error of PostgreSQL means: one table, by SQLSTATE and never by text.
 
+use std::error::Error;
+use std::io::ErrorKind;
+
+use sqlx::error::DatabaseError;
+
 use crate::fault::{Fault, FaultClass};
 use crate::plant::planted;
 
 /// The connection or the server is away; whether a commit in flight happened is unknown. No message is to blame.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
+#[error("{}", told(.0))]
 pub struct Outage(#[source] pub sqlx::Error);
 
 impl Outage {
@@ -34,6 +39,7 @@ pub enum PgFault {
 /// | 53 resources, 58 system, 42 and 3F (missing object, no grant), 28 login, XX internal | environment |
 /// | 22 data, 54 limits | poison |
 /// | `ONC01` (`oncely.reject`) | rejected |
+/// | `ONC07` (`oncely.refuse`) | refused |
 /// | `ONC02` (body is not JSON) | not JSON |
 /// | `ONC04`, `ONC05` (`oncely.emit`: an event that is too large, or can't be sent) | poison |
 /// | `ONC11`, `ONC15` (`oncely.claim`, `oncely.complete`: arguments that can't be right) | poison |
@@ -54,11 +60,40 @@ pub fn is_outage(error: &sqlx::Error) -> bool {
     fault_of(error).is_none()
 }
 
+/// An error in one line, for people: PostgreSQL's own words with their SQLSTATE, without the line of the server's source code.
+pub(crate) fn told(error: &sqlx::Error) -> String {
+    match error.as_database_error() {
+        Some(database) => {
+            let code = database.code().unwrap_or_default();
+            format!("{} (SQLSTATE {code})", database.message())
+        }
+        None => error.to_string(),
+    }
+}
+
+/// What an error means that may be one of PostgreSQL, somewhere in a chain of causes: the outage by its kind. `None` where it is none.
+pub(crate) fn fault_within(error: &(dyn Error + 'static)) -> Option<Result<Fault, ErrorKind>> {
+    if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+        let kind = match error {
+            sqlx::Error::Io(error) => error.kind(),
+            _ => ErrorKind::NotConnected,
+        };
+        return Some(fault_of(error).ok_or(kind));
+    }
+    // A wrapper that calls itself transparent shows this one instead of the one above.
+    let database = error.downcast_ref::<Box<dyn DatabaseError>>()?;
+    Some(fault_in(database.as_ref()).ok_or(ErrorKind::NotConnected))
+}
+
+fn fault_in(database: &dyn DatabaseError) -> Option<Fault> {
+    let code = database.code().map(|code| code.into_owned()).unwrap_or_default();
+    let class = class_of(&code)?;
+    Some(Fault::new(class, Some(code), database.message()))
+}
+
 fn fault_of(error: &sqlx::Error) -> Option<Fault> {
     if let Some(database) = error.as_database_error() {
-        let code = database.code().map(|code| code.into_owned()).unwrap_or_default();
-        let class = class_of(&code)?;
-        return Some(Fault::new(class, Some(code), database.message()));
+        return fault_in(database);
     }
     match error {
         // Our own decoding or a handler's: not a matter of the connection.
@@ -78,6 +113,7 @@ fn fault_of(error: &sqlx::Error) -> Option<Fault> {
 pub fn class_of(code: &str) -> Option<FaultClass> {
     Some(match (code, code.get(..2).unwrap_or_default()) {
         ("ONC01", _) => FaultClass::Rejected,
+        ("ONC07", _) => FaultClass::Refused,
         ("ONC02", _) => FaultClass::NotJson,
         ("ONC04" | "ONC05" | "ONC11" | "ONC15", _) => FaultClass::Poison,
         ("25006", _) | (_, "08") => return None,
@@ -119,6 +155,7 @@ mod tests {
             ("54001", FaultClass::Poison),
             ("ONC01", FaultClass::Rejected),
             ("ONC02", FaultClass::NotJson),
+            ("ONC07", FaultClass::Refused),
             ("ONC04", FaultClass::Poison),
             ("ONC05", FaultClass::Poison),
         ] {

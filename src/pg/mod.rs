@@ -16,9 +16,12 @@ mod migrate;
 mod operator;
 mod ordering_key;
 mod outbox;
+mod park;
 mod partition;
 #[cfg(feature = "plants")]
 mod planted;
+mod process;
+mod refuse;
 mod reply;
 mod retention;
 mod session;
@@ -30,6 +33,7 @@ pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_taken, look_up, retake
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, is_outage};
+pub(crate) use error::{fault_within, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
 pub(crate) use event_operator::{EventChange, change_events};
@@ -49,9 +53,14 @@ pub(crate) use operator::{
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use outbox::{MirrorRecord, Mirrored, append_mirror, delete as delete_outbox, take_mirror};
+pub(crate) use park::{Parked, park};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
 #[cfg(feature = "plants")]
 pub(crate) use planted::collect_pending;
+pub(crate) use process::{
+    Process, ProcessRow, beat, bury as bury_processes, leave, open_for_heartbeats, processes,
+};
+pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
 pub use retention::{ConsumerSweep, SweepReport, SweepStatus};
 pub(crate) use retention::{

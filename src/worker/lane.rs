@@ -186,7 +186,9 @@ impl Lane {
             if let Some(retried @ Outcome::Retried { .. }) = &outcomes[leader] {
                 // Waits as long as the first: run at once, the copies of one batch would use up all attempts.
                 outcomes[index] = Some(retried.clone());
-            } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_)))
+            } else if outcomes[leader]
+                .as_ref()
+                .is_some_and(|o| o.completes() || matches!(o, Outcome::Duplicate(_)))
                 && !wants_reply(&shared, &candidates[index])
             {
                 let outcome = Outcome::Duplicate(DuplicateSource::Batch);

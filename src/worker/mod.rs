@@ -5,6 +5,7 @@ mod call;
 mod claim;
 mod counters;
 mod deadline;
+mod failure_log;
 mod forecast;
 mod fresh;
 mod health;
@@ -26,6 +27,7 @@ mod subscribe;
 mod transaction;
 mod unconfirmed;
 
+pub(crate) use health::{Report, Trouble};
 pub use run::{Worker, WorkerBuilder, WorkerError};
 
 pub use crate::shutdown::Stopped;

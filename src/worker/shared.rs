@@ -6,7 +6,8 @@ use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
-use super::health::Health;
+use super::failure_log::FailureLog;
+use super::health::{Health, Report};
 use crate::amqp::Publisher;
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) publisher: Arc<Publisher>,
     pub(crate) counters: Counters,
     pub(crate) health: Health,
+    pub(crate) failures: FailureLog,
     /// Of the whole process: held shared by every transaction, and alone by one that may kill the process.
     pub(crate) turns: Arc<RwLock<()>>,
     /// No new work.
@@ -56,7 +58,7 @@ pub(crate) struct Precheck {
 /// Why a session could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSession {
-    #[error("no connection to PostgreSQL: {0}")]
+    #[error("no connection to PostgreSQL: {}", pg::told(.0))]
     Postgres(#[from] sqlx::Error),
     #[error("the database is the cell {found:?}, not {expected:?}: nothing is done there")]
     OtherCell { expected: String, found: String },
@@ -120,6 +122,15 @@ impl Shared {
                 tracing::warn!(%consumer, error = %error, "a session could not be reached from outside");
                 None
             }
+        }
+    }
+
+    /// How this consumer fares, for the heartbeat.
+    pub(crate) fn report(&self) -> Report {
+        Report {
+            consumer: self.consumer.name.as_str().to_owned(),
+            counts: self.counters.now(),
+            condition: self.health.condition(),
         }
     }
 
