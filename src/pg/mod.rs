@@ -18,6 +18,7 @@ mod ordering_key;
 mod outbox;
 mod park;
 mod partition;
+mod picture;
 #[cfg(feature = "plants")]
 mod planted;
 mod process;
@@ -44,7 +45,10 @@ pub(crate) use event_relay::{
 };
 pub(crate) use history::History;
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
-pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};
+pub(crate) use inspect::{
+    HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, recent_outcomes,
+    table_statistics,
+};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use operator::{
     Action, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters, mark_swept,
@@ -55,6 +59,9 @@ pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use outbox::{MirrorRecord, Mirrored, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use park::{Parked, park};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
+pub(crate) use picture::{
+    ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
+};
 #[cfg(feature = "plants")]
 pub(crate) use planted::collect_pending;
 pub(crate) use process::{

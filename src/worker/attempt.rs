@@ -109,6 +109,7 @@ impl Lane {
             let stop = match self.once(&shared, company, pass, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
+                    shared.health.resumed();
                     self.note_history();
                     return Ok(Ok(outcomes));
                 }
@@ -240,6 +241,7 @@ impl Lane {
                 // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
                 // Other consumers must not wait for its locks meanwhile.
                 self.session = None;
+                shared.health.stalled(&fault, None);
                 tracing::error!(%consumer, error = %fault, "consuming waits until this is mended; no attempt is spent");
             }
             Stop::Tainted(fault) => {

@@ -27,7 +27,7 @@ mod subscribe;
 mod transaction;
 mod unconfirmed;
 
-pub(crate) use health::{Report, Trouble};
+pub(crate) use health::Report;
 pub use run::{Worker, WorkerBuilder, WorkerError};
 
 pub use crate::shutdown::Stopped;
