@@ -34,7 +34,7 @@ begin
                 outcome := 'given_up';
             else
                 update oncely.idempotency_keys as i
-                set status = 'FAILED', completed_at = at, reason = 'parked', last_error = text_kept, expires_at = null
+                set status = 'FAILED', completed_at = at, reason = 'parked', last_error = text_kept, expires_at = null, not_before = null
                 where i.tenant = park.tenant and i.consumer = park.consumer and i.key = park.key;
                 outcome := 'parked';
         end case;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::error::Error;
 
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Outage, PgFault, classify, fault_within};
+use crate::pg::{Outage, PgFault, classify_handler, fault_within};
 
 /// A handler's failure.
 ///
@@ -40,7 +40,8 @@ pub enum HandlerError {
     /// No, and that is the answer: what the handler wrote for this message is rolled back, its key is completed with the response
     /// `{"refused": reason}`, and the message is acknowledged. No dead letter.
     Refused(String),
-    /// Not the message's fault: consuming pauses until it works; no attempt is spent.
+    /// Perhaps not the message's fault: where all messages fail alike, consuming pauses until it works and no attempt is spent; where
+    /// others succeed, it counts as this message's failure.
     Environment(String),
     /// PostgreSQL's own error, classified by its SQLSTATE.
     Database(sqlx::Error),
@@ -76,7 +77,7 @@ impl HandlerError {
             Self::Permanent(message) => fault(FaultClass::Rejected, message),
             Self::Refused(reason) => fault(FaultClass::Refused, reason),
             Self::Environment(message) => fault(FaultClass::Environment, message),
-            Self::Database(error) => classify(error),
+            Self::Database(error) => classify_handler(error),
             Self::Other(error) => of_other(error.as_ref()),
         }
     }

@@ -50,6 +50,8 @@ pub(crate) struct FailingKey {
     pub(crate) attempts: i32,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) last_error: Option<String>,
+    /// When it is tried again.
+    pub(crate) not_before: Option<DateTime<Utc>>,
 }
 
 /// The oldest few of each consumer's failing keys.
@@ -61,10 +63,10 @@ pub(crate) async fn failing_keys(
     sqlx::query_as!(
         FailingKey,
         r#"select f.consumer as "consumer!", f.tenant as "tenant!", f.key as "key!", f.attempts as "attempts!",
-            f.created_at as "created_at!", f.last_error
+            f.created_at as "created_at!", f.last_error, f.not_before
         from unnest($1::text[]) as c (consumer)
         cross join lateral (
-            select i.consumer, i.tenant, i.key, i.attempts, i.created_at, i.last_error
+            select i.consumer, i.tenant, i.key, i.attempts, i.created_at, i.last_error, i.not_before
             from oncely.idempotency_keys as i
             where i.status = 'IN_PROGRESS' and i.consumer = c.consumer and i.attempts > 0
             order by i.created_at

@@ -16,6 +16,7 @@ pub(crate) struct Counters {
     duplicates_postgres: AtomicU64,
     duplicates_batch: AtomicU64,
     retried: AtomicU64,
+    postponed: AtomicU64,
     dead_lettered: AtomicU64,
     outages: AtomicU64,
     fallbacks: AtomicU64,
@@ -31,6 +32,7 @@ pub(crate) struct Counts {
     pub(crate) duplicates_postgres: u64,
     pub(crate) duplicates_batch: u64,
     pub(crate) retried: u64,
+    pub(crate) postponed: u64,
     pub(crate) dead_lettered: u64,
     pub(crate) fallbacks: u64,
     pub(crate) outages: u64,
@@ -45,6 +47,9 @@ impl Counters {
             Outcome::Duplicate(DuplicateSource::Postgres) => &self.duplicates_postgres,
             Outcome::Duplicate(DuplicateSource::Batch) => &self.duplicates_batch,
             Outcome::Retried { .. } => &self.retried,
+            Outcome::Postponed { .. } => &self.postponed,
+            // It is not settled.
+            Outcome::Undecided { .. } => return,
             Outcome::DeadLettered { .. } => &self.dead_lettered,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -69,6 +74,7 @@ impl Counters {
             duplicates_postgres: get(&self.duplicates_postgres),
             duplicates_batch: get(&self.duplicates_batch),
             retried: get(&self.retried),
+            postponed: get(&self.postponed),
             dead_lettered: get(&self.dead_lettered),
             fallbacks: get(&self.fallbacks),
             outages: get(&self.outages),
@@ -87,7 +93,7 @@ impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "completed {}, refused {}, duplicates {} (mirror {}, postgres {}, batch {}), retried {}, \
+            "completed {}, refused {}, duplicates {} (mirror {}, postgres {}, batch {}), retried {}, postponed {}, \
              dead-lettered {}, batches repeated one by one {}, outages {}",
             self.completed,
             self.refused,
@@ -96,6 +102,7 @@ impl fmt::Display for Counts {
             self.duplicates_postgres,
             self.duplicates_batch,
             self.retried,
+            self.postponed,
             self.dead_lettered,
             self.fallbacks,
             self.outages

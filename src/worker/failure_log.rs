@@ -66,7 +66,11 @@ impl Failure {
             Outcome::DeadLettered { attempt, rejection, code, .. } => {
                 (*attempt, Some(rejection.reason), code, &rejection.detail)
             }
-            Outcome::Completed { .. } | Outcome::Refused { .. } | Outcome::Duplicate(_) => return None,
+            Outcome::Completed { .. }
+            | Outcome::Refused { .. }
+            | Outcome::Duplicate(_)
+            | Outcome::Postponed { .. }
+            | Outcome::Undecided { .. } => return None,
         };
         Some(Self {
             tenant: known.tenant.clone(),

@@ -85,7 +85,11 @@ impl Health {
             Outcome::DeadLettered { rejection, code, .. } => {
                 self.failed(known, code.as_deref(), &rejection.detail);
             }
-            Outcome::Completed { .. } | Outcome::Refused { .. } | Outcome::Duplicate(_) => {}
+            Outcome::Completed { .. }
+            | Outcome::Refused { .. }
+            | Outcome::Duplicate(_)
+            | Outcome::Postponed { .. }
+            | Outcome::Undecided { .. } => {}
         }
     }
 

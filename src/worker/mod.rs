@@ -1,5 +1,6 @@
 //! The worker: from a delivery to an acknowledgement.
 
+mod aside;
 mod attempt;
 mod call;
 mod claim;
@@ -14,9 +15,11 @@ mod isolate;
 mod lane;
 mod letters;
 mod marks;
+mod permit;
 mod portion;
 mod precheck;
 mod prepare;
+mod progress;
 mod record;
 mod replies;
 mod run;

@@ -25,11 +25,13 @@ pub(crate) async fn settle(
     decided: Vec<(Box<Delivery>, Known, Outcome)>,
 ) -> Result<(), Abandoned> {
     let mut copies = Vec::new();
+    let mut kept = Vec::new();
     for (index, (delivery, known, outcome)) in decided.iter().enumerate() {
         shared.failures.note(known, outcome);
         shared.health.note(known, outcome);
         match outcome.disposition() {
             Disposition::Ack => {}
+            Disposition::Keep => kept.push(index),
             Disposition::Retry(delay) => copies.push((index, retry_copy(shared, delivery, known, delay))),
             Disposition::DeadLetter(rejection) => {
                 copies.push((index, dead_letter(shared, delivery, known, &rejection, outcome)));
@@ -37,7 +39,8 @@ pub(crate) async fn settle(
         }
     }
     // What needs no copy does not wait for those that do.
-    let waiting: std::collections::HashSet<usize> = copies.iter().map(|(index, _)| *index).collect();
+    let waiting: std::collections::HashSet<usize> =
+        copies.iter().map(|(index, _)| *index).chain(kept).collect();
     let ready = (0..decided.len()).filter(|index| !waiting.contains(index));
     acknowledge(shared, &decided, ready).await;
 

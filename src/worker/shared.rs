@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
+use super::permit::Permits;
+use super::progress::Progress;
 use crate::amqp::Publisher;
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
@@ -38,8 +39,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) health: Health,
     pub(crate) failures: FailureLog,
-    /// Of the whole process: held shared by every transaction, and alone by one that may kill the process.
-    pub(crate) turns: Arc<RwLock<()>>,
+    pub(crate) permits: Permits,
+    pub(crate) progress: Progress,
     /// No new work.
     pub(crate) stop: CancellationToken,
     /// What is not finished now is left to redelivery.

@@ -63,6 +63,7 @@ async fn all_is_well_where_worker_and_relay_live_and_nothing_waits() {
         (&json!(0), &json!(0), &json!(0), &json!(1))
     );
     assert!(queue["completed_at"].is_string(), "{queue}");
+    assert_eq!(world.oncely(&["status", "--watch"]).await.status.code(), Some(2), "there is no terminal");
     let text = world.oncely(&["status"]).await;
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     for part in ["✓ nothing needs a look", "UNACKED", "RETRYING", "DUPLICATES", "relay", "worker", "s ago"]
@@ -97,7 +98,13 @@ async fn what_is_at_work_and_what_waits_for_its_next_try_is_counted() {
     .unwrap();
     assert_eq!(code, 1, "others go on: {object}");
     let findings = object["findings"].to_string();
-    for part in ["2 message(s) failed", "tenant acme · key bad-1, 1 attempt(s)", "key bad-2", "P0001"] {
+    for part in [
+        "2 message(s) failed",
+        "tenant acme · key bad-1, 1 attempt(s)",
+        "key bad-2",
+        "the next in 59m",
+        "P0001",
+    ] {
         assert!(findings.contains(part), "no {part:?} in {findings}");
     }
     gate.open().await;
@@ -111,6 +118,7 @@ async fn a_consumer_that_stands_still_says_since_when_and_why() {
     world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
     let (code, findings) = told(&world, "stands still since").await;
     assert_eq!(code, 5, "{findings}");
+    assert!(findings.contains("tenant acme · key k"), "{findings}");
     assert!(findings.contains("SQLSTATE 42P01") && findings.contains("not_there"), "{findings}");
     sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
     world.wait_for("select count(*) from app.effects", 1).await;

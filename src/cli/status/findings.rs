@@ -128,7 +128,13 @@ impl Found {
                 .map(|key| {
                     let error = safe(key.last_error.as_deref().unwrap_or("no error is known"));
                     let (tenant, name) = (safe(&key.tenant), safe(&key.key));
-                    format!("tenant {tenant} · key {name}, {} attempt(s): {error}", key.attempts)
+                    let next = match key.not_before.map(|at| at - database.now) {
+                        Some(wait) if wait > chrono::Duration::zero() => {
+                            format!(", the next in {}", age(database.now, database.now + wait))
+                        }
+                        _ => String::new(),
+                    };
+                    format!("tenant {tenant} · key {name}, {} attempt(s){next}: {error}", key.attempts)
                 })
                 .collect();
             let and_more = match state.failing > i64::try_from(named.len()).unwrap_or(i64::MAX) {
