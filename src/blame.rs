@@ -57,6 +57,7 @@ pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
         FaultClass::Transient
         | FaultClass::Poison
         | FaultClass::Rejected
+        | FaultClass::Refused
         | FaultClass::NotJson
         | FaultClass::Crashed => Blame::Message(class),
     }

@@ -218,6 +218,8 @@ pub enum FailureDecision {
     Retry(Duration),
     /// Never again.
     GiveUp(Rejection),
+    /// It is done: this is the answer.
+    Refuse(String),
 }
 
 /// Decides after the `attempt`-th run (counted from 1) failed, and the message answers for it ([`crate::blame`]).
@@ -225,6 +227,7 @@ pub enum FailureDecision {
 pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> FailureDecision {
     let give_up = |reason| FailureDecision::GiveUp(Rejection::new(reason, fault.to_string()));
     match fault.class {
+        FaultClass::Refused => FailureDecision::Refuse(fault.message.clone()),
         FaultClass::Rejected => give_up(Reason::HandlerRejected),
         FaultClass::Poison => give_up(Reason::Poison),
         FaultClass::NotJson => give_up(Reason::InvalidJson),
@@ -358,6 +361,7 @@ mod tests {
         let of = |class, attempt| after_failure(&Fault::new(class, None, "x"), attempt, &retry);
         assert_eq!(of(FaultClass::Transient, 1), FailureDecision::Retry(Duration::from_secs(1)));
         assert_eq!(of(FaultClass::Environment, 1), FailureDecision::Retry(Duration::from_secs(1)));
+        assert_eq!(of(FaultClass::Refused, 99), FailureDecision::Refuse("x".to_owned()));
         for (class, attempt, expected) in [
             (FaultClass::Transient, 2, Reason::AttemptsExhausted),
             (FaultClass::Poison, 1, Reason::Poison),

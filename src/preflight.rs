@@ -50,7 +50,7 @@ pub(crate) async fn postgres(config: &Config, for_worker: bool, found: &mut Pref
     let mut connection = match config.postgres.connect("oncely preflight").await {
         Ok(connection) => connection,
         Err(error) => {
-            let text = error.to_string();
+            let text = pg::told(&error);
             match classify(error) {
                 PgFault::Outage(_) => found.unreachable.push(format!("PostgreSQL at {server}: {text}")),
                 PgFault::Fault(fault) => found.problems.add("postgres.url", format!("{server}: {fault}")),

@@ -3,6 +3,7 @@
 mod connection;
 mod copy;
 mod delivery;
+mod depth;
 mod headers;
 mod outlet;
 mod planted;
@@ -17,6 +18,7 @@ pub(crate) use copy::{CC_HEADER, Copy, header, put, without, without_deaths, wit
 pub(crate) use delivery::Delivery;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use delivery::read;
+pub(crate) use depth::depth;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
 pub(crate) use outlet::{Fate, Outgoing, Outlet};

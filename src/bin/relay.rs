@@ -1,4 +1,4 @@
-//! `relay`: mirrors what committed to Redis, and keeps the tables.
+//! `relay`: publishes events, mirrors what committed to Redis, and keeps the tables.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use oncely::config::{Config, DEFAULT_FILE};
 use oncely::relay::Relay;
 use oncely::{exit, shutdown, telemetry, watchdog};
 
-/// Mirrors completed keys to Redis, collects old rows, makes audit partitions
+/// Publishes events to RabbitMQ, mirrors completed keys to Redis, collects old rows, makes audit partitions
 #[derive(Debug, Parser)]
 #[command(
     name = "relay",

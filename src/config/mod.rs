@@ -19,6 +19,7 @@ pub use events::EventSettings;
 pub use problems::{Problem, Problems};
 pub(crate) use section::Section;
 pub use servers::{MirrorSettings, RabbitSettings, masked};
+pub(crate) use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
 };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
+use serde_json::Value;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -11,6 +12,7 @@ use super::event_lane::publish_events;
 use super::idle::Idle;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
+use crate::heartbeat::Heartbeat;
 use crate::maintenance;
 use crate::mirror::{Mirror, TagKey};
 use crate::pg::{History, Session, secret, within};
@@ -64,6 +66,7 @@ impl Relay {
             tasks.spawn(publish_events(self.config.clone(), lane, history.clone(), stop.clone()));
         }
         tasks.spawn(relay(self.config.clone(), mirror, history, stop.clone()));
+        let heartbeat = Heartbeat::start("relay", &self.config, || Value::Array(Vec::new()));
         let mut stopped = Stopped::Clean;
         let overdue = async {
             stop.cancelled().await;
@@ -77,6 +80,7 @@ impl Relay {
                     // Whatever it waits for (a server that went silent, say) is rolled back, and taken again.
                     tracing::error!(limit = ?self.config.worker.shutdown, "not all work was finished in time");
                     tasks.shutdown().await;
+                    heartbeat.end().await;
                     return Ok(Stopped::Deadline);
                 }
             };
@@ -90,6 +94,7 @@ impl Relay {
                 }
             }
         }
+        heartbeat.end().await;
         Ok(stopped)
     }
 

@@ -179,7 +179,7 @@ impl Lane {
                 Some(Outcome::Undecided { fault, .. }) => Some(fault.clone()),
                 Some(_) => continue,
             };
-            let witness = outcomes.iter().any(|outcome| matches!(outcome, Some(Outcome::Completed { .. })));
+            let witness = outcomes.iter().any(|outcome| outcome.as_ref().is_some_and(Outcome::completes));
             if let Some(fault) = &before
                 && (held >= HELD && fault.class == FaultClass::Contention
                     || unwitnessed >= UNWITNESSED && !witness)
@@ -208,7 +208,7 @@ impl Lane {
             outcomes[index] = Some(outcome);
         }
         // One that came late has shown that it was not the environment: the earlier ones are tried once more, and answer for it.
-        let is_completed = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::Completed { .. }));
+        let is_completed = |outcome: &Option<Outcome>| outcome.as_ref().is_some_and(Outcome::completes);
         if unwitnessed > 0 && outcomes.iter().any(is_completed) {
             for index in 0..work.len() {
                 if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if fault.class != FaultClass::Contention)
@@ -268,6 +268,7 @@ impl Lane {
             let stop = match self.once(&shared, company, attempt, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
+                    shared.health.resumed();
                     self.note_history();
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
                     if shared.progress.note(decided) && self.intake.aside.resume() {
@@ -424,6 +425,7 @@ impl Lane {
                 // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
                 // Other consumers must not wait for its locks meanwhile.
                 self.session = None;
+                shared.health.stalled(&fault, None);
                 tracing::error!(%consumer, error = %fault, "consuming waits until this is mended; no attempt is spent");
             }
             Stop::Tainted(fault) => {

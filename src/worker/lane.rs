@@ -199,7 +199,9 @@ impl Lane {
             {
                 // Waits as long as the first.
                 outcomes[index] = Some(waits.clone());
-            } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_)))
+            } else if outcomes[leader]
+                .as_ref()
+                .is_some_and(|o| o.completes() || matches!(o, Outcome::Duplicate(_)))
                 && !wants_reply(&shared, &candidates[index])
             {
                 let outcome = Outcome::Duplicate(DuplicateSource::Batch);

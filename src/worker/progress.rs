@@ -40,7 +40,8 @@ impl Progress {
         for (identity, outcome) in decided {
             match outcome {
                 Outcome::Undecided { .. } => continue,
-                Outcome::Completed { .. } => completed += 1,
+                // A no is an answer: the handler works.
+                Outcome::Completed { .. } | Outcome::Refused { .. } => completed += 1,
                 Outcome::DeadLettered { rejection, .. } if rejection.reason == Reason::Poison => {
                     poisoned += 1
                 }

@@ -16,7 +16,7 @@ use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::message::Message;
 use crate::outcome::Outcome;
-use crate::pg::{self, AuditRecord, Failure};
+use crate::pg::{self, AuditRecord, Failure, Refusal};
 
 /// The failed run to record with the key, if there was one.
 pub(crate) fn failure<'a>(
@@ -47,6 +47,17 @@ pub(crate) fn failure<'a>(
     })
 }
 
+/// The handler's "no" to record with the key, if it was one.
+pub(crate) fn refusal<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> Option<Refusal<'a>> {
+    let Outcome::Refused { attempt, reason } = outcome else { return None };
+    Some(Refusal {
+        identity: &candidate.identity,
+        fingerprint: candidate.fingerprint,
+        attempt: *attempt,
+        reason,
+    })
+}
+
 /// Everything that must commit with the effects, each write with its number of rows checked: this is also what notices a
 /// transaction that is none any more.
 pub(crate) async fn record(
@@ -68,6 +79,14 @@ pub(crate) async fn record(
         expect_rows("failures", written, failures.len())?;
         step("worker.fail.after");
     }
+    let refusals: Vec<Refusal<'_>> =
+        pairs().filter_map(|(candidate, outcome)| refusal(candidate, outcome)).collect();
+    if !refusals.is_empty() {
+        step("worker.refusal.before");
+        let written = pg::refuse(transaction, &consumer.name, now, true, &refusals).await;
+        expect_rows("refusals", written, refusals.len())?;
+        step("worker.refusal.after");
+    }
     store_responses(shared, transaction, candidates, outcomes).await?;
     let records = audit_records(shared, started, candidates, &*outcomes);
     if !records.is_empty() {
@@ -77,10 +96,8 @@ pub(crate) async fn record(
         step("worker.audit.after");
     }
     if shared.precheck.is_some() {
-        let completed: Vec<&Candidate> = pairs()
-            .filter(|(_, outcome)| matches!(outcome, Outcome::Completed { .. }))
-            .map(|(candidate, _)| *candidate)
-            .collect();
+        let completed: Vec<&Candidate> =
+            pairs().filter(|(_, outcome)| outcome.completes()).map(|(candidate, _)| *candidate).collect();
         if let Some(first) = completed.first() {
             let tags = mirror_tags(shared, epoch, completed.iter().copied());
             let expires_at = now + consumer.retention;
@@ -198,6 +215,10 @@ fn decision<'a>(
     };
     match outcome {
         Outcome::Completed { attempt, .. } => record.attempt = *attempt,
+        Outcome::Refused { attempt, reason } => {
+            record.attempt = *attempt;
+            record.detail = Some(reason);
+        }
         Outcome::Duplicate(source) => record.reason = Some(source.as_str()),
         Outcome::Postponed { .. } | Outcome::Undecided { .. } => {}
         Outcome::Retried { attempt, code, detail, .. } => {

@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::health::Health;
+use super::failure_log::FailureLog;
+use super::health::{Health, Report};
 use super::intake::Intake;
 use super::lane::Lane;
 use super::permit::Permits;
@@ -20,6 +21,7 @@ use crate::amqp::Publisher;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
+use crate::heartbeat::Heartbeat;
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
 use crate::pg::{History, Session};
 use crate::preflight::preflight;
@@ -237,6 +239,7 @@ impl Worker {
                 publisher: Arc::clone(&publisher),
                 counters: super::counters::Counters::default(),
                 health: Health::new(clock.clone()),
+                failures: FailureLog::new(consumer.name.clone()),
                 permits: Permits::new(Arc::clone(&suspects)),
                 progress: Progress::default(),
                 stop: stop.clone(),
@@ -258,6 +261,13 @@ impl Worker {
             consumers.push(shared);
         }
 
+        let heartbeat = Heartbeat::start("worker", config, {
+            let consumers = consumers.clone();
+            move || {
+                let reports: Vec<Report> = consumers.iter().map(|consumer| consumer.report()).collect();
+                serde_json::to_value(reports).unwrap_or_default()
+            }
+        });
         let mut stopped = Stopped::Clean;
         let mut report = tokio::time::interval(REPORT);
         let mut last: Vec<String> = Vec::new();
@@ -265,11 +275,12 @@ impl Worker {
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = report.tick() => {
-                    let now: Vec<String> = consumers.iter().map(|c| c.counters.to_string()).collect();
+                    let now: Vec<String> = consumers.iter().map(|c| c.counters.now().to_string()).collect();
                     if now != last && !last.is_empty() {
                         log_counters(&consumers);
                     }
                     last = now;
+                    consumers.iter().for_each(|consumer| consumer.failures.flush(false));
                 }
                 // They end only when told to. Whatever a lane held stays unacknowledged as long as its channel lives, so a
                 // worker that lost one must not go on quietly.
@@ -302,7 +313,9 @@ impl Worker {
         if tokio::time::timeout(CLOSE, close).await.is_err() {
             tracing::warn!("the broker did not answer while closing");
         }
+        consumers.iter().for_each(|consumer| consumer.failures.flush(true));
         log_counters(&consumers);
+        heartbeat.end().await;
         Ok(stopped)
     }
 
@@ -359,6 +372,6 @@ fn failed(
 
 fn log_counters(consumers: &[Arc<Shared>]) {
     for shared in consumers {
-        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters);
+        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters.now());
     }
 }

@@ -27,20 +27,13 @@ pub(crate) async fn settle(
     let mut copies = Vec::new();
     let mut kept = Vec::new();
     for (index, (delivery, known, outcome)) in decided.iter().enumerate() {
+        shared.failures.note(known, outcome);
+        shared.health.note(known, outcome);
         match outcome.disposition() {
             Disposition::Ack => {}
             Disposition::Keep => kept.push(index),
             Disposition::Retry(delay) => copies.push((index, retry_copy(shared, delivery, known, delay))),
             Disposition::DeadLetter(rejection) => {
-                tracing::warn!(
-                    consumer = %shared.consumer.name,
-                    queue = delivery.message.queue,
-                    tenant = known.tenant.as_ref().map(tracing::field::display),
-                    key = known.key.as_ref().map(tracing::field::display),
-                    reason = %rejection.reason,
-                    detail = rejection.detail,
-                    "a message is dead-lettered"
-                );
                 copies.push((index, dead_letter(shared, delivery, known, &rejection, outcome)));
             }
         }
@@ -115,7 +108,7 @@ async fn acknowledge(
     for index in indices {
         let (delivery, _, outcome) = &decided[index];
         shared.counters.settled(outcome);
-        completed |= matches!(outcome, Outcome::Completed { .. });
+        completed |= outcome.completes();
         by_channel
             .entry(Arc::as_ptr(&delivery.epoch).addr())
             .or_insert_with(|| (Arc::clone(&delivery.epoch), Vec::new()))

@@ -12,7 +12,7 @@ use super::forecast::{Expect, SMALL};
 use super::fresh::{handler_for, run_alone, run_fresh};
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
-use super::record::{audit_records, failure, record, refusal_record};
+use super::record::{audit_records, failure, record, refusal, refusal_record};
 use super::replies::{check_responses, write_replies};
 use super::shared::Shared;
 use super::stop::Stop;
@@ -248,8 +248,13 @@ pub(crate) async fn record_failure(
             transaction.commit().await.map_err(Stop::of_ours)?;
             return Ok(failed);
         }
-        let failure = failure(candidate, &failed, now);
-        let written = pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await;
+        let written = match refusal(candidate, &failed) {
+            Some(refusal) => pg::refuse(&mut transaction, &consumer.name, now, false, &[refusal]).await,
+            None => {
+                let failure = failure(candidate, &failed, now);
+                pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await
+            }
+        };
         // Nothing written: the row has changed since the look-up, so it is looked at again.
         if written.map_err(Stop::of_ours)? == 1 {
             outcome = Some(failed);
@@ -333,6 +338,7 @@ fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Outcome {
         FailureDecision::Retry(delay) => {
             Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code }
         }
+        FailureDecision::Refuse(reason) => Outcome::Refused { attempt, reason },
         FailureDecision::GiveUp(rejection) => {
             Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None }
         }

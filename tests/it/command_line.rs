@@ -146,6 +146,63 @@ async fn explain_tells_the_whole_story_of_a_key() {
 }
 
 #[tokio::test]
+async fn a_key_that_was_claimed_and_left_is_explained_with_and_without_its_tenant() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    // In autocommit: no decision, so nothing in the trail.
+    sqlx::query("select oncely.claim('acme', 'invoices', 'left', null)::text")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let identities = async |arguments: &[&str]| {
+        let output = world.oncely(arguments).await;
+        assert!(output.status.success(), "{arguments:?}: {}", stdout(&output));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["identities"].clone()
+    };
+    let named = identities(&["explain", "left", "--tenant", "acme", "--json"]).await;
+    assert_eq!(named[0]["key"]["reason"], "incomplete_claim");
+    assert_eq!(identities(&["explain", "left", "--json"]).await, named);
+}
+
+#[tokio::test]
+async fn explain_folds_what_is_equal_and_shows_traces_and_requeues() {
+    let mut world = World::new().await;
+    world.configure("[audit]\nduplicates = true");
+    world.consumer("payments", "batch = 1\nlanes = 1");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let mut headers = message("acme", "k").headers().clone().unwrap();
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    headers.insert("traceparent".into(), lapin::types::AMQPValue::LongString(parent.into()));
+    world.publish("payments", message("acme", "k").with_headers(headers), r#"{"do": "reject"}"#).await;
+    world.wait_for("select count(*) from oncely.dead_letters", 1).await;
+    sqlx::query("create or replace function app.handle(message oncely.message) returns jsonb language sql as 'select null::jsonb'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    world.wait_for_ready(&format!("{}.dead", world.queue("payments")), 1).await;
+    let requeued = world.oncely(&["failed", "requeue", "--key", "k", "--yes"]).await;
+    assert!(requeued.status.success(), "{}", String::from_utf8_lossy(&requeued.stderr));
+    world.wait_for("select count(*) from oncely.audit where outcome = 'completed'", 1).await;
+    for _ in 0..30 {
+        world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
+    }
+    world
+        .wait_for("select count(*) from oncely.audit where outcome = 'duplicate' and reason = 'postgres'", 30)
+        .await;
+    world.stop(worker).await;
+    let text = stdout(&world.oncely(&["explain", "k"]).await);
+    for part in [
+        "30 × duplicate, not run: postgres knew it",
+        "trace 0af7651916cd43dd8448eb211c80319c",
+        "handler_rejected: requeued since",
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert_eq!(text.matches("duplicate, not run").count(), 1, "{text}");
+}
+
+#[tokio::test]
 async fn audit_list_filters_by_everything() {
     let world = lived_in().await;
     let rows = async |arguments: &[&str]| -> Vec<Value> {
@@ -174,7 +231,7 @@ async fn status_shows_servers_queues_outbox_and_recent_outcomes() {
     let world = lived_in().await;
     let output = world.oncely(&["status"]).await;
     let text = stdout(&output);
-    assert!(output.status.success(), "{text}");
+    assert_eq!(output.status.code(), Some(5), "nobody takes from the queue: {text}");
     for part in [
         "✓ PostgreSQL",
         "✓ RabbitMQ",
@@ -188,7 +245,7 @@ async fn status_shows_servers_queues_outbox_and_recent_outcomes() {
     }
     assert!(!text.contains("guest:guest"));
     let object: Value = serde_json::from_slice(&world.oncely(&["status", "--json"]).await.stdout).unwrap();
-    assert_eq!(object["schema"], "oncely.status/1");
+    assert_eq!(object["schema"], "oncely.status/2");
     assert_eq!(object["queues"][0]["dead"], 2);
 }
 
