@@ -74,6 +74,8 @@ pub struct Consumer {
     pub lanes: u32,
     /// Most messages delivered and not yet acknowledged, per queue.
     pub prefetch: u16,
+    /// Bytes that deliveries hold until they are settled; then no more is read.
+    pub buffer: u32,
     /// Largest body in bytes; a larger one is dead-lettered.
     pub max_body: u32,
     /// How much a hit in the mirror is believed; `None` means as `[mirror]` says.
@@ -133,6 +135,7 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
     let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
+    let buffer = section.integer("buffer", 64 << 20, (1 << 20)..=(1 << 30), problems);
     let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
     let precheck = servers::precheck(&mut section, problems);
     let replies = section.boolean("replies", false, problems);
@@ -156,6 +159,7 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
         batch,
         lanes,
         prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
+        buffer,
         max_body,
         precheck,
         replies,

@@ -24,6 +24,7 @@ mod stop;
 mod subscribe;
 mod transaction;
 mod unconfirmed;
+mod unsettled;
 
 pub use run::{Worker, WorkerBuilder, WorkerError};
 

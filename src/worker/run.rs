@@ -13,7 +13,8 @@ use super::intake::Intake;
 use super::lane::Lane;
 use super::shared::{Precheck, Shared};
 use super::subscribe::subscribe;
-use crate::amqp::Publisher;
+use super::unsettled::{Unsettled, part};
+use crate::amqp::{Budget, Publisher};
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
@@ -185,10 +186,6 @@ impl Worker {
             history.clone(),
             stop.clone(),
         );
-        let publisher = Arc::new(Publisher::new(
-            config.rabbitmq.clone(),
-            format!("oncely worker {} publisher", config.worker.name),
-        ));
         let mirror = match &config.mirror {
             None => None,
             Some(settings) => match Mirror::new(settings) {
@@ -207,6 +204,7 @@ impl Worker {
         let turns = Arc::new(RwLock::new(()));
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
+        let mut partings = JoinSet::new();
         let mut consumers = Vec::new();
         for consumer in &config.consumers {
             let Some(run) = self.runs.get(consumer.name.as_str()) else {
@@ -231,7 +229,12 @@ impl Worker {
                 seal_key: seal_key.clone(),
                 list_duplicates: config.audit.duplicates,
                 stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
-                publisher: Arc::clone(&publisher),
+                publisher: Publisher::new(
+                    config.rabbitmq.clone(),
+                    format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
+                ),
+                unsettled: Unsettled::new(consumer),
+                budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
                 counters: super::counters::Counters::default(),
                 turns: Arc::clone(&turns),
                 stop: stop.clone(),
@@ -247,6 +250,7 @@ impl Worker {
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared)).run(Arc::clone(&intake)));
             }
+            partings.spawn(part(Arc::clone(&shared)));
             for queue in &consumer.queues {
                 subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
             }
@@ -269,12 +273,19 @@ impl Worker {
                 // They end only when told to. Whatever a lane held stays unacknowledged as long as its channel lives, so a
                 // worker that lost one must not go on quietly.
                 Some(ended) = lanes.join_next() => stopped = failed("a lane", ended, stopped, &stop),
+                Some(ended) = partings.join_next() => stopped = failed("a task beside the lanes", ended, stopped, &stop),
                 Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, stopped, &stop),
             }
         }
         let mut finish = std::pin::pin!(async {
             let mut all = true;
             while let Some(ended) = lanes.join_next().await {
+                all &= ended.is_ok();
+            }
+            for shared in &consumers {
+                shared.unsettled.close();
+            }
+            while let Some(ended) = partings.join_next().await {
                 all &= ended.is_ok();
             }
             all

@@ -6,7 +6,8 @@ use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
-use crate::amqp::Publisher;
+use super::unsettled::Unsettled;
+use crate::amqp::{Budget, Publisher};
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
@@ -32,7 +33,11 @@ pub(crate) struct Shared {
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
-    pub(crate) publisher: Arc<Publisher>,
+    pub(crate) publisher: Publisher,
+    /// What the lanes can't settle at once.
+    pub(crate) unsettled: Unsettled,
+    /// What deliveries may hold.
+    pub(crate) budget: Budget,
     pub(crate) counters: Counters,
     /// Of the whole process: held shared by every transaction, and alone by one that may kill the process.
     pub(crate) turns: Arc<RwLock<()>>,

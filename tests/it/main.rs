@@ -30,4 +30,5 @@ mod rust_handlers;
 mod silence;
 mod sql_protocol;
 mod support;
+mod unsettled;
 mod webhooks;
