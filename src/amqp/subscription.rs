@@ -1,12 +1,13 @@
 //! A consumer's subscription to one queue: one connection, one channel, one life.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
-use lapin::types::FieldTable;
+use lapin::types::AMQPValue;
 use lapin::{Channel, Connection};
 use tokio_util::sync::CancellationToken;
 
@@ -122,7 +123,8 @@ impl Subscription {
                 queue.into(),
                 "".into(),
                 BasicConsumeOptions::default(),
-                FieldTable::default(),
+                // As by default; but a stream, which forgets what was not acknowledged, takes no priorities, and says so.
+                BTreeMap::from([("x-priority".into(), AMQPValue::LongInt(0))]).into(),
             ),
         )
         .await?;

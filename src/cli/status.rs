@@ -63,19 +63,18 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             for consumer in &config.consumers {
                 for topology in Topology::of(consumer) {
                     let report = topology.inspect(&connection, config.rabbitmq.timeout).await?;
-                    let counts = report.ready;
                     let show =
                         |count: Option<u32>| count.map_or_else(|| "missing".to_owned(), |n| n.to_string());
                     table.add_row([
                         consumer.name.to_string(),
                         topology.queue().to_owned(),
-                        show(counts.map(|(ready, _, _)| ready)),
-                        show(counts.map(|(_, dead, _)| dead)),
-                        show(counts.map(|(_, _, users)| users)),
+                        show(report.ready),
+                        show(report.dead),
+                        show(report.subscriptions),
                     ]);
                     queues.push(json!({
                         "consumer": consumer.name.as_str(), "queue": topology.queue(),
-                        "ready": counts.map(|c| c.0), "dead": counts.map(|c| c.1), "subscriptions": counts.map(|c| c.2),
+                        "ready": report.ready, "dead": report.dead, "subscriptions": report.subscriptions,
                     }));
                 }
             }

@@ -40,7 +40,9 @@ pub(crate) use event_relay::{
 };
 pub(crate) use history::History;
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
-pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};
+pub(crate) use inspect::{
+    HandlerFunction, audit_span, handler_functions, login_roles, recent_outcomes, table_statistics,
+};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use operator::{
     Action, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters, mark_swept,
@@ -59,7 +61,7 @@ pub(crate) use retention::{
     unlock as sweep_unlock,
 };
 pub(crate) use session::{
-    Backend, await_standby, cancel_backend, end_backend, is_at_work, secret, standing, within,
+    Backend, await_standby, cancel_backend, end_backend, is_at_work, process, secret, standing, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};

@@ -19,10 +19,11 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
-use crate::pg::{History, Session};
+use crate::pg::{History, PgSettings, Session};
 use crate::preflight::preflight;
 use crate::seal::SealKey;
 use crate::shutdown::Stopped;
+use crate::watchdog;
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -156,6 +157,7 @@ impl Worker {
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
         // Ours to cancel, too, without stopping the rest of an embedding program.
         let stop = stop.child_token();
+        let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let Some((mut session, cell_secret)) = self.start(&stop).await? else {
             return Ok(Stopped::Clean);
         };
@@ -220,7 +222,10 @@ impl Worker {
                 run: run.clone(),
                 worker: config.worker.name.clone(),
                 cell: config.cell.clone(),
-                postgres: config.postgres.clone(),
+                postgres: PgSettings {
+                    statement_timeout: consumer.statement_timeout,
+                    ..config.postgres.clone()
+                },
                 rabbitmq: config.rabbitmq.clone(),
                 clock: clock.clone(),
                 history: history.clone(),

@@ -53,6 +53,12 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
                 }
                 subscription.close().await;
             }
+            Err(error) if error.reply_code() == Some(406) => {
+                tracing::error!(
+                    %consumer, queue, error = %error,
+                    "cannot subscribe: a stream, or a queue for another use; it must be classic or quorum; tried again"
+                );
+            }
             Err(error) => {
                 tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; tried again");
             }

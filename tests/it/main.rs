@@ -26,6 +26,8 @@ mod mirror;
 mod once;
 mod outages;
 mod packaging;
+mod pooler;
+mod queues;
 mod rust_handlers;
 mod silence;
 mod sql_protocol;
