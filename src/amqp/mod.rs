@@ -1,5 +1,6 @@
 //! RabbitMQ: supervised connections, deliveries that are acknowledged once, publishing that is known to have arrived.
 
+mod budget;
 mod connection;
 mod copy;
 mod delivery;
@@ -13,6 +14,7 @@ mod subscription;
 mod taker;
 mod topology;
 
+pub(crate) use budget::Budget;
 pub use connection::{AmqpError, connect};
 pub(crate) use copy::{CC_HEADER, Copy, header, put, without, without_deaths, without_ours};
 pub(crate) use delivery::Delivery;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use oncely::config::{Config, DEFAULT_FILE};
 use oncely::relay::Relay;
-use oncely::{exit, shutdown, telemetry, watchdog};
+use oncely::{exit, shutdown, telemetry};
 
 /// Publishes events to RabbitMQ, mirrors completed keys to Redis, collects old rows, makes audit partitions
 #[derive(Debug, Parser)]
@@ -33,7 +33,6 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(&arguments.config)?;
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;
-    watchdog::start(config.worker.watchdog)?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "relay starts");
     let stopped = Relay::new(config).run(stop).await?;
     Ok(ExitCode::from(stopped.code()))

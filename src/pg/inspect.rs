@@ -234,6 +234,11 @@ pub(crate) struct HandlerFunction {
     pub(crate) returns: String,
 }
 
+/// Which of Oncely's roles the login has.
+pub(crate) async fn login_roles(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
+    sqlx::query_file_scalar!("src/pg/login_roles.sql").fetch_all(connection).await
+}
+
 /// The functions of this name that take a message or a batch of them.
 pub(crate) async fn handler_functions(
     connection: &mut PgConnection,

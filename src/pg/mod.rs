@@ -46,8 +46,8 @@ pub(crate) use event_relay::{
 pub(crate) use history::History;
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
 pub(crate) use inspect::{
-    HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, recent_outcomes,
-    table_statistics,
+    HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles,
+    recent_outcomes, table_statistics,
 };
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use operator::{
@@ -75,8 +75,8 @@ pub(crate) use retention::{
     unlock as sweep_unlock,
 };
 pub(crate) use session::{
-    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, secret, standing,
-    within,
+    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, process, secret,
+    standing, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};

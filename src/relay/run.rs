@@ -18,6 +18,7 @@ use crate::mirror::{Mirror, TagKey};
 use crate::pg::{History, Session, secret, within};
 use crate::preflight::preflight;
 use crate::shutdown::Stopped;
+use crate::watchdog;
 
 /// A relay: the outbox's way to Redis, and the maintenance of the tables. Several may run.
 #[derive(Debug)]
@@ -43,6 +44,7 @@ impl Relay {
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, Problems> {
         // Ours to cancel, too, without stopping the rest of an embedding program.
         let stop = stop.child_token();
+        let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         if !self.start(&stop).await? {
             return Ok(Stopped::Clean);
         }

@@ -29,6 +29,7 @@ mod stop;
 mod subscribe;
 mod transaction;
 mod unconfirmed;
+mod unsettled;
 
 pub(crate) use health::Report;
 pub use run::{Worker, WorkerBuilder, WorkerError};

@@ -17,16 +17,18 @@ use super::permit::Permits;
 use super::progress::Progress;
 use super::shared::{Precheck, Shared};
 use super::subscribe::subscribe;
-use crate::amqp::Publisher;
+use super::unsettled::{Unsettled, part};
+use crate::amqp::{Budget, Publisher};
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
-use crate::pg::{History, Session};
+use crate::pg::{History, PgSettings, Session};
 use crate::preflight::preflight;
 use crate::seal::SealKey;
 use crate::shutdown::Stopped;
+use crate::watchdog;
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -160,6 +162,7 @@ impl Worker {
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
         // Ours to cancel, too, without stopping the rest of an embedding program.
         let stop = stop.child_token();
+        let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let Some((mut session, cell_secret)) = self.start(&stop).await? else {
             return Ok(Stopped::Clean);
         };
@@ -190,10 +193,6 @@ impl Worker {
             history.clone(),
             stop.clone(),
         );
-        let publisher = Arc::new(Publisher::new(
-            config.rabbitmq.clone(),
-            format!("oncely worker {} publisher", config.worker.name),
-        ));
         let mirror = match &config.mirror {
             None => None,
             Some(settings) => match Mirror::new(settings) {
@@ -212,6 +211,7 @@ impl Worker {
         let suspects = Arc::default();
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
+        let mut partings = JoinSet::new();
         let mut consumers = Vec::new();
         for consumer in &config.consumers {
             let Some(run) = self.runs.get(consumer.name.as_str()) else {
@@ -227,7 +227,10 @@ impl Worker {
                 run: run.clone(),
                 worker: config.worker.name.clone(),
                 cell: config.cell.clone(),
-                postgres: config.postgres.clone(),
+                postgres: PgSettings {
+                    statement_timeout: consumer.statement_timeout,
+                    ..config.postgres.clone()
+                },
                 rabbitmq: config.rabbitmq.clone(),
                 clock: clock.clone(),
                 history: history.clone(),
@@ -236,7 +239,12 @@ impl Worker {
                 seal_key: seal_key.clone(),
                 list_duplicates: config.audit.duplicates,
                 stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
-                publisher: Arc::clone(&publisher),
+                publisher: Publisher::new(
+                    config.rabbitmq.clone(),
+                    format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
+                ),
+                unsettled: Unsettled::new(consumer),
+                budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
                 counters: super::counters::Counters::default(),
                 health: Health::new(clock.clone()),
                 failures: FailureLog::new(consumer.name.clone()),
@@ -255,6 +263,7 @@ impl Worker {
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
             }
+            partings.spawn(part(Arc::clone(&shared)));
             for queue in &consumer.queues {
                 subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
             }
@@ -285,12 +294,19 @@ impl Worker {
                 // They end only when told to. Whatever a lane held stays unacknowledged as long as its channel lives, so a
                 // worker that lost one must not go on quietly.
                 Some(ended) = lanes.join_next() => stopped = failed("a lane", ended, stopped, &stop),
+                Some(ended) = partings.join_next() => stopped = failed("a task beside the lanes", ended, stopped, &stop),
                 Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, stopped, &stop),
             }
         }
         let mut finish = std::pin::pin!(async {
             let mut all = true;
             while let Some(ended) = lanes.join_next().await {
+                all &= ended.is_ok();
+            }
+            for shared in &consumers {
+                shared.unsettled.close();
+            }
+            while let Some(ended) = partings.join_next().await {
                 all &= ended.is_ok();
             }
             all

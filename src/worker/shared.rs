@@ -9,7 +9,8 @@ use super::failure_log::FailureLog;
 use super::health::{Health, Report};
 use super::permit::Permits;
 use super::progress::Progress;
-use crate::amqp::Publisher;
+use super::unsettled::Unsettled;
+use crate::amqp::{Budget, Publisher};
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
@@ -35,7 +36,11 @@ pub(crate) struct Shared {
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
-    pub(crate) publisher: Arc<Publisher>,
+    pub(crate) publisher: Publisher,
+    /// What the lanes can't settle at once.
+    pub(crate) unsettled: Unsettled,
+    /// What deliveries may hold.
+    pub(crate) budget: Budget,
     pub(crate) counters: Counters,
     pub(crate) health: Health,
     pub(crate) failures: FailureLog,

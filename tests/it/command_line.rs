@@ -263,3 +263,48 @@ async fn keys_with_control_characters_cannot_move_the_cursor() {
         assert!(text.contains("evil\\u{1b}[2J") && !text.contains('\u{1b}'), "{text:?}");
     }
 }
+
+#[tokio::test]
+async fn a_migration_is_taken_back_where_somebody_agrees() {
+    let world = World::new().await;
+    let refused = world.oncely(&["migrate", "revert"]).await;
+    assert_eq!(refused.status.code(), Some(4), "nobody agreed");
+    let last = oncely::pg::MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).last().unwrap();
+    let reverted = world.oncely(&["migrate", "revert", "--yes"]).await;
+    assert!(reverted.status.success(), "{}", String::from_utf8_lossy(&reverted.stderr));
+    let info = world.oncely(&["migrate", "info"]).await;
+    let pending: Vec<String> =
+        stdout(&info).lines().filter(|line| line.contains("pending")).map(str::to_owned).collect();
+    assert!(pending.len() == 1 && pending[0].contains(&last.version.to_string()), "{pending:?}");
+    assert!(world.oncely(&["migrate"]).await.status.success());
+    assert!(world.oncely(&["migrate", "info"]).await.status.success());
+}
+
+#[tokio::test]
+async fn check_asks_of_each_login_only_what_its_role_needs() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let login = |role: &str| format!("{role}_{}", uuid::Uuid::new_v4().simple());
+    sqlx::raw_sql("revoke all on schema app from public").execute(&mut world.sql).await.unwrap();
+    for role in ["relay", "operator", "auditor", "worker"] {
+        let name = login(role);
+        let create = format!("create role {name} login; grant oncely_{role} to {name}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut world.sql).await.unwrap();
+        let mut url: url::Url = world.database.url().parse().unwrap();
+        url.set_username(&name).unwrap();
+        let environment = [("DATABASE_URL", url.as_str())];
+        let checked = world.oncely_with(&["check"], &environment).await;
+        let told = stdout(&checked);
+        assert!(told.contains(&format!("checked as: {role}")), "{told}");
+        // A worker's login must see the application's schema.
+        let wanted = if role == "worker" { 78 } else { 0 };
+        assert_eq!(checked.status.code(), Some(wanted), "{role}: {told}");
+        if role == "auditor" {
+            let more = world.oncely_with(&["check", "--as", "worker"], &environment).await;
+            assert_eq!(more.status.code(), Some(78), "{}", stdout(&more));
+        }
+        let drop = format!("drop role {name}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut world.sql).await.unwrap();
+    }
+}
