@@ -259,7 +259,9 @@ impl Worker {
             let (sender, receiver) = mpsc::channel(capacity.max(1));
             let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
             let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
-            let intake = Arc::new(Intake::new(receiver, most, capacity, count));
+            // A quarter of what deliveries may hold; as much may be unsettled.
+            let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
+            let intake = Arc::new(Intake::new(receiver, most, capacity, count, bytes));
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
             }
