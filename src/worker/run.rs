@@ -208,7 +208,7 @@ impl Worker {
         };
         let done = CancellationToken::new();
         let abandon = CancellationToken::new();
-        let suspects = Arc::default();
+        let process = Arc::default();
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
         let mut partings = JoinSet::new();
@@ -248,7 +248,7 @@ impl Worker {
                 counters: super::counters::Counters::default(),
                 health: Health::new(clock.clone()),
                 failures: FailureLog::new(consumer.name.clone()),
-                permits: Permits::new(Arc::clone(&suspects)),
+                permits: Permits::new(Arc::clone(&process)),
                 progress: Progress::default(),
                 stop: stop.clone(),
                 abandon: abandon.clone(),
