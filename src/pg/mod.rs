@@ -21,6 +21,7 @@ mod partition;
 mod planted;
 mod reply;
 mod retention;
+mod right;
 mod session;
 mod suspect;
 
@@ -58,6 +59,7 @@ pub(crate) use retention::{
     count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
     unlock as sweep_unlock,
 };
+pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, end_backend, is_at_work, secret, standing, within,
 };

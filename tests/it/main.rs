@@ -26,6 +26,7 @@ mod mirror;
 mod once;
 mod outages;
 mod packaging;
+mod rights;
 mod rust_handlers;
 mod silence;
 mod sql_protocol;
