@@ -174,7 +174,7 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
             };
             let duration =
                 story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
-                    Some(format!(", worker {}, {:.1} ms", row.worker, millis(row.duration_us?)))
+                    Some(format!(", worker {}, {:.1} ms", safe(&row.worker), millis(row.duration_us?)))
                 });
             lines.push(format!(
                 "  {what:<11}{} ({} ago){}",
@@ -313,7 +313,9 @@ fn event(row: &AuditRow) -> String {
     if let Some(detail) = &row.detail {
         text.push_str(&format!(": {}", safe(detail)));
     }
-    format!("{text}  (queue {}, worker {})", safe(&row.queue), row.worker)
+    // The worker is a name that somebody gave himself; the login is who it was.
+    let login = row.login.as_deref().map(|login| format!(", login {}", safe(login))).unwrap_or_default();
+    format!("{text}  (queue {}, worker {}{login})", safe(&row.queue), safe(&row.worker))
 }
 
 fn millis(micros: i64) -> f64 {

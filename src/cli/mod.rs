@@ -10,6 +10,7 @@ mod consent;
 mod explain;
 mod failed;
 mod gc;
+mod grant;
 mod migrate;
 mod outbox;
 mod output;
@@ -65,6 +66,8 @@ enum Verb {
     Outbox(outbox::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
+    /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
+    Grant(grant::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
     /// Publish one message, for a first try
@@ -88,6 +91,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Outbox(arguments) => outbox::run(&config, arguments, clock).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
+        Verb::Grant(arguments) => grant::run(&config, arguments, clock).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,
     }
 }

@@ -25,6 +25,7 @@ mod process;
 mod refuse;
 mod reply;
 mod retention;
+mod right;
 mod session;
 mod suspect;
 
@@ -74,6 +75,7 @@ pub(crate) use retention::{
     count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
     unlock as sweep_unlock,
 };
+pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, process, secret,
     standing, within,

@@ -218,7 +218,7 @@ pub(crate) async fn begin_requeue(
     sqlx::query_file!("src/pg/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
     let taken = change(connection, now, letters, &["waiting", "requeueing"], "requeueing").await?;
     let (tenants, ids, _) = columns(&taken);
-    sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids).execute(connection).await?;
+    sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids).fetch_one(connection).await?;
     Ok(taken)
 }
 

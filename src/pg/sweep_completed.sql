@@ -17,5 +17,5 @@ with due as materialized (
     where ctid = any (array(select place from due))
       and status = 'COMPLETED' and consumer = $1 and expires_at is null and completed_at < $2
 )
-select count(*) as "deleted!", max(at) as last
+select count(*) as "deleted!", oncely.bounded(max(at)) as last
 from due

@@ -11,5 +11,5 @@ with due as materialized (
     delete from oncely.idempotency_keys
     where ctid = any (array(select place from due))
 )
-select count(*) as "deleted!", max(at) as last
+select count(*) as "deleted!", oncely.bounded(max(at)) as last
 from due

@@ -31,6 +31,7 @@ mod packaging;
 mod pooler;
 mod queues;
 mod refusals;
+mod rights;
 mod rust_handlers;
 mod silence;
 mod sql_protocol;
