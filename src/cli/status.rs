@@ -155,6 +155,13 @@ async fn database(session: &mut Session, times: Times) -> anyhow::Result<(Vec<St
         bytes(tables.audit_bytes),
         tables.last_partition.as_deref().unwrap_or("(none: rows go to the default partition)")
     ));
+    let clock_refused_at = pg::clock_refused_at(&mut session.connection).await?;
+    if let Some(at) = clock_refused_at {
+        lines.push(format!(
+            "collection   refused: the database's clock said {}, and nothing explains that; see `oncely gc run`",
+            times.show(at)
+        ));
+    }
     if recent.is_empty() {
         lines.push("last 5 min   no decision".to_owned());
     } else {
@@ -174,7 +181,7 @@ async fn database(session: &mut Session, times: Times) -> anyhow::Result<(Vec<St
         lines,
         json!({
             "epoch": session.cell.epoch, "cell": session.cell.name, "outbox": outbox, "events": events, "tables": tables,
-            "recent": recent,
+            "clock_refused_at": clock_refused_at, "recent": recent,
         }),
     ))
 }

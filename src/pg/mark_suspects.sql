@@ -8,5 +8,5 @@ order by k.tenant collate "C", k.key collate "C"
 on conflict (tenant, consumer, key) do update
 set crash_attempts = i.crash_attempts + 1
 where i.status = 'IN_PROGRESS'
-  and ($6 or i.fingerprint is null or excluded.fingerprint is null or i.fingerprint = excluded.fingerprint)
+  and ($6 or i.fingerprint is null or excluded.fingerprint is null or oncely.same_payload(i.fingerprint, excluded.fingerprint))
 returning tenant, key

@@ -64,7 +64,7 @@ pub(crate) async fn take_mirror(
                 (None, Some(consumer), Some(key)) => {
                     let identity =
                         Identity { tenant: part(&row.tenant)?, consumer: part(&consumer)?, key: part(&key)? };
-                    let print = row.fingerprint.and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
+                    let print = row.fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes));
                     Mirrored::Key(identity, print)
                 }
                 // A constraint of the table forbids it.

@@ -16,6 +16,7 @@ mod portion;
 mod precheck;
 mod prepare;
 mod record;
+mod register;
 mod replies;
 mod run;
 mod settle;
