@@ -42,7 +42,7 @@ begin
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
     where i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
-      and coalesce(i.fingerprint = d.fingerprint, true);
+      and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true);
     get diagnostics freed = row_count;
     return freed;
 end

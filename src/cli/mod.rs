@@ -5,6 +5,7 @@
 //! (nobody agreed to it), 78 refused configuration.
 
 mod audit;
+mod audit_verify;
 mod check;
 mod consent;
 mod explain;
@@ -15,6 +16,7 @@ mod migrate;
 mod outbox;
 mod output;
 mod publish;
+mod retention;
 mod session;
 mod since;
 mod status;
@@ -70,6 +72,8 @@ enum Verb {
     Grant(grant::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
+    /// How long keys are remembered, as the database knows it
+    Retention(retention::Arguments),
     /// Publish one message, for a first try
     Publish(publish::Arguments),
 }
@@ -92,6 +96,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Grant(arguments) => grant::run(&config, arguments, clock).await,
+        Verb::Retention(arguments) => retention::run(&config, arguments, clock).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,
     }
 }

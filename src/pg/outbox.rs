@@ -72,7 +72,7 @@ fn key_of(tenant: &str, consumer: &str, key: &str, fingerprint: Option<Vec<u8>>)
     let part = |text: &str| IdentityPart::new(text.as_bytes());
     match (part(tenant), part(consumer), part(key)) {
         (Ok(tenant), Ok(consumer), Ok(key)) => {
-            let print = fingerprint.and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
+            let print = fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes));
             Mirrored::Key(Identity { tenant, consumer, key }, print)
         }
         _ => Mirrored::Unreadable,

@@ -14,11 +14,12 @@ use super::{claim, code, fail, once, status};
 #[tokio::test]
 async fn sql_decides_as_rust_does() {
     let mut world = World::new().await;
-    let print = |byte: Option<u8>| byte.map(|byte| Fingerprint([byte; 32]));
+    let print = |byte: Option<u8>| byte.map(|byte| Fingerprint::new([byte / 2; 4], [byte; 16]));
     let mut cases = 0;
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
+        // 2 and 3 are of one policy, 1 of another.
         for known in [None, Some(1), Some(2)] {
-            for new in [None, Some(1), Some(2)] {
+            for new in [None, Some(1), Some(2), Some(3)] {
                 for on_conflict in [OnConflict::DeadLetter, OnConflict::Duplicate] {
                     let record = KeyRecord {
                         status,
@@ -57,10 +58,12 @@ async fn sql_decides_as_rust_does() {
             }
         }
     }
-    assert_eq!(cases, 54);
+    assert_eq!(cases, 72);
     // Both make the same fingerprint of a body.
-    let sql: Vec<u8> =
-        sqlx::query_scalar("select sha256('{\"a\": 1}')").fetch_one(&mut world.sql).await.unwrap();
+    let sql: Vec<u8> = sqlx::query_scalar("select oncely.stored_fingerprint(sha256('{\"a\": 1}'))")
+        .fetch_one(&mut world.sql)
+        .await
+        .unwrap();
     assert_eq!(FingerprintPolicy::Body.of(b"{\"a\": 1}").unwrap().0.to_vec(), sql);
 }
 
