@@ -15,7 +15,7 @@ pub const CONFIG: u8 = 78;
 pub fn failed(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
     // A closed stderr is no reason to fail differently.
-    let _ = writeln!(std::io::stderr(), "error: {}", told(error));
+    let _ = writeln!(std::io::stderr(), "error: {}", crate::shown::lines(&told(error)));
     ExitCode::from(code(error))
 }
 

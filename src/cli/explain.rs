@@ -157,7 +157,7 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
             let what = if details.status == KeyStatus::Failed.as_str() { "given up" } else { "effect" };
             let duration =
                 story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
-                    Some(format!(", worker {}, {:.1} ms", row.worker, millis(row.duration_us?)))
+                    Some(format!(", worker {}, {:.1} ms", safe(&row.worker), millis(row.duration_us?)))
                 });
             lines.push(format!(
                 "  {what:<11}{} ({} ago){}",
@@ -214,7 +214,7 @@ fn verdict(story: &Story) -> String {
         Some(("FAILED", d)) => format!(
             "FAILED: given up after {} attempt(s), reason {}. A later delivery is dead-lettered, not run.",
             d.attempts,
-            d.reason.as_deref().unwrap_or("unknown")
+            safe(d.reason.as_deref().unwrap_or("unknown"))
         ),
         Some((_, d)) => {
             format!("IN_PROGRESS: {} attempt(s) failed; it runs again when it comes back.", d.attempts)
@@ -237,14 +237,14 @@ fn event(row: &AuditRow) -> String {
     }
     if let Some(reason) = &row.reason {
         text.push_str(&match row.outcome.as_str() {
-            "duplicate" => format!(", not run: {reason} knew it"),
-            _ => format!(", {reason}"),
+            "duplicate" => format!(", not run: {} knew it", safe(reason)),
+            _ => format!(", {}", safe(reason)),
         });
     }
     if let Some(detail) = &row.detail {
         text.push_str(&format!(": {}", safe(detail)));
     }
-    format!("{text}  (queue {}, worker {})", safe(&row.queue), row.worker)
+    format!("{text}  (queue {}, worker {})", safe(&row.queue), safe(&row.worker))
 }
 
 fn millis(micros: i64) -> f64 {

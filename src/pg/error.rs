@@ -1,5 +1,10 @@
 //! What an error of PostgreSQL means: one table, by SQLSTATE and never by text.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sqlx::postgres::PgDatabaseError;
+
+use super::condition::{condition, is_written};
 use crate::fault::{Fault, FaultClass};
 use crate::plant::planted;
 
@@ -58,9 +63,15 @@ fn fault_of(error: &sqlx::Error) -> Option<Fault> {
     if let Some(database) = error.as_database_error() {
         let code = database.code().map(|code| code.into_owned()).unwrap_or_default();
         let class = class_of(&code)?;
-        return Some(Fault::new(class, Some(code), database.message()));
+        let place = database.try_downcast_ref::<PgDatabaseError>().map(place_of).unwrap_or_default();
+        let text = told(&code, &place, database.message());
+        return Some(Fault::new(class, Some(code), text));
     }
     match error {
+        // What could not be read may stand in the text.
+        sqlx::Error::ColumnDecode { index, .. } if !SERVER_TEXTS.load(Ordering::Relaxed) => {
+            Some(Fault::new(FaultClass::Transient, None, format!("column {index} could not be decoded")))
+        }
         // Our own decoding or a handler's: not a matter of the connection.
         sqlx::Error::RowNotFound
         | sqlx::Error::ColumnNotFound(_)
@@ -71,6 +82,32 @@ fn fault_of(error: &sqlx::Error) -> Option<Fault> {
         | sqlx::Error::Encode(_) => Some(Fault::new(FaultClass::Transient, None, error.to_string())),
         _ => None,
     }
+}
+
+/// Are PostgreSQL's own texts told, too? Of the whole process.
+static SERVER_TEXTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether PostgreSQL's own texts of errors go to log, trail and dead letters. They may hold what a message held (a failed cast says
+/// what it failed on), so by default only the condition is told, with the names that the server gives apart from its text.
+pub(crate) fn tell_server_texts(told: bool) {
+    SERVER_TEXTS.store(told, Ordering::Relaxed);
+}
+
+/// What people are told of an error: PostgreSQL's text only where somebody wrote it on purpose (`raise exception`,
+/// `oncely.reject`), or where the configuration says so.
+pub(crate) fn told(code: &str, place: &str, text: &str) -> String {
+    match is_written(code) || SERVER_TEXTS.load(Ordering::Relaxed) {
+        true => text.to_owned(),
+        false if place.is_empty() => condition(code).to_owned(),
+        false => format!("{}: {place}", condition(code)),
+    }
+}
+
+/// Names of the schema, which the server gives apart from its text.
+fn place_of(error: &PgDatabaseError) -> String {
+    let names = [("constraint", error.constraint()), ("table", error.table()), ("column", error.column())];
+    let named = names.into_iter().filter_map(|(what, name)| Some(format!("{what} {}", name?)));
+    named.collect::<Vec<_>>().join(", ")
 }
 
 /// The class of a SQLSTATE, or `None` for an outage.

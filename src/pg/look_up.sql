@@ -1,5 +1,5 @@
 -- What is known of these keys. Not their responses: nothing is decided by them, and a client of oncely.complete may have stored one that
 -- Rust can't hold (jsonb takes 1e400). A key that was neither claimed nor is found here was collected in between: claim again.
 select i.tenant, i.key, i.status, i.fingerprint, i.attempts, i.crash_attempts, i.reason, i.last_error
-from unnest($2::text[], $3::text[]) as k (tenant, key)
+from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
 join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key

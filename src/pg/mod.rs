@@ -4,6 +4,7 @@
 mod audit;
 mod claim;
 mod complete;
+mod condition;
 mod dead_letter;
 mod error;
 mod event;
@@ -21,6 +22,7 @@ mod partition;
 mod planted;
 mod reply;
 mod retention;
+mod search_path;
 mod session;
 mod suspect;
 
@@ -30,6 +32,7 @@ pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_taken, look_up, retake
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, is_outage};
+pub(crate) use error::{tell_server_texts, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
 pub(crate) use event_operator::{EventChange, change_events};
@@ -58,6 +61,7 @@ pub(crate) use retention::{
     count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
     unlock as sweep_unlock,
 };
+pub(crate) use search_path::{begin, enter_handler};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, end_backend, is_at_work, secret, standing, within,
 };

@@ -28,6 +28,7 @@ mod once;
 mod outages;
 mod packaging;
 mod rust_handlers;
+mod search_path;
 mod silence;
 mod sql_protocol;
 mod support;
