@@ -1,6 +1,6 @@
 //! Log lines: on stderr, so that stdout is free for data.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 
 use tracing::Level;
 use tracing_subscriber::EnvFilter;

@@ -22,6 +22,7 @@ mod garbage;
 mod hostile_redis;
 mod identities;
 mod isolation;
+mod leaks;
 mod memory;
 mod mirror;
 mod once;

@@ -36,8 +36,7 @@ declare
     fit text;
     result text;
     kinds constant text[] := array['text', 'integer', 'bigint', 'boolean', 'uuid', 'timestamptz', 'interval', 'jsonb', 'bytea', 'numeric',
-        'double precision', 'name', 'oid', 'oncely.message', 'text[]', 'uuid[]'];
-    has_ours constant boolean := to_regtype('oncely.message') is not null;
+        'double precision', 'name', 'oid', 'text[]', 'uuid[]'];
 begin
     for one in
         select p.proname, p.proretset, p.prorettype::regtype::text as returns,
@@ -49,7 +48,6 @@ begin
     loop
         if exists (select from unnest(one.types) as t where t ~ '^any' or t = '"any"') then
             foreach kind in array kinds loop
-                continue when kind like 'oncely%' and not has_ours;
                 select string_agg(
                     case when t in ('anyarray', 'anycompatiblearray') then case when kind like '%[]' then kind else kind || '[]' end
                          when t ~ '^"?any' then kind else t end, ', ' order by n)
@@ -80,7 +78,6 @@ begin
     end loop;
     foreach kind in array kinds loop
         foreach other in array kinds loop
-            continue when (kind like 'oncely%' or other like 'oncely%');
             perform public.plant('stranger_says', kind || ', ' || other, 'boolean');
             perform public.plant('stranger_adds', kind || ', ' || other, kind);
             for one in
