@@ -200,7 +200,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 450).await;
     world.wait_for("select count(*) from oncely.outbox", 0).await;
     world.wait_for("select count(*) from app.notes", expected).await;
-    let parked = "select count(*) from oncely.events where parked_at is null";
+    let parked = "select count(*) from oncely.events where state = 'pending'";
     world.wait_within(Duration::from_secs(60), parked, 0).await;
     for (verb, codes) in [
         ("check", vec![0, 1]),
@@ -229,8 +229,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     let mut client = PgConnection::connect(world.database.url()).await.unwrap();
     run(
         &mut client,
-        "begin; select oncely.claim('acme', 'sql', 'k'); select oncely.complete('acme', 'sql', 'k', '{}'); commit;
-         begin; select oncely.claim('acme', 'sql', 'k'); commit;
+        "begin; select oncely.claim('acme', 'sql', 'k', null); select oncely.complete('acme', 'sql', 'k', '{}'); commit;
+         begin; select oncely.claim('acme', 'sql', 'k', null); commit;
          select oncely.fail('acme', 'sql', 'f', null, 1, 'boom', error_code => '22012');
          select oncely.emit('', 'nobody', '{}'::pg_catalog.jsonb, '{\"a\": 1}'::pg_catalog.jsonb, ordering_key => 'o', type => 't', source => 's')",
     )
