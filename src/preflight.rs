@@ -31,7 +31,8 @@ impl Preflight {
             Ok(secret) => Some(secret),
             Err(error) => {
                 let server = masked(&config.postgres.url);
-                let what = format!("{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay)");
+                let what =
+                    format!("{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay)");
                 unexpected(self, &what, error);
                 None
             }
@@ -249,12 +250,16 @@ pub(crate) async fn rabbitmq(config: &Config, queues: bool, found: &mut Prefligh
                     }
                     if !report.unfit_queues.is_empty() {
                         let names = report.unfit_queues.join(", ");
-                        let what = format!("{names} at {server}: not as Oncely declares it, or in another's use; {FIT}");
+                        let what = format!(
+                            "{names} at {server}: not as Oncely declares it, or in another's use; {FIT}"
+                        );
                         found.problems.add(&place, what);
                     }
                     if !report.unseen_queues.is_empty() {
                         let names = report.unseen_queues.join(", ");
-                        let what = format!("{names}: this user may not declare it, so nobody knows whether it is fit: {FIT}");
+                        let what = format!(
+                            "{names}: this user may not declare it, so nobody knows whether it is fit: {FIT}"
+                        );
                         found.warnings.push((place.clone(), what));
                     }
                 }

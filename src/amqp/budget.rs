@@ -98,7 +98,9 @@ struct State {
 
 impl Valve {
     /// A runtime whose connections read through this valve, with something to begin with.
-    pub(super) fn runtime(&self) -> Runtime<impl async_rs::traits::RuntimeKit + Clone + Send + Sync + 'static> {
+    pub(super) fn runtime(
+        &self,
+    ) -> Runtime<impl async_rs::traits::RuntimeKit + Clone + Send + Sync + 'static> {
         self.open();
         let tokio = Tokio::current();
         Runtime::new(RuntimeParts::new(tokio.clone(), Valved { tokio, valve: self.clone() }))

@@ -168,8 +168,11 @@ impl Topology {
         }
         let queues = self.queues().into_iter().filter(|(name, _)| !self.is_foreign || name != queue);
         steps.extend(queues.map(|(name, arguments)| Step::Queue(name, arguments)));
-        let bind = |queue: String, exchange: String| {
-            Step::Binding { queue, exchange, routing_key: String::new(), arguments: FieldTable::default() }
+        let bind = |queue: String, exchange: String| Step::Binding {
+            queue,
+            exchange,
+            routing_key: String::new(),
+            arguments: FieldTable::default(),
         };
         steps.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
         steps.push(bind(queue.clone(), return_exchange));
@@ -297,7 +300,9 @@ impl Topology {
             let declared = channel.exchange_declare(name, kind, options, FieldTable::default());
             match answer("exchange.declare", limit, declared).await {
                 Ok(()) => answer("channel.close", limit, channel.close(200, "done".into())).await?,
-                Err(error) if error.reply_code() == Some(404) => report.missing_sources.push(exchange.clone()),
+                Err(error) if error.reply_code() == Some(404) => {
+                    report.missing_sources.push(exchange.clone())
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -306,11 +311,7 @@ impl Topology {
 }
 
 /// Messages ready in a queue and its consumers; `None` where it is missing.
-async fn look(
-    connection: &Connection,
-    limit: Duration,
-    name: &str,
-) -> Result<Option<(u32, u32)>, AmqpError> {
+async fn look(connection: &Connection, limit: Duration, name: &str) -> Result<Option<(u32, u32)>, AmqpError> {
     // A channel for each: the broker closes it when the queue is missing.
     let channel = answer("channel.open", limit, connection.create_channel()).await?;
     let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };

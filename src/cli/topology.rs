@@ -66,7 +66,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
                     .chain(&report.missing_sources)
                     .map(String::as_str)
                     .collect();
-                let show = |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+                let show =
+                    |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
                 table.add_row([
                     topology.queue(),
                     &show(report.ready),

@@ -17,8 +17,8 @@ use figment::value::Dict;
 
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
-pub use queue::{QueueArgument, QueueBinding};
 pub use problems::{Problem, Problems};
+pub use queue::{QueueArgument, QueueBinding};
 pub(crate) use section::Section;
 pub use servers::{MirrorSettings, RabbitSettings, masked};
 pub(crate) use tasks::host;

@@ -47,10 +47,7 @@ pub(crate) async fn settle(
 }
 
 /// Acknowledges, channel by channel. An acknowledgement that does not arrive costs a redelivery, nothing else.
-pub(super) async fn acknowledge(
-    shared: &Shared,
-    settled: impl IntoIterator<Item = (&Delivery, &Outcome)>,
-) {
+pub(super) async fn acknowledge(shared: &Shared, settled: impl IntoIterator<Item = (&Delivery, &Outcome)>) {
     let mut by_channel = HashMap::new();
     let mut completed = false;
     for (delivery, outcome) in settled {

@@ -136,6 +136,7 @@ impl Shared {
         Report {
             consumer: self.consumer.name.as_str().to_owned(),
             counts: self.counters.now(),
+            unsettled: self.unsettled.waiting(),
             condition: self.health.condition(),
         }
     }

@@ -18,7 +18,8 @@ pub struct PgBouncer {
 }
 
 fn program() -> Option<PathBuf> {
-    install::in_path("pgbouncer").or_else(|| Some(PathBuf::from("/usr/sbin/pgbouncer")).filter(|path| path.exists()))
+    install::in_path("pgbouncer")
+        .or_else(|| Some(PathBuf::from("/usr/sbin/pgbouncer")).filter(|path| path.exists()))
 }
 
 impl PgBouncer {

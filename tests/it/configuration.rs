@@ -260,7 +260,8 @@ fn a_deadline_and_the_limit_of_a_statement_don_t_contradict_each_other() {
     assert_eq!(limits("statement_timeout = \"3s\"\nlock_timeout = \"3s\"", function), (3, 3));
     // A handler in Rust is many statements.
     assert_eq!(limits("statement_timeout = \"20s\"", "deadline = \"40s\""), (40, 20));
-    let refused = parse("statement_timeout = \"20s\"", &format!("deadline = \"40s\"\n{function}")).unwrap_err();
+    let refused =
+        parse("statement_timeout = \"20s\"", &format!("deadline = \"40s\"\n{function}")).unwrap_err();
     assert!(refused.contains("40s is longer than postgres.statement_timeout = 20s"), "{refused}");
 }
 
@@ -302,11 +303,17 @@ fn tls_is_missed_by_its_name_where_a_program_has_none() {
 #[test]
 fn arguments_that_lose_messages_are_refused_and_so_are_bindings_to_nothing() {
     let function = "handler = { function = \"app.f\" }";
-    let wrong = "queue_arguments = { x-expires = 1000, x-max-priority = [] }\nbindings = [{ routing_key = \"a\" }]";
+    let wrong =
+        "queue_arguments = { x-expires = 1000, x-max-priority = [] }\nbindings = [{ routing_key = \"a\" }]";
     let refused = parse("", &format!("{function}\n{wrong}")).unwrap_err();
-    for what in ["queue_arguments.x-expires: is not allowed", "x-max-priority: must be", "bindings[0].exchange: must name"] {
+    for what in [
+        "queue_arguments.x-expires: is not allowed",
+        "x-max-priority: must be",
+        "bindings[0].exchange: must name",
+    ] {
         assert!(refused.contains(what), "{what}: {refused}");
     }
-    let refused = parse("", &format!("{function}\ndeclare = false\nqueue_arguments = {{ x-max-priority = 3 }}"));
+    let refused =
+        parse("", &format!("{function}\ndeclare = false\nqueue_arguments = {{ x-max-priority = 3 }}"));
     assert!(refused.unwrap_err().contains("says nothing where declare = false"));
 }

@@ -48,7 +48,12 @@ async fn a_queue_that_can_t_carry_the_promise_is_refused() {
             vec![classic.clone(), dlx.clone(), ("x-expires", AMQPValue::LongInt(3_600_000))],
         ),
     ] {
-        world.broker.channel().queue_declare(queue.as_str().into(), options, arguments(&entries)).await.unwrap();
+        world
+            .broker
+            .channel()
+            .queue_declare(queue.as_str().into(), options, arguments(&entries))
+            .await
+            .unwrap();
         // Its companions.
         world.oncely(&["topology", "apply"]).await;
         let (code, told) = checked(&world).await;
@@ -127,7 +132,10 @@ async fn bindings_come_back_with_a_queue_that_is_declared_anew() {
     }
     let applied = world.oncely(&["topology", "apply"]).await;
     let told = String::from_utf8_lossy(&applied.stderr);
-    let unbound = format!("queue {} is new: what was bound to an earlier one of this name is gone", world.queue("ledger"));
+    let unbound = format!(
+        "queue {} is new: what was bound to an earlier one of this name is gone",
+        world.queue("ledger")
+    );
     assert!(applied.status.success() && told.contains(&unbound), "{told}");
     assert!(!told.contains(&format!("queue {} is new", world.queue("payments"))), "{told}");
     let worker = world.start("worker");

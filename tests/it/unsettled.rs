@@ -40,8 +40,9 @@ async fn copies_that_the_broker_does_not_take_keep_no_good_message_waiting() {
     world.wait_for_ready(&dead, 1).await;
     // What lies behind them is acknowledged all the same.
     eventually("only the two are unacknowledged", || async {
-        let listed =
-            broker.ctl(&["-q", "list_queues", "name", "messages_unacknowledged", "--no-table-headers"]).await?;
+        let listed = broker
+            .ctl(&["-q", "list_queues", "name", "messages_unacknowledged", "--no-table-headers"])
+            .await?;
         let line = format!("{}\t2", world.queue("payments"));
         if listed.lines().any(|found| found == line) { Ok(()) } else { Err(anyhow::anyhow!(listed)) }
     })
@@ -52,7 +53,8 @@ async fn copies_that_the_broker_does_not_take_keep_no_good_message_waiting() {
     world.wait_for_line(&worker, "all copies for retry and dead-letter queues have arrived").await;
     world.stop(worker).await;
     assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
-    let reasons = "select string_agg(reason, ', ' order by reason) from oncely.audit where outcome = 'dead_lettered'";
+    let reasons =
+        "select string_agg(reason, ', ' order by reason) from oncely.audit where outcome = 'dead_lettered'";
     assert_eq!(
         world.text(reasons).await.as_deref(),
         Some("body_too_large, body_too_large, handler_rejected")
