@@ -144,14 +144,22 @@ impl<T> Aside<T> {
         Due { back, next, arrivals: pause.map(|pause| pause.arrivals) }
     }
 
-    /// Takes out what is more than `room`, and what has waited for more than two minutes: where that many wait, what is behind them in the
+    /// Takes out what is more than `room`, in number or in bytes, and what has waited for more than two minutes: where that many wait, what is behind them in the
     /// queue would not come, and the broker closes a channel that owes an acknowledgement for too long (RabbitMQ's `consumer_timeout`).
-    pub(crate) fn overflow(&self, room: usize) -> Vec<T> {
+    pub(crate) fn overflow(&self, room: usize, bytes: usize, size: impl Fn(&T) -> usize) -> Vec<T> {
         let mut state = self.lock();
         let now = Instant::now();
         state.waiting.sort_by_key(|one| one.since);
         let old = state.waiting.iter().take_while(|one| now - one.since > PATIENCE).count();
-        let more = state.waiting.len().saturating_sub(room).max(old);
+        let mut held: usize = state.waiting.iter().map(|one| size(&one.delivery)).sum();
+        let mut heavy = 0;
+        while held > bytes
+            && let Some(one) = state.waiting.get(heavy)
+        {
+            held -= size(&one.delivery);
+            heavy += 1;
+        }
+        let more = state.waiting.len().saturating_sub(room).max(old).max(heavy);
         state.waiting.drain(..more).map(|one| one.delivery).collect()
     }
 
@@ -215,7 +223,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(100)).await;
         assert_eq!(aside.due().back, ["held"]);
         assert_eq!(aside.due().next, Some(Instant::now() + Duration::from_millis(150)));
-        assert_eq!(aside.overflow(0), ["failed"]);
+        assert_eq!(aside.overflow(0, 100, |_| 0), ["failed"]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -225,9 +233,10 @@ mod tests {
             aside.put(number, Cause::Environment, Duration::from_secs(30));
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        assert_eq!(aside.overflow(4), [0]);
+        assert_eq!(aside.overflow(4, 100, |_| 0), [0]);
         tokio::time::advance(PATIENCE - Duration::from_secs(3)).await;
-        assert_eq!(aside.overflow(4), [1]);
-        assert_eq!(aside.len(), 3);
+        assert_eq!(aside.overflow(4, 100, |_| 0), [1]);
+        assert_eq!(aside.overflow(4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
+        assert_eq!(aside.len(), 2);
     }
 }

@@ -266,8 +266,11 @@ impl Lane {
                 "no message succeeds: consuming waits until this is mended; no attempt is spent");
         }
         let Some(delay) = shared.consumer.retry.rung_for(LONGEST_HELD) else { return Vec::new() };
-        let overflow =
-            self.intake.overflow().into_iter().filter_map(|delivery| prepare(shared, delivery).ok());
+        let overflow = self
+            .intake
+            .overflow(|delivery| delivery.message.body.len())
+            .into_iter()
+            .filter_map(|delivery| prepare(shared, delivery).ok());
         let postponed = overflow.map(|Candidate { delivery, identity, .. }| {
             shared.progress.forget(&identity);
             (delivery, Known::from(&identity), Outcome::Postponed { delay })

@@ -1,7 +1,5 @@
 //! What the lanes and subscriptions of one consumer share.
 
-use std::sync::Arc;
-
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;

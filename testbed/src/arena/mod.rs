@@ -108,7 +108,8 @@ impl Arena {
                  create role arena_relay login in role oncely_relay;
                  create role arena_application login in role oncely_emitter;
              exception when duplicate_object then null;
-             end $$",
+             end $$;
+             select oncely.grant_right('arena_application', 'emit', 'judge.events', '*')",
         )
         .execute(&mut connection)
         .await?;
