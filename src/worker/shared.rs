@@ -138,6 +138,7 @@ impl Shared {
         Report {
             consumer: self.consumer.name.as_str().to_owned(),
             counts: self.counters.now(),
+            unsettled: self.unsettled.waiting(),
             condition: self.health.condition(),
         }
     }
