@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- How long a failed message waits was known to its copy alone: each further copy of it (a producer's repetition, an original that is
 -- redelivered beside its copy) ran at once and spent an attempt. The time belongs to the key.
 alter table oncely.idempotency_keys add column not_before timestamptz;

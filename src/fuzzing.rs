@@ -175,7 +175,7 @@ mod tests {
             "ONC02" => Some(FaultClass::NotJson),
             "57014" => Some(FaultClass::Transient),
             "25006" => None,
-            "2200H" => Some(FaultClass::Environment),
+            "2200H" | "ONC16" => Some(FaultClass::Environment),
             "0A000" | "26000" => Some(FaultClass::Session),
             "55P03" => Some(FaultClass::Contention),
             _ if class == "40" => Some(FaultClass::Contention),
