@@ -24,6 +24,9 @@ impl Arena {
 
     /// The same with another limit, for trials that are expected to leave something undone.
     pub async fn drain_within(&mut self, limit: Duration) -> anyhow::Result<()> {
+        if let Some(neighbours) = self.neighbours.take() {
+            self.junk.extend(neighbours.stop().await);
+        }
         if let Some(application) = self.application.take() {
             self.rolled_back += application.stop().await;
         }
@@ -31,6 +34,7 @@ impl Arena {
         let mut last = (Vec::new(), Instant::now());
         loop {
             self.supervise()?;
+            self.look_at_tenants().await?;
             if let Ok(counts) = self.counts().await
                 && counts != last.0
             {
@@ -62,7 +66,8 @@ impl Arena {
         let mut connection = self.connect().await?;
         let row = sqlx::query(
             "select (select count(*) from judge.log), (select count(*) from oncely.audit),
-                (select count(*) from oncely.outbox), (select count(*) from oncely.events)",
+                (select count(*) from oncely.outbox), 
+                (select count(*) from oncely.events where tenant <> 'stranger')",
         )
         .fetch_one(&mut connection)
         .await?;

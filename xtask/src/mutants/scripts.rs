@@ -11,14 +11,27 @@ use testbed::faults::{Fault, Kind};
 use testbed::proxy::Mode;
 use testbed::{Arena, Server, Signal, eventually_within};
 
+/// Where a bug comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// `src/plant.rs`.
+    Planted,
+    /// `xtask/mutants/NAME.patch`.
+    Patch,
+}
+
 /// A bug, and how its trial is set up.
 pub(crate) struct Mutant {
-    /// As `PLANT` names it.
+    /// As `PLANT` names it, or its patch.
     pub(crate) bug: &'static str,
+    /// Where it comes from.
+    pub(crate) origin: Origin,
     /// How many workers.
     pub(crate) workers: usize,
-    /// Settings of the consumer.
-    pub(crate) consumer: &'static [(&'static str, &'static str)],
+    /// Settings: section, key, value.
+    pub(crate) settings: Settings,
+    /// Roles with few rights do what they may meanwhile.
+    pub(crate) neighbours: bool,
     /// A step at which processes end, with the bug and without.
     pub(crate) failpoint: Option<&'static str>,
     script: Script,
@@ -49,35 +62,52 @@ enum Script {
     Unroutable,
 }
 
-const ONE_BY_ONE: &[(&str, &str)] = &[("batch", "1"), ("lanes", "1"), ("prefetch", "10")];
-const TWO_LANES: &[(&str, &str)] = &[("batch", "1"), ("lanes", "2"), ("prefetch", "10")];
-const TRUSTING: &[(&str, &str)] = &[("precheck", "\"trust\"")];
-const ONE_ATTEMPT: &[(&str, &str)] = &[("retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
+type Settings = &'static [(&'static str, &'static str, &'static str)];
+
+const ONE_BY_ONE: Settings =
+    &[("consumer", "batch", "1"), ("consumer", "lanes", "1"), ("consumer", "prefetch", "10")];
+const TWO_LANES: Settings =
+    &[("consumer", "batch", "1"), ("consumer", "lanes", "2"), ("consumer", "prefetch", "10")];
+const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
+const ONE_ATTEMPT: Settings =
+    &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
 const fn mutant(bug: &'static str, script: Script) -> Mutant {
-    Mutant { bug, workers: 1, consumer: &[], failpoint: None, script }
+    Mutant {
+        bug,
+        origin: Origin::Planted,
+        workers: 1,
+        settings: &[],
+        neighbours: false,
+        failpoint: None,
+        script,
+    }
 }
 
-/// All bugs that can be planted (`src/plant.rs`).
-pub(crate) const MUTANTS: [Mutant; 21] = [
-    Mutant { consumer: ONE_BY_ONE, ..mutant("ack_before_commit", Script::KillInHandler) },
+const fn patch(bug: &'static str, script: Script) -> Mutant {
+    Mutant { origin: Origin::Patch, ..mutant(bug, script) }
+}
+
+/// All bugs that can be planted.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    Mutant { settings: ONE_BY_ONE, ..mutant("ack_before_commit", Script::KillInHandler) },
     mutant("commit_tag_ignored", Script::PoisonAmongGood),
-    Mutant { workers: 2, consumer: ONE_BY_ONE, ..mutant("check_then_act", Script::CopiesAtOnce) },
-    Mutant { workers: 2, consumer: ONE_BY_ONE, ..mutant("claim_in_one_statement", Script::CopiesAtOnce) },
-    Mutant { consumer: ONE_BY_ONE, ..mutant("ack_on_stale_channel", Script::CutInHandler) },
-    Mutant { consumer: TWO_LANES, ..mutant("ack_over_a_gap", Script::KillBehindFinished) },
+    Mutant { workers: 2, settings: ONE_BY_ONE, ..mutant("check_then_act", Script::CopiesAtOnce) },
+    Mutant { workers: 2, settings: ONE_BY_ONE, ..mutant("claim_in_one_statement", Script::CopiesAtOnce) },
+    Mutant { settings: ONE_BY_ONE, ..mutant("ack_on_stale_channel", Script::CutInHandler) },
+    Mutant { settings: TWO_LANES, ..mutant("ack_over_a_gap", Script::KillBehindFinished) },
     mutant("relay_deletes_first", Script::KillRelayInMirror),
     mutant("no_mandatory", Script::NoDeadLetterQueue),
-    Mutant { consumer: TWO_LANES, ..mutant("id_cursor", Script::LateCommit) },
-    Mutant { consumer: TRUSTING, ..mutant("no_epoch", Script::Restore) },
+    Mutant { settings: TWO_LANES, ..mutant("id_cursor", Script::LateCommit) },
+    Mutant { settings: TRUSTING, ..mutant("no_epoch", Script::Restore) },
     mutant("trust_without_durability", Script::LostCommits),
     mutant("collect_pending", Script::CollectPending),
     mutant("unknown_commit_is_failure", Script::LostCommitReply),
     mutant("copy_unconfirmed", Script::NoDeadLetterExchange),
     Mutant { failpoint: Some("worker.handle.before=key:kill"), ..mutant("never_isolate", Script::Killer) },
     mutant("conflict_is_duplicate", Script::OtherPayload),
-    Mutant { consumer: ONE_ATTEMPT, ..mutant("outage_spends_attempt", Script::Terminate) },
-    Mutant { consumer: ONE_ATTEMPT, ..mutant("environment_is_poison", Script::Revoke) },
+    Mutant { settings: ONE_ATTEMPT, ..mutant("outage_spends_attempt", Script::Terminate) },
+    Mutant { settings: ONE_ATTEMPT, ..mutant("environment_is_poison", Script::Revoke) },
     mutant("event_deleted_before_confirm", Script::KillRelayInPublish),
     mutant("event_order_ignored", Script::FirstIsUnroutable),
     mutant("mandatory_ignored", Script::Unroutable),
