@@ -143,8 +143,9 @@ async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) 
         key: part(&details.key)?,
     };
     let fingerprint = details.fingerprint.clone().and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
-    let tag = TagKey::derive(&secret).tag(&session.cell.epoch, &identity, fingerprint.as_ref());
-    let found = Mirror::new(settings).ok()?.holds(&tag, session.clock.now()).await.ok()?;
+    let key = TagKey::derive(&secret);
+    let tag = key.tag(&session.cell.epoch, &identity, fingerprint.as_ref());
+    let found = Mirror::new(settings).ok()?.holds(&key, &tag, session.clock.now()).await.ok()?;
     Some(found)
 }
 

@@ -9,7 +9,8 @@ use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, Value};
 use secrecy::ExposeSecret as _;
 
 use super::layout::Layout;
-use super::{Breaker, Tag};
+use super::tag::{Tag, TagKey};
+use super::Breaker;
 use crate::config::MirrorSettings;
 
 /// Why the mirror gave no answer. Never a reason to fail a message.
@@ -77,9 +78,10 @@ impl Mirror {
         }
     }
 
-    /// Which tags are there: one round trip, within the budget. `None` where the mirror gave no answer, for whatever
-    /// reason: the caller asks PostgreSQL. Never waits for a connection: one is opened in the background meanwhile.
-    pub(crate) async fn look_up(&self, tags: &[Tag], now: DateTime<Utc>) -> Option<Vec<bool>> {
+    /// Which tags are there, with the evidence that belongs to them: one round trip, within the budget. `None` where the mirror
+    /// gave no answer, for whatever reason: the caller asks PostgreSQL. Never waits for a connection: one is opened in the
+    /// background meanwhile.
+    pub(crate) async fn look_up(&self, key: &TagKey, tags: &[Tag], now: DateTime<Utc>) -> Option<Vec<bool>> {
         let mut connection = {
             let mut state = self.state();
             if !state.breaker.allows(Instant::now()) {
@@ -96,23 +98,28 @@ impl Mirror {
                 }
             }
         };
-        let mut pipeline = Pipeline::with_capacity(tags.len() * 2);
+        let questions: Vec<(&Tag, String)> = tags
+            .iter()
+            .flat_map(|tag| self.layout.read_from(tag, now).map(|bucket| (tag, bucket)))
+            .collect();
+        let mut pipeline = Pipeline::with_capacity(questions.len());
         // A bucket of another type is that bucket's error, and a miss, not the whole round trip's.
         pipeline.ignore_errors();
-        for tag in tags {
-            for bucket in self.layout.read_from(tag, now) {
-                pipeline.cmd("HEXISTS").arg(bucket).arg(&tag.0);
-            }
+        for (tag, bucket) in &questions {
+            pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
         }
         let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
         let error = match tokio::time::timeout(self.budget, asked).await {
-            Ok(Ok(answers)) if answers.len() == tags.len() * 2 => {
+            Ok(Ok(answers)) if answers.len() == questions.len() => {
                 self.state().breaker.succeeded();
-                // Anything but the integer 1 is a miss: 0, an error, junk.
-                let is_hit = |answer: &RedisResult<Value>| matches!(answer, Ok(Value::Int(1)));
-                return Some(answers.chunks(2).map(|pair| pair.iter().any(is_hit)).collect());
+                let hits: Vec<bool> = questions
+                    .iter()
+                    .zip(&answers)
+                    .map(|((tag, bucket), answer)| is_hit(key, tag, bucket, answer))
+                    .collect();
+                return Some(hits.chunks(2).map(|pair| pair.contains(&true)).collect());
             }
-            Ok(Ok(answers)) => MirrorError::Answers(answers.len(), tags.len() * 2),
+            Ok(Ok(answers)) => MirrorError::Answers(answers.len(), questions.len()),
             Ok(Err(error)) => error.into(),
             Err(_) => MirrorError::Budget(self.budget),
         };
@@ -159,8 +166,13 @@ impl Mirror {
         self.layout.expires_at(now)
     }
 
-    /// Writes tags. Writing again changes nothing.
-    pub(crate) async fn write(&self, tags: &[Tag], now: DateTime<Utc>) -> Result<(), MirrorError> {
+    /// Writes tags with their evidence. Writing again changes nothing.
+    pub(crate) async fn write(
+        &self,
+        key: &TagKey,
+        tags: &[Tag],
+        now: DateTime<Utc>,
+    ) -> Result<(), MirrorError> {
         // Not in a match on the guard itself: that would hold the lock while connecting.
         let open = self.state().connection.clone();
         let mut connection = match open {
@@ -176,7 +188,8 @@ impl Mirror {
         pipeline.ignore_errors();
         for tag in tags {
             let bucket = self.layout.write_to(tag, now);
-            pipeline.cmd("HSET").arg(&bucket).arg(&tag.0).arg("");
+            let evidence = key.evidence(tag, &bucket).bytes();
+            pipeline.cmd("HSET").arg(&bucket).arg(&tag.field()).arg(&evidence);
             pipeline.cmd("PEXPIRE").arg(&bucket).arg(remaining);
         }
         let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
@@ -196,16 +209,21 @@ impl Mirror {
         Err(error)
     }
 
-    /// Is this tag there? For a person who asks: patient, and without the breaker.
-    pub(crate) async fn holds(&self, tag: &Tag, now: DateTime<Utc>) -> Result<bool, MirrorError> {
+    /// Is this tag there, with its evidence? For a person who asks: patient, and without the breaker.
+    pub(crate) async fn holds(
+        &self,
+        key: &TagKey,
+        tag: &Tag,
+        now: DateTime<Utc>,
+    ) -> Result<bool, MirrorError> {
         let mut connection = self.connect().await?;
         for bucket in self.layout.read_from(tag, now) {
-            let mut command = redis::cmd("HEXISTS");
-            command.arg(bucket).arg(&tag.0);
-            let asked = command.query_async::<bool>(&mut connection);
+            let mut command = redis::cmd("HGET");
+            command.arg(&bucket).arg(&tag.field());
+            let asked = command.query_async::<Value>(&mut connection);
             match tokio::time::timeout(PATIENCE, asked).await {
-                Ok(found) => {
-                    if found? {
+                Ok(answer) => {
+                    if is_hit(key, tag, &bucket, &Ok(answer?)) {
                         return Ok(true);
                     }
                 }
@@ -225,4 +243,10 @@ impl Mirror {
             Err(_) => Err(MirrorError::Budget(PATIENCE)),
         }
     }
+}
+
+/// A hit is what only the key's owners can have written there. Anything else is a miss: nothing, an error, a number, junk,
+/// somebody else's evidence.
+fn is_hit(key: &TagKey, tag: &Tag, bucket: &str, answer: &RedisResult<Value>) -> bool {
+    matches!(answer, Ok(Value::BulkString(found)) if key.evidence(tag, bucket).is(found))
 }

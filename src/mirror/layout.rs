@@ -1,6 +1,7 @@
 //! Where a tag is kept: in a hash bucket of a time window. Pure.
 //!
-//! A plain key with a TTL costs 113 bytes, a field of a small hash 21 (measured with one million keys): so tags are fields
+//! A plain key with a TTL costs 113 bytes, a field of a small hash 21 (measured with one million keys: eight bytes of name, eight
+//! of value): so tags are fields
 //! of hashes that stay below Redis's listpack limit, and the TTL is the hash's. A window lasts half the TTL; an entry
 //! lives until the end of the window after its own, so looking into two windows finds all.
 
@@ -33,9 +34,9 @@ impl Layout {
 
     /// The bucket's name for a window.
     fn name(&self, tag: &Tag, window: i64) -> String {
-        let [a, b, c, d, ..] = tag.0;
-        let bucket = u32::from_be_bytes([a, b, c, d]) % self.buckets;
-        format!("oncely:1:{}:{}:{window}:{bucket:x}", self.window_millis(), self.buckets)
+        let bucket = tag.place() % self.buckets;
+        // 2: entries with evidence. Those of another format are nobody's.
+        format!("oncely:2:{}:{}:{window}:{bucket:x}", self.window_millis(), self.buckets)
     }
 
     /// The bucket to write to now.

@@ -1,4 +1,4 @@
-//! The one thing that a mirror entry is: a keyed tag.
+//! What a mirror entry is made of: a keyed tag, and the evidence that whoever wrote it has the key.
 
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
@@ -12,11 +12,43 @@ pub struct Tag(pub [u8; Tag::BYTES]);
 impl Tag {
     /// Length in bytes.
     pub const BYTES: usize = 16;
+
+    /// The part that chooses the bucket.
+    pub(super) fn place(&self) -> u32 {
+        let [a, b, c, d, ..] = self.0;
+        u32::from_be_bytes([a, b, c, d])
+    }
+
+    /// The part that a question holds. It only finds the entry; two tags with one field are told apart by the evidence.
+    pub(super) fn field(&self) -> [u8; 8] {
+        let [.., a, b, c, d, e, f, g, h] = self.0;
+        [a, b, c, d, e, f, g, h]
+    }
 }
 
-/// The key of the tags.
+/// What stands under a tag: 64 bits of keyed BLAKE3 over the whole tag and the name of its bucket. No question holds it, so
+/// whoever sees questions, or writes to Redis what it likes, has one chance in 2^64 a try; and a copy of a real one counts only
+/// in its own bucket, so for its own tag and no longer than the entry itself.
+#[derive(Clone, Copy)]
+pub(super) struct Evidence(u64);
+
+impl Evidence {
+    pub(super) fn bytes(self) -> [u8; 8] {
+        self.0.to_be_bytes()
+    }
+
+    /// Is this what was found? In one comparison, whose time tells nothing.
+    pub(super) fn is(self, found: &[u8]) -> bool {
+        found.try_into().is_ok_and(|found| u64::from_be_bytes(found) == self.0)
+    }
+}
+
+/// The key of the tags, and the key of the evidence.
 #[derive(Clone)]
-pub struct TagKey([u8; 32]);
+pub struct TagKey {
+    tags: [u8; 32],
+    evidence: [u8; 32],
+}
 
 impl std::fmt::Debug for TagKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -29,13 +61,16 @@ impl TagKey {
     #[must_use]
     pub fn derive(secret: &[u8]) -> Self {
         // The context is hard-coded, unique and dated, as BLAKE3's derive_key asks; a new layout gets a new one.
-        Self(blake3::derive_key("oncely 2026-11-20 mirror tag v1", secret))
+        Self {
+            tags: blake3::derive_key("oncely 2026-11-20 mirror tag v1", secret),
+            evidence: blake3::derive_key("oncely 2026-11-22 mirror evidence v1", secret),
+        }
     }
 
     /// The tag of a completed key. Lengths come before contents, so that no two identities share an input.
     #[must_use]
     pub fn tag(&self, epoch: &str, identity: &Identity, fingerprint: Option<&Fingerprint>) -> Tag {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        let mut hasher = blake3::Hasher::new_keyed(&self.tags);
         let epoch = if planted("no_epoch") { "" } else { epoch };
         let print: &[u8] = fingerprint.map_or(&[], |print| &print.0);
         for part in [
@@ -51,6 +86,14 @@ impl TagKey {
         let mut tag = [0; Tag::BYTES];
         tag.copy_from_slice(&hasher.finalize().as_bytes()[..Tag::BYTES]);
         Tag(tag)
+    }
+
+    /// What must stand under a tag in a bucket of this name.
+    pub(super) fn evidence(&self, tag: &Tag, bucket: &str) -> Evidence {
+        let mut hasher = blake3::Hasher::new_keyed(&self.evidence);
+        hasher.update(&tag.0).update(bucket.as_bytes());
+        let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
+        Evidence(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
     }
 }
 
@@ -81,6 +124,25 @@ mod tests {
             TagKey::derive(b"other").tag("e1", &identity(["t", "c", "k"]), Some(&print)),
         ] {
             assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn evidence_is_of_one_tag_in_one_bucket_and_of_one_key() {
+        let (key, tag) = (TagKey::derive(b"secret"), Tag([7; 16]));
+        let evidence = key.evidence(&tag, "oncely:2:1:1:1:0");
+        assert!(evidence.is(&evidence.bytes()));
+        for other in [
+            // Another tag, although one that is asked for with the same field.
+            key.evidence(&Tag([9, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]), "oncely:2:1:1:1:0"),
+            // A later window: an entry that was kept aside is worth nothing when its time is over.
+            key.evidence(&tag, "oncely:2:1:1:2:0"),
+            TagKey::derive(b"other").evidence(&tag, "oncely:2:1:1:1:0"),
+        ] {
+            assert!(!evidence.is(&other.bytes()));
+        }
+        for junk in [&b""[..], b"1", &tag.0, &tag.field(), &evidence.bytes()[..7]] {
+            assert!(!evidence.is(junk));
         }
     }
 

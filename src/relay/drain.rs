@@ -79,7 +79,7 @@ pub(crate) async fn drain(
                 pg::await_standby(witness).await?;
             }
             step("relay.mirror.before");
-            mirror.write(&tags, now).await?;
+            mirror.write(tag_key, &tags, now).await?;
             step("relay.mirror.after");
         }
         written = tags.len();

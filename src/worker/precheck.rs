@@ -50,7 +50,7 @@ async fn ask(
         };
         let tags: Vec<Tag> = part.iter().map(tag_of).collect();
         step("worker.precheck.before");
-        let answer = precheck.mirror.look_up(&tags, shared.clock.now()).await;
+        let answer = precheck.mirror.look_up(&shared.tag_key, &tags, shared.clock.now()).await;
         step("worker.precheck.after");
         for (index, hit) in part.into_iter().zip(answer?) {
             hits[index] = hit;

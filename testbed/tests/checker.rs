@@ -548,18 +548,26 @@ async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_history()
         }
         hasher.finalize().as_bytes()[..16].to_vec()
     };
-    let entry = |field: Vec<u8>| {
-        let number = u32::from_be_bytes(field[..4].try_into().unwrap()) % 64;
-        Entry { bucket: format!("oncely:1:1800000:64:7:{number:x}"), field }
+    let evidence = |tag: &[u8], bucket: &str| {
+        let key = blake3::derive_key("oncely 2026-11-22 mirror evidence v1", b"0123456789abcdef");
+        let mac = blake3::Hasher::new_keyed(&key).update(tag).update(bucket.as_bytes()).finalize();
+        mac.as_bytes()[..8].to_vec()
+    };
+    let entry = |tag: Vec<u8>| {
+        let number = u32::from_be_bytes(tag[..4].try_into().unwrap()) % 64;
+        let bucket = format!("oncely:2:1800000:64:7:{number:x}");
+        Entry { field: tag[8..].to_vec(), value: evidence(&tag, &bucket), bucket }
     };
     let good = entry(tag("epoch-1", "done"));
-    let misplaced = Entry { bucket: "oncely:1:1800000:64:7:ffff".to_owned(), ..good.clone() };
+    let misplaced = Entry { bucket: "oncely:2:1800000:64:7:ffff".to_owned(), ..good.clone() };
+    let unproved = Entry { value: good.field.clone(), ..good.clone() };
     for wrong in [
         entry(tag("epoch-1", "failed")),
         entry(tag("epoch-1", "never heard of")),
         entry(tag("epoch-0", "done")),
-        entry(b"junk".to_vec()),
+        entry(b"junkjunkjunkjunk".to_vec()),
         misplaced,
+        unproved,
     ] {
         let found = stale(&mut connection, None, vec![good.clone(), wrong.clone()]).await.unwrap();
         assert_eq!(found, [wrong]);
@@ -567,10 +575,11 @@ async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_history()
     // And as it comes out of Redis.
     let client = redis::Client::open(servers.urls().redis.clone()).unwrap();
     let mut redis = client.get_multiplexed_async_connection().await.unwrap();
-    let bucket = format!("oncely:1:1:1:{}:0", uuid::Uuid::new_v4());
-    let foreign = Entry { bucket: bucket.clone(), field: b"0123456789abcdef".to_vec() };
-    let _: () =
-        redis::cmd("HSET").arg(&bucket).arg(&foreign.field).arg("").query_async(&mut redis).await.unwrap();
+    let bucket = format!("oncely:2:1:1:{}:0", uuid::Uuid::new_v4());
+    let foreign = Entry { bucket: bucket.clone(), field: b"01234567".to_vec(), value: b"89abcdef".to_vec() };
+    let mut set = redis::cmd("HSET");
+    set.arg(&bucket).arg(&foreign.field).arg(&foreign.value);
+    let _: () = set.query_async(&mut redis).await.unwrap();
     assert!(entries(&servers.urls().redis).await.unwrap().contains(&foreign));
     let _: () = redis::cmd("DEL").arg(&bucket).query_async(&mut redis).await.unwrap();
     drop(connection);

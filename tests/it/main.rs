@@ -19,6 +19,7 @@ mod failed;
 mod failover;
 mod failures;
 mod garbage;
+mod hostile_redis;
 mod identities;
 mod isolation;
 mod memory;

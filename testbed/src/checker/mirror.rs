@@ -1,6 +1,6 @@
 //! What Redis may hold: recomputed from the committed rows, by the format that the product documents.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{PgConnection, Row as _};
 
@@ -11,6 +11,8 @@ pub struct Entry {
     pub bucket: String,
     /// The field.
     pub field: Vec<u8>,
+    /// What stands there.
+    pub value: Vec<u8>,
 }
 
 impl std::fmt::Display for Entry {
@@ -43,11 +45,12 @@ pub async fn entries(url: &str) -> anyhow::Result<Vec<Entry>> {
     for names in names.chunks(500) {
         let mut pipeline = redis::pipe();
         for name in names {
-            pipeline.cmd("HKEYS").arg(name);
+            pipeline.cmd("HGETALL").arg(name);
         }
-        let fields: Vec<Vec<Vec<u8>>> = pipeline.query_async(&mut connection).await?;
+        let fields: Vec<Vec<(Vec<u8>, Vec<u8>)>> = pipeline.query_async(&mut connection).await?;
         for (name, fields) in names.iter().zip(fields) {
-            entries.extend(fields.into_iter().map(|field| Entry { bucket: name.clone(), field }));
+            let entry = |(field, value)| Entry { bucket: name.clone(), field, value };
+            entries.extend(fields.into_iter().map(entry));
         }
     }
     Ok(entries)
@@ -56,27 +59,42 @@ pub async fn entries(url: &str) -> anyhow::Result<Vec<Entry>> {
 /// Which of `entries` no committed row explains. Read the entries first: rows are only added.
 ///
 /// A tag is the first 16 bytes of keyed BLAKE3 over epoch, tenant, consumer, key and fingerprint, each behind its length in
-/// eight bytes, big-endian; its bucket's number is the first four bytes modulo the buckets, in hexadecimal.
+/// eight bytes, big-endian; its bucket's number is the first four bytes modulo the buckets, in hexadecimal; its field is the last
+/// eight bytes. The value is the first eight bytes of BLAKE3, under another key, over the tag and the bucket's name.
 pub async fn stale(
     connection: &mut PgConnection,
     key: Option<&str>,
     entries: Vec<Entry>,
 ) -> anyhow::Result<Vec<Entry>> {
-    let known: BTreeSet<Vec<u8>> = tags(connection, key).await?.into_iter().map(|(tag, _)| tag).collect();
-    let explained = |entry: &Entry| known.contains(&entry.field) && in_its_bucket(entry);
+    let (evidence, tags) = tags(connection, key).await?;
+    let known: BTreeMap<Vec<u8>, Tag> = tags.into_iter().map(|(tag, _)| (tag[8..].to_vec(), tag)).collect();
+    let explained = |entry: &Entry| {
+        known.get(&entry.field).is_some_and(|tag| in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
+    };
     Ok(entries.into_iter().filter(|entry| !explained(entry)).collect())
 }
 
 /// Which completed keys have no entry.
 pub async fn missing(connection: &mut PgConnection, entries: Vec<Entry>) -> anyhow::Result<BTreeSet<String>> {
-    let there: BTreeSet<Vec<u8>> =
-        entries.into_iter().filter(in_its_bucket).map(|entry| entry.field).collect();
-    let tags = tags(connection, None).await?;
-    Ok(tags.into_iter().filter(|(tag, _)| !there.contains(tag)).map(|(_, name)| name).collect())
+    let mut there: BTreeMap<&[u8], Vec<&Entry>> = BTreeMap::new();
+    for entry in &entries {
+        there.entry(&entry.field).or_default().push(entry);
+    }
+    let (evidence, tags) = tags(connection, None).await?;
+    let is_there = |tag: &Tag| {
+        let found = there.get(&tag[8..]).map_or(&[][..], Vec::as_slice);
+        found.iter().any(|entry| in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
+    };
+    Ok(tags.into_iter().filter(|(tag, _)| !is_there(tag)).map(|(_, name)| name).collect())
 }
 
-/// The tags of all completed keys, with the keys' names.
-async fn tags(connection: &mut PgConnection, key: Option<&str>) -> anyhow::Result<Vec<(Vec<u8>, String)>> {
+type Tag = [u8; 16];
+
+/// The key of the evidence, and the tags of all completed keys with the keys' names.
+async fn tags(
+    connection: &mut PgConnection,
+    key: Option<&str>,
+) -> anyhow::Result<([u8; 32], Vec<(Tag, String)>)> {
     let row =
         sqlx::query("select oncely.epoch(), secret from oncely.cell").fetch_one(&mut *connection).await?;
     let (epoch, secret): (String, Vec<u8>) = (row.get(0), row.get(1));
@@ -94,24 +112,30 @@ async fn tags(connection: &mut PgConnection, key: Option<&str>) -> anyhow::Resul
         let parts = [epoch.as_bytes(), tenant.as_bytes(), consumer.as_bytes(), key.as_bytes(), fingerprint];
         (tag(&tag_key, parts), format!("{tenant}/{key}"))
     });
-    Ok(tags.collect())
+    Ok((blake3::derive_key("oncely 2026-11-22 mirror evidence v1", &secret), tags.collect()))
 }
 
-fn tag(key: &[u8; 32], parts: [&[u8]; 5]) -> Vec<u8> {
+fn tag(key: &[u8; 32], parts: [&[u8]; 5]) -> Tag {
     let mut hasher = blake3::Hasher::new_keyed(key);
     for part in parts {
         hasher.update(&(part.len() as u64).to_be_bytes());
         hasher.update(part);
     }
-    hasher.finalize().as_bytes()[..16].to_vec()
+    let mut tag = [0; 16];
+    tag.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    tag
 }
 
-/// `oncely:1:<window in milliseconds>:<buckets>:<window>:<bucket>`.
-fn in_its_bucket(entry: &Entry) -> bool {
+fn is_evidence(key: &[u8; 32], tag: &Tag, entry: &Entry) -> bool {
+    let mac = blake3::Hasher::new_keyed(key).update(tag).update(entry.bucket.as_bytes()).finalize();
+    entry.value == mac.as_bytes()[..8]
+}
+
+/// `oncely:2:<window in milliseconds>:<buckets>:<window>:<bucket>`.
+fn in_its_bucket(tag: &Tag, entry: &Entry) -> bool {
     let parts: Vec<&str> = entry.bucket.split(':').collect();
-    let [_, "1", _, buckets, _, bucket] = parts.as_slice() else { return false };
-    let (Ok(buckets), Some([a, b, c, d])) = (buckets.parse::<u32>(), entry.field.first_chunk::<4>()) else {
-        return false;
-    };
-    buckets > 0 && format!("{:x}", u32::from_be_bytes([*a, *b, *c, *d]) % buckets) == *bucket
+    let [_, "2", _, buckets, _, bucket] = parts.as_slice() else { return false };
+    let [a, b, c, d, ..] = *tag;
+    let buckets = buckets.parse::<u32>().unwrap_or(0);
+    buckets > 0 && format!("{:x}", u32::from_be_bytes([a, b, c, d]) % buckets) == *bucket
 }

@@ -65,7 +65,7 @@ impl Arena {
     /// A third of the buckets become lists, the others get fields that are nobody's tags.
     async fn junk(&mut self, redis: &mut MultiplexedConnection, seed: usize) -> anyhow::Result<()> {
         self.sample_mirror().await?;
-        let names: Vec<String> = redis.keys("oncely:1:*").await?;
+        let names: Vec<String> = redis.keys("oncely:2:*").await?;
         for (number, name) in names.iter().enumerate().take(300) {
             if number % 3 == 0 {
                 let _: () = redis.del(name).await?;

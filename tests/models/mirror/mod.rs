@@ -7,12 +7,12 @@ use oncely::decide::PrecheckMode;
 use stateright::{Model, Property};
 
 use crate::explore::{breaks, holds};
-use steps::{Action, Mirrored, Relaying};
-use world::{Relay, State, Written};
+use steps::{Action, Believing, Mirrored, Relaying};
+use world::{Entry, Relay, State, Written};
 
 const TRUE_HIT: &str = "what is acknowledged on a hit is done in the history that goes on";
 const ONCE: &str = "a key takes effect once in a history";
-const ENTRY: &str = "an entry of this history has its key";
+const ENTRY: &str = "an entry of this history that counts has its key";
 const PENDING: &str = "a key whose record is pending is not collected";
 const IN_REACH: &str = "a pending record can be relayed";
 const WRITTEN: &str = "a deleted record was written";
@@ -45,7 +45,9 @@ impl Model for Mirrored {
             }),
             Property::always(ENTRY, |model: &Self, state: &State| {
                 !model.with_epoch
-                    || state.redis.iter().all(|(epoch, key)| *epoch != state.timeline || state.row(*key).done)
+                    || state.redis.iter().all(|entry| {
+                        entry.epoch != state.timeline || !model.believes(entry) || state.row(entry.key).done
+                    })
             }),
             Property::always(PENDING, |_: &Self, state: &State| !state.collected_pending),
             Property::always(IN_REACH, |model: &Self, state: &State| {
@@ -63,14 +65,14 @@ impl Model for Mirrored {
             properties.push(Property::sometimes(
                 "an entry outlives its commit",
                 |_: &Self, state: &State| {
-                    state.redis.iter().any(|(epoch, key)| *epoch < state.timeline && !state.row(*key).done)
+                    state.redis.iter().any(|entry| entry.epoch < state.timeline && !state.row(entry.key).done)
                 },
             ));
             properties.push(Property::sometimes(
                 "a lost key takes effect again, its old entry still there",
                 |_: &Self, state: &State| {
                     state.log.iter().any(|written| {
-                        matches!(written, Written::Key { key, epoch: 1.., .. } if state.redis.contains(&(0, *key)))
+                        matches!(written, Written::Key { key, epoch: 1.., .. } if holds_entry(state, 0, *key))
                     })
                 },
             ));
@@ -89,12 +91,24 @@ impl Model for Mirrored {
             properties.push(Property::sometimes("a tag is written again", |model: &Self, state: &State| {
                 state.relays.iter().any(|relay| {
                     matches!(relay, Relay::Took { key, epoch }
-                        if model.with_epoch && state.redis.contains(&(*epoch, *key)))
+                        if model.with_epoch && holds_entry(state, *epoch, *key))
                 })
             }));
         }
+        if self.forgeries > 0 {
+            properties.push(Property::sometimes(
+                "a made-up entry stands under the tag of a message that has not taken effect",
+                |_: &Self, state: &State| {
+                    state.redis.iter().any(|entry| entry.proof.is_none() && !state.row(entry.key).done)
+                },
+            ));
+        }
         properties
     }
+}
+
+fn holds_entry(state: &State, epoch: u8, key: u8) -> bool {
+    state.redis.iter().any(|Entry { epoch: e, key: k, .. }| (*e, *k) == (epoch, key))
 }
 
 /// Two keys, each delivered twice, and a failover. No assumption about how long anything takes.
@@ -115,6 +129,8 @@ fn failover(mode: PrecheckMode) -> Mirrored {
         relay_crashes: 0,
         evictions: 0,
         retention_ends: false,
+        believing: Believing::Evidence,
+        forgeries: 0,
     }
 }
 
@@ -134,6 +150,28 @@ fn upkeep() -> Mirrored {
         retention_ends: true,
         ..failover(PrecheckMode::Trust)
     }
+}
+
+/// Somebody sees all that goes to Redis and writes there what he likes; handlers fail, so messages that were asked for come again.
+fn hostile() -> Mirrored {
+    Mirrored { relays: 1, relay_crashes: 0, evictions: 0, forgeries: 2, ..upkeep() }
+}
+
+#[test]
+fn who_sees_and_writes_everything_in_redis_makes_no_message_vanish() {
+    holds("hostile Redis", hostile());
+    let over = Mirrored { failovers: 1, retention_ends: false, forgeries: 1, ..hostile() };
+    holds("hostile Redis and a failover", Mirrored { slow_promotion: true, quiet_outage: true, ..over });
+}
+
+#[test]
+fn a_value_that_a_stranger_can_write_is_no_evidence() {
+    // As it was: what stands under a tag did not matter.
+    breaks("any value", Mirrored { believing: Believing::AnyValue, ..hostile() }, TRUE_HIT);
+    // A value that is the same for all tags, or whose tag is not looked at, is copied from another one.
+    breaks("any proof", Mirrored { believing: Believing::AnyProof, ..hostile() }, TRUE_HIT);
+    // One that says nothing of the time is kept until its key is forgotten.
+    breaks("an undated proof", Mirrored { believing: Believing::Undated, ..hostile() }, ENTRY);
 }
 
 #[test]

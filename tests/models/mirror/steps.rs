@@ -2,7 +2,7 @@
 
 use oncely::decide::{HitDecision, KeyDecision, OnConflict, PrecheckMode, confirms, decide, on_hit};
 
-use super::world::{Relay, Row, Standing, State, Written};
+use super::world::{Entry, Proof, Relay, Row, Standing, State, Written};
 
 /// What the relay does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,19 @@ pub enum Relaying {
     DeletesFirst,
     /// Takes numbers above the highest one so far.
     IdCursor,
+}
+
+/// What the worker takes for a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Believing {
+    /// Production: evidence of this tag, in a bucket of this time.
+    Evidence,
+    /// Evidence of this tag, of whatever time.
+    Undated,
+    /// Anything that was made with the key.
+    AnyProof,
+    /// Whatever stands under the tag.
+    AnyValue,
 }
 
 /// A world to explore.
@@ -43,6 +56,9 @@ pub struct Mirrored {
     pub relay_crashes: u8,
     pub evictions: u8,
     pub retention_ends: bool,
+    pub believing: Believing,
+    /// How often a stranger who sees all that goes to Redis writes there.
+    pub forgeries: u8,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +75,10 @@ pub enum Action {
     Delete(usize),
     CrashRelay(usize),
     Evict(u8, u8),
+    /// The handler fails, and the transaction is rolled back.
+    Fail(u8),
+    /// The stranger writes to Redis.
+    Forge(Entry),
     Ask,
     TimePasses,
     RetentionEnds(u8),
@@ -78,6 +98,9 @@ impl Mirrored {
             next_id: 1,
             is_past: vec![false; self.keys.into()],
             redis: Vec::new(),
+            seen_tags: Vec::new(),
+            seen_proofs: Vec::new(),
+            forgeries: self.forgeries,
             relays: vec![Relay::Idle; self.relays],
             cursor: 0,
             standing: None,
@@ -95,6 +118,32 @@ impl Mirrored {
     /// The epoch as it stands in a tag.
     fn tagged(&self, epoch: u8) -> u8 {
         if self.with_epoch { epoch } else { 0 }
+    }
+
+    /// Does an entry say anything?
+    pub fn believes(&self, entry: &Entry) -> bool {
+        match self.believing {
+            Believing::AnyValue => true,
+            Believing::AnyProof => entry.proof.is_some(),
+            Believing::Undated => entry.proof.is_some_and(|proof| proof.is_of(entry)),
+            Believing::Evidence => entry.proof.is_some_and(|proof| proof.is_of(entry) && !proof.is_over),
+        }
+    }
+
+    /// All that a stranger who sees everything and has no key can write under a tag that he has seen.
+    fn forgeries(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.forgeries == 0 {
+            return;
+        }
+        for (epoch, key) in &state.seen_tags {
+            let proofs = state.seen_proofs.iter().copied().map(Some);
+            for proof in std::iter::once(None).chain(proofs) {
+                let entry = Entry { epoch: *epoch, key: *key, proof };
+                if !state.redis.contains(&entry) {
+                    actions.push(Action::Forge(entry));
+                }
+            }
+        }
     }
 
     /// The relay's choice.
@@ -138,6 +187,9 @@ impl Mirrored {
             }
             if state.open.iter().any(|(open, _)| *open == key) {
                 actions.push(Action::Commit(key));
+                if self.forgeries > 0 {
+                    actions.push(Action::Fail(key));
+                }
             }
             if self.may_collect(state, key) {
                 actions.push(Action::Collect(key));
@@ -187,8 +239,9 @@ impl Mirrored {
             actions.push(Action::TimePasses);
         }
         if state.evictions > 0 {
-            actions.extend(state.redis.iter().map(|(epoch, key)| Action::Evict(*epoch, *key)));
+            actions.extend(state.redis.iter().map(|entry| Action::Evict(entry.epoch, entry.key)));
         }
+        self.forgeries(state, actions);
     }
 
     /// `false`: nothing changes.
@@ -232,11 +285,10 @@ impl Mirrored {
                 let (Relay::Took { key, epoch } | Relay::Deleted { key, epoch }) = state.relays[r] else {
                     return false;
                 };
-                let entry = (self.tagged(epoch), key);
-                if !state.redis.contains(&entry) {
-                    state.redis.push(entry);
-                    state.redis.sort_unstable();
-                }
+                let epoch = self.tagged(epoch);
+                let proof = Proof { epoch, key, is_over: false };
+                state.put(Entry { epoch, key, proof: Some(proof) });
+                state.shown(epoch, key, Some(proof));
                 state.relays[r] = match state.relays[r] {
                     Relay::Took { .. } => Relay::Wrote { key },
                     _ => Relay::Idle,
@@ -262,7 +314,14 @@ impl Mirrored {
             }
             Action::Evict(epoch, key) => {
                 state.evictions -= 1;
-                state.redis.retain(|entry| *entry != (epoch, key));
+                state.redis.retain(|entry| (entry.epoch, entry.key) != (epoch, key));
+            }
+            Action::Fail(key) => {
+                state.open.retain(|(open, _)| *open != key);
+            }
+            Action::Forge(entry) => {
+                state.forgeries -= 1;
+                state.put(entry);
             }
             Action::Ask => {
                 let standing = Some(Standing {
@@ -282,8 +341,11 @@ impl Mirrored {
             }
             Action::RetentionEnds(key) => {
                 state.is_past[usize::from(key)] = true;
-                // An entry lives no longer than its key.
-                state.redis.retain(|(_, entry)| *entry != key);
+                // An entry lives no longer than its key: nobody looks into its bucket any more.
+                state.redis.retain(|entry| entry.key != key);
+                for proof in state.seen_proofs.iter_mut().filter(|proof| proof.key == key) {
+                    proof.is_over = true;
+                }
             }
             Action::Collect(key) => {
                 state.collected_pending |= state.row(key).pending;
@@ -303,7 +365,13 @@ impl Mirrored {
     /// The worker's pre-check, and the claim behind it.
     fn deliver(&self, state: &mut State, key: u8) -> bool {
         let record = state.row(key).record();
-        let hit = state.standing.filter(|standing| state.redis.contains(&(self.tagged(standing.epoch), key)));
+        let hit = state.standing.filter(|standing| {
+            let tag = (self.tagged(standing.epoch), key);
+            state.redis.iter().any(|entry| (entry.epoch, entry.key) == tag && self.believes(entry))
+        });
+        if let Some(standing) = state.standing {
+            state.shown(self.tagged(standing.epoch), key, None);
+        }
         let decision = hit.map_or(HitDecision::Ignore, |standing| {
             on_hit(self.mode, standing.may_lose_commits, standing.is_fresh || !self.with_freshness)
         });

@@ -75,6 +75,30 @@ impl Relay {
     }
 }
 
+/// What stands under a tag: for which entry it was made, by whom has the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Proof {
+    pub epoch: u8,
+    pub key: u8,
+    /// The time of the bucket that it was made for is over.
+    pub is_over: bool,
+}
+
+impl Proof {
+    pub fn is_of(self, entry: &Entry) -> bool {
+        (self.epoch, self.key) == (entry.epoch, entry.key)
+    }
+}
+
+/// In Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Entry {
+    pub epoch: u8,
+    pub key: u8,
+    /// `None`: something that somebody made up.
+    pub proof: Option<Proof>,
+}
+
 /// What the database said of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Standing {
@@ -99,8 +123,14 @@ pub struct State {
     pub next_id: u8,
     /// Past their retention, by key.
     pub is_past: Vec<bool>,
-    /// Entries: epoch and key. Sorted.
-    pub redis: Vec<(u8, u8)>,
+    /// Sorted.
+    pub redis: Vec<Entry>,
+    /// Tags, epoch and key, that the stranger has seen: he watches all that goes to Redis.
+    pub seen_tags: Vec<(u8, u8)>,
+    /// Values that he has seen.
+    pub seen_proofs: Vec<Proof>,
+    /// How often he still writes.
+    pub forgeries: u8,
     pub relays: Vec<Relay>,
     /// Highest number relayed: only a relay that goes by it.
     pub cursor: u8,
@@ -119,6 +149,28 @@ pub struct State {
 }
 
 impl State {
+    /// The stranger sees a question or an answer. Without one nobody looks.
+    pub fn shown(&mut self, epoch: u8, key: u8, proof: Option<Proof>) {
+        if self.forgeries == 0 {
+            return;
+        }
+        if !self.seen_tags.contains(&(epoch, key)) {
+            self.seen_tags.push((epoch, key));
+            self.seen_tags.sort_unstable();
+        }
+        if let Some(proof) = proof.filter(|proof| !self.seen_proofs.contains(proof)) {
+            self.seen_proofs.push(proof);
+            self.seen_proofs.sort_unstable();
+        }
+    }
+
+    /// One value a tag.
+    pub fn put(&mut self, entry: Entry) {
+        self.redis.retain(|old| (old.epoch, old.key) != (entry.epoch, entry.key));
+        self.redis.push(entry);
+        self.redis.sort_unstable();
+    }
+
     pub fn row(&self, key: u8) -> Row {
         Row::of(&self.log[..self.visible], key)
     }
