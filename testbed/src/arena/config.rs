@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::neighbours::Neighbour;
 use crate::checker::Ladder;
 
 /// What runs in an arena, and how it is configured.
@@ -19,7 +20,7 @@ pub struct ArenaConfig {
     /// Further environment variables of workers and relays.
     pub environment: Vec<(String, String)>,
     /// Roles with few rights do what they may meanwhile.
-    pub neighbours: bool,
+    pub neighbours: Vec<Neighbour>,
     settings: BTreeMap<(String, String), String>,
 }
 
@@ -66,7 +67,7 @@ impl ArenaConfig {
             workers: 3,
             relays: 2,
             environment: Vec::new(),
-            neighbours: false,
+            neighbours: Vec::new(),
             settings: SETTINGS
                 .iter()
                 .map(|(section, key, value)| ((own(section), own(key)), own(value)))

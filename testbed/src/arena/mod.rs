@@ -42,6 +42,7 @@ pub use config::ArenaConfig;
 pub use hands::Gate;
 pub use member::{Member, Server};
 use member::{Upstreams, address};
+pub use neighbours::Neighbour;
 use neighbours::Neighbours;
 pub use operator::Errand;
 use publisher::Publisher;
@@ -142,9 +143,9 @@ impl Arena {
         }
         let mut evidence = Evidence::default();
         evidence.meanwhile.ladders.push(config.ladder()?);
-        let neighbours = match config.neighbours {
-            true => Some(Neighbours::start(&urls, &name, &queue).await?),
-            false => None,
+        let neighbours = match config.neighbours.as_slice() {
+            [] => None,
+            who => Some(Neighbours::start(who, &urls, &name, &queue).await?),
         };
         Ok(Self {
             workers,

@@ -23,6 +23,24 @@ const OVERHEARD: usize = 25;
 /// Fields written into Redis in a second, at the most.
 const FIELDS: u32 = 200;
 
+/// Who means harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbour {
+    /// A login that may claim (`oncely_consumer`): claims other consumers' keys before their messages come.
+    Client,
+    /// A login that may emit: uses the relay to publish what it may not, never or for ever.
+    Stranger,
+    /// A login that may create objects in `public`.
+    Creator,
+    /// Somebody who may write to Redis.
+    Listener,
+}
+
+impl Neighbour {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Client, Self::Stranger, Self::Creator, Self::Listener];
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Neighbours {
@@ -33,20 +51,43 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    pub(super) async fn start(urls: &Urls, database: &str, queue: &str) -> anyhow::Result<Self> {
+    pub(super) async fn start(
+        who: &[Neighbour],
+        urls: &Urls,
+        database: &str,
+        queue: &str,
+    ) -> anyhow::Result<Self> {
         let server = address(&urls.postgres)?;
         let url = |user: &str| format!("postgres://{user}@{server}/{database}");
-        let stop = Arc::new(AtomicBool::new(false));
-        let heard = Arc::new(Mutex::new(VecDeque::new()));
-        let junk = Arc::new(Mutex::new(BTreeSet::new()));
-        squat(&urls.postgres.rsplit_once('/').context("a URL without a database")?.0.to_owned(), database, &url("arena_creator"))
-            .await?;
-        let client = Client { url: url("arena_client"), heard: Arc::clone(&heard), stop: Arc::clone(&stop) };
-        let stranger = Stranger { url: url("arena_stranger"), queue: queue.to_owned(), stop: Arc::clone(&stop) };
-        let listener = Listener { url: urls.redis.clone(), junk: Arc::clone(&junk), stop: Arc::clone(&stop) };
-        let tasks =
-            vec![tokio::spawn(client.run()), tokio::spawn(stranger.run()), tokio::spawn(listener.run())];
-        Ok(Self { stop, heard, junk, tasks })
+        let mut all = Self {
+            stop: Arc::new(AtomicBool::new(false)),
+            heard: Arc::default(),
+            junk: Arc::default(),
+            tasks: Vec::new(),
+        };
+        for neighbour in who {
+            let stop = Arc::clone(&all.stop);
+            let task = match neighbour {
+                Neighbour::Client => {
+                    tokio::spawn(Client { url: url("arena_client"), heard: Arc::clone(&all.heard), stop }.run())
+                }
+                Neighbour::Stranger => {
+                    let queue = queue.to_owned();
+                    tokio::spawn(Stranger { url: url("arena_stranger"), queue, stop }.run())
+                }
+                Neighbour::Creator => {
+                    let (front, _) = urls.postgres.rsplit_once('/').context("a URL without a database")?;
+                    squat(&format!("{front}/{database}"), &url("arena_creator")).await?;
+                    continue;
+                }
+                Neighbour::Listener => {
+                    let (url, junk) = (urls.redis.clone(), Arc::clone(&all.junk));
+                    tokio::spawn(Listener { url, junk, stop }.run())
+                }
+            };
+            all.tasks.push(task);
+        }
+        Ok(all)
     }
 
     /// What is about to be published, as whoever listens in on a producer would know.
@@ -78,8 +119,8 @@ impl Neighbours {
 
 /// Somebody who may create objects in `public`: functions that fit better than those of PostgreSQL, for whoever has `public` in his
 /// `search_path`. They note who ran them.
-async fn squat(server: &str, database: &str, creator: &str) -> anyhow::Result<()> {
-    let mut connection = PgConnection::connect(&format!("{server}/{database}")).await?;
+async fn squat(owner: &str, creator: &str) -> anyhow::Result<()> {
+    let mut connection = PgConnection::connect(owner).await?;
     sqlx::raw_sql(
         "grant create on schema public to arena_creator;
          grant usage on schema judge to public;

@@ -18,7 +18,7 @@ use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use testbed::checker::Intent;
-use testbed::{Arena, ArenaConfig, Errand};
+use testbed::{Arena, ArenaConfig, Errand, Neighbour};
 
 use crate::process;
 use calendar::{Day, calendar};
@@ -74,7 +74,9 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut config = ArenaConfig::new(binaries)
         .set("consumer", "retention", &format!("\"{RETENTION}d\""))
         .set("audit", "retention", "\"35d\"");
-    config.neighbours = !arguments.quiet;
+    if !arguments.quiet {
+        config.neighbours = Neighbour::ALL.to_vec();
+    }
     if let Some(folder) = &arguments.binaries {
         config.binaries.clone_from(folder);
     }

@@ -162,7 +162,7 @@ async fn attempt(
     let mut config = ArenaConfig::new(binaries.to_path_buf());
     config.workers = mutant.workers;
     config.relays = 1;
-    config.neighbours = mutant.neighbours;
+    config.neighbours = mutant.neighbours.to_vec();
     for (section, key, value) in mutant.settings {
         config = config.set(section, key, value);
     }

@@ -9,7 +9,7 @@ use testbed::checker::events::{EXCHANGE, ORDERED};
 use testbed::checker::{Act, Intent};
 use testbed::faults::{Fault, Kind};
 use testbed::proxy::Mode;
-use testbed::{Arena, Server, Signal, eventually_within};
+use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
 
 /// Where a bug comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) struct Mutant {
     /// Settings: section, key, value.
     pub(crate) settings: Settings,
     /// Roles with few rights do what they may meanwhile.
-    pub(crate) neighbours: bool,
+    pub(crate) neighbours: &'static [Neighbour],
     /// A step at which processes end, with the bug and without.
     pub(crate) failpoint: Option<&'static str>,
     script: Script,
@@ -78,7 +78,7 @@ const fn mutant(bug: &'static str, script: Script) -> Mutant {
         origin: Origin::Planted,
         workers: 1,
         settings: &[],
-        neighbours: false,
+        neighbours: &[],
         failpoint: None,
         script,
     }
