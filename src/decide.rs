@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
+
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
@@ -53,6 +55,10 @@ pub struct KeyRecord {
     pub reason: Option<Reason>,
     /// Text of the last failure.
     pub last_error: Option<String>,
+    /// No copy runs before this time.
+    pub not_before: Option<DateTime<Utc>>,
+    /// The run that was counted last in `crash_attempts` is still at work: it is no death.
+    pub is_running: bool,
 }
 
 /// What to do with a key that comes back with another payload.
@@ -99,6 +105,17 @@ pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict
             },
         )),
     }
+}
+
+/// How much too early a copy may come and run all the same: clocks of two processes differ by about a round trip.
+pub const EARLY: Duration = Duration::from_millis(100);
+
+/// How long a copy that may run still has to wait. The wait is the key's, so that copies neither shorten it nor spend attempts.
+#[must_use]
+pub fn wait(record: &KeyRecord, now: DateTime<Utc>) -> Option<Duration> {
+    let wait = record.not_before?.signed_duration_since(now);
+    let early = TimeDelta::from_std(EARLY).unwrap_or_default();
+    if wait <= early { None } else { wait.to_std().ok() }
 }
 
 /// Whether the mirror is asked, and how much a hit in it is believed.
@@ -199,21 +216,21 @@ pub enum FailureDecision {
     Retry(Duration),
     /// Never again.
     GiveUp(Rejection),
-    /// Not the message's fault: wait until the environment works.
-    Pause,
 }
 
-/// Decides after the `attempt`-th run (counted from 1) failed.
+/// Decides after the `attempt`-th run (counted from 1) failed, and the message answers for it ([`crate::blame`]).
 #[must_use]
 pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> FailureDecision {
     let give_up = |reason| FailureDecision::GiveUp(Rejection::new(reason, fault.to_string()));
     match fault.class {
-        FaultClass::Environment => FailureDecision::Pause,
         FaultClass::Rejected => give_up(Reason::HandlerRejected),
         FaultClass::Poison => give_up(Reason::Poison),
         FaultClass::NotJson => give_up(Reason::InvalidJson),
         FaultClass::Crashed => give_up(Reason::Crash),
-        FaultClass::Transient => match retry.after(attempt) {
+        FaultClass::Transient
+        | FaultClass::Environment
+        | FaultClass::Contention
+        | FaultClass::Session => match retry.after(attempt) {
             Some(delay) => FailureDecision::Retry(delay),
             None => give_up(Reason::AttemptsExhausted),
         },
@@ -233,6 +250,8 @@ mod tests {
             crash_attempts: 0,
             reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
             last_error: None,
+            not_before: None,
+            is_running: false,
         }
     }
 
@@ -311,6 +330,16 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_waits_as_long_as_its_key() {
+        let now = DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+        let of = |not_before| wait(&KeyRecord { not_before, ..record(KeyStatus::InProgress, None) }, now);
+        assert_eq!(of(None), None);
+        assert_eq!(of(Some(now)), None);
+        assert_eq!(of(Some(now + EARLY)), None, "as good as due");
+        assert_eq!(of(Some(now + Duration::from_secs(60))), Some(Duration::from_secs(60)));
+    }
+
+    #[test]
     fn a_suspect_runs_with_others_once_then_alone_then_never() {
         let of = |marks| suspicion(marks, 3);
         assert_eq!(
@@ -326,7 +355,7 @@ mod tests {
         let retry = RetryPolicy { delays: vec![Duration::from_secs(1)], max_attempts: 2, max_crashes: 3 };
         let of = |class, attempt| after_failure(&Fault::new(class, None, "x"), attempt, &retry);
         assert_eq!(of(FaultClass::Transient, 1), FailureDecision::Retry(Duration::from_secs(1)));
-        assert_eq!(of(FaultClass::Environment, 99), FailureDecision::Pause);
+        assert_eq!(of(FaultClass::Environment, 1), FailureDecision::Retry(Duration::from_secs(1)));
         for (class, attempt, expected) in [
             (FaultClass::Transient, 2, Reason::AttemptsExhausted),
             (FaultClass::Poison, 1, Reason::Poison),

@@ -10,9 +10,15 @@ const MAX_TEXT: usize = 1_000;
 pub enum FaultClass {
     /// May pass: the message is tried again after a delay, a bounded number of times.
     Transient,
-    /// Not the message's fault: a missing table, a revoked grant, a full disk. Consuming pauses until it works; no attempt
-    /// is spent and nothing is dead-lettered.
+    /// Perhaps not the message's fault: a missing table, a revoked grant, a full disk. Whose it is, its neighbours tell
+    /// ([`crate::blame`]): where they fail as well, consuming pauses and no attempt is spent; where they succeed, it is the message's.
     Environment,
+    /// Two transactions stood in each other's way: a deadlock, a serialisation failure, a lock that somebody holds. Batching may be what
+    /// brought them together.
+    Contention,
+    /// The connection's own state is at odds with the database: a plan or a prepared statement that is none any more. A new connection
+    /// has neither.
+    Session,
     /// PostgreSQL refuses data of this message and would refuse it again.
     Poison,
     /// The handler said that this message can never succeed.

@@ -43,6 +43,7 @@
 
 pub mod amqp;
 pub(crate) mod backoff;
+pub mod blame;
 pub mod cli;
 pub mod config;
 pub mod decide;

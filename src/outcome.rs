@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::fault::Fault;
 use crate::letter::Letter;
 use crate::reason::{Reason, Rejection};
 
@@ -51,6 +52,18 @@ pub enum Outcome {
         /// For people.
         detail: String,
     },
+    /// It came before its key may run again; it comes back after a delay, and has spent nothing.
+    Postponed {
+        /// When it comes back.
+        delay: Duration,
+    },
+    /// It failed, and nobody answers for that yet ([`crate::blame`]): it waits, unacknowledged, and has spent nothing.
+    Undecided {
+        /// Its runs that count, this one left out.
+        attempts: u32,
+        /// What it met.
+        fault: Fault,
+    },
     /// It will not run (again).
     DeadLettered {
         /// Which run it was, from 1; 0 where it did not run.
@@ -71,12 +84,12 @@ impl Outcome {
         match self {
             Self::Completed { attempt, .. } | Self::Retried { attempt, .. } => Some(*attempt),
             Self::DeadLettered { attempt, .. } => Some(*attempt).filter(|attempt| *attempt > 0),
-            Self::Duplicate(_) => None,
+            Self::Duplicate(_) | Self::Postponed { .. } | Self::Undecided { .. } => None,
         }
     }
 }
 
-/// What the broker is told. Every one ends in an acknowledgement of the original; a copy is confirmed before.
+/// What the broker is told. Every one but the last ends in an acknowledgement of the original; a copy is confirmed before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// Acknowledge.
@@ -85,6 +98,8 @@ pub enum Disposition {
     Retry(Duration),
     /// Publish a copy to the dead-letter exchange, then acknowledge.
     DeadLetter(Rejection),
+    /// Nothing.
+    Keep,
 }
 
 impl Outcome {
@@ -93,7 +108,8 @@ impl Outcome {
     pub fn disposition(&self) -> Disposition {
         match self {
             Self::Completed { .. } | Self::Duplicate(_) => Disposition::Ack,
-            Self::Retried { delay, .. } => Disposition::Retry(*delay),
+            Self::Retried { delay, .. } | Self::Postponed { delay } => Disposition::Retry(*delay),
+            Self::Undecided { .. } => Disposition::Keep,
             Self::DeadLettered { rejection, .. } => Disposition::DeadLetter(rejection.clone()),
         }
     }
@@ -105,6 +121,8 @@ impl Outcome {
             Self::Completed { .. } => "completed",
             Self::Duplicate(_) => "duplicate",
             Self::Retried { .. } => "retried",
+            Self::Postponed { .. } => "postponed",
+            Self::Undecided { .. } => "undecided",
             Self::DeadLettered { .. } => "dead_lettered",
         }
     }

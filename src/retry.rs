@@ -25,6 +25,14 @@ impl RetryPolicy {
         self.delays.get(rung.min(self.delays.len().saturating_sub(1))).copied()
     }
 
+    /// The delay whose queue holds a copy that must wait for so long: the shortest that is enough, else the longest there is. `None`
+    /// where there are no queues.
+    #[must_use]
+    pub fn rung_for(&self, wait: Duration) -> Option<Duration> {
+        let enough = self.delays.iter().filter(|delay| **delay >= wait).min();
+        enough.or_else(|| self.delays.iter().max()).copied()
+    }
+
     /// How long the ladder keeps a message at the most, the runs themselves not counted.
     #[must_use]
     pub fn horizon(&self) -> Duration {
@@ -73,6 +81,14 @@ mod tests {
         assert_eq!(policy.after(4), None);
         assert_eq!(policy.after(u32::MAX), None);
         assert_eq!(policy.horizon(), Duration::from_secs(11));
+    }
+
+    #[test]
+    fn a_wait_is_spent_in_the_shortest_queue_that_is_long_enough() {
+        let policy = RetryPolicy::default();
+        let of = |seconds| policy.rung_for(Duration::from_secs(seconds)).map(|delay| delay.as_secs());
+        assert_eq!([0, 1, 2, 60, 7_200].map(of), [1, 1, 10, 60, 3_600].map(Some));
+        assert_eq!(RetryPolicy { delays: vec![], ..policy }.rung_for(Duration::from_secs(1)), None);
     }
 
     #[test]

@@ -35,6 +35,12 @@ impl Settlement {
         self.outstanding.push_back((tag, false));
     }
 
+    /// How many deliveries are not acknowledged: those that are settled and held back, too.
+    #[must_use]
+    pub fn unacknowledged(&self) -> usize {
+        self.outstanding.len()
+    }
+
     /// These deliveries are settled; returns what to send now. A tag that is not outstanding is left out: acknowledging
     /// twice would close the channel.
     pub fn settle(&mut self, tags: impl IntoIterator<Item = u64>) -> Vec<Ack> {

@@ -37,6 +37,11 @@ impl Epoch {
         self.over.load(Ordering::Acquire) || !self.channel.status().connected()
     }
 
+    /// How many deliveries are not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        u64::try_from(self.lock().unacknowledged()).unwrap_or(u64::MAX)
+    }
+
     /// Waits until the channel is of no use any more for a reason that its stream does not tell.
     pub(crate) async fn ended(&self) {
         self.ended.cancelled().await;

@@ -10,7 +10,7 @@ use super::row::MessageRow;
 use super::{Incoming, JsonPolicy, SqlHandler};
 use crate::fault::Fault;
 use crate::identity::IdentityPart;
-use crate::pg::class_of;
+use crate::pg::handler_class_of;
 
 /// How messages share subtransactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) async fn call(
     consumer: &IdentityPart,
     messages: &[Incoming<'_>],
     grouping: Grouping,
-) -> Result<Vec<Result<Option<Value>, EachFault>>, sqlx::Error> {
+) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
     let function = &handler.function;
     let is_json = |one: &Incoming<'_>| function.json != JsonPolicy::Off && one.is_json;
     let needs_json = function.json == JsonPolicy::Required;
@@ -153,27 +153,15 @@ struct Answer {
 }
 
 impl Answer {
-    fn read(self) -> (i32, Result<Option<Value>, EachFault>) {
+    fn read(self) -> (i32, Result<Option<Value>, Fault>) {
         let answer = match self.error_code {
             None => Ok(self.response),
-            Some(code) => Err(match class_of(&code) {
-                Some(class) => {
-                    EachFault::Fault(Fault::new(class, Some(code), self.error_message.unwrap_or_default()))
-                }
-                // Raised inside a live session, so not the session's end: what the handler called was away.
-                None => EachFault::Outage(code),
-            }),
+            Some(code) => {
+                Err(Fault::new(handler_class_of(&code), Some(code), self.error_message.unwrap_or_default()))
+            }
         };
         (self.seq, answer)
     }
-}
-
-/// Why one message of a batch failed inside the server.
-pub(crate) enum EachFault {
-    /// The message's own failure.
-    Fault(Fault),
-    /// An outage's SQLSTATE: what the handler called (a foreign server, say) was away.
-    Outage(String),
 }
 
 /// Puts answers in the order of the messages; each message must have exactly one.

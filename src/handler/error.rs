@@ -1,7 +1,7 @@
 //! What a Rust handler says when it fails.
 
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{PgFault, classify};
+use crate::pg::{PgFault, classify_handler};
 
 /// A handler's failure. `?` on an [`sqlx::Error`] classifies it by SQLSTATE; other errors are transient.
 #[derive(Debug)]
@@ -10,7 +10,8 @@ pub enum HandlerError {
     Transient(String),
     /// This message can never succeed: dead-lettered as `handler_rejected`.
     Permanent(String),
-    /// Not the message's fault: consuming pauses until it works; no attempt is spent.
+    /// Perhaps not the message's fault: where all messages fail alike, consuming pauses until it works and no attempt is spent; where
+    /// others succeed, it counts as this message's failure.
     Environment(String),
     /// PostgreSQL's own error, classified by its SQLSTATE.
     Database(sqlx::Error),
@@ -38,7 +39,7 @@ impl HandlerError {
             Self::Transient(message) => fault(FaultClass::Transient, message),
             Self::Permanent(message) => fault(FaultClass::Rejected, message),
             Self::Environment(message) => fault(FaultClass::Environment, message),
-            Self::Database(error) => classify(error),
+            Self::Database(error) => classify_handler(error),
         }
     }
 }

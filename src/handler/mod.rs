@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use call::{EachFault, Grouping, Record, call, call_fresh, needs_a_look};
+pub(crate) use call::{Grouping, Record, call, call_fresh, needs_a_look};
 pub use error::HandlerError;
 pub use rust::{BatchHandler, Context, Handler, handler_fn};
 pub(crate) use rust::{ErasedBatchHandler, ErasedHandler};

@@ -114,11 +114,12 @@ pub(crate) async fn claim(
         .collect())
 }
 
-/// Claims keys whose earlier runs failed; returns the positions of those won and which run it is.
+/// Claims keys whose earlier runs failed, unless they are to wait until after `due`; returns the positions of those won and which run it is.
 pub(crate) async fn retake(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     now: DateTime<Utc>,
+    due: DateTime<Utc>,
     claims: &[(&Identity, Option<Fingerprint>)],
 ) -> Result<Vec<(usize, u32)>, sqlx::Error> {
     let Columns { tenants, keys, fingerprints } = columns(claims);
@@ -129,7 +130,8 @@ pub(crate) async fn retake(
         now,
         &tenants as &[&str],
         &keys as &[&str],
-        &fingerprints as &[Option<&[u8]>]
+        &fingerprints as &[Option<&[u8]>],
+        due
     )
     .fetch_all(connection)
     .await?;
@@ -168,6 +170,8 @@ pub(crate) async fn look_up(
                 crash_attempts: u32::try_from(row.crash_attempts).unwrap_or(u32::MAX),
                 reason: row.reason.as_deref().and_then(Reason::from_code),
                 last_error: row.last_error,
+                not_before: row.not_before,
+                is_running: row.is_running.unwrap_or(false),
             });
         }
     }

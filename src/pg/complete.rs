@@ -17,6 +17,8 @@ pub(crate) struct Failure<'a> {
     pub(crate) attempt: u32,
     /// Why it is given up; `None` where it may run again.
     pub(crate) reason: Option<Reason>,
+    /// No copy runs before this time.
+    pub(crate) not_before: Option<DateTime<Utc>>,
     pub(crate) error: String,
 }
 
@@ -42,6 +44,7 @@ pub(crate) async fn fail(
     let reasons: Vec<Option<String>> =
         failures.iter().map(|f| f.reason.map(|r| r.as_str().to_owned())).collect();
     let errors = column(|f| f.error.clone());
+    let not_before: Vec<Option<DateTime<Utc>>> = failures.iter().map(|f| f.not_before).collect();
     let done = sqlx::query_file!(
         "src/pg/fail.sql",
         consumer.as_str(),
@@ -53,7 +56,8 @@ pub(crate) async fn fail(
         &fingerprints as &[Option<Vec<u8>>],
         &reasons as &[Option<String>],
         &errors,
-        claimed
+        claimed,
+        &not_before as &[Option<DateTime<Utc>>]
     )
     .execute(connection)
     .await?;

@@ -1,5 +1,7 @@
 //! What an error of PostgreSQL means: one table, by SQLSTATE and never by text.
 
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
+
 use crate::fault::{Fault, FaultClass};
 use crate::plant::planted;
 
@@ -30,9 +32,11 @@ pub enum PgFault {
 /// | SQLSTATE | class |
 /// | --- | --- |
 /// | none (I/O, TLS, protocol), 08 connection, 57P0x shutdown, 25006 read-only (a standby) | outage |
-/// | 40 rollback, 55P03 lock timeout, 57014 cancelled (statement timeout) | transient |
-/// | 53 resources, 58 system, 42 and 3F (missing object, no grant), 28 login, XX internal | environment |
-/// | 22 data, 54 limits | poison |
+/// | 57014 cancelled (statement timeout) | transient |
+/// | 40 rollback (deadlock, serialisation), 55P03 lock timeout | contention |
+/// | 0A000 (a cached plan whose table has changed), 26000 (a prepared statement that is gone) | session |
+/// | 53 resources, 54 limits, 58 system, 42 and 3F (missing object, no grant), 28 login, XX internal, 2200H (a sequence is used up) | environment |
+/// | 22 data | poison |
 /// | `ONC01` (`oncely.reject`) | rejected |
 /// | `ONC02` (body is not JSON) | not JSON |
 /// | `ONC04`, `ONC05` (`oncely.emit`: an event that is too large, or can't be sent) | poison |
@@ -45,6 +49,21 @@ pub fn classify(error: sqlx::Error) -> PgFault {
     match fault_of(&error) {
         Some(fault) => PgFault::Fault(fault),
         None => PgFault::Outage(Outage(error)),
+    }
+}
+
+/// Classifies an error of a statement that runs a handler. What the handler reaches (a foreign server, say) may be away while our own
+/// connection is whole: an outage is only what ended the session.
+#[must_use]
+pub fn classify_handler(error: sqlx::Error) -> PgFault {
+    let database = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    match database {
+        Some(database) if !matches!(database.severity(), PgSeverity::Fatal | PgSeverity::Panic) => {
+            let code = database.code().to_owned();
+            let class = handler_class_of(&code);
+            PgFault::Fault(Fault::new(class, Some(code), database.message()))
+        }
+        _ => classify(error),
     }
 }
 
@@ -84,10 +103,18 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
         (_, "42" | "3F") if planted("environment_is_poison") => FaultClass::Poison,
-        (_, "53" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => FaultClass::Environment,
-        (_, "22" | "54") => FaultClass::Poison,
+        ("2200H", _) | (_, "53" | "54" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => FaultClass::Environment,
+        (_, "22") => FaultClass::Poison,
+        ("55P03", _) | (_, "40") => FaultClass::Contention,
+        ("0A000" | "26000", _) => FaultClass::Session,
         _ => FaultClass::Transient,
     })
+}
+
+/// The class of a SQLSTATE that a handler's statement met while its session goes on.
+#[must_use]
+pub fn handler_class_of(code: &str) -> FaultClass {
+    class_of(code).unwrap_or(FaultClass::Environment)
 }
 
 #[cfg(test)]
@@ -101,9 +128,12 @@ mod tests {
             assert_eq!(class_of(code), None, "{code}");
         }
         for (code, class) in [
-            ("40001", FaultClass::Transient),
-            ("40P01", FaultClass::Transient),
-            ("55P03", FaultClass::Transient),
+            ("40001", FaultClass::Contention),
+            ("40P01", FaultClass::Contention),
+            ("55P03", FaultClass::Contention),
+            ("0A000", FaultClass::Session),
+            ("26000", FaultClass::Session),
+            ("2200H", FaultClass::Environment),
             ("57014", FaultClass::Transient),
             ("23505", FaultClass::Transient),
             ("P0001", FaultClass::Transient),
@@ -116,7 +146,7 @@ mod tests {
             ("3F000", FaultClass::Environment),
             ("22P02", FaultClass::Poison),
             ("22021", FaultClass::Poison),
-            ("54001", FaultClass::Poison),
+            ("54001", FaultClass::Environment),
             ("ONC01", FaultClass::Rejected),
             ("ONC02", FaultClass::NotJson),
             ("ONC04", FaultClass::Poison),

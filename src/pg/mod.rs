@@ -29,7 +29,7 @@ pub(crate) use audit::append as append_audit;
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_taken, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
-pub use error::{Outage, PgFault, class_of, classify, is_outage};
+pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_outage};
 pub use event::emit;
 pub(crate) use event::emit_for;
 pub(crate) use event_operator::{EventChange, change_events};
@@ -59,7 +59,7 @@ pub(crate) use retention::{
     unlock as sweep_unlock,
 };
 pub(crate) use session::{
-    Backend, await_standby, cancel_backend, end_backend, is_at_work, secret, standing, within,
+    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, secret, standing, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};

@@ -1,17 +1,17 @@
 -- Claims keys whose earlier runs failed: each row returned may run in this transaction. A key that another worker has
--- just completed is not returned: EvalPlanQual checks the status again after waiting for that worker's lock.
+-- just completed, or just failed and put off, is not returned: EvalPlanQual checks the row again after waiting for that worker's lock.
 with failed as materialized (
     select i.tenant, i.key, k.fingerprint
     from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
     join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
-    where i.status = 'IN_PROGRESS'
+    where i.status = 'IN_PROGRESS' and (i.not_before is null or i.not_before <= $6)
     order by i.tenant, i.key
     for update of i
 )
 update oncely.idempotency_keys as i
 set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerprint = f.fingerprint, last_error = null,
     -- A client of oncely.claim may have failed at it: from now on the worker's retention counts.
-    expires_at = null
+    expires_at = null, not_before = null, marked_pid = null, marked_backend_start = null
 from failed as f
 where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS'
 returning i.tenant, i.key, i.attempts

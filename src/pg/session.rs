@@ -129,8 +129,8 @@ pub struct Session {
 /// with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backend {
-    pid: i32,
-    started_at: DateTime<Utc>,
+    pub(super) pid: i32,
+    pub(super) started_at: DateTime<Utc>,
 }
 
 impl Session {
@@ -190,6 +190,13 @@ pub(crate) async fn await_standby(connection: &mut PgConnection) -> Result<(), s
     )
     .fetch_one(connection)
     .await?;
+    Ok(())
+}
+
+/// Waits for locks no longer than this, until the end of the transaction at hand.
+pub(crate) async fn limit_lock_wait(connection: &mut PgConnection, limit: Duration) -> Result<(), sqlx::Error> {
+    let limit = limit.as_millis().to_string();
+    sqlx::query!("select pg_catalog.set_config('lock_timeout', $1, true)", limit).fetch_one(connection).await?;
     Ok(())
 }
 

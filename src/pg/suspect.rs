@@ -5,15 +5,18 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
+use super::session::Backend;
+use crate::decide::EARLY;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 
 /// Counts a run of each message, in a transaction of its own that is committed when this returns. Returns which were counted:
-/// those whose key may run; where `lenient`, whatever payload its key came with first. Identities must be distinct.
+/// those whose key may run, and runs nowhere else; where `lenient`, whatever payload its key came with first. Identities must be distinct.
 pub(crate) async fn mark(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     now: DateTime<Utc>,
+    backend: Backend,
     lenient: bool,
     suspects: &[(&Identity, Option<Fingerprint>)],
 ) -> Result<Vec<bool>, sqlx::Error> {
@@ -32,7 +35,10 @@ pub(crate) async fn mark(
         &tenants,
         &keys,
         &fingerprints as &[Option<Vec<u8>>],
-        lenient
+        lenient,
+        backend.pid,
+        backend.started_at,
+        now + EARLY
     )
     .fetch_all(&mut *transaction)
     .await?;
@@ -62,7 +68,7 @@ pub(crate) async fn unmark(
     let keys: Vec<String> = identities.iter().map(|identity| identity.key.as_str().to_owned()).collect();
     sqlx::query!(
         "update oncely.idempotency_keys as i
-         set crash_attempts = i.crash_attempts - 1
+         set crash_attempts = i.crash_attempts - 1, marked_pid = null, marked_backend_start = null
          from (
              select m.tenant, m.key
              from unnest($2::text[], $3::text[]) as k (tenant, key)

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::call::Pass;
+use super::call::{Attempt, Pass};
 use super::deadline::in_time;
-use super::isolate::{Company, Turn};
+use super::forecast::Expect;
+use super::isolate::Company;
 use super::lane::{Abandoned, Lane};
 use super::prepare::{Candidate, Known};
 use super::shared::Shared;
@@ -12,8 +13,10 @@ use super::stop::Stop;
 use super::transaction::{audit_only, record_failure, refuse, transact};
 use super::unconfirmed::Unconfirmed;
 use crate::amqp::Delivery;
+use crate::blame::{Blame, Circumstances, blame};
 use crate::fault::{Fault, FaultClass};
 use crate::handler::Run;
+use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{AuditRecord, Session};
 use crate::plant::planted;
@@ -26,12 +29,39 @@ const SUBTRANSACTIONS: usize = 64;
 /// batch a little and spares one with a bad message its first pass.
 const WARY: u32 = 16;
 
+/// Messages of a batch that are run by themselves, fail, and have no witness, before the rest is left aside untried: what strikes so
+/// many strikes the others as well, and a lane has more to do.
+const UNWITNESSED: usize = 8;
+
+/// Messages of a batch that are run by themselves and find what they need held, before the rest is left aside untried. Each has waited
+/// for a lock.
+const HELD: usize = 8;
+
+/// Why a batch is not decided by a transaction.
+#[derive(Debug)]
+enum Setback {
+    /// Some message failed, or all of them did.
+    Failed(Fault),
+    /// Another transaction holds a key, or what else our own statements need.
+    Held(Fault),
+}
+
+impl Setback {
+    fn into_fault(self) -> Fault {
+        match self {
+            Self::Failed(fault) | Self::Held(fault) => fault,
+        }
+    }
+}
+
 impl Lane {
-    /// Commits all: together; where some message fails, in parts, inside the server; what then still fails as a whole (at
-    /// COMMIT, or by a timeout), each message in a subtransaction of its own, and at last one by one.
+    /// Commits what can be: together; where some message fails, in parts, inside the server; and what the company in the batch may have
+    /// caused, message by message, each in a transaction of its own. What nobody answers for yet is undecided. Where `back`, the
+    /// messages have been through this, and run by themselves at once.
     pub(super) async fn commit(
         &mut self,
         company: Company,
+        back: bool,
         work: &[&Candidate],
     ) -> Result<Vec<Outcome>, Abandoned> {
         if work.is_empty() {
@@ -39,77 +69,199 @@ impl Lane {
         }
         self.marks.begin();
         self.unconfirmed = Unconfirmed::default();
-        let outcomes = self.pass_after_pass(company, work).await?;
-        self.marks.reported(self.unconfirmed.take_found());
-        self.turn = None;
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; work.len()];
+        let fault = match back {
+            true => None,
+            false => self.in_company(company, work, &mut outcomes).await?,
+        };
+        self.by_themselves(company, work, &mut outcomes, fault).await?;
+        self.shared.permits.decided();
+        let shared = Arc::clone(&self.shared);
+        let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
+        let is_undecided = |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
+        let undecided = work.iter().zip(&outcomes).filter(is_undecided);
+        // Their runs have ended, and killed nobody.
+        let mut unwritten: Vec<Identity> = undecided.map(|(one, _)| one.identity.clone()).collect();
+        unwritten.extend(self.unconfirmed.take_found());
+        self.marks.reported(unwritten);
+        if self.marks.are_owed() {
+            self.marks.take_back(&shared, &mut self.session).await;
+        }
+        self.permit = None;
         Ok(outcomes)
     }
 
-    async fn pass_after_pass(
+    /// All of them in one transaction, and, where that fails, in one that keeps them apart. Fills in what is decided; returns what the
+    /// last transaction failed with.
+    async fn in_company(
         &mut self,
         company: Company,
         work: &[&Candidate],
-    ) -> Result<Vec<Outcome>, Abandoned> {
+        outcomes: &mut [Option<Outcome>],
+    ) -> Result<Option<Fault>, Abandoned> {
         let in_parts = matches!(self.shared.run, Run::Sql(_)) && work.len() > 1;
+        let mut attempt = Attempt::new(Pass::Together);
+        let mut last = None;
         if self.wary == 0 || !in_parts {
-            match self.attempt(company, Pass::Together, work).await? {
-                Ok(outcomes) => return Ok(outcomes),
-                Err(fault) => {
-                    self.wary = WARY;
-                    self.shared.counters.fallback();
-                    tracing::debug!(fault = %fault, messages = work.len(), "a batch failed: it runs again, in parts");
+            let mut setback = match self.attempt(company, attempt, work).await? {
+                Ok(done) => {
+                    fill(outcomes, 0, done);
+                    return Ok(None);
                 }
-            }
-        }
-        if in_parts && let Ok(outcomes) = self.attempt(company, Pass::Parts, work).await? {
-            let is_good =
-                |outcome: &Outcome| matches!(outcome, Outcome::Completed { .. } | Outcome::Duplicate(_));
-            self.wary = match outcomes.iter().all(is_good) {
-                true => self.wary - 1,
-                false => WARY,
+                Err(setback) => setback,
             };
-            return Ok(outcomes);
-        }
-        let mut outcomes = Vec::with_capacity(work.len());
-        for chunk in work.chunks(SUBTRANSACTIONS) {
-            match self.attempt(company, Pass::Each, chunk).await? {
-                Ok(some) => outcomes.extend(some),
-                Err(mut fault) => {
-                    for &one in chunk {
-                        if chunk.len() > 1 {
-                            match self.attempt(company, Pass::Each, &[one]).await? {
-                                Ok(some) => {
-                                    outcomes.extend(some);
-                                    continue;
-                                }
-                                Err(its_own) => fault = its_own,
-                            }
-                        }
-                        outcomes.push(self.failed(one, &fault).await?);
+            self.wary = WARY;
+            self.shared.counters.fallback();
+            tracing::debug!(?setback, messages = work.len(), "a batch failed: its messages are told apart");
+            if let Setback::Failed(fault) = &setback
+                && fault.class == FaultClass::Contention
+                && work.len() > 1
+            {
+                // Not the same way again: no other lane of the consumer is at work beside it.
+                self.shared.permits.contended();
+                attempt.contended = true;
+                match self.attempt(company, attempt, work).await? {
+                    Ok(done) => {
+                        fill(outcomes, 0, done);
+                        return Ok(None);
                     }
+                    Err(again) => setback = again,
                 }
             }
+            if let Setback::Held(fault) = setback {
+                return Ok(Some(fault));
+            }
+            last = Some(setback.into_fault());
         }
-        Ok(outcomes)
+        let (pass, size) = match in_parts {
+            true => (Pass::Parts, work.len()),
+            // A single message is next to run by itself.
+            false if work.len() == 1 => return Ok(last),
+            false => (Pass::Each, SUBTRANSACTIONS),
+        };
+        attempt.pass = pass;
+        for (number, chunk) in work.chunks(size).enumerate() {
+            match self.attempt(company, attempt, chunk).await? {
+                Ok(done) => fill(outcomes, number * size, done),
+                Err(setback) => last = Some(setback.into_fault()),
+            }
+        }
+        let is_good = |outcome: &Option<Outcome>| {
+            matches!(outcome, Some(Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. }))
+        };
+        self.wary = match outcomes.iter().all(is_good) {
+            true => self.wary.saturating_sub(1),
+            false => WARY,
+        };
+        Ok(last)
     }
 
-    /// One transaction, again and again while no message is to blame. The inner result is the messages' failure.
+    /// Runs what is not decided message by message, each in a transaction of its own, and decides who answers for what fails there.
+    async fn by_themselves(
+        &mut self,
+        company: Company,
+        work: &[&Candidate],
+        outcomes: &mut [Option<Outcome>],
+        mut last: Option<Fault>,
+    ) -> Result<(), Abandoned> {
+        let (mut unwitnessed, mut held) = (0, 0);
+        for index in 0..work.len() {
+            let before = match &outcomes[index] {
+                None => last.clone(),
+                Some(Outcome::Undecided { fault, .. }) => Some(fault.clone()),
+                Some(_) => continue,
+            };
+            let witness = outcomes.iter().any(|outcome| matches!(outcome, Some(Outcome::Completed { .. })));
+            if let Some(fault) = &before
+                && (held >= HELD && fault.class == FaultClass::Contention
+                    || unwitnessed >= UNWITNESSED && !witness)
+            {
+                outcomes[index].get_or_insert(Outcome::Undecided { attempts: 0, fault: fault.clone() });
+                continue;
+            }
+            match before.as_ref().map(|fault| fault.class) {
+                Some(FaultClass::Contention) => self.shared.permits.contended(),
+                // Its plans and prepared statements are of another time.
+                Some(FaultClass::Session) => self.session = None,
+                _ => {}
+            }
+            let outcome = self.by_itself(company, witness, work[index]).await?;
+            if let Outcome::Undecided { fault, .. } = &outcome {
+                match fault.class {
+                    FaultClass::Contention => held += 1,
+                    _ => unwitnessed += 1,
+                }
+                last = Some(fault.clone());
+            }
+            outcomes[index] = Some(outcome);
+        }
+        // One that came late has shown that it was not the environment: the earlier ones are tried once more, and answer for it.
+        let is_completed = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::Completed { .. }));
+        if unwitnessed > 0 && outcomes.iter().any(is_completed) {
+            for index in 0..work.len() {
+                if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if fault.class != FaultClass::Contention)
+                {
+                    outcomes[index] = Some(self.by_itself(company, true, work[index]).await?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one message in a transaction of its own.
+    async fn by_itself(
+        &mut self,
+        company: Company,
+        witness: bool,
+        one: &Candidate,
+    ) -> Result<Outcome, Abandoned> {
+        let attempt = Attempt { witness, ..Attempt::new(Pass::Single) };
+        let fault = match self.attempt(company, attempt, &[one]).await? {
+            Ok(mut done) => match done.pop() {
+                Some(outcome) => return Ok(outcome),
+                None => Fault::new(FaultClass::Transient, None, "a transaction without an outcome"),
+            },
+            Err(Setback::Held(fault)) => return Ok(Outcome::Undecided { attempts: 0, fault }),
+            Err(Setback::Failed(fault)) => fault,
+        };
+        // It failed as a whole, at COMMIT or by a limit: nothing of it is recorded.
+        let circumstances = Circumstances {
+            by_itself: true,
+            witness: witness || self.shared.progress.has_witness(&one.identity),
+            is_last: true,
+            poisoned: self.shared.progress.poisoned(),
+        };
+        match blame(fault.class, circumstances) {
+            Blame::Message(class) => self.failed(one, &Fault { class, ..fault }).await,
+            Blame::Company | Blame::Nobody => Ok(Outcome::Undecided { attempts: 0, fault }),
+        }
+    }
+
+    /// One transaction, again and again while PostgreSQL is away or nothing at all can be written.
     async fn attempt(
         &mut self,
         company: Company,
-        pass: Pass,
+        attempt: Attempt,
         work: &[&Candidate],
-    ) -> Result<Result<Vec<Outcome>, Fault>, Abandoned> {
+    ) -> Result<Result<Vec<Outcome>, Setback>, Abandoned> {
+        let mut is_renewed = false;
         loop {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
-            if self.turn.is_none() {
-                self.turn = Some(Turn::take(&shared.turns, company).await);
+            let exclusive = shared.permits.is_serial();
+            if self.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
+                self.permit = None;
+                self.permit = Some(shared.permits.take(company).await);
             }
-            let stop = match self.once(&shared, company, pass, work).await {
+            let stop = match self.once(&shared, company, attempt, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
                     self.note_history();
+                    let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
+                    if shared.progress.note(decided) && self.intake.aside.resume() {
+                        shared.health.resumed();
+                        tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
+                    }
                     return Ok(Ok(outcomes));
                 }
                 Err(stop) => stop,
@@ -125,10 +277,20 @@ impl Lane {
                     }
                     return Ok(Ok(outcomes));
                 }
-                Stop::Failed(fault) => return Ok(Err(fault)),
+                // The connection's own fault: once more on a new one.
+                Stop::Failed(fault) if fault.class == FaultClass::Session && !is_renewed => {
+                    is_renewed = true;
+                    self.session = None;
+                }
+                Stop::Failed(fault) => return Ok(Err(Setback::Failed(fault))),
+                Stop::Held(fault) => {
+                    // Rolled back with the next use of the connection; its locks must not be held over a pause.
+                    self.session = None;
+                    return Ok(Err(Setback::Held(fault)));
+                }
                 Stop::Tainted(fault) => {
                     self.give_up_session().await;
-                    return Ok(Err(fault));
+                    return Ok(Err(Setback::Failed(fault)));
                 }
                 other => self.wait_out(other).await?,
             }
@@ -139,7 +301,7 @@ impl Lane {
         &mut self,
         shared: &Shared,
         company: Company,
-        pass: Pass,
+        attempt: Attempt,
         work: &[&Candidate],
     ) -> Result<Vec<Outcome>, Stop> {
         let Some(session) = self.session.as_mut() else {
@@ -148,8 +310,12 @@ impl Lane {
         if company != Company::Any {
             self.marks.mark(shared, session, work).await?;
         }
-        let expect = self.forecast.expect(work);
-        let done = transact(shared, session, pass, work, expect, &mut self.unconfirmed).await;
+        // By itself a message has failed before, so its key is most likely known.
+        let expect = match attempt.pass {
+            Pass::Single => Expect::Known,
+            _ => self.forecast.expect(work),
+        };
+        let done = transact(shared, session, attempt, work, expect, &mut self.unconfirmed).await;
         match &done {
             Ok(outcomes) if outcomes.iter().all(|outcome| outcome.attempt() == Some(1)) => {
                 self.forecast.nobody_knew();
@@ -187,6 +353,11 @@ impl Lane {
                 Ok(outcome) => {
                     self.note_history();
                     return Ok(outcome);
+                }
+                // The key itself: it is left for later, and with it what would have been recorded.
+                Err(Stop::Held(fault)) => {
+                    self.session = None;
+                    return Ok(Outcome::Undecided { attempts: 0, fault });
                 }
                 Err(stop) => self.wait_out(stop).await?,
             }
@@ -236,7 +407,8 @@ impl Lane {
                 tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
             }
             Stop::Known => return Ok(()),
-            Stop::NotNow(fault) | Stop::Failed(fault) => {
+            Stop::NotNow(fault) | Stop::Held(fault) | Stop::Failed(fault) => {
+                shared.health.stalled(&fault, None);
                 // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
                 // Other consumers must not wait for its locks meanwhile.
                 self.session = None;
@@ -254,7 +426,7 @@ impl Lane {
 
     async fn pause(&mut self) -> Result<(), Abandoned> {
         // Never held over a pause: one consumer that waits must not stop the others.
-        self.turn = None;
+        self.permit = None;
         let pause = self.backoff.next();
         tokio::select! {
             () = self.shared.stop.cancelled() => return Err(Abandoned),
@@ -284,5 +456,12 @@ impl Lane {
             }
         }
         self.session.as_mut().ok_or(Abandoned)
+    }
+}
+
+/// Puts the outcomes of a part of a batch where they belong.
+fn fill(outcomes: &mut [Option<Outcome>], from: usize, done: Vec<Outcome>) {
+    for (slot, outcome) in outcomes[from..].iter_mut().zip(done) {
+        *slot = Some(outcome);
     }
 }

@@ -1,6 +1,7 @@
 //! The handler's turn, inside the transaction.
 
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use futures::FutureExt as _;
 use serde_json::Value;
@@ -10,7 +11,7 @@ use super::deadline::{Handling, until_deadline};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::fault::{Fault, FaultClass};
-use crate::handler::{Context, EachFault, Grouping, HandlerError, Incoming, Run, call};
+use crate::handler::{Context, Grouping, HandlerError, Incoming, Run, call};
 use crate::pg::{Backend, PgFault, classify};
 
 /// How the handler is called.
@@ -22,6 +23,8 @@ pub(crate) enum Pass {
     Parts,
     /// Each message in a subtransaction of its own.
     Each,
+    /// One message, in a transaction and a subtransaction of its own.
+    Single,
 }
 
 impl Pass {
@@ -29,7 +32,33 @@ impl Pass {
         match self {
             Self::Together => Grouping::All,
             Self::Parts => Grouping::Parts,
-            Self::Each => Grouping::Each,
+            Self::Each | Self::Single => Grouping::Each,
+        }
+    }
+}
+
+/// How a transaction is tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt {
+    pub(crate) pass: Pass,
+    /// Another message of the consumer has succeeded beside these.
+    pub(crate) witness: bool,
+    /// It has met another transaction's locks: it waits for locks only for a moment.
+    pub(crate) contended: bool,
+}
+
+impl Attempt {
+    pub(crate) fn new(pass: Pass) -> Self {
+        Self { pass, witness: false, contended: false }
+    }
+
+    /// Longest wait for a lock; `None` where the session's own limit holds.
+    pub(crate) fn lock_wait(self) -> Option<Duration> {
+        match self {
+            // A key that somebody holds is left for later.
+            Self { pass: Pass::Single, .. } => Some(Duration::from_millis(200)),
+            Self { contended: true, .. } => Some(Duration::from_millis(500)),
+            _ => None,
         }
     }
 }
@@ -53,18 +82,7 @@ pub(crate) async fn handle(
                     .await
                     .map_err(Stop::of_handler)
             };
-            until_deadline(shared, backend, Handling::InServer, called)
-                .await?
-                .into_iter()
-                .map(|answer| match answer {
-                    Ok(response) => Ok(Ok(response)),
-                    Err(EachFault::Fault(fault)) => Ok(Err(fault)),
-                    Err(EachFault::Outage(code)) => {
-                        let what = "a server that the handler calls is away";
-                        Err(Stop::NotNow(Fault::new(FaultClass::Environment, Some(code), what)))
-                    }
-                })
-                .collect()
+            until_deadline(shared, backend, Handling::InServer, called).await
         }
         (run, Pass::Together) => {
             begin_guard(transaction).await?;
@@ -95,7 +113,7 @@ pub(crate) async fn handle(
             end_guard(transaction).await?;
             Ok(results)
         }
-        (run, Pass::Parts | Pass::Each) => {
+        (run, Pass::Parts | Pass::Each | Pass::Single) => {
             let mut results = Results::with_capacity(incoming.len());
             for message in incoming {
                 begin_guard(transaction).await?;

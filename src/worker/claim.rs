@@ -1,6 +1,8 @@
 //! The right to run, for each candidate of a batch.
 
-use chrono::{DateTime, Utc};
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::PgConnection;
 
 use super::forecast::Expect;
@@ -8,7 +10,7 @@ use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
 use super::unconfirmed::Unconfirmed;
-use crate::decide::{KeyDecision, OnConflict, decide};
+use crate::decide::{EARLY, KeyDecision, OnConflict, decide, wait};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
@@ -25,11 +27,13 @@ pub(crate) enum Claim {
     },
     Duplicate,
     Refuse(Rejection),
+    /// It came before its key may run again; it waits in this rung's queue.
+    Early(Duration),
     /// Its failure is recorded already.
     Recorded(Outcome),
 }
 
-/// Rounds of claim and look-up before a key that is there and not there by turns is left for later.
+/// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
 pub(crate) const CLAIM_ROUNDS: usize = 8;
 
 /// Claims what nobody has, retakes what failed before, and says of the rest what is known.
@@ -98,13 +102,19 @@ pub(crate) async fn claim(
                 KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
                 KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
                     Some(outcome) => claims[index] = Some(Claim::Recorded(outcome)),
-                    None => failed_before.push(index),
+                    None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {
+                        Some(rung) => claims[index] = Some(Claim::Early(rung)),
+                        None => failed_before.push(index),
+                    },
                 },
             }
         }
         if !failed_before.is_empty() {
             step("worker.retake.before");
-            let retaken = pg::retake(transaction, &consumer.name, now, &of(&failed_before)).await;
+            // Without a queue to wait in, nothing waits.
+            let early = if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
+            let due = now + EARLY + early;
+            let retaken = pg::retake(transaction, &consumer.name, now, due, &of(&failed_before)).await;
             let retaken = retaken.map_err(Stop::of_ours)?;
             step("worker.retake.after");
             for (position, attempt) in retaken {
@@ -119,7 +129,7 @@ pub(crate) async fn claim(
     claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
 }
 
-/// The key is there and not there by turns.
+/// The key keeps appearing and disappearing.
 pub(crate) fn too_quick() -> Stop {
-    Stop::NotNow(Fault::new(FaultClass::Transient, None, "a key changes faster than it can be claimed"))
+    Stop::Held(Fault::new(FaultClass::Contention, None, "a key changes faster than it can be claimed"))
 }

@@ -13,6 +13,7 @@ pub(crate) struct Counters {
     duplicates_postgres: AtomicU64,
     duplicates_batch: AtomicU64,
     retried: AtomicU64,
+    postponed: AtomicU64,
     dead_lettered: AtomicU64,
     outages: AtomicU64,
     fallbacks: AtomicU64,
@@ -26,6 +27,9 @@ impl Counters {
             Outcome::Duplicate(DuplicateSource::Postgres) => &self.duplicates_postgres,
             Outcome::Duplicate(DuplicateSource::Batch) => &self.duplicates_batch,
             Outcome::Retried { .. } => &self.retried,
+            Outcome::Postponed { .. } => &self.postponed,
+            // It is not settled.
+            Outcome::Undecided { .. } => return,
             Outcome::DeadLettered { .. } => &self.dead_lettered,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -50,11 +54,12 @@ impl fmt::Display for Counters {
             (get(&self.duplicates_mirror), get(&self.duplicates_postgres), get(&self.duplicates_batch));
         write!(
             f,
-            "completed {}, duplicates {} (mirror {mirror}, postgres {postgres}, batch {batch}), retried {}, \
+            "completed {}, duplicates {} (mirror {mirror}, postgres {postgres}, batch {batch}), retried {}, postponed {}, \
              dead-lettered {}, batches repeated one by one {}, outages {}",
             get(&self.completed),
             mirror + postgres + batch,
             get(&self.retried),
+            get(&self.postponed),
             get(&self.dead_lettered),
             get(&self.fallbacks),
             get(&self.outages)

@@ -5,7 +5,7 @@ use std::time::Instant;
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
-use super::call::Pass;
+use super::call::{Attempt, Pass};
 use super::deadline::{Handling, in_time, until_deadline};
 use super::forecast::{Expect, SMALL};
 use super::prepare::Candidate;
@@ -22,14 +22,16 @@ use crate::plant::planted;
 /// The handler, where a batch may go this way. What the planted bugs are in is the other way.
 pub(super) fn handler_for(
     shared: &Shared,
-    pass: Pass,
+    attempt: Attempt,
     expect: Expect,
     messages: usize,
 ) -> Option<&SqlHandler> {
     let bugs = ["check_then_act", "claim_in_one_statement", "commit_tag_ignored", "conflict_is_duplicate"];
-    match (&shared.run, pass, expect) {
+    match (&shared.run, attempt.pass, expect) {
         (Run::Sql(handler), Pass::Together, Expect::Fresh)
-            if messages <= SMALL && !bugs.into_iter().any(planted) =>
+            if messages <= SMALL
+                && !attempt.contended
+                && !bugs.into_iter().any(planted) =>
         {
             Some(handler)
         }

@@ -3,30 +3,59 @@
 use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, watch};
+use tokio::time::Instant;
 
+use super::aside::Aside;
 use super::forecast::SMALL;
 
 /// Longest wait of a lane for a fuller batch: about what a full one takes on a machine of two cores. A slow handler holds up its
 /// neighbours no longer than that.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// Where a batch comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// From the broker.
+    Arrived,
+    /// From aside: each of its messages has failed before, or found its key held.
+    Back,
+}
+
 /// Deliveries on their way to the lanes, taken by one lane at a time.
 #[derive(Debug)]
 pub(crate) struct Intake<T> {
-    arriving: Mutex<mpsc::Receiver<T>>,
+    arriving: Mutex<Arriving<T>>,
+    /// What waits beside the lanes.
+    pub(crate) aside: Aside<T>,
     /// Lanes whose batch is not decided yet.
     at_work: watch::Sender<usize>,
     /// Most messages of a batch.
     most: usize,
     /// From so many on, a batch is not waited for: the broker may send no more as long as the other lanes hold theirs.
     full: usize,
+    /// Most deliveries aside: half of what the broker sends ahead.
+    room: usize,
+}
+
+#[derive(Debug)]
+struct Arriving<T> {
+    receiver: mpsc::Receiver<T>,
+    /// What came back was taken last: it is the turn of what has arrived.
+    was_back: bool,
 }
 
 impl<T> Intake<T> {
     /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`.
-    pub(crate) fn new(arriving: mpsc::Receiver<T>, most: usize, prefetch: usize, lanes: usize) -> Self {
+    pub(crate) fn new(receiver: mpsc::Receiver<T>, most: usize, prefetch: usize, lanes: usize) -> Self {
         let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
-        Self { arriving: Mutex::new(arriving), at_work: watch::Sender::new(0), most, full }
+        let arriving = Mutex::new(Arriving { receiver, was_back: false });
+        let room = prefetch / 2;
+        Self { arriving, aside: Aside::default(), at_work: watch::Sender::new(0), most, full, room }
+    }
+
+    /// What is aside and has to make room, so that what is behind it in the queue comes.
+    pub(crate) fn overflow(&self) -> Vec<T> {
+        self.aside.overflow(self.room)
     }
 
     /// The next batch, into `batch`, which is empty; it stays empty when there will be none any more.
@@ -36,11 +65,52 @@ impl<T> Intake<T> {
     /// the batch is full, or the others are done, for at most 20 ms.
     ///
     /// May be dropped at any time: what was taken is in `batch`.
-    pub(crate) async fn take(&self, batch: &mut Vec<T>) {
+    pub(crate) async fn take(&self, batch: &mut Vec<T>) -> Taken {
         let mut arriving = self.arriving.lock().await;
-        arriving.recv_many(batch, self.most).await;
+        let Arriving { receiver, was_back } = &mut *arriving;
+        loop {
+            // Before the look: a change after it is not missed.
+            let mut changed = std::pin::pin!(self.aside.changed());
+            changed.as_mut().enable();
+            let arrivals = self.aside.arrivals();
+            if *was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
+                *was_back = false;
+                while batch.len() < self.most
+                    && let Ok(one) = receiver.try_recv()
+                {
+                    batch.push(one);
+                }
+                if !batch.is_empty() {
+                    return Taken::Arrived;
+                }
+            }
+            let due = self.aside.due();
+            if !due.back.is_empty() {
+                *was_back = true;
+                batch.extend(due.back);
+                return Taken::Back;
+            }
+            let arrives = async {
+                if let Some(arrivals) = due.arrivals {
+                    tokio::time::sleep_until(arrivals).await;
+                }
+                receiver.recv_many(batch, self.most).await
+            };
+            let comes_back = async {
+                match due.next {
+                    Some(next) => tokio::time::sleep_until(next).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                _ = arrives => break,
+                () = comes_back => {}
+                () = changed.as_mut() => {}
+            }
+        }
         if batch.len() <= SMALL || batch.len() >= self.full {
-            return;
+            return Taken::Arrived;
         }
         let mut at_work = self.at_work.subscribe();
         let others_are_done = async {
@@ -50,7 +120,7 @@ impl<T> Intake<T> {
         let enough = async {
             while batch.len() < self.full {
                 let room = self.most - batch.len();
-                if arriving.recv_many(batch, room).await == 0 {
+                if receiver.recv_many(batch, room).await == 0 {
                     break;
                 }
             }
@@ -60,6 +130,7 @@ impl<T> Intake<T> {
             () = others_are_done => {}
             () = tokio::time::sleep(PATIENCE) => {}
         }
+        Taken::Arrived
     }
 
     /// Says that a lane is at work on a batch, until the guard is dropped.
@@ -101,7 +172,7 @@ mod tests {
     /// How many messages a lane takes without waiting; `None` where it waits.
     fn at_once(intake: &Intake<usize>) -> Option<usize> {
         let mut batch = Vec::new();
-        intake.take(&mut batch).now_or_never().map(|()| batch.len())
+        intake.take(&mut batch).now_or_never().map(|_| batch.len())
     }
 
     #[tokio::test]

@@ -1,11 +1,9 @@
 //! Redelivered messages, told apart by what they may have done: one of them may have killed the process that had it.
 
-use std::sync::Arc;
-
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use chrono::{DateTime, Utc};
 
 use super::prepare::Candidate;
-use crate::decide::{KeyDecision, KeyRecord, OnConflict, Suspicion, decide, suspicion};
+use crate::decide::{KeyDecision, KeyRecord, OnConflict, Suspicion, decide, suspicion, wait};
 
 /// Who else is at work in the process while a transaction runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +27,8 @@ pub(crate) struct Parts {
     pub(crate) alone: Vec<usize>,
     /// Not any more, with the number of runs that nobody reported.
     pub(crate) given_up: Vec<(usize, u32)>,
+    /// Not now: another session runs a copy of them.
+    pub(crate) running: Vec<usize>,
 }
 
 /// What of a batch runs next.
@@ -36,6 +36,8 @@ pub(crate) struct Parts {
 pub(crate) enum Part {
     /// Nothing of it runs any more; with the number of runs that nobody reported.
     GivenUp(Vec<(usize, u32)>),
+    /// Another session runs a copy of these.
+    Running(Vec<usize>),
     /// These, in this company.
     Run(Company, Vec<usize>),
 }
@@ -45,6 +47,8 @@ impl Parts {
     pub(crate) fn next(self) -> Part {
         if !self.given_up.is_empty() {
             Part::GivenUp(self.given_up)
+        } else if !self.running.is_empty() {
+            Part::Running(self.running)
         } else if !self.free.is_empty() {
             Part::Run(Company::Any, self.free)
         } else if !self.group.is_empty() {
@@ -66,14 +70,21 @@ pub(crate) fn tell_apart(
     records: &[Option<KeyRecord>],
     on_conflict: OnConflict,
     max_crashes: u32,
+    now: DateTime<Utc>,
 ) -> Parts {
     let mut parts = Parts::default();
     for (index, (candidate, record)) in work.iter().zip(records).enumerate() {
         let may_run = record.as_ref().is_none_or(|record| {
             decide(record, candidate.fingerprint.as_ref(), on_conflict) == KeyDecision::Retake
+                && wait(record, now).is_none()
         });
         if !candidate.delivery.message.redelivered || !may_run {
             parts.free.push(index);
+            continue;
+        }
+        // A run that lives is no death, and two runs of one key would only wait for each other.
+        if record.as_ref().is_some_and(|record| record.is_running) {
+            parts.running.push(index);
             continue;
         }
         let marks = record.as_ref().map_or(0, |record| record.crash_attempts);
@@ -84,21 +95,4 @@ pub(crate) fn tell_apart(
         }
     }
     parts
-}
-
-/// The right to run transactions now: shared by all lanes of the process, or one lane's alone. Held from a message's mark to its
-/// outcome, so that nothing that is marked stands by while another one may kill the process.
-pub(crate) enum Turn {
-    Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
-    Alone(#[expect(dead_code, reason = "held")] OwnedRwLockWriteGuard<()>),
-}
-
-impl Turn {
-    pub(crate) async fn take(turns: &Arc<RwLock<()>>, company: Company) -> Self {
-        let turns = Arc::clone(turns);
-        match company {
-            Company::Nobody => Self::Alone(turns.write_owned().await),
-            Company::Any | Company::Suspects => Self::Shared(turns.read_owned().await),
-        }
-    }
 }

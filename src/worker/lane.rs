@@ -1,11 +1,14 @@
 //! A lane takes batches, one after another, through its own connection to PostgreSQL.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::forecast::Forecast;
-use super::intake::{AtWork, Intake};
-use super::isolate::{Company, Part, Parts, Turn, has_suspects, tell_apart};
+use super::aside::Cause;
+use super::intake::{AtWork, Intake, Taken};
+use super::isolate::{Company, Part, Parts, has_suspects, tell_apart};
 use super::marks::Marks;
+use super::permit::Permit;
 use super::portion::portions;
 use super::precheck::precheck;
 use super::prepare::{Candidate, Known, prepare};
@@ -29,15 +32,19 @@ use crate::plant::planted;
 #[derive(Debug)]
 pub(crate) struct Abandoned;
 
+/// Longest wait of a message for what another transaction holds, from one try to the next.
+const LONGEST_HELD: Duration = Duration::from_secs(5);
+
 /// One lane.
 pub(crate) struct Lane {
     pub(super) shared: Arc<Shared>,
+    pub(super) intake: Arc<Intake<Box<Delivery>>>,
     pub(super) session: Option<Session>,
     pub(super) backoff: Backoff,
     /// The channels that the batch at hand came on.
     pub(super) epochs: Vec<Arc<Epoch>>,
     pub(super) marks: Marks,
-    pub(super) turn: Option<Turn>,
+    pub(super) permit: Option<Permit>,
     pub(super) unconfirmed: Unconfirmed,
     /// The histories of the database on which the messages at hand were decided.
     pub(super) histories: Vec<String>,
@@ -50,14 +57,15 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, intake: Arc<Intake<Box<Delivery>>>) -> Self {
         Self {
             shared,
+            intake,
             session: None,
             backoff: Backoff::default(),
             epochs: Vec::new(),
             marks: Marks::default(),
-            turn: None,
+            permit: None,
             unconfirmed: Unconfirmed::default(),
             histories: Vec::new(),
             wary: 0,
@@ -67,13 +75,15 @@ impl Lane {
     }
 
     /// Takes batches until told to stop. A batch that has been taken is finished first.
-    pub(crate) async fn run(mut self, intake: Arc<Intake<Box<Delivery>>>) {
+    pub(crate) async fn run(mut self) {
+        let intake = Arc::clone(&self.intake);
         loop {
             let mut batch = Vec::new();
+            let mut taken = Taken::Arrived;
             tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => {}
-                () = intake.take(&mut batch) => {}
+                from = intake.take(&mut batch) => taken = from,
             }
             if batch.is_empty() {
                 break;
@@ -88,13 +98,13 @@ impl Lane {
                         self.give_up_session().await;
                         Err(Abandoned)
                     }
-                    done = self.batch(batch) => done,
+                    done = self.batch(taken, batch) => done,
                 };
                 self.at_work = None;
                 if done.is_err() {
                     // The process lives: whatever was at work has killed nobody.
                     self.marks.take_back(&self.shared, &mut self.session).await;
-                    self.turn = None;
+                    self.permit = None;
                     tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
                 }
             }
@@ -106,7 +116,7 @@ impl Lane {
     }
 
     /// The walk of a batch.
-    async fn batch(&mut self, deliveries: Vec<Box<Delivery>>) -> Result<(), Abandoned> {
+    async fn batch(&mut self, taken: Taken, deliveries: Vec<Box<Delivery>>) -> Result<(), Abandoned> {
         let shared = Arc::clone(&self.shared);
         self.epochs.clear();
         for delivery in &deliveries {
@@ -137,7 +147,7 @@ impl Lane {
             settle(&shared, settled).await?;
         }
         while !candidates.is_empty() {
-            candidates = self.round(candidates).await?;
+            candidates = self.round(taken, candidates).await?;
         }
         Ok(())
     }
@@ -145,7 +155,7 @@ impl Lane {
     /// Decides and settles candidates; returns those that must go through another round: later messages of a batch whose
     /// first message with the same identity did not complete, or had another payload; and redelivered ones, whose turn comes
     /// after the others'.
-    async fn round(&mut self, candidates: Vec<Candidate>) -> Result<Vec<Candidate>, Abandoned> {
+    async fn round(&mut self, taken: Taken, candidates: Vec<Candidate>) -> Result<Vec<Candidate>, Abandoned> {
         let shared = Arc::clone(&self.shared);
         let leader_of = leaders(candidates.iter().map(|candidate| &candidate.identity));
         let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
@@ -173,7 +183,7 @@ impl Lane {
         }
         let open: Vec<usize> = first.into_iter().filter(|&index| outcomes[index].is_none()).collect();
         let work: Vec<&Candidate> = open.iter().map(|&index| &candidates[index]).collect();
-        for (position, outcome) in self.decide(&work).await? {
+        for (position, outcome) in self.decide(taken, &work).await? {
             outcomes[open[position]] = Some(outcome);
         }
 
@@ -183,9 +193,11 @@ impl Lane {
             if candidates[leader].fingerprint != candidates[index].fingerprint {
                 continue;
             }
-            if let Some(retried @ Outcome::Retried { .. }) = &outcomes[leader] {
-                // Waits as long as the first: run at once, the copies of one batch would use up all attempts.
-                outcomes[index] = Some(retried.clone());
+            if let Some(waits @ (Outcome::Retried { .. } | Outcome::Postponed { .. } | Outcome::Undecided { .. })) =
+                &outcomes[leader]
+            {
+                // Waits as long as the first.
+                outcomes[index] = Some(waits.clone());
             } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_)))
                 && !wants_reply(&shared, &candidates[index])
             {
@@ -209,9 +221,11 @@ impl Lane {
             return Ok(candidates);
         }
         let mut again = Vec::new();
+        let mut undecided = Vec::new();
         let mut settled = Vec::with_capacity(candidates.len());
         for (candidate, outcome) in candidates.into_iter().zip(outcomes) {
             match outcome {
+                Some(Outcome::Undecided { fault, .. }) => undecided.push((candidate, fault)),
                 Some(outcome) => {
                     let known = Known::from(&candidate.identity);
                     settled.push((candidate.delivery, known, outcome));
@@ -220,15 +234,53 @@ impl Lane {
             }
         }
         self.at_work = None;
+        settled.extend(self.put_aside(undecided));
         settle(&shared, settled).await?;
         Ok(again)
     }
 
+    /// Leaves aside what nobody answers for yet. Returns what has waited longest where there is no room for all: it waits in a retry
+    /// queue, without an attempt.
+    fn put_aside(&mut self, undecided: Vec<(Candidate, Fault)>) -> Vec<(Box<Delivery>, Known, Outcome)> {
+        let shared = &self.shared;
+        let mut example = None;
+        for (Candidate { delivery, identity, .. }, fault) in undecided {
+            let wait = shared.progress.undecided(&identity);
+            if fault.class == FaultClass::Contention {
+                tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
+                    error = %fault, "a message waits for what another transaction holds");
+                self.intake.aside.put(delivery, Cause::Held, wait.min(LONGEST_HELD));
+            } else {
+                self.intake.aside.put(delivery, Cause::Environment, wait);
+                example.get_or_insert((identity, fault));
+            }
+        }
+        if let Some((identity, fault)) = example {
+            shared.health.stalled(&fault, Some(&identity));
+            self.intake.aside.pause();
+            tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
+                error = %fault, waiting = self.intake.aside.len(),
+                "no message succeeds: consuming waits until this is mended; no attempt is spent");
+        }
+        let Some(delay) = shared.consumer.retry.rung_for(LONGEST_HELD) else { return Vec::new() };
+        let overflow = self.intake.overflow().into_iter().filter_map(|delivery| prepare(shared, delivery).ok());
+        let postponed = overflow.map(|Candidate { delivery, identity, .. }| {
+            shared.progress.forget(&identity);
+            (delivery, Known::from(&identity), Outcome::Postponed { delay })
+        });
+        postponed.collect()
+    }
+
     /// Commits what may run now, and says what became of it, by position. Redelivered messages, of which one may have killed a
     /// process, are left for rounds of their own: what was decided before them must be settled before one of them runs.
-    async fn decide(&mut self, work: &[&Candidate]) -> Result<Vec<(usize, Outcome)>, Abandoned> {
+    async fn decide(
+        &mut self,
+        taken: Taken,
+        work: &[&Candidate],
+    ) -> Result<Vec<(usize, Outcome)>, Abandoned> {
+        let back = taken == Taken::Back;
         if !has_suspects(work) || planted("never_isolate") {
-            return Ok(self.commit(Company::Any, work).await?.into_iter().enumerate().collect());
+            return Ok(self.commit(Company::Any, back, work).await?.into_iter().enumerate().collect());
         }
         let mut outcomes = Vec::new();
         let (company, positions) = match self.tell_apart(work).await?.next() {
@@ -240,10 +292,16 @@ impl Lane {
                 }
                 return Ok(outcomes);
             }
+            Part::Running(positions) => {
+                let text = "another session runs a copy of this message";
+                let fault = Fault::new(FaultClass::Contention, None, text);
+                let waits = Outcome::Undecided { attempts: 0, fault };
+                return Ok(positions.into_iter().map(|position| (position, waits.clone())).collect());
+            }
             Part::Run(company, positions) => (company, positions),
         };
         let some: Vec<&Candidate> = positions.iter().map(|&position| work[position]).collect();
-        let done = self.commit(company, &some).await?;
+        let done = self.commit(company, back, &some).await?;
         Ok(positions.into_iter().zip(done).collect())
     }
 
@@ -258,7 +316,9 @@ impl Lane {
             match pg::within(shared.postgres.patience(), asked).await {
                 Ok(records) => {
                     step("worker.look_up_suspects.after");
-                    return Ok(tell_apart(work, &records, consumer.on_conflict, consumer.retry.max_crashes));
+                    let now = shared.clock.now();
+                    let crashes = consumer.retry.max_crashes;
+                    return Ok(tell_apart(work, &records, consumer.on_conflict, crashes, now));
                 }
                 Err(error) => self.wait_out(Stop::of_ours(error)).await?,
             }

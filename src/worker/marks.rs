@@ -47,7 +47,9 @@ impl Marks {
         let suspects: Vec<_> = work.iter().map(|one| (&one.identity, one.fingerprint)).collect();
         step("worker.mark.before");
         let lenient = shared.consumer.on_conflict == OnConflict::Duplicate;
-        let marking = pg::mark(&mut session.connection, &shared.consumer.name, now, lenient, &suspects);
+        let backend = session.backend;
+        let marking =
+            pg::mark(&mut session.connection, &shared.consumer.name, now, backend, lenient, &suspects);
         let marked = match pg::within(shared.postgres.patience(), marking).await {
             Ok(marked) => marked,
             Err(error) => {
@@ -65,11 +67,15 @@ impl Marks {
         Ok(())
     }
 
-    /// Every run has an outcome now, and its row says so, but for those whose failure was `recorded` before: their marks are
-    /// taken back with the next ones.
-    pub(crate) fn reported(&mut self, recorded: Vec<Identity>) {
-        self.owed.extend(recorded.into_iter().filter(|identity| self.held.contains(identity)));
+    /// Every run has an outcome now, and its row says so, but for those that are `unwritten`: their marks are taken back.
+    pub(crate) fn reported(&mut self, unwritten: Vec<Identity>) {
+        self.owed.extend(unwritten.into_iter().filter(|identity| self.held.contains(identity)));
         self.held.clear();
+    }
+
+    /// Is something to be taken back?
+    pub(crate) fn are_owed(&self) -> bool {
+        !self.owed.is_empty()
     }
 
     /// Takes the marks back, if PostgreSQL can be asked; else they are held until it can.

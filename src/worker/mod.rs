@@ -1,5 +1,6 @@
 //! The worker: from a delivery to an acknowledgement.
 
+mod aside;
 mod attempt;
 mod call;
 mod claim;
@@ -7,14 +8,17 @@ mod counters;
 mod deadline;
 mod forecast;
 mod fresh;
+mod health;
 mod intake;
 mod isolate;
 mod lane;
 mod letters;
 mod marks;
+mod permit;
 mod portion;
 mod precheck;
 mod prepare;
+mod progress;
 mod record;
 mod replies;
 mod run;

@@ -19,12 +19,18 @@ use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Failure};
 
 /// The failed run to record with the key, if there was one.
-pub(crate) fn failure<'a>(candidate: &'a Candidate, outcome: &Outcome) -> Option<Failure<'a>> {
-    let (attempt, reason, error) = match outcome {
-        Outcome::Retried { attempt, detail, .. } => (*attempt, None, detail.clone()),
+pub(crate) fn failure<'a>(
+    candidate: &'a Candidate,
+    outcome: &Outcome,
+    now: DateTime<Utc>,
+) -> Option<Failure<'a>> {
+    let (attempt, reason, error, delay) = match outcome {
+        Outcome::Retried { attempt, delay, detail, .. } => (*attempt, None, detail.clone(), Some(*delay)),
+        // Its claim is given back.
+        Outcome::Undecided { attempts, fault } => (*attempts, None, fault.to_string(), None),
         // Attempt 0 did not run: the row, if there is one, is another message's.
         Outcome::DeadLettered { attempt, rejection, .. } if *attempt > 0 => {
-            (*attempt, Some(rejection.reason), rejection.detail.clone())
+            (*attempt, Some(rejection.reason), rejection.detail.clone(), None)
         }
         _ => return None,
     };
@@ -33,6 +39,7 @@ pub(crate) fn failure<'a>(candidate: &'a Candidate, outcome: &Outcome) -> Option
         fingerprint: candidate.fingerprint,
         attempt,
         reason,
+        not_before: delay.map(|delay| now + delay),
         error,
     })
 }
@@ -51,7 +58,7 @@ pub(crate) async fn record(
     let consumer = &shared.consumer;
     let pairs = || candidates.iter().zip(outcomes.iter());
     let failures: Vec<Failure<'_>> =
-        pairs().filter_map(|(candidate, outcome)| failure(candidate, outcome)).collect();
+        pairs().filter_map(|(candidate, outcome)| failure(candidate, outcome, now)).collect();
     if !failures.is_empty() {
         step("worker.fail.before");
         let written = pg::fail(transaction, &consumer.name, now, true, &failures).await;
@@ -82,10 +89,10 @@ pub(crate) async fn record(
         }
     }
     let decided = candidates.iter().copied().zip(outcomes.iter());
-    write_replies(shared, transaction, now, Stop::of_handler, decided).await?;
+    write_replies(shared, transaction, now, Stop::of_record, decided).await?;
     let given_up =
         candidates.iter().zip(outcomes).map(|(candidate, outcome)| GivenUp::of(candidate, outcome));
-    keep_letters(shared, transaction, now, Stop::of_handler, given_up.collect()).await
+    keep_letters(shared, transaction, now, Stop::of_record, given_up.collect()).await
 }
 
 /// The handler's responses, where there are any.
@@ -124,7 +131,7 @@ pub(crate) fn mirror_tags<'a>(
 }
 
 fn expect_rows(what: &str, written: Result<u64, sqlx::Error>, wanted: usize) -> Result<(), Stop> {
-    let written = written.map_err(Stop::of_handler)?;
+    let written = written.map_err(Stop::of_record)?;
     if usize::try_from(written) == Ok(wanted) {
         return Ok(());
     }
@@ -143,7 +150,12 @@ pub(crate) fn audit_records<'a>(
     candidates
         .iter()
         .zip(outcomes)
-        .filter(|(_, outcome)| shared.list_duplicates || !matches!(outcome, Outcome::Duplicate(_)))
+        .filter(|(_, outcome)| match outcome {
+            Outcome::Duplicate(_) => shared.list_duplicates,
+            // Nothing became of them yet.
+            Outcome::Postponed { .. } | Outcome::Undecided { .. } => false,
+            _ => true,
+        })
         .map(|(candidate, outcome)| {
             let mut record = audit_record(candidate, outcome);
             record.duration_us = (record.attempt > 0).then_some(duration);
@@ -184,6 +196,7 @@ fn decision<'a>(
     match outcome {
         Outcome::Completed { attempt, .. } => record.attempt = *attempt,
         Outcome::Duplicate(source) => record.reason = Some(source.as_str()),
+        Outcome::Postponed { .. } | Outcome::Undecided { .. } => {}
         Outcome::Retried { attempt, code, detail, .. } => {
             record.attempt = *attempt;
             record.error_code = code.as_deref();

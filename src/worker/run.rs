@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
-use tokio::sync::{RwLock, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::health::Health;
 use super::intake::Intake;
 use super::lane::Lane;
+use super::permit::Permits;
+use super::progress::Progress;
 use super::shared::{Precheck, Shared};
 use super::subscribe::subscribe;
 use crate::amqp::Publisher;
@@ -204,7 +207,7 @@ impl Worker {
         };
         let done = CancellationToken::new();
         let abandon = CancellationToken::new();
-        let turns = Arc::new(RwLock::new(()));
+        let suspects = Arc::default();
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
         let mut consumers = Vec::new();
@@ -233,7 +236,9 @@ impl Worker {
                 stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
                 publisher: Arc::clone(&publisher),
                 counters: super::counters::Counters::default(),
-                turns: Arc::clone(&turns),
+                health: Health::new(clock.clone()),
+                permits: Permits::new(Arc::clone(&suspects)),
+                progress: Progress::default(),
                 stop: stop.clone(),
                 abandon: abandon.clone(),
                 done: done.clone(),
@@ -245,7 +250,7 @@ impl Worker {
             let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
             let intake = Arc::new(Intake::new(receiver, most, capacity, count));
             for _ in 0..consumer.lanes {
-                lanes.spawn(Lane::new(Arc::clone(&shared)).run(Arc::clone(&intake)));
+                lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
             }
             for queue in &consumer.queues {
                 subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));

@@ -25,9 +25,11 @@ pub(crate) async fn settle(
     decided: Vec<(Box<Delivery>, Known, Outcome)>,
 ) -> Result<(), Abandoned> {
     let mut copies = Vec::new();
+    let mut kept = Vec::new();
     for (index, (delivery, known, outcome)) in decided.iter().enumerate() {
         match outcome.disposition() {
             Disposition::Ack => {}
+            Disposition::Keep => kept.push(index),
             Disposition::Retry(delay) => copies.push((index, retry_copy(shared, delivery, known, delay))),
             Disposition::DeadLetter(rejection) => {
                 tracing::warn!(
@@ -44,7 +46,8 @@ pub(crate) async fn settle(
         }
     }
     // What needs no copy does not wait for those that do.
-    let waiting: std::collections::HashSet<usize> = copies.iter().map(|(index, _)| *index).collect();
+    let waiting: std::collections::HashSet<usize> =
+        copies.iter().map(|(index, _)| *index).chain(kept).collect();
     let ready = (0..decided.len()).filter(|index| !waiting.contains(index));
     acknowledge(shared, &decided, ready).await;
 
@@ -108,14 +111,19 @@ async fn acknowledge(
     indices: impl IntoIterator<Item = usize>,
 ) {
     let mut by_channel = HashMap::new();
+    let mut completed = false;
     for index in indices {
         let (delivery, _, outcome) = &decided[index];
         shared.counters.settled(outcome);
+        completed |= matches!(outcome, Outcome::Completed { .. });
         by_channel
             .entry(Arc::as_ptr(&delivery.epoch).addr())
             .or_insert_with(|| (Arc::clone(&delivery.epoch), Vec::new()))
             .1
             .push(delivery.tag);
+    }
+    if completed {
+        shared.health.completed(shared.clock.now());
     }
     for (epoch, tags) in by_channel.into_values() {
         step("worker.ack.before");

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
+use super::permit::Permits;
+use super::progress::Progress;
+use super::health::Health;
 use crate::amqp::Publisher;
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
@@ -34,8 +36,9 @@ pub(crate) struct Shared {
     pub(crate) stored_body: usize,
     pub(crate) publisher: Arc<Publisher>,
     pub(crate) counters: Counters,
-    /// Of the whole process: held shared by every transaction, and alone by one that may kill the process.
-    pub(crate) turns: Arc<RwLock<()>>,
+    pub(crate) health: Health,
+    pub(crate) permits: Permits,
+    pub(crate) progress: Progress,
     /// No new work.
     pub(crate) stop: CancellationToken,
     /// What is not finished now is left to redelivery.

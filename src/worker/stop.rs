@@ -1,7 +1,7 @@
 //! Why a transaction did not commit.
 
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Outage, PgFault, classify};
+use crate::pg::{Outage, PgFault, classify, classify_handler};
 
 /// Why a transaction did not commit (or is not known to have committed).
 #[derive(Debug)]
@@ -11,6 +11,8 @@ pub(crate) enum Stop {
     Outage(Outage),
     /// No message is to blame: wait and try again.
     NotNow(Fault),
+    /// Another transaction holds what our own statements need, a key most likely: nobody's failure, and it passes.
+    Held(Fault),
     /// A key is known that was expected to be fresh: the batch is claimed again, at once, another way.
     Known,
     /// Some message failed, or all of them did.
@@ -20,9 +22,9 @@ pub(crate) enum Stop {
 }
 
 impl Stop {
-    /// From an error of a handler, or of what comes after it.
+    /// From an error of a handler, or of COMMIT.
     pub(crate) fn of_handler(error: sqlx::Error) -> Self {
-        match classify(error) {
+        match classify_handler(error) {
             PgFault::Outage(outage) => Self::Outage(outage),
             PgFault::Fault(fault) => Self::of_fault(fault),
         }
@@ -33,7 +35,6 @@ impl Stop {
             // The server ended the session because the handler dawdled (idle_in_transaction_session_timeout,
             // transaction_timeout): the handler's failure, and the connection is gone.
             Some("25P03" | "25P04") => Self::Tainted(fault),
-            _ if fault.class == FaultClass::Environment => Self::NotNow(fault),
             _ => Self::Failed(fault),
         }
     }
@@ -42,7 +43,16 @@ impl Stop {
     pub(crate) fn of_ours(error: sqlx::Error) -> Self {
         match classify(error) {
             PgFault::Outage(outage) => Self::Outage(outage),
+            PgFault::Fault(fault) if fault.class == FaultClass::Contention => Self::Held(fault),
             PgFault::Fault(fault) => Self::NotNow(fault),
+        }
+    }
+
+    /// From an error of our own statements after a handler, which may have broken the transaction.
+    pub(crate) fn of_record(error: sqlx::Error) -> Self {
+        match Self::of_handler(error) {
+            Self::Failed(fault) if fault.class == FaultClass::Contention => Self::Held(fault),
+            other => other,
         }
     }
 }

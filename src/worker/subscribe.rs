@@ -20,6 +20,7 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
         match opened {
             Ok(mut subscription) => {
                 tracing::info!(%consumer, queue, "subscribed");
+                shared.health.subscribed(&queue, subscription.epoch());
                 let ended = pump(&shared, &mut subscription, &deliveries).await;
                 if let Ended::Stop = ended {
                     if let Err(error) = subscription.cancel().await {

@@ -1,11 +1,11 @@
 //! One transaction: claim, handle, complete, audit, outbox, COMMIT.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
 
-use super::call::{Pass, handle};
+use super::call::{Attempt, Pass, handle};
 use super::claim::{CLAIM_ROUNDS, Claim, claim, too_quick};
 use super::deadline::in_time;
 use super::forecast::{Expect, SMALL};
@@ -18,7 +18,8 @@ use super::shared::Shared;
 use super::stop::Stop;
 use super::unconfirmed::Unconfirmed;
 use crate::amqp::Delivery;
-use crate::decide::{FailureDecision, KeyDecision, after_failure, decide};
+use crate::blame::{Blame, Circumstances, blame};
+use crate::decide::{FailureDecision, KeyDecision, after_failure, decide, wait};
 use crate::failpoint::{step, step_with};
 use crate::fault::Fault;
 use crate::handler::Incoming;
@@ -31,12 +32,12 @@ use crate::reason::{Reason, Rejection};
 pub(crate) async fn transact(
     shared: &Shared,
     session: &mut Session,
-    pass: Pass,
+    attempt: Attempt,
     candidates: &[&Candidate],
     expect: Expect,
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Stop> {
-    let small = handler_for(shared, pass, expect, candidates.len());
+    let small = handler_for(shared, attempt, expect, candidates.len());
     if let Some(handler) = small
         && let Some(outcomes) = run_alone(shared, session, handler, candidates).await?
     {
@@ -57,7 +58,7 @@ pub(crate) async fn transact(
     let outcomes = match small {
         Some(handler) => run_fresh(shared, &mut transaction, place, times, handler, candidates).await?,
         None => {
-            let how = (pass, expect);
+            let how = (attempt, expect);
             let run = run_step_by_step(shared, &mut transaction, place, times, how, candidates, unconfirmed);
             match run.await {
                 Err(Stop::Failed(_)) if planted("commit_tag_ignored") => {
@@ -90,11 +91,18 @@ async fn run_step_by_step(
     transaction: &mut PgConnection,
     (backend, epoch): (Backend, &str),
     (started, now): (Instant, DateTime<Utc>),
-    (pass, expect): (Pass, Expect),
+    (attempt, expect): (Attempt, Expect),
     candidates: &[&Candidate],
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Stop> {
+    if let Some(limit) = attempt.lock_wait() {
+        in_time(shared, async { limit_lock_wait(transaction, limit).await }).await?;
+    }
     let claims = in_time(shared, claim(shared, transaction, now, candidates, expect, unconfirmed)).await?;
+    if attempt.pass == Pass::Single {
+        let limit = shared.postgres.lock_timeout.min(HANDLERS_LOCK_WAIT);
+        in_time(shared, async { limit_lock_wait(transaction, limit).await }).await?;
+    }
     let running: Vec<(usize, u32)> = claims
         .iter()
         .enumerate()
@@ -116,7 +124,7 @@ async fn run_step_by_step(
         Vec::new()
     } else {
         step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
-        let results = handle(shared, backend, transaction, pass, &incoming).await?;
+        let results = handle(shared, backend, transaction, attempt.pass, &incoming).await?;
         check_responses(&shared.consumer, &results)?;
         step("worker.handle.after");
         results
@@ -131,14 +139,28 @@ async fn run_step_by_step(
             Claim::Run { attempt } => Outcome::Completed { attempt, response: None },
             Claim::Duplicate => Outcome::Duplicate(DuplicateSource::Postgres),
             Claim::Refuse(rejection) => Outcome::refused(rejection),
+            Claim::Early(delay) => Outcome::Postponed { delay },
             Claim::Recorded(outcome) => outcome,
         })
         .collect();
-    for (&(index, attempt), result) in running.iter().zip(results) {
+    let witness = attempt.witness || results.iter().any(Result::is_ok);
+    let mut poisoned = shared.progress.poisoned();
+    for (&(index, number), result) in running.iter().zip(results) {
         outcomes[index] = match result {
-            Ok(response) => Outcome::Completed { attempt, response },
-            Err(fault) => outcome_of(shared, fault, attempt)?,
+            Ok(response) => Outcome::Completed { attempt: number, response },
+            Err(fault) => {
+                let circumstances = Circumstances {
+                    by_itself: attempt.pass == Pass::Single,
+                    witness: witness || shared.progress.has_witness(&candidates[index].identity),
+                    is_last: shared.consumer.retry.after(number).is_none(),
+                    poisoned,
+                };
+                judged(shared, fault, number, circumstances)
+            }
         };
+        if outcomes[index].reason() == Some(Reason::Poison) {
+            poisoned += 1;
+        }
     }
     if planted("check_then_act") {
         let all: Vec<_> = candidates.iter().map(|one| (&one.identity, one.fingerprint)).collect();
@@ -180,6 +202,7 @@ pub(crate) async fn record_failure(
     let now = session.clock.now();
     let consumer = &shared.consumer;
     let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    limit_lock_wait(&mut transaction, HANDLERS_LOCK_WAIT).await?;
     // Since the rollback anything may have happened to the key: another worker completed it, or it is another payload's.
     let mut outcome = None;
     for _ in 0..CLAIM_ROUNDS {
@@ -200,14 +223,20 @@ pub(crate) async fn record_failure(
                 KeyDecision::Retake => record.attempts,
             },
         };
+        // Another copy ran and failed since our run was rolled back: this one came too early, as it turns out, and spends nothing.
+        let rung = record.as_ref().and_then(|record| wait(record, now)).and_then(|wait| consumer.retry.rung_for(wait));
+        if let (None, Some(delay)) = (&counted, rung) {
+            outcome = Some(Outcome::Postponed { delay });
+            break;
+        }
         let attempt = *counted.get_or_insert(attempts.saturating_add(1));
-        let failed = outcome_of(shared, fault.clone(), attempt)?;
+        let failed = outcome_of(shared, fault.clone(), attempt);
         if attempts >= attempt {
             // Ours, of a COMMIT whose reply was lost: it is counted, with its audit row.
             transaction.commit().await.map_err(Stop::of_ours)?;
             return Ok(failed);
         }
-        let failure = failure(candidate, &failed);
+        let failure = failure(candidate, &failed, now);
         let written = pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await;
         // Nothing written: the row has changed since the look-up, so it is looked at again.
         if written.map_err(Stop::of_ours)? == 1 {
@@ -272,14 +301,28 @@ pub(crate) async fn refuse(
     Ok(())
 }
 
-fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Result<Outcome, Stop> {
+/// Longest wait of a message's run by itself for a lock that somebody holds; what takes longer is a failure, and comes again.
+const HANDLERS_LOCK_WAIT: Duration = Duration::from_secs(1);
+
+async fn limit_lock_wait(transaction: &mut PgConnection, limit: Duration) -> Result<(), Stop> {
+    pg::limit_lock_wait(transaction, limit).await.map_err(Stop::of_ours)
+}
+
+/// What becomes of a message whose `attempt`-th run failed.
+pub(super) fn judged(shared: &Shared, fault: Fault, attempt: u32, circumstances: Circumstances) -> Outcome {
+    match blame(fault.class, circumstances) {
+        Blame::Message(class) => outcome_of(shared, Fault { class, ..fault }, attempt),
+        Blame::Company | Blame::Nobody => Outcome::Undecided { attempts: attempt.saturating_sub(1), fault },
+    }
+}
+
+fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Outcome {
     match after_failure(&fault, attempt, &shared.consumer.retry) {
-        FailureDecision::Pause => Err(Stop::NotNow(fault)),
         FailureDecision::Retry(delay) => {
-            Ok(Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code })
+            Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code }
         }
         FailureDecision::GiveUp(rejection) => {
-            Ok(Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None })
+            Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None }
         }
     }
 }

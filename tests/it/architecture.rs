@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const ROOMS: [&[&str]; 13] = [
     &["identity", "message", "event", "retry", "fault", "fingerprint", "settlement"],
     &["reason"],
-    &["extract", "outcome", "decide", "seal", "letter"],
+    &["extract", "outcome", "decide", "blame", "seal", "letter"],
     &["failpoint", "plant"],
     &["pg"],
     &["handler"],

@@ -6,6 +6,7 @@
 mod alone;
 mod architecture;
 mod bad_messages;
+mod blame;
 mod catalogue;
 mod command_line;
 mod configuration;

@@ -91,6 +91,8 @@ impl Row {
             crash_attempts: self.crashes.into(),
             reason: None,
             last_error: None,
+            not_before: None,
+            is_running: false,
         })
     }
 }

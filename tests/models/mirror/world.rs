@@ -45,6 +45,8 @@ impl Row {
             crash_attempts: 0,
             reason: None,
             last_error: None,
+            not_before: None,
+            is_running: false,
         })
     }
 }

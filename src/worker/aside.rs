@@ -1,0 +1,211 @@
+//! Deliveries that wait beside the lanes: unacknowledged, in nobody's way, until their time comes.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Why a delivery waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// It failed, and perhaps all others do as well: it waits for its time or for the first one that succeeds.
+    Environment,
+    /// Somebody holds what it needs.
+    Held,
+}
+
+/// Most deliveries that come back at once: a lane runs them one by one, and what has just arrived must not wait long for them.
+const AT_ONCE: usize = 16;
+
+/// While nothing succeeds: how long what arrives waits after a batch that failed. Each message is tried that soon, since it may be the
+/// one that succeeds.
+const ARRIVALS: Duration = Duration::from_secs(1);
+
+/// Longest pause between two tries of what has failed before, while nothing succeeds.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// The deliveries of a consumer that wait.
+#[derive(Debug)]
+pub(crate) struct Aside<T> {
+    state: Mutex<State<T>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    waiting: Vec<(Instant, Cause, T)>,
+    pause: Option<Pause>,
+}
+
+/// Nothing succeeds at the moment.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    length: Duration,
+    /// When one of the waiting is tried again.
+    probe: Instant,
+    /// When what arrives is tried.
+    arrivals: Instant,
+}
+
+/// What may be taken now.
+#[derive(Debug)]
+pub(crate) struct Due<T> {
+    pub(crate) back: Vec<T>,
+    /// When to look again.
+    pub(crate) next: Option<Instant>,
+    /// What arrives is not taken before.
+    pub(crate) arrivals: Option<Instant>,
+}
+
+impl<T> Default for Aside<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { waiting: Vec::new(), pause: None }), changed: Notify::new() }
+    }
+}
+
+impl<T> Aside<T> {
+    /// Puts a delivery aside for so long.
+    pub(crate) fn put(&self, delivery: T, cause: Cause, wait: Duration) {
+        self.lock().waiting.push((Instant::now() + wait, cause, delivery));
+        self.changed.notify_waiters();
+    }
+
+    /// Nothing of a batch succeeded, and nobody answers for that: the consumer pauses, longer each time. Is it the first time?
+    pub(crate) fn pause(&self) -> bool {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let before = state.pause;
+        let length = before.map_or(Duration::from_millis(250), |pause| (pause.length * 2).min(LONGEST));
+        let arrivals = now + ARRIVALS.min(length);
+        state.pause = Some(Pause { length, probe: now + length, arrivals });
+        drop(state);
+        self.changed.notify_waiters();
+        before.is_none()
+    }
+
+    /// A message has succeeded: what waited for that comes back. Was the consumer paused?
+    pub(crate) fn resume(&self) -> bool {
+        let mut state = self.lock();
+        if state.pause.take().is_none() {
+            return false;
+        }
+        let now = Instant::now();
+        for (due, cause, _) in &mut state.waiting {
+            if *cause == Cause::Environment {
+                *due = now;
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        true
+    }
+
+    /// What arrives is not taken before.
+    pub(crate) fn arrivals(&self) -> Option<Instant> {
+        self.lock().pause.map(|pause| pause.arrivals)
+    }
+
+    /// What is due. While the consumer is paused, one at a time of what failed.
+    pub(crate) fn due(&self) -> Due<T> {
+        let now = Instant::now();
+        let mut state = self.lock();
+        let pause = state.pause;
+        let mut back = Vec::new();
+        let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
+        // The one that has waited longest first, so that each gets its turn.
+        state.waiting.sort_by_key(|(due, _, _)| *due);
+        let mut kept = Vec::with_capacity(state.waiting.len());
+        for (due, cause, delivery) in std::mem::take(&mut state.waiting) {
+            let may = due <= now && back.len() < AT_ONCE && (cause == Cause::Held || probes > 0);
+            if may {
+                probes = probes.saturating_sub(usize::from(cause == Cause::Environment));
+                back.push(delivery);
+            } else {
+                kept.push((due, cause, delivery));
+            }
+        }
+        state.waiting = kept;
+        let soonest = |(due, cause, _): &(Instant, Cause, T)| match (cause, pause) {
+            (Cause::Environment, Some(pause)) => (*due).max(pause.probe),
+            _ => *due,
+        };
+        let next = state.waiting.iter().map(soonest).min();
+        Due { back, next, arrivals: pause.map(|pause| pause.arrivals) }
+    }
+
+    /// Takes out what is more than `room`, the oldest first: where that many wait, what is behind them in the queue would not come.
+    pub(crate) fn overflow(&self, room: usize) -> Vec<T> {
+        let mut state = self.lock();
+        let more = state.waiting.len().saturating_sub(room);
+        state.waiting.drain(..more).map(|(_, _, delivery)| delivery).collect()
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// Drops what is of no use any more.
+    pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
+        self.lock().waiting.retain(|(_, _, delivery)| keep(delivery));
+    }
+
+    /// Waits until something is put aside, paused or resumed. What happens before it is first polled is missed: enable it, then look.
+    pub(crate) fn changed(&self) -> tokio::sync::futures::Notified<'_> {
+        self.changed.notified()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // Whatever is interrupted here leaves deliveries out at the worst; they come again with their channel.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn while_nothing_succeeds_one_at_a_time_is_tried_and_the_first_success_brings_all_back() {
+        let aside = Aside::default();
+        for number in 0..40 {
+            aside.put(number, Cause::Environment, Duration::from_millis(100));
+        }
+        assert!(aside.pause());
+        assert!(aside.due().back.is_empty());
+        tokio::time::advance(Duration::from_millis(250)).await;
+        assert_eq!(aside.due().back, [0]);
+        assert!(!aside.pause(), "it was paused");
+        assert!(aside.due().back.is_empty());
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(aside.due().back, [1], "another one");
+        assert!(aside.resume());
+        assert_eq!(aside.due().back.len(), AT_ONCE);
+        assert_eq!(aside.due().back.len(), AT_ONCE);
+        assert_eq!(aside.len(), 6);
+        assert!(!aside.resume());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_arrives_never_waits_longer_than_a_second() {
+        let aside: Aside<u32> = Aside::default();
+        for _ in 0..20 {
+            aside.pause();
+        }
+        let arrivals = aside.due().arrivals.unwrap();
+        assert_eq!(arrivals - Instant::now(), ARRIVALS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_somebody_holds_is_tried_whether_others_succeed_or_not() {
+        let aside = Aside::default();
+        aside.put("held", Cause::Held, Duration::from_millis(100));
+        aside.put("failed", Cause::Environment, Duration::from_millis(100));
+        aside.pause();
+        tokio::time::advance(Duration::from_millis(100)).await;
+        assert_eq!(aside.due().back, ["held"]);
+        assert_eq!(aside.due().next, Some(Instant::now() + Duration::from_millis(150)));
+        assert_eq!(aside.overflow(0), ["failed"]);
+    }
+}

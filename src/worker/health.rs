@@ -1,0 +1,159 @@
+//! How a consumer of this process fares: what its heartbeat tells, and `oncely status` shows.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use crate::amqp::Epoch;
+use crate::fault::Fault;
+use crate::identity::Identity;
+use crate::pg::Clock;
+
+/// What went wrong, when, and with which message, as far as one is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Trouble {
+    /// Since when, by the database's clock.
+    pub(crate) since: DateTime<Utc>,
+    /// SQLSTATE, where PostgreSQL reported it.
+    pub(crate) code: Option<String>,
+    pub(crate) text: String,
+    pub(crate) tenant: Option<String>,
+    pub(crate) key: Option<String>,
+}
+
+/// A consumer's state as it is known in the process. Every method is short, and none waits for anything but the others.
+#[derive(Debug)]
+pub(crate) struct Health {
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    completed_at: Option<DateTime<Utc>>,
+    stalled: Option<Trouble>,
+    failed: Option<Trouble>,
+    /// The channel of each queue.
+    subscriptions: BTreeMap<String, Weak<Epoch>>,
+}
+
+/// A consumer's state at one time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Condition {
+    /// When a message took effect last.
+    pub(crate) completed_at: Option<DateTime<Utc>>,
+    /// All of the consumer waits for this, from its first time on.
+    pub(crate) stalled: Option<Trouble>,
+    /// The last message that failed.
+    pub(crate) failed: Option<Trouble>,
+    /// By queue: deliveries that are not acknowledged. A queue to which there is no subscription now is missing.
+    pub(crate) unacknowledged: BTreeMap<String, u64>,
+}
+
+impl Health {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self { clock, state: Mutex::default() }
+    }
+
+    /// A message took effect.
+    pub(crate) fn completed(&self, at: DateTime<Utc>) {
+        let mut state = self.lock();
+        state.completed_at = state.completed_at.max(Some(at));
+    }
+
+    /// A message failed, and others go on.
+    pub(crate) fn failed(&self, identity: &Identity, fault: &Fault) {
+        let trouble = self.trouble(fault, Some(identity));
+        self.lock().failed = Some(trouble);
+    }
+
+    /// Nothing goes on: all that is tried fails with this, for example this message. Said again, the beginning stays.
+    pub(crate) fn stalled(&self, fault: &Fault, example: Option<&Identity>) {
+        let trouble = self.trouble(fault, example);
+        let mut state = self.lock();
+        let since = state.stalled.as_ref().map_or(trouble.since, |before| before.since);
+        state.stalled = Some(Trouble { since, ..trouble });
+    }
+
+    /// It goes on. Cheap where it never stopped.
+    pub(crate) fn resumed(&self) {
+        self.lock().stalled = None;
+    }
+
+    /// A queue is subscribed to by this channel.
+    pub(crate) fn subscribed(&self, queue: &str, epoch: &Arc<Epoch>) {
+        self.lock().subscriptions.insert(queue.to_owned(), Arc::downgrade(epoch));
+    }
+
+    pub(crate) fn condition(&self) -> Condition {
+        let state = self.lock();
+        let unacknowledged = |epoch: &Weak<Epoch>| {
+            let epoch = epoch.upgrade().filter(|epoch| !epoch.is_over())?;
+            Some(epoch.unacknowledged())
+        };
+        Condition {
+            completed_at: state.completed_at,
+            stalled: state.stalled.clone(),
+            failed: state.failed.clone(),
+            unacknowledged: state
+                .subscriptions
+                .iter()
+                .filter_map(|(queue, epoch)| Some((queue.clone(), unacknowledged(epoch)?)))
+                .collect(),
+        }
+    }
+
+    fn trouble(&self, fault: &Fault, identity: Option<&Identity>) -> Trouble {
+        Trouble {
+            since: self.clock.now(),
+            code: fault.code.clone(),
+            text: fault.message.clone(),
+            tenant: identity.map(|identity| identity.tenant.as_str().to_owned()),
+            key: identity.map(|identity| identity.key.as_str().to_owned()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is one assignment: a panic elsewhere leaves it whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::fault::FaultClass;
+    use crate::identity::IdentityPart;
+
+    #[test]
+    fn a_stall_keeps_its_beginning_until_it_is_over() {
+        let health = Health::new(Clock::new(DateTime::UNIX_EPOCH, Instant::now()));
+        let missing = Fault::new(FaultClass::Environment, Some("42P01".to_owned()), "no such table");
+        health.stalled(&missing, None);
+        let first = health.condition().stalled.unwrap();
+        let identity = Identity {
+            tenant: IdentityPart::new(b"acme").unwrap(),
+            consumer: IdentityPart::new(b"payments").unwrap(),
+            key: IdentityPart::new(b"k1").unwrap(),
+        };
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        health.stalled(&missing, Some(&identity));
+        let second = health.condition().stalled.unwrap();
+        assert_eq!((second.since, second.key.as_deref()), (first.since, Some("k1")));
+        health.resumed();
+        assert_eq!(health.condition().stalled, None);
+    }
+
+    #[test]
+    fn the_last_completion_never_goes_back() {
+        let health = Health::new(Clock::new(DateTime::UNIX_EPOCH, Instant::now()));
+        let at = |seconds| DateTime::from_timestamp(seconds, 0);
+        health.completed(at(2).unwrap());
+        health.completed(at(1).unwrap());
+        assert_eq!(health.condition().completed_at, at(2));
+    }
+}

@@ -1,0 +1,143 @@
+//! Whether a consumer's messages succeed: the witnesses by which a failure is judged ([`crate::blame`]).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::identity::Identity;
+use crate::outcome::Outcome;
+use crate::reason::Reason;
+
+/// Most undecided messages that are remembered.
+const MOST: usize = 100_000;
+
+/// Of one consumer, over all of its lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Messages that have taken effect since the process started.
+    completed: AtomicU64,
+    /// Messages given up as poison since the last one that took effect.
+    poisoned: AtomicU32,
+    /// Messages that have failed and that nobody answers for yet. As many as wait aside.
+    undecided: Mutex<HashMap<Identity, Undecided>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Undecided {
+    /// What `completed` was when it failed first.
+    completed: u64,
+    tries: u32,
+}
+
+impl Progress {
+    /// These outcomes are committed. Has one of the messages taken effect?
+    pub(crate) fn note<'a>(&self, decided: impl Iterator<Item = (&'a Identity, &'a Outcome)>) -> bool {
+        let mut completed = 0;
+        let mut poisoned = 0;
+        // Nearly always empty: then no identity is looked up.
+        let mut undecided = self.lock();
+        for (identity, outcome) in decided {
+            match outcome {
+                Outcome::Undecided { .. } => continue,
+                Outcome::Completed { .. } => completed += 1,
+                Outcome::DeadLettered { rejection, .. } if rejection.reason == Reason::Poison => poisoned += 1,
+                _ => {}
+            }
+            if !undecided.is_empty() {
+                undecided.remove(identity);
+            }
+        }
+        drop(undecided);
+        if completed > 0 {
+            self.completed.fetch_add(completed, Ordering::AcqRel);
+            self.poisoned.store(0, Ordering::Release);
+        } else if poisoned > 0 {
+            self.poisoned.fetch_add(poisoned, Ordering::AcqRel);
+        }
+        completed > 0
+    }
+
+    /// Has another message taken effect since this one failed for the first time?
+    pub(crate) fn has_witness(&self, identity: &Identity) -> bool {
+        let undecided = self.lock();
+        undecided.get(identity).is_some_and(|one| self.completed.load(Ordering::Acquire) > one.completed)
+    }
+
+    /// Messages in a row that were given up as poison.
+    pub(crate) fn poisoned(&self) -> u32 {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// Nobody answers for this one's failure yet. How long it waits until it is tried again: from a quarter of a second, doubling, up
+    /// to half a minute.
+    pub(crate) fn undecided(&self, identity: &Identity) -> Duration {
+        let completed = self.completed.load(Ordering::Acquire);
+        let mut undecided = self.lock();
+        // Of messages whose channel went, and that another process got. They only begin anew.
+        if undecided.len() >= MOST {
+            undecided.clear();
+        }
+        let one = undecided.entry(identity.clone()).or_insert(Undecided { completed, tries: 0 });
+        let pause = Duration::from_millis(250) * 2_u32.pow(one.tries.min(7));
+        one.tries += 1;
+        pause.min(Duration::from_secs(30))
+    }
+
+    /// It waits no more in this process.
+    pub(crate) fn forget(&self, identity: &Identity) {
+        self.lock().remove(identity);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, Undecided>> {
+        // Changed entry by entry, each of them whole.
+        self.undecided.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::IdentityPart;
+    use crate::reason::Rejection;
+
+    fn identity(key: &str) -> Identity {
+        let part = |text: &str| IdentityPart::new(text.as_bytes()).unwrap();
+        Identity { tenant: part("acme"), consumer: part("payments"), key: part(key) }
+    }
+
+    const DONE: Outcome = Outcome::Completed { attempt: 1, response: None };
+
+    #[test]
+    fn only_what_succeeds_after_a_failure_is_its_witness() {
+        let progress = Progress::default();
+        let (bad, good) = (identity("bad"), identity("good"));
+        assert!(progress.note([(&good, &DONE)].into_iter()));
+        progress.undecided(&bad);
+        assert!(!progress.has_witness(&bad), "it succeeded before");
+        assert!(!progress.has_witness(&good), "it did not fail");
+        progress.note([(&good, &DONE)].into_iter());
+        assert!(progress.has_witness(&bad));
+        progress.note([(&bad, &DONE)].into_iter());
+        assert!(!progress.has_witness(&bad), "it is decided");
+    }
+
+    #[test]
+    fn a_success_ends_a_streak_of_poison() {
+        let progress = Progress::default();
+        let poison = Outcome::refused(Rejection::new(Reason::Poison, "x"));
+        let key = identity("k");
+        assert!(!progress.note([(&key, &poison), (&key, &poison)].into_iter()));
+        assert_eq!(progress.poisoned(), 2);
+        progress.note([(&key, &poison), (&key, &DONE)].into_iter());
+        assert_eq!(progress.poisoned(), 0);
+    }
+
+    #[test]
+    fn pauses_grow_up_to_half_a_minute() {
+        let progress = Progress::default();
+        let pauses: Vec<u128> =
+            (0..9).map(|_| progress.undecided(&identity("k")).as_millis()).collect();
+        assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
+    }
+}

@@ -1,0 +1,110 @@
+//! The time to wait and the attempts belong to the key, however many copies there are.
+
+use lapin::options::{BasicGetOptions, BasicNackOptions};
+use sqlx::Executor as _;
+
+use crate::support::{World, message};
+
+#[tokio::test]
+async fn copies_of_a_failing_message_spend_one_attempt_between_them() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retry = { delays = [\"1h\"], max_attempts = 3 }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let waiting = format!("{}.retry.1h", world.queue("payments"));
+    for copies in 1..=6 {
+        world.publish("payments", message("acme", "k"), r#"{"do": "fail"}"#).await;
+        world.wait_for_ready(&waiting, copies).await;
+    }
+    world.stop(worker).await;
+    assert_eq!(world.count("select attempts::bigint from oncely.idempotency_keys").await, 1);
+    assert_eq!(world.count("select count(*) from oncely.audit").await, 1);
+}
+
+#[tokio::test]
+async fn copies_follow_the_ladder_of_their_key_and_take_effect_once() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retry = { delays = [\"500ms\", \"1s\"], max_attempts = 3 }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    for _ in 0..6 {
+        world.publish("payments", message("acme", "k"), r#"{"do": "fail_once"}"#).await;
+    }
+    world.wait_for("select count(*) from app.effects where attempt = 2", 1).await;
+    world.wait_for_ready(&format!("{}.retry.500ms", world.queue("payments")), 0).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 1);
+    let gap = "select count(*) from oncely.audit as a join oncely.audit as b on b.attempt = a.attempt + 1
+        where b.occurred_at - a.occurred_at < interval '400 milliseconds'";
+    assert_eq!(world.count(gap).await, 0, "no copy came before its time");
+}
+
+/// Puts the messages of a consumer's queue back once, so that they are delivered again.
+async fn deliver_once_in_vain(world: &World, consumer: &str, count: usize) {
+    let queue = world.queue(consumer);
+    let channel = world.broker.channel();
+    let mut last = 0;
+    for _ in 0..count {
+        let got = channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap().unwrap();
+        last = got.delivery_tag;
+    }
+    channel.basic_nack(last, BasicNackOptions { multiple: true, requeue: true }).await.unwrap();
+    world.wait_for_ready(&queue, u32::try_from(count).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_copy_that_is_at_work_in_another_lane_is_no_death() {
+    let mut world = World::new().await;
+    world.consumer(
+        "payments",
+        "batch = 1\nlanes = 2\nretry = { delays = [\"100ms\"], max_attempts = 3, max_crashes = 1 }",
+    );
+    world.apply_topology().await;
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
+    for _ in 0..2 {
+        world.publish("payments", message("acme", "k"), r#"{"do": "wait"}"#).await;
+    }
+    deliver_once_in_vain(&world, "payments", 2).await;
+    let worker = world.start_with("worker", "worker", &[("RUST_LOG", "oncely=debug".to_owned())]);
+    world.wait_for_line(&worker, "another session runs a copy of this message").await;
+    sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.stop(worker).await;
+    assert_eq!(world.broker.ready(&format!("{}.dead", world.queue("payments"))).await.unwrap(), 0);
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0, "both are acknowledged");
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+}
+
+#[tokio::test]
+async fn a_suspect_that_runs_alone_stops_no_other_consumer() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 1");
+    world.consumer("orders", "");
+    world.apply_topology().await;
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
+    world.publish("payments", message("acme", "suspect"), r#"{"do": "wait"}"#).await;
+    deliver_once_in_vain(&world, "payments", 1).await;
+    // As after a process died in its run.
+    world
+        .sql
+        .execute(
+            "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, crash_attempts, created_at)
+             values ('acme', 'payments', 'suspect', 'IN_PROGRESS', 0, 1, now())",
+        )
+        .await
+        .unwrap();
+    let worker = world.start("worker");
+    let waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
+        and database = (select oid from pg_database where datname = current_database())";
+    world.wait_for(waiting, 1).await;
+    world.publish("orders", message("acme", "other"), "{}").await;
+    world.wait_for("select count(*) from app.effects where consumer = 'orders'", 1).await;
+    assert_eq!(world.count(waiting).await, 1, "the suspect is still at work");
+    sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
+    world.wait_for("select count(*) from app.effects where consumer = 'payments'", 1).await;
+    world.stop(worker).await;
+}
