@@ -171,11 +171,16 @@ impl Arena {
         })
     }
 
+    /// Lets the neighbours know what is about to be published.
+    pub fn overhear(&self, intents: &[Intent]) {
+        if let Some(neighbours) = &self.neighbours {
+            neighbours.overhear(intents);
+        }
+    }
+
     /// Publishes in the background.
     pub fn publish(&self, intents: Vec<Intent>) {
-        if let Some(neighbours) = &self.neighbours {
-            neighbours.overhear(&intents);
-        }
+        self.overhear(&intents);
         self.publisher.publish(intents);
     }
 

@@ -61,8 +61,8 @@ pub struct Meanwhile {
     pub jumps: Vec<(f64, f64)>,
 }
 
-/// What the clocks of different processes may differ by, in seconds; and what an error may be on its way.
-const GRAIN: f64 = 0.05;
+/// So much too early a copy may come, in seconds: the clocks of different processes differ.
+const GRAIN: f64 = 0.12;
 /// A schema is missing a little longer than the books say: what was under way ends later.
 const AFTERMATH: f64 = 5.0;
 

@@ -11,6 +11,8 @@ use testbed::faults::{Fault, Kind};
 use testbed::proxy::Mode;
 use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
 
+use super::findings;
+
 /// Where a bug comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -60,7 +62,23 @@ enum Script {
     KillRelayInPublish,
     FirstIsUnroutable,
     Unroutable,
+    CopiesFail,
+    BranchIsMissing,
+    TemporaryTables,
+    KeyIsHeld,
+    HotRows,
+    SequenceIsUsedUp,
+    CopiesRedelivered,
+    FailOnce,
 }
+
+/// A message is taken for its process's death at once.
+const ONE_CRASH: Settings = &[
+    ("consumer", "batch", "1"),
+    ("consumer", "lanes", "2"),
+    ("consumer", "prefetch", "40"),
+    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 5, max_crashes = 1 }"),
+];
 
 type Settings = &'static [(&'static str, &'static str, &'static str)];
 
@@ -111,9 +129,21 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("event_deleted_before_confirm", Script::KillRelayInPublish),
     mutant("event_order_ignored", Script::FirstIsUnroutable),
     mutant("mandatory_ignored", Script::Unroutable),
+    Mutant { settings: ONE_BY_ONE, ..patch("copies_spend_attempts", Script::CopiesFail) },
+    patch("environment_pins_its_lane", Script::TemporaryTables),
+    patch("environment_is_nobodys", Script::BranchIsMissing),
+    patch("held_key_pins_its_batch", Script::KeyIsHeld),
+    Mutant { settings: ONE_ATTEMPT, ..patch("contention_is_charged", Script::HotRows) },
+    patch("used_up_sequence_is_poison", Script::SequenceIsUsedUp),
+    Mutant { settings: ONE_CRASH, ..patch("live_runs_are_deaths", Script::CopiesRedelivered) },
+    Mutant {
+        settings: TRUSTING,
+        neighbours: &[Neighbour::Listener],
+        ..patch("mirror_hit_without_evidence", Script::FailOnce)
+    },
 ];
 
-fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
+pub(super) fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
     (0..count).map(|number| Intent::new("acme", &format!("{name}-{number}"), act, 0)).collect()
 }
 
@@ -180,14 +210,22 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::KillRelayInPublish => kill_relay_in_publish(arena).await,
         Script::FirstIsUnroutable => first_is_unroutable(arena).await,
         Script::Unroutable => unroutable(arena).await,
+        Script::CopiesFail => findings::copies_fail(arena).await,
+        Script::BranchIsMissing => findings::branch_is_missing(arena).await,
+        Script::TemporaryTables => findings::temporary_tables(arena).await,
+        Script::KeyIsHeld => findings::key_is_held(arena).await,
+        Script::HotRows => findings::hot_rows(arena).await,
+        Script::SequenceIsUsedUp => findings::sequence_is_used_up(arena).await,
+        Script::CopiesRedelivered => findings::copies_redelivered(arena).await,
+        Script::FailOnce => findings::fail_once(arena).await,
     }
 }
 
 /// A handler sleeps.
-const BUSY: &str = "select least(count(*), 1) from pg_stat_activity where wait_event = 'PgSleep'";
+pub(super) const BUSY: &str = "select least(count(*), 1) from pg_stat_activity where wait_event = 'PgSleep'";
 
 /// Publishes and waits for the confirms.
-async fn publish(arena: &Arena, intents: Vec<Intent>) -> anyhow::Result<()> {
+pub(super) async fn publish(arena: &Arena, intents: Vec<Intent>) -> anyhow::Result<()> {
     arena.publish(intents);
     eventually_within(Duration::from_secs(20), "all is published", || async {
         let left = arena.unpublished();
