@@ -307,26 +307,27 @@ fn what_only_a_missing_schema_explains_must_have_failed_while_it_was_missing() {
     assert!(never.contains_key(&(Invariant::I1, What::UnexplainedDeadLetter)), "{never:?}");
 }
 
-/// Who starved, where each tenant has ten messages to do and `done` says how many it has done at each second.
+/// Who starved, where acme has ten messages to do, globex more and more, and `done` says how many are done at each second.
 fn starved(seconds: u64, done: impl Fn(u64, &str) -> u64) -> Vec<String> {
     let mut fairness = Fairness::default();
-    let tenants = ["acme", "globex"];
-    let due: BTreeMap<String, u64> = tenants.iter().map(|tenant| ((*tenant).to_owned(), 100)).collect();
     for second in 0..seconds {
-        let all = tenants.iter().map(|tenant| ((*tenant).to_owned(), done(second, tenant))).collect();
-        fairness.look(Duration::from_secs(second), &due, &all);
+        let due = BTreeMap::from([("acme".to_owned(), 10), ("globex".to_owned(), 40 + 5 * second)]);
+        let all = ["acme", "globex"].map(|tenant| (tenant.to_owned(), done(second, tenant)));
+        fairness.look(Duration::from_secs(second), &due, &BTreeMap::from(all));
     }
     fairness.starved().to_vec()
 }
 
 #[test]
-fn a_tenant_that_waits_while_others_are_served_is_starved() {
-    assert_eq!(starved(40, |second, _| second), Vec::<String>::new());
-    let one = starved(40, |second, tenant| if tenant == "acme" { 0 } else { second });
+fn a_tenant_that_others_overtake_is_starved() {
+    let none = Vec::<String>::new();
+    assert_eq!(starved(29, |second, tenant| if tenant == "acme" { second / 3 } else { 5 * second }), none);
+    let one = starved(29, |second, tenant| if tenant == "acme" { 0 } else { 5 * second });
     assert_eq!(one.len(), 1, "{one:?}");
     assert!(one[0].starts_with("acme"), "{one:?}");
-    // Who has nothing left to do waits for nothing.
-    assert_eq!(starved(40, |second, tenant| if tenant == "acme" { 100 } else { second }), Vec::<String>::new());
+    // Who has nothing left to do waits for nothing; and who is behind others in the queue is not overtaken.
+    assert_eq!(starved(60, |second, tenant| if tenant == "acme" { 10 } else { 5 * second }), none);
+    assert_eq!(starved(29, |second, tenant| if tenant == "acme" { 0 } else { second }), none);
 }
 
 #[test]
@@ -339,7 +340,7 @@ fn a_stop_of_all_is_starvation_after_a_while_and_not_while_a_fault_holds() {
     for second in 0..100 {
         match second {
             5 => fairness.fault(),
-            75 => fairness.healed(Duration::from_secs(second)),
+            75 => fairness.healed(),
             _ => fairness.look(Duration::from_secs(second), &due, &BTreeMap::new()),
         }
     }

@@ -78,6 +78,7 @@ pub struct Arena {
     neighbours: Option<Neighbours>,
     started: Instant,
     looked: Option<Instant>,
+    witnesses: usize,
     publisher: Publisher,
     application: Option<Application>,
     /// Events that the application rolled back on purpose.
@@ -159,6 +160,7 @@ impl Arena {
             neighbours,
             started: Instant::now(),
             looked: None,
+            witnesses: 0,
             config,
             publisher: Publisher::start(urls.rabbitmq, queue.clone()),
             application: None,
@@ -295,11 +297,7 @@ impl Arena {
 
     /// Nobody is owed anything for what was before.
     pub fn begin_a_window(&mut self) {
-        self.evidence.fairness.restart(self.started.elapsed());
-    }
-
-    pub(crate) fn since_start(&self) -> Duration {
-        self.started.elapsed()
+        self.evidence.fairness.restart();
     }
 
     fn oncely_command(&self, arguments: &[&str]) -> tokio::process::Command {

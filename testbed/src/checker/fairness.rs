@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// So long a tenant may wait while others are served.
-const WHILE_OTHERS: Duration = Duration::from_secs(8);
+/// So long a tenant may wait while others overtake it.
+const OVERTAKEN: Duration = Duration::from_secs(12);
+/// So many messages of others may be done beyond those that were there when a tenant began to wait: a queue has several consumers, and
+/// each of them takes many messages at once.
+const SLACK: u64 = 10;
 /// So long it may wait at all, where everything that it needs is up.
 const AT_ALL: Duration = Duration::from_secs(30);
 
@@ -14,8 +17,6 @@ pub struct Fairness {
     tenants: BTreeMap<String, Standing>,
     /// Faults that hold now.
     faults: usize,
-    /// When anybody made progress.
-    anybody: Duration,
     starved: Vec<String>,
 }
 
@@ -25,6 +26,8 @@ struct Standing {
     done: u64,
     /// Since when it has had work and made no progress.
     since: Duration,
+    /// What the others had done by then and what they had to do, together: when they have done more, they have overtaken it.
+    ahead: u64,
     /// It is noted already.
     noted: bool,
 }
@@ -36,40 +39,35 @@ impl Fairness {
     }
 
     /// A fault is healed: all begin to wait anew.
-    pub fn healed(&mut self, at: Duration) {
+    pub fn healed(&mut self) {
         self.faults = self.faults.saturating_sub(1);
-        self.restart(at);
+        self.restart();
     }
 
     /// All begin to wait anew.
-    pub fn restart(&mut self, at: Duration) {
-        for standing in self.tenants.values_mut() {
-            standing.since = at;
-        }
-        self.anybody = at;
+    pub fn restart(&mut self) {
+        self.tenants.clear();
     }
 
     /// What is due by tenant, and what is done of it, at a time since the start.
     pub fn look(&mut self, at: Duration, due: &BTreeMap<String, u64>, done: &BTreeMap<String, u64>) {
+        let done_by = |tenant: &str| done.get(tenant).copied().unwrap_or(0);
+        let served: u64 = due.keys().map(|tenant| done_by(tenant)).sum();
+        // What is done and not yet known to be published counts as both.
+        let ahead: u64 = due.iter().map(|(tenant, due)| (*due).max(done_by(tenant))).sum();
         for (tenant, due) in due {
-            let done = done.get(tenant).copied().unwrap_or(0);
-            let standing =
-                self.tenants.entry(tenant.clone()).or_insert(Standing { done, since: at, noted: false });
-            if done > standing.done {
-                self.anybody = at;
-            }
+            let done = done_by(tenant);
+            let begins = Standing { done, since: at, ahead: ahead - done.max(*due), noted: false };
+            let standing = self.tenants.entry(tenant.clone()).or_insert_with(|| begins.clone());
             if done > standing.done || done >= *due || self.faults > 0 {
-                *standing = Standing { done, since: at, noted: false };
+                *standing = begins;
             }
-        }
-        let (anybody, starved) = (self.anybody, &mut self.starved);
-        for (tenant, standing) in self.tenants.iter_mut().filter(|(_, standing)| !standing.noted) {
             let waited = at.saturating_sub(standing.since);
-            let others = anybody > standing.since + WHILE_OTHERS / 2;
-            if waited > AT_ALL || (waited > WHILE_OTHERS && others) {
+            let is_overtaken = served - done > standing.ahead + SLACK;
+            if !standing.noted && (waited > AT_ALL || (waited > OVERTAKEN && is_overtaken)) {
                 standing.noted = true;
-                let how = if others { "while others were served" } else { "with all the others" };
-                starved.push(format!("{tenant}: {waited:.0?} {how}, {} done", standing.done));
+                let how = if is_overtaken { "while others overtook it" } else { "with all the others" };
+                self.starved.push(format!("{tenant}: {waited:.0?} {how}, at {at:.0?}, {done} of {due} done"));
             }
         }
     }

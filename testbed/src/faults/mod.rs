@@ -90,8 +90,7 @@ impl Arena {
             kind::Group::Redis => self.heal_redis(fault).await,
             kind::Group::Network => self.heal_network(fault),
         };
-        let now = self.since_start();
-        self.evidence.fairness.healed(now);
+        self.evidence.fairness.healed();
         healed
     }
 }

@@ -10,7 +10,7 @@ use testbed::{Arena, Errand, Missing};
 use super::scripts::{publish, some};
 
 /// Long enough for the judge to see that somebody waits while others are served.
-const A_WHILE: Duration = Duration::from_secs(12);
+const A_WHILE: Duration = Duration::from_secs(16);
 
 fn work(tenant: &str, name: &str, count: usize) -> Vec<Intent> {
     (0..count).map(|number| Intent::new(tenant, &format!("{name}-{number}"), Act::Work, 0)).collect()
