@@ -11,4 +11,4 @@ as $$
         else 'transient'
     end
 $$;
-alter table oncely.idempotency_keys drop column marked_backend_start, drop column marked_pid, drop column not_before;
+alter table oncely.idempotency_keys drop column marked_backend_start, drop column marked_pid, drop column error_code, drop column not_before;

@@ -3,6 +3,10 @@
 alter table oncely.idempotency_keys add column not_before timestamptz;
 comment on column oncely.idempotency_keys.not_before is 'IN_PROGRESS: no copy of the message runs before this time. Null: any may.';
 
+-- What a message answers for once it answers for again: whose fault an error is takes a witness, and there may be none the next time.
+alter table oncely.idempotency_keys add column error_code text collate "C";
+comment on column oncely.idempotency_keys.error_code is 'SQLSTATE of the last failure that spent an attempt.';
+
 -- A count of runs that nobody reported could not tell a run that died from one that is at work elsewhere.
 alter table oncely.idempotency_keys add column marked_pid integer;
 alter table oncely.idempotency_keys add column marked_backend_start timestamptz;

@@ -57,6 +57,7 @@ pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
         FaultClass::Transient
         | FaultClass::Poison
         | FaultClass::Rejected
+        | FaultClass::Refused
         | FaultClass::NotJson
         | FaultClass::Crashed => Blame::Message(class),
     }
@@ -75,7 +76,11 @@ mod tests {
     fn an_environments_error_is_the_messages_only_where_another_one_succeeds() {
         assert_eq!(blame(FaultClass::Environment, IN_COMPANY), Blame::Company);
         let among_good = Circumstances { witness: true, ..IN_COMPANY };
-        assert_eq!(blame(FaultClass::Environment, among_good), Blame::Company, "its neighbours may be the cause");
+        assert_eq!(
+            blame(FaultClass::Environment, among_good),
+            Blame::Company,
+            "its neighbours may be the cause"
+        );
         assert_eq!(blame(FaultClass::Environment, BY_ITSELF), Blame::Nobody);
         assert_eq!(blame(FaultClass::Environment, SEEN), Blame::Message(FaultClass::Transient));
     }

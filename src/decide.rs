@@ -55,6 +55,8 @@ pub struct KeyRecord {
     pub reason: Option<Reason>,
     /// Text of the last failure.
     pub last_error: Option<String>,
+    /// SQLSTATE of the last failure that it answered for.
+    pub error_code: Option<String>,
     /// No copy runs before this time.
     pub not_before: Option<DateTime<Utc>>,
     /// The run that was counted last in `crash_attempts` is still at work: it is no death.
@@ -216,6 +218,8 @@ pub enum FailureDecision {
     Retry(Duration),
     /// Never again.
     GiveUp(Rejection),
+    /// It is done: this is the answer.
+    Refuse(String),
 }
 
 /// Decides after the `attempt`-th run (counted from 1) failed, and the message answers for it ([`crate::blame`]).
@@ -223,17 +227,17 @@ pub enum FailureDecision {
 pub fn after_failure(fault: &Fault, attempt: u32, retry: &RetryPolicy) -> FailureDecision {
     let give_up = |reason| FailureDecision::GiveUp(Rejection::new(reason, fault.to_string()));
     match fault.class {
+        FaultClass::Refused => FailureDecision::Refuse(fault.message.clone()),
         FaultClass::Rejected => give_up(Reason::HandlerRejected),
         FaultClass::Poison => give_up(Reason::Poison),
         FaultClass::NotJson => give_up(Reason::InvalidJson),
         FaultClass::Crashed => give_up(Reason::Crash),
-        FaultClass::Transient
-        | FaultClass::Environment
-        | FaultClass::Contention
-        | FaultClass::Session => match retry.after(attempt) {
-            Some(delay) => FailureDecision::Retry(delay),
-            None => give_up(Reason::AttemptsExhausted),
-        },
+        FaultClass::Transient | FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
+            match retry.after(attempt) {
+                Some(delay) => FailureDecision::Retry(delay),
+                None => give_up(Reason::AttemptsExhausted),
+            }
+        }
     }
 }
 
@@ -250,6 +254,7 @@ mod tests {
             crash_attempts: 0,
             reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
             last_error: None,
+            error_code: None,
             not_before: None,
             is_running: false,
         }
@@ -356,6 +361,7 @@ mod tests {
         let of = |class, attempt| after_failure(&Fault::new(class, None, "x"), attempt, &retry);
         assert_eq!(of(FaultClass::Transient, 1), FailureDecision::Retry(Duration::from_secs(1)));
         assert_eq!(of(FaultClass::Environment, 1), FailureDecision::Retry(Duration::from_secs(1)));
+        assert_eq!(of(FaultClass::Refused, 99), FailureDecision::Refuse("x".to_owned()));
         for (class, attempt, expected) in [
             (FaultClass::Transient, 2, Reason::AttemptsExhausted),
             (FaultClass::Poison, 1, Reason::Poison),

@@ -8,6 +8,8 @@ pub const NO: u8 = 1;
 pub const UNREACHABLE: u8 = 3;
 /// Refused: a change that nobody has agreed to, or that is larger than allowed.
 pub const REFUSED: u8 = 4;
+/// `oncely status`: messages stand still, or are given up in numbers.
+pub const DANGER: u8 = 5;
 /// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
 pub const CONFIG: u8 = 78;
 
@@ -37,14 +39,21 @@ pub fn code(error: &anyhow::Error) -> u8 {
 }
 
 /// An error with its causes, each said once: some libraries repeat their cause in their own text.
-fn told(error: &anyhow::Error) -> String {
+pub(crate) fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
+    for cause in error.chain() {
+        // Its own causes say no more than it does.
+        let database = cause.downcast_ref::<sqlx::Error>().map(crate::pg::told);
+        let is_last = database.is_some();
+        let cause = database.unwrap_or_else(|| cause.to_string());
         if text.is_empty() {
             text = cause;
         } else if !text.contains(&cause) {
             text.push_str(": ");
             text.push_str(&cause);
+        }
+        if is_last {
+            break;
         }
     }
     text

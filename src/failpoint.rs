@@ -26,6 +26,8 @@ pub const STEPS: &[&str] = &[
     "worker.handle.after",
     "worker.fail.before",
     "worker.fail.after",
+    "worker.refusal.before",
+    "worker.refusal.after",
     "worker.responses.before",
     "worker.responses.after",
     "worker.audit.before",

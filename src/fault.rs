@@ -23,6 +23,8 @@ pub enum FaultClass {
     Poison,
     /// The handler said that this message can never succeed.
     Rejected,
+    /// The handler said no, and that is the answer.
+    Refused,
     /// The handler needs JSON, and the body is none that PostgreSQL can hold.
     NotJson,
     /// It was at work too often when its process died.

@@ -131,8 +131,17 @@ fn payloads(body: &[u8]) {
 fn known(print: Option<Fingerprint>) {
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
         let fingerprint = Some(Fingerprint([0; 32]));
-        let record =
-            KeyRecord { status, fingerprint, attempts: 1, crash_attempts: 0, reason: None, last_error: None, not_before: None, is_running: false };
+        let record = KeyRecord {
+            status,
+            fingerprint,
+            attempts: 1,
+            crash_attempts: 0,
+            reason: None,
+            last_error: None,
+            error_code: None,
+            not_before: None,
+            is_running: false,
+        };
         let decision = decide(&record, print.as_ref(), OnConflict::DeadLetter);
         if print.is_some_and(|print| Some(print) != fingerprint) {
             assert!(matches!(decision, KeyDecision::Refuse(_)));

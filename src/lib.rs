@@ -57,6 +57,7 @@ pub mod fingerprint;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod handler;
+mod heartbeat;
 pub mod identity;
 pub mod letter;
 pub(crate) mod maintenance;

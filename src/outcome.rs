@@ -39,6 +39,13 @@ pub enum Outcome {
         /// What the handler returned.
         response: Option<serde_json::Value>,
     },
+    /// The handler said no, and that is the answer: what it wrote is rolled back, and the key is completed with the reason.
+    Refused {
+        /// Which run it was, from 1.
+        attempt: u32,
+        /// In the handler's words.
+        reason: String,
+    },
     /// It took effect before; nothing ran.
     Duplicate(DuplicateSource),
     /// The handler failed; the message comes back after a delay.
@@ -82,7 +89,9 @@ impl Outcome {
     #[must_use]
     pub fn attempt(&self) -> Option<u32> {
         match self {
-            Self::Completed { attempt, .. } | Self::Retried { attempt, .. } => Some(*attempt),
+            Self::Completed { attempt, .. }
+            | Self::Refused { attempt, .. }
+            | Self::Retried { attempt, .. } => Some(*attempt),
             Self::DeadLettered { attempt, .. } => Some(*attempt).filter(|attempt| *attempt > 0),
             Self::Duplicate(_) | Self::Postponed { .. } | Self::Undecided { .. } => None,
         }
@@ -107,7 +116,7 @@ impl Outcome {
     #[must_use]
     pub fn disposition(&self) -> Disposition {
         match self {
-            Self::Completed { .. } | Self::Duplicate(_) => Disposition::Ack,
+            Self::Completed { .. } | Self::Refused { .. } | Self::Duplicate(_) => Disposition::Ack,
             Self::Retried { delay, .. } | Self::Postponed { delay } => Disposition::Retry(*delay),
             Self::Undecided { .. } => Disposition::Keep,
             Self::DeadLettered { rejection, .. } => Disposition::DeadLetter(rejection.clone()),
@@ -119,12 +128,19 @@ impl Outcome {
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Completed { .. } => "completed",
+            Self::Refused { .. } => "refused",
             Self::Duplicate(_) => "duplicate",
             Self::Retried { .. } => "retried",
             Self::Postponed { .. } => "postponed",
             Self::Undecided { .. } => "undecided",
             Self::DeadLettered { .. } => "dead_lettered",
         }
+    }
+
+    /// The key of its message is completed: a duplicate of it runs nothing, whoever knows it.
+    #[must_use]
+    pub fn completes(&self) -> bool {
+        matches!(self, Self::Completed { .. } | Self::Refused { .. })
     }
 
     /// A message that is refused without having run.

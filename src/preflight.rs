@@ -1,5 +1,7 @@
 //! Looks whether the servers hold what the configuration says, and reports everything at once.
 
+use sqlx::Connection as _;
+
 use crate::amqp::{AmqpError, Topology, connect};
 use crate::config::{Config, Problems, masked};
 use crate::fault::FaultClass;
@@ -15,6 +17,8 @@ pub(crate) struct Preflight {
     pub(crate) unreachable: Vec<String>,
     /// An open session, where PostgreSQL is fit.
     pub(crate) session: Option<Session>,
+    /// What may be wrong, and need not.
+    pub(crate) warnings: Vec<(String, String)>,
     /// What is fine, for people.
     pub(crate) fine: Vec<(String, String)>,
 }
@@ -27,7 +31,8 @@ impl Preflight {
             Ok(secret) => Some(secret),
             Err(error) => {
                 let server = masked(&config.postgres.url);
-                let what = format!("{server}: oncely.cell.secret can't be read (role oncely_worker)");
+                let what =
+                    format!("{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay)");
                 unexpected(self, &what, error);
                 None
             }
@@ -38,19 +43,28 @@ impl Preflight {
 /// Asks PostgreSQL and, for a worker, about its handlers and queues. Changes nothing.
 pub(crate) async fn preflight(config: &Config, for_worker: bool) -> Preflight {
     let mut found = Preflight::default();
-    postgres(config, for_worker, &mut found).await;
+    postgres(config, &mut found).await;
     if for_worker {
-        rabbitmq(config, &mut found).await;
+        handlers(config, &mut found).await;
+        rabbitmq(config, true, &mut found).await;
+    }
+    for (place, what) in &found.warnings {
+        tracing::warn!(place, "{what}");
     }
     found
 }
 
-pub(crate) async fn postgres(config: &Config, for_worker: bool, found: &mut Preflight) {
+/// Is the database fit for work?
+pub(crate) async fn postgres(config: &Config, found: &mut Preflight) {
     let server = masked(&config.postgres.url);
     let mut connection = match config.postgres.connect("oncely preflight").await {
         Ok(connection) => connection,
+        Err(error) if is_pooler(&error) => {
+            found.problems.add("postgres.url", format!("{server}: {error}; {POOLER}"));
+            return;
+        }
         Err(error) => {
-            let text = error.to_string();
+            let text = pg::told(&error);
             match classify(error) {
                 PgFault::Outage(_) => found.unreachable.push(format!("PostgreSQL at {server}: {text}")),
                 PgFault::Fault(fault) => found.problems.add("postgres.url", format!("{server}: {fault}")),
@@ -58,6 +72,17 @@ pub(crate) async fn postgres(config: &Config, for_worker: bool, found: &mut Pref
             return;
         }
     };
+    match is_direct(config, &mut connection).await {
+        Ok(true) => {}
+        Ok(false) => {
+            found.problems.add("postgres.url", format!("{server}: {POOLER}"));
+            return;
+        }
+        Err(error) => {
+            unexpected(found, &server, error);
+            return;
+        }
+    }
     match pg::migration_state(&mut connection).await {
         Ok(state) if !state.pending.is_empty() => {
             let what = format!(
@@ -79,7 +104,7 @@ pub(crate) async fn postgres(config: &Config, for_worker: bool, found: &mut Pref
             return;
         }
     }
-    let mut session = match Session::open(&config.postgres, "oncely preflight").await {
+    let session = match Session::open(&config.postgres, "oncely preflight").await {
         Ok(session) => session,
         Err(error) => {
             unexpected(found, &server, error);
@@ -93,8 +118,31 @@ pub(crate) async fn postgres(config: &Config, for_worker: bool, found: &mut Pref
         );
         found.problems.add("cell.name", what);
     }
-    // A relay's role need not see the application's schema.
-    for consumer in config.consumers.iter().filter(|_| for_worker) {
+    found.fine.push(("PostgreSQL".to_owned(), format!("{server}, epoch {}", session.cell.epoch)));
+    found.session = Some(session);
+}
+
+/// A pooler that gives each transaction another server's process: what a session says of itself holds for nothing.
+const POOLER: &str = "there is a pooler in between that shares a server's process among connections or drops start-up options: Oncely's sessions have settings, prepared statements and cancellations of their own; \
+     connect to PostgreSQL directly, or in session mode with start-up options passed on";
+
+/// Has each of two connections that are open a server's process of its own, and always the same? A pooler gives the process that
+/// was free last to the next one who asks.
+async fn is_direct(config: &Config, first: &mut sqlx::PgConnection) -> Result<bool, sqlx::Error> {
+    let patience = config.postgres.patience();
+    let mut second = config.postgres.connect("oncely preflight").await?;
+    let before = pg::within(patience, pg::process(first)).await?;
+    let others = pg::within(patience, pg::process(&mut second)).await?;
+    let after = pg::within(patience, pg::process(first)).await?;
+    second.close().await?;
+    Ok(before == after && before != others)
+}
+
+/// Are the functions of the consumers there? With the session that is open.
+pub(crate) async fn handlers(config: &Config, found: &mut Preflight) {
+    let server = masked(&config.postgres.url);
+    let Some(mut session) = found.session.take() else { return };
+    for consumer in &config.consumers {
         let Some(function) = &consumer.handler else {
             continue;
         };
@@ -108,7 +156,6 @@ pub(crate) async fn postgres(config: &Config, for_worker: bool, found: &mut Pref
             Err(error) => unexpected(found, &server, error),
         }
     }
-    found.fine.push(("PostgreSQL".to_owned(), format!("{server}, epoch {}", session.cell.epoch)));
     found.session = Some(session);
 }
 
@@ -131,7 +178,17 @@ fn misfit(wanted: &SqlFunction, found: &[HandlerFunction]) -> Option<String> {
     }
 }
 
+/// PROTOCOL VIOLATION is what a pooler says to start-up options that it does not know; or they are not in force.
+fn is_pooler(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    matches!(error, sqlx::Error::Configuration(_)) || code.as_deref() == Some("08P01")
+}
+
 fn unexpected(found: &mut Preflight, server: &str, error: sqlx::Error) {
+    if is_pooler(&error) {
+        found.problems.add("postgres.url", format!("{server}: {error}; {POOLER}"));
+        return;
+    }
     match classify(error) {
         PgFault::Outage(outage) => found.unreachable.push(format!("PostgreSQL at {server}: {outage}")),
         // A server that is too slow for its own limits, most likely: it is waited for.
@@ -142,7 +199,14 @@ fn unexpected(found: &mut Preflight, server: &str, error: sqlx::Error) {
     }
 }
 
-pub(crate) async fn rabbitmq(config: &Config, found: &mut Preflight) {
+/// What a queue must be, for people.
+const FIT: &str = "it must be durable, classic or quorum (no stream), not exclusive, not auto-delete, without x-expires, and what it \
+     drops (x-max-length, x-message-ttl) must go to its .dlx; look with `rabbitmqctl list_queues name type durable auto_delete \
+     arguments policy`; delete it when it is empty and run `oncely topology apply`, name its further arguments in queue_arguments, or \
+     set declare = false where somebody else declares it so that all this holds";
+
+/// Does the broker answer; and are the consumers' queues there, and fit?
+pub(crate) async fn rabbitmq(config: &Config, queues: bool, found: &mut Preflight) {
     let server = masked(&config.rabbitmq.url);
     let connection = match connect(&config.rabbitmq, "oncely preflight").await {
         Ok(connection) => connection,
@@ -159,7 +223,7 @@ pub(crate) async fn rabbitmq(config: &Config, found: &mut Preflight) {
             return;
         }
     };
-    for consumer in &config.consumers {
+    for consumer in config.consumers.iter().filter(|_| queues) {
         let place = format!("consumers.{}.queue", consumer.name);
         for topology in Topology::of(consumer) {
             match topology.inspect(&connection, config.rabbitmq.timeout).await {
@@ -178,6 +242,25 @@ pub(crate) async fn rabbitmq(config: &Config, found: &mut Preflight) {
                         let what =
                             format!("missing at {server}: {}; run `oncely topology apply`", all.join("; "));
                         found.problems.add(&place, what);
+                    }
+                    if !report.missing_sources.is_empty() {
+                        let names = report.missing_sources.join(", ");
+                        let place = format!("consumers.{}.bindings", consumer.name);
+                        found.problems.add(place, format!("there is no exchange {names} at {server}"));
+                    }
+                    if !report.unfit_queues.is_empty() {
+                        let names = report.unfit_queues.join(", ");
+                        let what = format!(
+                            "{names} at {server}: not as Oncely declares it, or in another's use; {FIT}"
+                        );
+                        found.problems.add(&place, what);
+                    }
+                    if !report.unseen_queues.is_empty() {
+                        let names = report.unseen_queues.join(", ");
+                        let what = format!(
+                            "{names}: this user may not declare it, so nobody knows whether it is fit: {FIT}"
+                        );
+                        found.warnings.push((place.clone(), what));
                     }
                 }
                 Err(error @ AmqpError::Broker(_)) if error.reply_code() == Some(403) => {

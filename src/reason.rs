@@ -30,13 +30,15 @@ pub enum Reason {
     AttemptsExhausted,
     /// `oncely.claim` was committed without `oncely.complete`: whether it took effect is not known.
     IncompleteClaim,
+    /// Somebody set it aside by hand (`oncely failed park`): it did not run.
+    Parked,
     /// Its runs began and nobody reported their end, several times: it kills the process that runs it.
     Crash,
 }
 
 impl Reason {
     /// All of them, for documentation and tests.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::TenantMissing,
         Self::TenantInvalid,
         Self::KeyMissing,
@@ -48,6 +50,7 @@ impl Reason {
         Self::Poison,
         Self::AttemptsExhausted,
         Self::IncompleteClaim,
+        Self::Parked,
         Self::Crash,
     ];
 
@@ -66,6 +69,7 @@ impl Reason {
             Self::Poison => "poison",
             Self::AttemptsExhausted => "attempts_exhausted",
             Self::IncompleteClaim => "incomplete_claim",
+            Self::Parked => "parked",
             Self::Crash => "crash",
         }
     }

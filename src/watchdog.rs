@@ -1,9 +1,10 @@
 //! Ends a process whose runtime stands still.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::config::Problems;
 use crate::shutdown::SOFTWARE;
 
 /// Watches the runtime from a thread of its own: where no task has had a turn for `limit`, the process ends with exit code 70.
@@ -11,16 +12,20 @@ use crate::shutdown::SOFTWARE;
 ///
 /// A handler that computes or blocks without an `.await` holds a thread of the runtime. When it holds the last one, no heartbeat
 /// is sent, no deadline fires and no signal is heard: a process that looks alive and does nothing. Only somebody outside the
-/// runtime can tell. Call it inside the runtime.
+/// runtime can tell. Call it inside the runtime. It watches as long as what it returns lives: [`crate::worker::Worker::run`] and
+/// [`crate::relay::Relay::run`] have one.
 ///
 /// # Errors
 /// When the thread can't be started.
-pub fn start(limit: Duration) -> std::io::Result<()> {
+pub fn start(limit: Duration) -> std::io::Result<Watchdog> {
+    let over = Watchdog(Arc::default());
+    let is_over = Arc::clone(&over.0);
     let turns = Arc::new(AtomicU64::new(0));
     let pause = (limit / 10).clamp(Duration::from_millis(10), Duration::from_secs(1));
     let own = Arc::clone(&turns);
+    let ends = Arc::clone(&over.0);
     tokio::spawn(async move {
-        loop {
+        while !ends.load(Ordering::Acquire) {
             own.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(pause).await;
         }
@@ -31,6 +36,9 @@ pub fn start(limit: Duration) -> std::io::Result<()> {
         let mut idle = Duration::ZERO;
         loop {
             std::thread::sleep(pause);
+            if is_over.load(Ordering::Acquire) {
+                return;
+            }
             let now = turns.load(Ordering::Relaxed);
             idle = if now == last { idle + pause } else { Duration::ZERO };
             last = now;
@@ -43,5 +51,25 @@ pub fn start(limit: Duration) -> std::io::Result<()> {
             }
         }
     })?;
-    Ok(())
+    Ok(over)
+}
+
+/// Watches until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Watchdog(Arc<AtomicBool>);
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// The same for a task that reports problems.
+pub(crate) fn watch(limit: Duration) -> Result<Watchdog, Problems> {
+    start(limit).map_err(|error| {
+        let mut problems = Problems::default();
+        problems.add("worker.watchdog", format!("its thread can't be started: {error}"));
+        problems
+    })
 }

@@ -6,6 +6,7 @@ use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use secrecy::ExposeSecret as _;
 
+use super::budget::Valve;
 use crate::config::RabbitSettings;
 
 /// What can go wrong with the broker. Texts hold no URL.
@@ -62,8 +63,23 @@ pub(crate) async fn answer<T>(
 /// # Errors
 /// When the broker does not answer, or refuses.
 pub async fn connect(settings: &RabbitSettings, purpose: &str) -> Result<Connection, AmqpError> {
+    let (uri, properties) = prepare(settings, purpose)?;
+    answer("connect", settings.timeout, Connection::connect_uri(uri, properties)).await
+}
+
+/// Opens a connection that reads only what its valve lets through.
+pub(super) async fn connect_through(
+    valve: &Valve,
+    settings: &RabbitSettings,
+    purpose: &str,
+) -> Result<Connection, AmqpError> {
+    let (uri, properties) = prepare(settings, purpose)?;
+    let connecting = Connection::connect_uri_with_runtime(uri, properties, valve.runtime());
+    answer("connect", settings.timeout, connecting).await
+}
+
+fn prepare(settings: &RabbitSettings, purpose: &str) -> Result<(AMQPUri, ConnectionProperties), AmqpError> {
     let mut uri: AMQPUri = settings.url.expose_secret().parse().map_err(|_| AmqpError::Url)?;
     uri.query.heartbeat = Some(u16::try_from(settings.heartbeat.as_secs()).unwrap_or(u16::MAX));
-    let properties = ConnectionProperties::default().with_connection_name(purpose.into());
-    answer("connect", settings.timeout, Connection::connect_uri(uri, properties)).await
+    Ok((uri, ConnectionProperties::default().with_connection_name(purpose.into())))
 }

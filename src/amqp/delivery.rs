@@ -7,6 +7,8 @@ use chrono::DateTime;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
+use super::budget::{Budget, Share};
+use super::headers::table_size;
 use super::subscription::Epoch;
 use crate::message::{HeaderValue, Message, Properties};
 
@@ -21,14 +23,27 @@ pub(crate) struct Delivery {
     pub(crate) tag: u64,
     /// The channel's life: a tag means nothing on another channel.
     pub(crate) epoch: Arc<Epoch>,
+    /// Of what the consumer may hold.
+    _share: Arc<Share>,
 }
 
+/// Of a delivery with an empty body.
+const OVERHEAD: usize = 1 << 10;
+
 impl Delivery {
-    pub(crate) fn new(delivery: lapin::message::Delivery, queue: &str, epoch: Arc<Epoch>) -> Box<Self> {
+    pub(crate) fn new(
+        delivery: lapin::message::Delivery,
+        queue: &str,
+        epoch: Arc<Epoch>,
+        budget: &Budget,
+    ) -> Box<Self> {
         let tag = delivery.delivery_tag;
+        // The headers are kept as they came, and in a readable form.
+        let headers = delivery.properties.headers().as_ref().map_or(0, |headers| 2 * table_size(headers));
+        let share = budget.take(delivery.data.len() + headers + OVERHEAD);
         let (message, properties) = read(delivery, queue);
         // Half a kilobyte that moves from hand to hand.
-        Box::new(Self { message, properties, tag, epoch })
+        Box::new(Self { message, properties, tag, epoch, _share: share })
     }
 }
 

@@ -1,8 +1,10 @@
 //! RabbitMQ: supervised connections, deliveries that are acknowledged once, publishing that is known to have arrived.
 
+mod budget;
 mod connection;
 mod copy;
 mod delivery;
+mod depth;
 mod headers;
 mod outlet;
 mod planted;
@@ -12,11 +14,13 @@ mod subscription;
 mod taker;
 mod topology;
 
+pub(crate) use budget::Budget;
 pub use connection::{AmqpError, connect};
 pub(crate) use copy::{CC_HEADER, Copy, header, put, without, without_deaths, without_ours};
 pub(crate) use delivery::Delivery;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use delivery::read;
+pub(crate) use depth::depth;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
 pub(crate) use outlet::{Fate, Outgoing, Outlet};

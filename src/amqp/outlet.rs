@@ -18,6 +18,8 @@ use crate::plant::planted;
 #[derive(Debug)]
 pub(crate) struct Outgoing<'a> {
     name: String,
+    /// The header that holds its name.
+    header: &'static str,
     exchange: &'a str,
     routing_key: &'a str,
     properties: BasicProperties,
@@ -25,9 +27,9 @@ pub(crate) struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// A message with a unique name, which travels in the header `x-oncely-event`, so that a returned message is told from its
-    /// neighbours.
+    /// A message with a unique name, which travels in this header, so that a returned message is told from its neighbours.
     pub(crate) fn new(
+        header: &'static str,
         name: String,
         exchange: &'a str,
         routing_key: &'a str,
@@ -35,13 +37,10 @@ impl<'a> Outgoing<'a> {
         mut headers: FieldTable,
         body: &'a [u8],
     ) -> Self {
-        headers.insert(EVENT_HEADER.into(), AMQPValue::LongString(name.as_str().into()));
-        Self { name, exchange, routing_key, properties: properties.with_headers(headers), body }
+        headers.insert(header.into(), AMQPValue::LongString(name.as_str().into()));
+        Self { name, header, exchange, routing_key, properties: properties.with_headers(headers), body }
     }
 }
-
-/// Names each message.
-const EVENT_HEADER: &str = "x-oncely-event";
 
 /// What became of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +96,11 @@ impl Outlet {
         self.connection.status().connected()
     }
 
+    /// Largest frame that the broker takes; 0 means any.
+    pub(crate) fn frame_max(&self) -> u32 {
+        self.connection.configuration().frame_max()
+    }
+
     /// Does the broker read nothing from us, for lack of memory or disk?
     pub(crate) fn is_blocked(&self) -> bool {
         self.connection.status().blocked()
@@ -116,7 +120,7 @@ impl Outlet {
     pub(crate) async fn publish(&self, messages: &[Outgoing<'_>]) -> (Vec<Option<Fate>>, Option<AmqpError>) {
         let mut by_exchange: HashMap<&str, Vec<usize>> = HashMap::new();
         let mut fates = vec![None; messages.len()];
-        let room = match usize::try_from(self.connection.configuration().frame_max()) {
+        let room = match usize::try_from(self.frame_max()) {
             // No limit.
             Ok(0) | Err(_) => usize::MAX,
             Ok(frame) => frame.saturating_sub(OTHER_PROPERTIES),
@@ -210,7 +214,10 @@ impl Outlet {
             Ok(channel) => channel,
             Err(error) => return Said::Away { known: nothing(), error },
         };
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let options =
+            BasicPublishOptions { mandatory: !planted("no_mandatory"), ..BasicPublishOptions::default() };
+        // The same for all.
+        let name_header = messages.first().map_or("", |message| message.header);
         let mut confirms = Vec::with_capacity(messages.len());
         let mut failed: Option<AmqpError> = None;
         for message in messages {
@@ -239,7 +246,7 @@ impl Outlet {
                     settled.push(Some((is_ack, message.is_some())));
                     if let Some(message) = message
                         && let Some(name) =
-                            header(message.delivery.properties.headers().as_ref(), EVENT_HEADER)
+                            header(message.delivery.properties.headers().as_ref(), name_header)
                     {
                         returned.insert(name.to_owned());
                     }

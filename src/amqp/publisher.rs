@@ -1,24 +1,20 @@
-//! Publishing that is known to have arrived.
+//! Publishing copies: of each it is said whether it has arrived.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-
-use futures::StreamExt as _;
-use futures::stream::FuturesOrdered;
-use lapin::Connection;
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::AMQPValue;
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
-use super::connection::{AmqpError, answer, connect};
+use super::connection::AmqpError;
 use super::copy::Copy;
 use super::headers::fit;
+use super::outlet::{Fate, Outgoing, Outlet};
 use crate::config::RabbitSettings;
-use crate::plant::planted;
 
 /// Names each copy, so that a returned one is told from its neighbours.
 const COPY_HEADER: &str = "x-oncely-copy";
+
+/// Most bytes of bodies on their way at once: each is in memory a second time until the socket has taken it.
+const BYTES: usize = 8 << 20;
 
 /// Why a copy is not known to have arrived.
 #[derive(Debug, thiserror::Error)]
@@ -31,119 +27,182 @@ pub(crate) enum PublishError {
     /// The broker said no.
     #[error("the broker refused it (is a queue full?)")]
     Refused,
-    /// The connection or the channel failed: it may have arrived or not.
+    /// The broker closed the channel over it.
+    #[error("the broker refused it: {1}")]
+    Closed(u16, String),
+    /// Its headers don't fit into one frame.
+    #[error("its headers don't fit into one frame of this broker")]
+    HeadersTooLarge,
+    /// The broker reads nothing for lack of memory or disk.
+    #[error("RabbitMQ takes no messages at present (a memory or disk alarm)")]
+    Blocked,
+    /// The connection failed: it may have arrived or not.
     #[error(transparent)]
     Amqp(#[from] AmqpError),
+}
+
+impl PublishError {
+    /// A stable word for it.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Unroutable(_) => "unroutable",
+            Self::Refused => "refused",
+            Self::Closed(404, _) => "exchange_missing",
+            Self::Closed(403, _) => "access_refused",
+            Self::Closed(406, _) => "precondition_failed",
+            Self::Closed(..) => "channel_closed",
+            Self::HeadersTooLarge => "headers_too_large",
+            Self::Blocked => "blocked",
+            Self::Amqp(_) => "connection",
+        }
+    }
+
+    /// Is it about this copy, and nothing but this copy? Else the connection failed, and nothing is known.
+    pub(crate) fn is_of_one(&self) -> bool {
+        !matches!(self, Self::Blocked | Self::Amqp(_))
+    }
 }
 
 /// Publishes on a connection of its own, opened when needed.
 pub(crate) struct Publisher {
     settings: RabbitSettings,
     purpose: String,
-    connection: Mutex<Option<Arc<Connection>>>,
+    outlet: Mutex<Option<Outlet>>,
 }
 
 impl Publisher {
     pub(crate) fn new(settings: RabbitSettings, purpose: String) -> Self {
-        Self { settings, purpose, connection: Mutex::new(None) }
+        Self { settings, purpose, outlet: Mutex::new(None) }
     }
 
     /// Publishes copies and says of each whether it has arrived: confirmed by the broker *and* taken by a queue. A confirm
-    /// alone is not enough: an unroutable message is confirmed too.
-    ///
-    /// Uses a private channel for each call, settles all confirms, and only then looks which copies were returned, by
-    /// their names: lapin pairs returns with confirms by order, and under load pairs them wrongly.
+    /// alone is not enough: an unroutable message is confirmed too. What the broker says of one is not said of its neighbours.
     pub(crate) async fn publish(&self, copies: &[Copy]) -> Vec<Result<(), PublishError>> {
-        match self.try_publish(copies).await {
-            Ok(results) => results,
-            Err(error) => copies.iter().map(|_| Err(PublishError::Amqp(again(&error)))).collect(),
-        }
+        let mut results = Vec::with_capacity(copies.len());
+        let failed = self.try_publish(copies, &mut results).await;
+        let error = failed.err().unwrap_or(PublishError::Refused);
+        results.extend(copies[results.len()..].iter().map(|_| Err(again(&error))));
+        results
     }
 
-    async fn try_publish(&self, copies: &[Copy]) -> Result<Vec<Result<(), PublishError>>, AmqpError> {
-        let connection = self.connect().await?;
-        let published = self.publish_on(&connection, copies).await;
-        if published.is_err() {
-            // Whatever failed, the next call starts with a fresh connection, unless another call has opened one already.
-            let mut current = self.connection.lock().await;
-            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &connection)) {
-                *current = None;
-            }
-        }
-        published
-    }
-
-    async fn connect(&self) -> Result<Arc<Connection>, AmqpError> {
-        let mut current = self.connection.lock().await;
-        if let Some(connection) = current.as_ref().filter(|connection| connection.status().connected()) {
-            return Ok(Arc::clone(connection));
-        }
-        let connection = Arc::new(connect(&self.settings, &self.purpose).await?);
-        *current = Some(Arc::clone(&connection));
-        Ok(connection)
-    }
-
-    async fn publish_on(
+    async fn try_publish(
         &self,
-        connection: &Connection,
         copies: &[Copy],
-    ) -> Result<Vec<Result<(), PublishError>>, AmqpError> {
-        let limit = self.settings.timeout;
-        let frame_max = connection.configuration().frame_max();
-        let channel = answer("channel.open", limit, connection.create_channel()).await?;
-        answer("confirm.select", limit, channel.confirm_select(ConfirmSelectOptions::default())).await?;
-        let options =
-            BasicPublishOptions { mandatory: !planted("no_mandatory"), ..BasicPublishOptions::default() };
-        let names: Vec<String> = copies.iter().map(|_| Uuid::now_v7().to_string()).collect();
-        let mut confirms = FuturesOrdered::new();
-        for (copy, name) in copies.iter().zip(&names) {
-            let mut headers = copy.properties.headers().clone().unwrap_or_default();
-            headers.insert(COPY_HEADER.into(), AMQPValue::LongString(name.as_str().into()));
-            let properties = copy.properties.clone().with_headers(fit(headers, frame_max));
-            let (exchange, key) = (copy.exchange.as_str().into(), copy.routing_key.as_str().into());
-            let published = channel.basic_publish(exchange, key, options, &copy.body, properties);
-            confirms.push_back(answer("basic.publish", limit, published).await?);
-        }
-        let mut confirmations = Vec::with_capacity(copies.len());
-        let mut returned = HashSet::new();
-        while let Some(confirmation) =
-            answer("publisher confirms", limit, async { confirms.next().await.transpose() }).await?
-        {
-            confirmations.push(confirmation.is_ack());
-            if let Some(message) = confirmation.take_message()
-                && let Some(name) = copy_name(message.delivery.properties.headers().as_ref())
-            {
-                returned.insert(name);
+        results: &mut Vec<Result<(), PublishError>>,
+    ) -> Result<(), PublishError> {
+        let mut current = self.outlet.lock().await;
+        current.take_if(|outlet| !outlet.is_open());
+        let outlet = match &mut *current {
+            Some(outlet) => outlet,
+            None => current.insert(Outlet::open(&self.settings, &self.purpose).await?),
+        };
+        for wave in waves(copies) {
+            if outlet.is_blocked() {
+                return Err(PublishError::Blocked);
+            }
+            let messages: Vec<Outgoing<'_>> =
+                wave.iter().map(|copy| outgoing(copy, outlet.frame_max())).collect();
+            let (fates, failed) = outlet.publish(&messages).await;
+            for (copy, fate) in wave.iter().zip(fates) {
+                results.push(match (fate, &failed) {
+                    (Some(fate), _) => told(copy, fate),
+                    (None, Some(error)) => Err(again_amqp(error).into()),
+                    (None, None) => Err(PublishError::Refused),
+                });
+            }
+            if let Some(error) = failed {
+                // The next call starts with a fresh connection; but what a blocked one was given is still on its way.
+                current.take_if(|outlet| !outlet.is_blocked());
+                return Err(error.into());
             }
         }
-        if let Err(error) = answer("channel.close", limit, channel.close(200, "done".into())).await {
-            tracing::debug!(error = %error, "closing a publishing channel failed");
-        }
-        Ok(copies
-            .iter()
-            .zip(names)
-            .zip(confirmations)
-            .map(|((copy, name), confirmed)| match (confirmed, returned.contains(&name)) {
-                (_, true) => Err(PublishError::Unroutable(copy.exchange.clone())),
-                (false, _) => Err(PublishError::Refused),
-                (true, false) => Ok(()),
-            })
-            .collect())
+        Ok(())
     }
 }
 
-fn copy_name(headers: Option<&FieldTable>) -> Option<String> {
-    match headers?.inner().get(COPY_HEADER)? {
-        AMQPValue::LongString(name) => Some(name.to_string()),
-        _ => None,
+/// Parts of at most [`BYTES`], or one copy that is larger.
+fn waves(copies: &[Copy]) -> Vec<&[Copy]> {
+    let mut waves = Vec::new();
+    let (mut from, mut bytes) = (0, 0);
+    for (index, copy) in copies.iter().enumerate() {
+        if index > from && bytes + copy.body.len() > BYTES {
+            waves.push(&copies[from..index]);
+            (from, bytes) = (index, 0);
+        }
+        bytes += copy.body.len();
+    }
+    if from < copies.len() {
+        waves.push(&copies[from..]);
+    }
+    waves
+}
+
+fn outgoing(copy: &Copy, frame_max: u32) -> Outgoing<'_> {
+    let name = Uuid::now_v7().to_string();
+    let mut headers = copy.properties.headers().clone().unwrap_or_default();
+    // Counted with the others.
+    headers.insert(COPY_HEADER.into(), AMQPValue::LongString(name.as_str().into()));
+    let headers = fit(headers, frame_max);
+    Outgoing::new(
+        COPY_HEADER,
+        name,
+        &copy.exchange,
+        &copy.routing_key,
+        copy.properties.clone(),
+        headers,
+        &copy.body,
+    )
+}
+
+fn told(copy: &Copy, fate: Fate) -> Result<(), PublishError> {
+    match fate {
+        Fate::Arrived => Ok(()),
+        Fate::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
+        Fate::Refused => Err(PublishError::Refused),
+        Fate::Closed(code, text) => Err(PublishError::Closed(code, text)),
+        Fate::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
     }
 }
 
 /// The same error for each copy of a failed call.
-fn again(error: &AmqpError) -> AmqpError {
+fn again(error: &PublishError) -> PublishError {
+    match error {
+        PublishError::Amqp(error) => PublishError::Amqp(again_amqp(error)),
+        PublishError::Blocked => PublishError::Blocked,
+        _ => PublishError::Refused,
+    }
+}
+
+fn again_amqp(error: &AmqpError) -> AmqpError {
     match error {
         AmqpError::Broker(error) => AmqpError::Broker(error.clone()),
         AmqpError::Timeout(what, limit) => AmqpError::Timeout(what, *limit),
         AmqpError::Url => AmqpError::Url,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use lapin::BasicProperties;
+
+    use super::*;
+
+    #[test]
+    fn bodies_are_on_their_way_in_parts() {
+        let copy = |size: usize| Copy {
+            exchange: String::new(),
+            routing_key: String::new(),
+            properties: BasicProperties::default(),
+            body: Bytes::from(vec![0; size]),
+        };
+        let split = |sizes: &[usize]| {
+            let copies: Vec<Copy> = sizes.iter().map(|size| copy(*size)).collect();
+            waves(&copies).iter().map(|wave| wave.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(split(&[]), Vec::<usize>::new());
+        assert_eq!(split(&[1, 2, 3]), [3]);
+        assert_eq!(split(&[BYTES, 1, BYTES - 1, 1]), [1, 2, 1]);
+        assert_eq!(split(&[2 * BYTES, 2 * BYTES]), [1, 1]);
     }
 }

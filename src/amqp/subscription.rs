@@ -1,16 +1,18 @@
 //! A consumer's subscription to one queue: one connection, one channel, one life.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
-use lapin::types::FieldTable;
+use lapin::types::AMQPValue;
 use lapin::{Channel, Connection};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{AmqpError, answer, connect};
+use super::budget::{Budget, Valve};
+use super::connection::{AmqpError, answer, connect_through};
 use super::delivery::Delivery;
 use super::planted;
 use crate::config::RabbitSettings;
@@ -100,6 +102,8 @@ pub(crate) struct Subscription {
     epoch: Arc<Epoch>,
     queue: String,
     timeout: Duration,
+    valve: Valve,
+    budget: Budget,
 }
 
 impl Subscription {
@@ -110,9 +114,11 @@ impl Subscription {
         purpose: &str,
         queue: &str,
         prefetch: u16,
+        budget: &Budget,
     ) -> Result<Self, AmqpError> {
         let limit = settings.timeout;
-        let connection = connect(settings, purpose).await?;
+        let valve = Valve::default();
+        let connection = connect_through(&valve, settings, purpose).await?;
         let channel = answer("channel.open", limit, connection.create_channel()).await?;
         answer("basic.qos", limit, channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let consumer = answer(
@@ -122,7 +128,8 @@ impl Subscription {
                 queue.into(),
                 "".into(),
                 BasicConsumeOptions::default(),
-                FieldTable::default(),
+                // As by default; but a stream, which forgets what was not acknowledged, takes no priorities, and says so.
+                BTreeMap::from([("x-priority".into(), AMQPValue::LongInt(0))]).into(),
             ),
         )
         .await?;
@@ -140,6 +147,8 @@ impl Subscription {
             }),
             queue: queue.to_owned(),
             timeout: limit,
+            valve,
+            budget: budget.clone(),
         })
     }
 
@@ -151,25 +160,53 @@ impl Subscription {
     /// The next delivery. `None` means that the subscription is over, for whatever reason: the connection went, the queue
     /// was deleted, the broker cancelled. Can be dropped while waiting: no delivery is lost.
     pub(crate) async fn next(&mut self) -> Option<Result<Box<Delivery>, AmqpError>> {
-        let delivery = match self.consumer.next().await? {
+        let next = tokio::select! {
+            biased;
+            next = self.consumer.next() => next,
+            // All that has been read is taken.
+            never = self.valve.keep_to(Some(&self.budget)) => match never {},
+        };
+        let delivery = match next? {
             Ok(delivery) => delivery,
             Err(error) => return Some(Err(error.into())),
         };
         self.epoch.lock().delivered(delivery.delivery_tag);
-        Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.epoch))))
+        Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.epoch), &self.budget)))
+    }
+
+    /// Waits for something, and lets go whatever the broker still sends meanwhile: it comes again when the subscription ends.
+    pub(crate) async fn let_go<T>(&mut self, until: impl Future<Output = T>) -> T {
+        let mut until = std::pin::pin!(until);
+        loop {
+            tokio::select! {
+                biased;
+                done = until.as_mut() => return done,
+                next = self.consumer.next() => match next {
+                    Some(Ok(delivery)) => self.epoch.lock().delivered(delivery.delivery_tag),
+                    Some(Err(_)) | None => return until.await,
+                },
+                never = self.valve.keep_to(None) => match never {},
+            }
+        }
     }
 
     /// Asks the broker for no more deliveries. Those already sent stay unacknowledged until settled or returned.
-    pub(crate) async fn cancel(&self) -> Result<(), AmqpError> {
-        let cancelled = self.epoch.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default());
-        answer("basic.cancel", self.timeout, cancelled).await
+    pub(crate) async fn cancel(&mut self) -> Result<(), AmqpError> {
+        let (channel, tag, limit) = (self.epoch.channel.clone(), self.consumer.tag(), self.timeout);
+        let cancelled = channel.basic_cancel(tag, BasicCancelOptions::default());
+        // The answer comes behind what is on its way.
+        self.let_go(answer("basic.cancel", limit, cancelled)).await
     }
 
     /// Ends the subscription: what is not settled goes back to the queue.
     pub(crate) async fn close(self) {
         self.epoch.over.store(true, Ordering::Release);
-        let closed = self.connection.close(200, "done".into());
-        if let Err(error) = answer("connection.close", self.timeout, closed).await {
+        let closed = answer("connection.close", self.timeout, self.connection.close(200, "done".into()));
+        let closed = tokio::select! {
+            closed = closed => closed,
+            never = self.valve.keep_to(None) => match never {},
+        };
+        if let Err(error) = closed {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }
     }

@@ -15,7 +15,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ExchangeKind};
 
 use super::connection::{AmqpError, answer};
-use crate::config::{Consumer, QueueType};
+use crate::config::{Consumer, QueueArgument, QueueBinding, QueueType};
 use crate::retry::rung_name;
 
 /// The header that picks the rung. Not "x-…": a headers exchange leaves those out of its matching.
@@ -27,6 +27,10 @@ pub struct Topology {
     queue: String,
     queue_type: QueueType,
     delays: Vec<Duration>,
+    /// Somebody else declares the work queue.
+    is_foreign: bool,
+    arguments: Vec<(String, QueueArgument)>,
+    bindings: Vec<QueueBinding>,
 }
 
 /// What is there and what is missing.
@@ -36,8 +40,18 @@ pub struct TopologyReport {
     pub missing_queues: Vec<String>,
     /// Exchanges that do not exist.
     pub missing_exchanges: Vec<String>,
-    /// Messages ready in the work queue and the dead-letter queue, and consumers of the work queue.
-    pub ready: Option<(u32, u32, u32)>,
+    /// Exchanges of yours that the queue is to be bound to, and that do not exist.
+    pub missing_sources: Vec<String>,
+    /// Queues that are there otherwise than [`Topology::apply`] declares them, or that one connection has for itself.
+    pub unfit_queues: Vec<String>,
+    /// Queues about which that can't be asked: this user may not declare them.
+    pub unseen_queues: Vec<String>,
+    /// Messages ready in the work queue, where it is there.
+    pub ready: Option<u32>,
+    /// Messages ready in the dead-letter queue, where it is there.
+    pub dead: Option<u32>,
+    /// Consumers of the work queue, where it is there.
+    pub subscriptions: Option<u32>,
 }
 
 impl Topology {
@@ -53,6 +67,9 @@ impl Topology {
                 queue: queue.clone(),
                 queue_type: consumer.queue_type,
                 delays: delays.clone(),
+                is_foreign: !consumer.declare,
+                arguments: consumer.queue_arguments.clone(),
+                bindings: consumer.bindings.clone(),
             })
             .collect()
     }
@@ -105,9 +122,31 @@ impl Topology {
         exchanges
     }
 
-    fn queues(&self) -> Vec<String> {
-        let mut queues = vec![self.queue.clone(), Self::dead_letter_queue(&self.queue)];
-        queues.extend(self.delays.iter().map(|delay| Self::retry_queue(&self.queue, *delay)));
+    /// The queues with their arguments, the work queue first.
+    fn queues(&self) -> Vec<(String, FieldTable)> {
+        let queue = &self.queue;
+        // A message that the broker gives up itself (delivery limit, length, TTL) must land where ours do.
+        let mut work = self.queue_arguments(&Self::dead_letter_exchange(queue));
+        let mut dead = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
+        if self.queue_type == QueueType::Quorum {
+            work.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
+            dead.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(LOOKS_LIMIT));
+        }
+        for (name, value) in &self.arguments {
+            let value = match value {
+                QueueArgument::Text(value) => text(value),
+                QueueArgument::Integer(value) => AMQPValue::LongLongInt(*value),
+                QueueArgument::Boolean(value) => AMQPValue::Boolean(*value),
+            };
+            work.insert(name.as_str().into(), value);
+        }
+        let mut queues = vec![(queue.clone(), work), (Self::dead_letter_queue(queue), dead)];
+        for delay in &self.delays {
+            let mut waiting = self.queue_arguments(&Self::return_exchange(queue));
+            let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
+            waiting.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ttl));
+            queues.push((Self::retry_queue(queue, *delay), waiting));
+        }
         queues
     }
 
@@ -127,27 +166,32 @@ impl Topology {
             };
             steps.push(Step::Exchange(name, kind, arguments));
         }
-        // A message that the broker gives up itself (delivery limit, length, TTL) must land where ours do.
-        let mut work = self.queue_arguments(&Self::dead_letter_exchange(queue));
-        let mut dead = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
-        if self.queue_type == QueueType::Quorum {
-            work.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
-            dead.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(LOOKS_LIMIT));
-        }
-        steps.push(Step::Queue(queue.clone(), work));
-        steps.push(Step::Queue(Self::dead_letter_queue(queue), dead));
-        for delay in &self.delays {
-            let mut waiting = self.queue_arguments(&return_exchange);
-            let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
-            waiting.insert("x-message-ttl".into(), AMQPValue::LongLongInt(ttl));
-            steps.push(Step::Queue(Self::retry_queue(queue, *delay), waiting));
-        }
-        let plain = FieldTable::default;
-        steps.push(Step::Binding(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue), plain()));
-        steps.push(Step::Binding(queue.clone(), return_exchange, plain()));
+        let queues = self.queues().into_iter().filter(|(name, _)| !self.is_foreign || name != queue);
+        steps.extend(queues.map(|(name, arguments)| Step::Queue(name, arguments)));
+        let bind = |queue: String, exchange: String| Step::Binding {
+            queue,
+            exchange,
+            routing_key: String::new(),
+            arguments: FieldTable::default(),
+        };
+        steps.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
+        steps.push(bind(queue.clone(), return_exchange));
         for delay in &self.delays {
             let rung = arguments([("x-match", text("all")), (RUNG_HEADER, text(&rung_name(*delay)))]);
-            steps.push(Step::Binding(Self::retry_queue(queue, *delay), Self::retry_exchange(queue), rung));
+            steps.push(Step::Binding {
+                queue: Self::retry_queue(queue, *delay),
+                exchange: Self::retry_exchange(queue),
+                routing_key: String::new(),
+                arguments: rung,
+            });
+        }
+        for QueueBinding { exchange, routing_key } in &self.bindings {
+            steps.push(Step::Binding {
+                queue: queue.clone(),
+                exchange: exchange.clone(),
+                routing_key: routing_key.clone(),
+                arguments: FieldTable::default(),
+            });
         }
         steps
     }
@@ -177,6 +221,11 @@ impl Topology {
         limit: Duration,
     ) -> Result<Applied, (String, AmqpError)> {
         let mut applied = Applied::default();
+        let existed = match look(connection, limit, &self.queue).await {
+            Ok(found) => found.is_some(),
+            Err(error) => return Err((format!("queue {}", self.queue), error)),
+        };
+        applied.is_unbound = !existed && self.bindings.is_empty();
         for step in self.steps() {
             let name = step.to_string();
             match step.declare(connection, limit).await {
@@ -191,7 +240,8 @@ impl Topology {
         Ok(applied)
     }
 
-    /// Looks what is there, declaring nothing.
+    /// Looks what is there, and whether it is what [`Topology::apply`] declares. AMQP shows nobody a queue's arguments, but it
+    /// tells whether they are the same: so what is there is declared once more, which changes nothing.
     ///
     /// # Errors
     /// When the broker does not answer; a missing queue is no error but a finding.
@@ -201,19 +251,35 @@ impl Topology {
         limit: Duration,
     ) -> Result<TopologyReport, AmqpError> {
         let mut report = TopologyReport::default();
-        let mut counts = Vec::new();
-        for name in self.queues() {
-            // A channel for each: the broker closes it when the queue is missing.
-            let channel = answer("channel.open", limit, connection.create_channel()).await?;
-            let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-            let declared = channel.queue_declare(name.as_str().into(), options, FieldTable::default());
-            match answer("queue.declare", limit, declared).await {
-                Ok(queue) => {
-                    counts.push((name, queue.message_count(), queue.consumer_count()));
-                    answer("channel.close", limit, channel.close(200, "done".into())).await?;
+        for (name, arguments) in self.queues() {
+            let (ready, subscriptions) = match look(connection, limit, &name).await {
+                Ok(Some(counts)) => counts,
+                Ok(None) => {
+                    report.missing_queues.push(name);
+                    continue;
                 }
-                Err(error) if error.reply_code() == Some(404) => report.missing_queues.push(name),
+                // RESOURCE_LOCKED: another connection has it for itself.
+                Err(error) if error.reply_code() == Some(405) => {
+                    report.unfit_queues.push(name);
+                    continue;
+                }
                 Err(error) => return Err(error),
+            };
+            if name == self.queue {
+                report.ready = Some(ready);
+                report.subscriptions = Some(subscriptions);
+            } else if name == Self::dead_letter_queue(&self.queue) {
+                report.dead = Some(ready);
+            }
+            if self.is_foreign && name == self.queue {
+                continue;
+            }
+            let again = Step::Queue(name.clone(), arguments).declare(connection, limit).await;
+            match again.as_ref().err().map(AmqpError::reply_code) {
+                None => {}
+                Some(Some(405 | 406)) => report.unfit_queues.push(name),
+                Some(Some(403)) => report.unseen_queues.push(name),
+                Some(_) => again?,
             }
         }
         for (name, kind) in self.exchanges() {
@@ -227,15 +293,36 @@ impl Topology {
                 Err(error) => return Err(error),
             }
         }
-        let count = |name: &str| {
-            counts.iter().find(|(queue, _, _)| queue == name).map(|(_, ready, users)| (*ready, *users))
-        };
-        if let (Some((ready, users)), Some((dead, _))) =
-            (count(&self.queue), count(&Self::dead_letter_queue(&self.queue)))
-        {
-            report.ready = Some((ready, dead, users));
+        for QueueBinding { exchange, .. } in &self.bindings {
+            let channel = answer("channel.open", limit, connection.create_channel()).await?;
+            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+            let (name, kind) = (exchange.as_str().into(), ExchangeKind::Topic);
+            let declared = channel.exchange_declare(name, kind, options, FieldTable::default());
+            match answer("exchange.declare", limit, declared).await {
+                Ok(()) => answer("channel.close", limit, channel.close(200, "done".into())).await?,
+                Err(error) if error.reply_code() == Some(404) => {
+                    report.missing_sources.push(exchange.clone())
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(report)
+    }
+}
+
+/// Messages ready in a queue and its consumers; `None` where it is missing.
+async fn look(connection: &Connection, limit: Duration, name: &str) -> Result<Option<(u32, u32)>, AmqpError> {
+    // A channel for each: the broker closes it when the queue is missing.
+    let channel = answer("channel.open", limit, connection.create_channel()).await?;
+    let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let declared = channel.queue_declare(name.into(), options, FieldTable::default());
+    match answer("queue.declare", limit, declared).await {
+        Ok(queue) => {
+            answer("channel.close", limit, channel.close(200, "done".into())).await?;
+            Ok(Some((queue.message_count(), queue.consumer_count())))
+        }
+        Err(error) if error.reply_code() == Some(404) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -246,6 +333,8 @@ pub struct Applied {
     pub done: Vec<String>,
     /// There with other arguments, and left as it is.
     pub refused: Vec<(String, AmqpError)>,
+    /// The work queue was not there, and the configuration names no bindings for it.
+    pub is_unbound: bool,
 }
 
 /// Deliveries of one message by a quorum queue before the broker itself dead-letters it. Every lost connection counts for
@@ -262,7 +351,7 @@ const LOOKS_LIMIT: i64 = 1_000_000;
 enum Step {
     Exchange(String, ExchangeKind, FieldTable),
     Queue(String, FieldTable),
-    Binding(String, String, FieldTable),
+    Binding { queue: String, exchange: String, routing_key: String, arguments: FieldTable },
 }
 
 impl std::fmt::Display for Step {
@@ -270,7 +359,12 @@ impl std::fmt::Display for Step {
         match self {
             Self::Exchange(name, ..) => write!(f, "exchange {name}"),
             Self::Queue(name, _) => write!(f, "queue {name}"),
-            Self::Binding(queue, exchange, _) => write!(f, "binding {exchange} → {queue}"),
+            Self::Binding { queue, exchange, routing_key, .. } if routing_key.is_empty() => {
+                write!(f, "binding {exchange} → {queue}")
+            }
+            Self::Binding { queue, exchange, routing_key, .. } => {
+                write!(f, "binding {exchange} → {queue} ({routing_key})")
+            }
         }
     }
 }
@@ -289,9 +383,9 @@ impl Step {
                 let declared = channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
                 answer("queue.declare", limit, declared).await?;
             }
-            Self::Binding(queue, exchange, arguments) => {
-                let options = QueueBindOptions::default();
-                let bound = channel.queue_bind(queue.into(), exchange.into(), "".into(), options, arguments);
+            Self::Binding { queue, exchange, routing_key, arguments } => {
+                let (key, options) = (routing_key.into(), QueueBindOptions::default());
+                let bound = channel.queue_bind(queue.into(), exchange.into(), key, options, arguments);
                 answer("queue.bind", limit, bound).await?;
             }
         }

@@ -1,4 +1,4 @@
-//! `relay`: mirrors what committed to Redis, and keeps the tables.
+//! `relay`: publishes events, mirrors what committed to Redis, and keeps the tables.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use oncely::config::{Config, DEFAULT_FILE};
 use oncely::relay::Relay;
-use oncely::{exit, shutdown, telemetry, watchdog};
+use oncely::{exit, shutdown, telemetry};
 
-/// Mirrors completed keys to Redis, collects old rows, makes audit partitions
+/// Publishes events to RabbitMQ, mirrors completed keys to Redis, collects old rows, makes audit partitions
 #[derive(Debug, Parser)]
 #[command(
     name = "relay",
@@ -33,7 +33,6 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(&arguments.config)?;
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;
-    watchdog::start(config.worker.watchdog)?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "relay starts");
     let stopped = Relay::new(config).run(stop).await?;
     Ok(ExitCode::from(stopped.code()))

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use oncely::config::{Config, DEFAULT_FILE};
 use oncely::worker::Worker;
-use oncely::{exit, shutdown, stack, telemetry, watchdog};
+use oncely::{exit, shutdown, stack, telemetry};
 
 /// Consumes RabbitMQ queues so that each message takes effect in PostgreSQL once
 #[derive(Debug, Parser)]
@@ -42,7 +42,6 @@ fn work(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 async fn run(config: Config) -> anyhow::Result<ExitCode> {
     let stop = shutdown::on_signal()?;
-    watchdog::start(config.worker.watchdog)?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
     let stopped = Worker::builder(config).build()?.run(stop).await?;
     Ok(ExitCode::from(stopped.code()))

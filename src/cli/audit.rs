@@ -28,14 +28,17 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct List {
+    /// Whose messages
     #[arg(long)]
     tenant: Option<String>,
+    /// Of which consumer
     #[arg(long)]
     consumer: Option<String>,
+    /// A key, exactly
     #[arg(long)]
     key: Option<String>,
-    /// completed, duplicate, retried or dead_lettered
-    #[arg(long, value_parser = ["completed", "duplicate", "retried", "dead_lettered"])]
+    /// What became of them
+    #[arg(long, value_parser = ["completed", "refused", "duplicate", "retried", "dead_lettered"])]
     outcome: Option<String>,
     /// A reason code, such as key_conflict
     #[arg(long)]

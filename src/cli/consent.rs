@@ -90,7 +90,7 @@ impl Agreement {
             output::note("dry run: nothing was changed");
             return Ok(Consent::Over(ExitCode::SUCCESS));
         }
-        if self.yes || ask(count)? { Ok(Consent::Given) } else { over(exit::REFUSED) }
+        if agree(self.yes, &count.to_string())? { Ok(Consent::Given) } else { over(exit::REFUSED) }
     }
 }
 
@@ -116,16 +116,20 @@ pub(super) fn one_tenant<'a>(mut tenants: impl Iterator<Item = &'a str>) -> &'a 
     }
 }
 
-/// Asks whoever sits at the terminal to type the number of rows; nobody sits where there is none.
-fn ask(count: usize) -> anyhow::Result<bool> {
+/// Was it agreed to? Else asks whoever sits at the terminal to type a word, such as the number of rows; nobody sits where there is
+/// none.
+pub(super) fn agree(yes: bool, word: &str) -> anyhow::Result<bool> {
+    if yes {
+        return Ok(true);
+    }
     if !std::io::stdin().is_terminal() {
         output::note("nothing was changed: agree with --yes");
         return Ok(false);
     }
-    output::note(&format!("type {count} to go on"));
+    output::note(&format!("type {word} to go on"));
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
-    let agreed = answer.trim() == count.to_string();
+    let agreed = answer.trim() == word;
     if !agreed {
         output::note("nothing was changed");
     }

@@ -16,15 +16,17 @@ use crate::exit;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 use crate::mirror::{Mirror, TagKey};
-use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, Session};
+use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, LetterFilter, LetterRow, Session};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit 1 where nothing is known. Without --tenant the audit trail finds the tenants.")]
 pub(super) struct Arguments {
     /// The key, exactly
     key: String,
+    /// Whose message
     #[arg(long)]
     tenant: Option<String>,
+    /// Of which consumer
     #[arg(long)]
     consumer: Option<String>,
     /// One JSON object
@@ -42,6 +44,7 @@ struct Story {
     details: Option<KeyDetails>,
     /// Oldest first.
     timeline: Vec<AuditRow>,
+    letters: Vec<LetterRow>,
     mirrored: Option<bool>,
     protected_until: Option<DateTime<Utc>>,
 }
@@ -99,6 +102,15 @@ async fn stories(
     };
     let mut rows = pg::audit_list(connection, &filter).await?;
     rows.reverse();
+    let letters = LetterFilter {
+        tenant: arguments.tenant.clone(),
+        consumer: arguments.consumer.clone(),
+        key: Some(arguments.key.clone()),
+        limit: TIMELINE,
+        ..LetterFilter::default()
+    };
+    let mut letters = pg::letters(connection, &letters).await?;
+    letters.reverse();
     let mut identities: Vec<(String, String)> = details
         .iter()
         .map(|d| (d.tenant.clone(), d.consumer.clone()))
@@ -124,7 +136,9 @@ async fn stories(
             Some(details) => mirrored(config, session, details).await,
             None => None,
         };
-        stories.push(Story { tenant, consumer, details, timeline, mirrored, protected_until });
+        let letters: Vec<LetterRow> =
+            letters.iter().filter(|l| l.tenant == tenant && l.consumer == consumer).cloned().collect();
+        stories.push(Story { tenant, consumer, details, timeline, letters, mirrored, protected_until });
     }
     Ok(stories)
 }
@@ -154,7 +168,11 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
     let mut lines = vec![head, format!("  {}", verdict(story))];
     if let Some(details) = &story.details {
         if let Some(at) = details.completed_at {
-            let what = if details.status == KeyStatus::Failed.as_str() { "given up" } else { "effect" };
+            let what = match details.status == KeyStatus::Failed.as_str() {
+                true => "given up",
+                false if details.reason.is_some() => "refused",
+                false => "effect",
+            };
             let duration =
                 story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
                     Some(format!(", worker {}, {:.1} ms", row.worker, millis(row.duration_us?)))
@@ -193,9 +211,13 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
             lines.push(format!("  mirror     {text}"));
         }
     }
-    for (index, row) in story.timeline.iter().enumerate() {
+    for (index, told) in folded(&story.timeline).into_iter().enumerate() {
         let label = if index == 0 { "timeline" } else { "" };
-        lines.push(format!("  {label:<11}{}  {}", times.show(row.occurred_at), event(row)));
+        lines.push(format!("  {label:<11}{}  {}", times.show(told.first.occurred_at), told.text(times)));
+    }
+    for (index, letter) in story.letters.iter().enumerate() {
+        let label = if index == 0 { "letters" } else { "" };
+        lines.push(format!("  {label:<11}{}", told_letter(letter, times)));
     }
     if !listed && story.timeline.iter().all(|row| row.outcome != "duplicate") {
         lines.push("             (duplicates are listed only where audit.duplicates = true)".to_owned());
@@ -210,6 +232,12 @@ fn verdict(story: &Story) -> String {
         count => format!(" {count} message(s) with this key and ANOTHER payload were refused."),
     };
     let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
+        Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {
+            "REFUSED: the handler said no, and that is the answer: a duplicate gets it again, and does not run.".to_owned()
+        }
+        Some(("FAILED", d)) if d.reason.as_deref() == Some("parked") => {
+            "PARKED: set aside by hand. A later delivery is dead-lettered, not run, until it is requeued.".to_owned()
+        }
         Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
         Some(("FAILED", d)) => format!(
             "FAILED: given up after {} attempt(s), reason {}. A later delivery is dead-lettered, not run.",
@@ -228,6 +256,48 @@ fn verdict(story: &Story) -> String {
         },
     };
     main + &conflict
+}
+
+/// Decisions in a row that say the same.
+struct Folded<'a> {
+    first: &'a AuditRow,
+    last: &'a AuditRow,
+    count: usize,
+}
+
+fn folded(rows: &[AuditRow]) -> Vec<Folded<'_>> {
+    let same = |a: &AuditRow, b: &AuditRow| {
+        (&a.outcome, a.attempt, &a.reason, &a.detail, &a.queue, &a.worker)
+            == (&b.outcome, b.attempt, &b.reason, &b.detail, &b.queue, &b.worker)
+    };
+    rows.chunk_by(same)
+        .filter_map(|chunk| Some(Folded { first: chunk.first()?, last: chunk.last()?, count: chunk.len() }))
+        .collect()
+}
+
+impl Folded<'_> {
+    fn text(&self, times: Times) -> String {
+        match self.count {
+            1 => match &self.first.trace_id {
+                Some(trace) => format!("{}  trace {}", event(self.first), safe(trace)),
+                None => event(self.first),
+            },
+            count => format!("{count} × {}, until {}", event(self.first), times.show(self.last.occurred_at)),
+        }
+    }
+}
+
+/// What became of a dead letter of the key.
+fn told_letter(letter: &LetterRow, times: Times) -> String {
+    let mut text = format!("{}  {}: {}", letter.id, letter.reason, letter.state);
+    text.push_str(&format!(" since {}", times.show(letter.updated_at)));
+    if letter.generation > 1 {
+        text.push_str(&format!(", came back {} time(s) after a requeue", letter.generation - 1));
+    }
+    if letter.times > 1 {
+        text.push_str(&format!(", dead-lettered {} times", letter.times));
+    }
+    text
 }
 
 fn event(row: &AuditRow) -> String {
@@ -257,5 +327,6 @@ fn as_json(story: &Story) -> Value {
     json!({
         "tenant": story.tenant, "consumer": story.consumer, "verdict": verdict(story), "key": story.details,
         "protected_until": story.protected_until, "mirrored": story.mirrored, "timeline": story.timeline,
+        "letters": story.letters,
     })
 }

@@ -12,7 +12,7 @@ use crate::preflight::{Preflight, postgres};
 /// What is wrong with the database, as start-up would say it, or that it does not answer.
 pub(super) async fn open(config: &Config) -> anyhow::Result<Session> {
     let mut found = Preflight::default();
-    postgres(config, false, &mut found).await;
+    postgres(config, &mut found).await;
     if !found.problems.is_empty() {
         return Err(found.problems.into());
     }

@@ -40,11 +40,18 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
                     anyhow::Error::new(error).context(format!("declaring {name}"))
                 })?;
                 output::print(&applied.done.join("\n"))?;
+                if applied.is_unbound {
+                    output::note(&format!(
+                        "queue {} is new: what was bound to an earlier one of this name is gone; bind it, or name its \
+                         bindings in the configuration",
+                        topology.queue()
+                    ));
+                }
                 for (name, error) in &applied.refused {
                     output::note(&format!(
                         "{name} exists with other arguments and is left as it is: {error}\n  \
-                         delete it when it is empty and apply again, or give it the missing arguments by a policy \
-                         (a dead-letter exchange above all)"
+                         delete it when it is empty and apply again; where it is rightly so, name its further arguments in \
+                         queue_arguments, or leave it to whoever declares it (declare = false)"
                     ));
                     code = ExitCode::from(exit::NO);
                 }
@@ -56,13 +63,18 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
                     .missing_queues
                     .iter()
                     .chain(&report.missing_exchanges)
+                    .chain(&report.missing_sources)
                     .map(String::as_str)
                     .collect();
-                let (ready, dead, users) = report.ready.map_or_else(
-                    || ("?".to_owned(), "?".to_owned(), "?".to_owned()),
-                    |(ready, dead, users)| (ready.to_string(), dead.to_string(), users.to_string()),
-                );
-                table.add_row([topology.queue(), &ready, &dead, &users, &missing.join(", ")]);
+                let show =
+                    |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+                table.add_row([
+                    topology.queue(),
+                    &show(report.ready),
+                    &show(report.dead),
+                    &show(report.subscriptions),
+                    &missing.join(", "),
+                ]);
                 output::print(&table.to_string())?;
                 if !missing.is_empty() {
                     code = ExitCode::from(exit::NO);

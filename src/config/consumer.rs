@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use figment::value::Value;
 
+use super::queue::{QueueArgument, QueueBinding, QueueSettings, queue};
 use super::{Problems, Section, consumer_source, servers};
 use crate::decide::{OnConflict, PrecheckMode};
 use crate::extract::Source;
@@ -49,6 +50,12 @@ pub struct Consumer {
     pub queues: Vec<String>,
     /// The kind of queue that `oncely topology apply` declares.
     pub queue_type: QueueType,
+    /// Does `oncely topology apply` declare the queue itself? Else somebody else does, and sees to it that it is fit.
+    pub declare: bool,
+    /// Further arguments that it is declared with.
+    pub queue_arguments: Vec<(String, QueueArgument)>,
+    /// What it is bound to.
+    pub bindings: Vec<QueueBinding>,
     /// Where the tenant is.
     pub tenant: Source,
     /// Where the key is.
@@ -68,12 +75,16 @@ pub struct Consumer {
     pub retry: RetryPolicy,
     /// Longest run of the handler: one message for a handler in Rust, one batch for a batch handler or a SQL function.
     pub deadline: Duration,
+    /// What its lanes' sessions allow one statement: as `[postgres]` says, or long enough for the deadline.
+    pub statement_timeout: Duration,
     /// Most messages in one transaction.
     pub batch: u32,
     /// Transactions at the same time, each with a connection of its own.
     pub lanes: u32,
     /// Most messages delivered and not yet acknowledged, per queue.
     pub prefetch: u16,
+    /// Bytes that deliveries hold until they are settled; then no more is read.
+    pub buffer: u32,
     /// Largest body in bytes; a larger one is dead-lettered.
     pub max_body: u32,
     /// How much a hit in the mirror is believed; `None` means as `[mirror]` says.
@@ -97,10 +108,15 @@ impl Consumer {
     }
 }
 
+const DEADLINE: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
-pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<Consumer> {
+pub(super) fn consumer(
+    mut section: Section,
+    statement: StatementLimit,
+    problems: &mut Problems,
+) -> Option<Consumer> {
     let name = section.text("name", problems);
     let place = section.place("name");
     let name = match name {
@@ -119,6 +135,7 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
     let queues = queues(&mut section, problems);
     let queue_types = [("quorum", QueueType::Quorum), ("classic", QueueType::Classic)];
     let queue_type = section.choice("queue_type", QueueType::Quorum, &queue_types, problems);
+    let QueueSettings { declare, arguments: queue_arguments, bindings } = queue(&mut section, problems);
     let tenant = consumer_source::source(&mut section, "tenant", problems);
     let key = consumer_source::source(&mut section, "key", problems);
     let fingerprint = fingerprint(&mut section, problems);
@@ -128,11 +145,12 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
     let retention = section.duration("retention", 7 * DAY, SECOND..=3_650 * DAY, problems);
     let redelivery_horizon = section.duration("redelivery_horizon", DAY, SECOND..=3_650 * DAY, problems);
     let retry = retry(section.table("retry", problems), problems);
-    let deadline = section.duration("deadline", 60 * SECOND, SECOND / 10..=CONSUMER_TIMEOUT / 2, problems);
+    let (deadline, statement_timeout) = deadline(&mut section, handler.is_some(), statement, problems);
     let batch = section.integer("batch", 500, 1..=4_096, problems);
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
     let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
+    let buffer = section.integer("buffer", 64 << 20, (1 << 20)..=(1 << 30), problems);
     let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
     let precheck = servers::precheck(&mut section, problems);
     let replies = section.boolean("replies", false, problems);
@@ -144,6 +162,9 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
         name: name?,
         queues: queues?,
         queue_type,
+        declare,
+        queue_arguments,
+        bindings,
         tenant: tenant?,
         key: key?,
         fingerprint,
@@ -153,15 +174,56 @@ pub(super) fn consumer(mut section: Section, problems: &mut Problems) -> Option<
         redelivery_horizon,
         retry,
         deadline,
+        statement_timeout,
         batch,
         lanes,
         prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
+        buffer,
         max_body,
         precheck,
         replies,
         response_limit,
         on_large_response,
     })
+}
+
+/// How long one statement may take, and whether somebody said so.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StatementLimit {
+    pub(super) timeout: Duration,
+    pub(super) is_set: bool,
+}
+
+/// The deadline, and what a lane's session must allow one statement for its sake: a function is one statement.
+fn deadline(
+    section: &mut Section,
+    is_function: bool,
+    statement: StatementLimit,
+    problems: &mut Problems,
+) -> (Duration, Duration) {
+    let show = humantime::format_duration;
+    let StatementLimit { timeout, is_set } = statement;
+    let range = SECOND / 10..=CONSUMER_TIMEOUT / 2;
+    let deadline = section.duration("deadline", DEADLINE.min(timeout), range, problems);
+    if deadline <= timeout {
+        return (deadline, timeout);
+    }
+    if !is_set {
+        // Ours comes first.
+        return (deadline, deadline + SECOND);
+    }
+    if is_function {
+        problems.add(
+            section.place("deadline"),
+            format!(
+                "{} is longer than postgres.statement_timeout = {}, which would cut the function off; lengthen that, or leave it \
+                 out: it follows from the deadline then",
+                show(deadline),
+                show(timeout)
+            ),
+        );
+    }
+    (deadline, timeout)
 }
 
 fn queues(section: &mut Section, problems: &mut Problems) -> Option<Vec<String>> {

@@ -4,6 +4,7 @@ mod consumer;
 mod consumer_source;
 mod events;
 mod problems;
+mod queue;
 mod section;
 mod servers;
 mod tasks;
@@ -17,8 +18,10 @@ use figment::value::Dict;
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
 pub use problems::{Problem, Problems};
+pub use queue::{QueueArgument, QueueBinding};
 pub(crate) use section::Section;
 pub use servers::{MirrorSettings, RabbitSettings, masked};
+pub(crate) use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
 };
@@ -136,7 +139,10 @@ impl Config {
             section.finish(&mut problems);
             name
         };
-        let postgres = servers::postgres(root.table("postgres", &mut problems), &mut problems);
+        let section = root.table("postgres", &mut problems);
+        let is_set = section.has("statement_timeout");
+        let postgres = servers::postgres(section, &mut problems);
+        let statement = consumer::StatementLimit { timeout: postgres.statement_timeout, is_set };
         let rabbitmq = servers::rabbitmq(root.table("rabbitmq", &mut problems), &mut problems);
         let redis = root.table("redis", &mut problems);
         let mirror = servers::mirror(redis, root.table("mirror", &mut problems), &mut problems);
@@ -150,7 +156,7 @@ impl Config {
         let consumers: Vec<Consumer> = root
             .tables("consumers", &mut problems)
             .into_iter()
-            .filter_map(|section| consumer::consumer(section, &mut problems))
+            .filter_map(|section| consumer::consumer(section, statement, &mut problems))
             .collect();
         root.finish(&mut problems);
         contradictions(&consumers, mirror.as_ref(), &audit, &mut problems);

@@ -24,6 +24,11 @@ impl Section {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
+    /// Is it written there, rather than left to its default?
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
     /// Takes a value of any kind.
     pub(crate) fn take(&mut self, key: &'static str) -> Option<Value> {
         self.asked.push(key);

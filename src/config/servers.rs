@@ -71,6 +71,10 @@ fn url(
     };
     match url::Url::parse(&text) {
         Ok(url) if schemes.contains(&url.scheme()) && (url.has_host() || url.query().is_some()) => {}
+        Ok(url) if !cfg!(feature = "tls") && ["amqps", "rediss"].contains(&url.scheme()) => problems.add(
+            place,
+            format!("{}:// needs TLS, and this program is built without the feature `tls`", url.scheme()),
+        ),
         // The text itself is not shown: it may hold a password.
         _ => problems.add(place, format!("is not a URL like {example}")),
     }

@@ -93,13 +93,16 @@ pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSet
 
 /// `<host>-<process id>`: unique among the processes that run at the same time.
 pub(crate) fn process_name() -> String {
-    let host = std::env::var("HOSTNAME")
+    format!("{}-{}", host().unwrap_or_else(|| "worker".to_owned()), std::process::id())
+}
+
+/// What this machine calls itself.
+pub(crate) fn host() -> Option<String> {
+    std::env::var("HOSTNAME")
         .ok()
         .or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok())
         .map(|name| name.trim().to_owned())
         .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "worker".to_owned());
-    format!("{host}-{}", std::process::id())
 }
 
 pub(super) fn relay(mut section: Section, problems: &mut Problems) -> RelaySettings {

@@ -8,10 +8,13 @@ use tokio_util::sync::CancellationToken;
 use super::{keep_partitions, sweep};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
-use crate::pg::{Session, is_outage, within};
+use crate::pg::{Session, bury_processes, is_outage, within};
 
 /// How often the partitions are looked at: they are made four weeks ahead, so an hour is plenty.
 const PARTITIONS: Duration = Duration::from_secs(3_600);
+
+/// Processes that were silent for so long are forgotten.
+const SILENT: chrono::Duration = chrono::Duration::hours(1);
 
 /// Keeps the tables until told to stop. Two relays at once are correct: a lock only saves work.
 pub(crate) async fn run(config: Config, stop: CancellationToken) {
@@ -72,6 +75,12 @@ async fn upkeep(
         }
     }
     let now = session.clock.now();
+    match within(config.postgres.patience(), bury_processes(&mut session.connection, now - SILENT)).await {
+        Ok(0) => {}
+        Ok(buried) => tracing::info!(buried, "removed processes that were silent for an hour"),
+        Err(error) if is_outage(&error) => return Err(error),
+        Err(error) => tracing::warn!(error = %error, "silent processes were not removed"),
+    }
     if next_sweep.is_some_and(|due| due <= now) {
         match sweep(config, &mut session, || stop.is_cancelled()).await? {
             Some(report) => {

@@ -170,6 +170,7 @@ pub(crate) async fn look_up(
                 crash_attempts: u32::try_from(row.crash_attempts).unwrap_or(u32::MAX),
                 reason: row.reason.as_deref().and_then(Reason::from_code),
                 last_error: row.last_error,
+                error_code: row.error_code,
                 not_before: row.not_before,
                 is_running: row.is_running.unwrap_or(false),
             });

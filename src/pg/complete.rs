@@ -20,6 +20,8 @@ pub(crate) struct Failure<'a> {
     /// No copy runs before this time.
     pub(crate) not_before: Option<DateTime<Utc>>,
     pub(crate) error: String,
+    /// SQLSTATE of a failure that the message answers for.
+    pub(crate) code: Option<String>,
 }
 
 /// Records failed runs. With `claimed`, the rows are claims of this very transaction (COMPLETED, not yet visible to
@@ -44,6 +46,7 @@ pub(crate) async fn fail(
     let reasons: Vec<Option<String>> =
         failures.iter().map(|f| f.reason.map(|r| r.as_str().to_owned())).collect();
     let errors = column(|f| f.error.clone());
+    let codes: Vec<Option<String>> = failures.iter().map(|f| f.code.clone()).collect();
     let not_before: Vec<Option<DateTime<Utc>>> = failures.iter().map(|f| f.not_before).collect();
     let done = sqlx::query_file!(
         "src/pg/fail.sql",
@@ -57,7 +60,8 @@ pub(crate) async fn fail(
         &reasons as &[Option<String>],
         &errors,
         claimed,
-        &not_before as &[Option<DateTime<Utc>>]
+        &not_before as &[Option<DateTime<Utc>>],
+        &codes as &[Option<String>]
     )
     .execute(connection)
     .await?;

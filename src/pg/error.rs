@@ -1,5 +1,9 @@
 //! What an error of PostgreSQL means: one table, by SQLSTATE and never by text.
 
+use std::error::Error;
+use std::io::ErrorKind;
+
+use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use crate::fault::{Fault, FaultClass};
@@ -7,7 +11,7 @@ use crate::plant::planted;
 
 /// The connection or the server is away; whether a commit in flight happened is unknown. No message is to blame.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
+#[error("{}", told(.0))]
 pub struct Outage(#[source] pub sqlx::Error);
 
 impl Outage {
@@ -38,6 +42,7 @@ pub enum PgFault {
 /// | 53 resources, 54 limits, 58 system, 42 and 3F (missing object, no grant), 28 login, XX internal, 2200H (a sequence is used up) | environment |
 /// | 22 data | poison |
 /// | `ONC01` (`oncely.reject`) | rejected |
+/// | `ONC07` (`oncely.refuse`) | refused |
 /// | `ONC02` (body is not JSON) | not JSON |
 /// | `ONC04`, `ONC05` (`oncely.emit`: an event that is too large, or can't be sent) | poison |
 /// | `ONC11`, `ONC15` (`oncely.claim`, `oncely.complete`: arguments that can't be right) | poison |
@@ -56,14 +61,26 @@ pub fn classify(error: sqlx::Error) -> PgFault {
 /// connection is whole: an outage is only what ended the session.
 #[must_use]
 pub fn classify_handler(error: sqlx::Error) -> PgFault {
-    let database = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
-    match database {
+    match handler_fault_of(&error) {
+        Some(fault) => PgFault::Fault(fault),
+        None => PgFault::Outage(Outage(error)),
+    }
+}
+
+fn handler_fault_of(error: &sqlx::Error) -> Option<Fault> {
+    match error.as_database_error() {
+        Some(database) => handler_fault_in(database),
+        None => fault_of(error),
+    }
+}
+
+fn handler_fault_in(database: &(dyn DatabaseError + 'static)) -> Option<Fault> {
+    match database.try_downcast_ref::<PgDatabaseError>() {
         Some(database) if !matches!(database.severity(), PgSeverity::Fatal | PgSeverity::Panic) => {
             let code = database.code().to_owned();
-            let class = handler_class_of(&code);
-            PgFault::Fault(Fault::new(class, Some(code), database.message()))
+            Some(Fault::new(handler_class_of(&code), Some(code), database.message()))
         }
-        _ => classify(error),
+        _ => fault_in(database),
     }
 }
 
@@ -73,11 +90,40 @@ pub fn is_outage(error: &sqlx::Error) -> bool {
     fault_of(error).is_none()
 }
 
+/// An error in one line, for people: PostgreSQL's own words with their SQLSTATE, without the line of the server's source code.
+pub(crate) fn told(error: &sqlx::Error) -> String {
+    match error.as_database_error() {
+        Some(database) => {
+            let code = database.code().unwrap_or_default();
+            format!("{} (SQLSTATE {code})", database.message())
+        }
+        None => error.to_string(),
+    }
+}
+
+/// What a handler's error means that may be one of PostgreSQL, somewhere in a chain of causes: the outage by its kind. `None` where it is none.
+pub(crate) fn fault_within(error: &(dyn Error + 'static)) -> Option<Result<Fault, ErrorKind>> {
+    if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+        let kind = match error {
+            sqlx::Error::Io(error) => error.kind(),
+            _ => ErrorKind::NotConnected,
+        };
+        return Some(handler_fault_of(error).ok_or(kind));
+    }
+    // A wrapper that calls itself transparent shows this one instead of the one above.
+    let database = error.downcast_ref::<Box<dyn DatabaseError>>()?;
+    Some(handler_fault_in(database.as_ref()).ok_or(ErrorKind::NotConnected))
+}
+
+fn fault_in(database: &dyn DatabaseError) -> Option<Fault> {
+    let code = database.code().map(|code| code.into_owned()).unwrap_or_default();
+    let class = class_of(&code)?;
+    Some(Fault::new(class, Some(code), database.message()))
+}
+
 fn fault_of(error: &sqlx::Error) -> Option<Fault> {
     if let Some(database) = error.as_database_error() {
-        let code = database.code().map(|code| code.into_owned()).unwrap_or_default();
-        let class = class_of(&code)?;
-        return Some(Fault::new(class, Some(code), database.message()));
+        return fault_in(database);
     }
     match error {
         // Our own decoding or a handler's: not a matter of the connection.
@@ -97,13 +143,16 @@ fn fault_of(error: &sqlx::Error) -> Option<Fault> {
 pub fn class_of(code: &str) -> Option<FaultClass> {
     Some(match (code, code.get(..2).unwrap_or_default()) {
         ("ONC01", _) => FaultClass::Rejected,
+        ("ONC07", _) => FaultClass::Refused,
         ("ONC02", _) => FaultClass::NotJson,
         ("ONC04" | "ONC05" | "ONC11" | "ONC15", _) => FaultClass::Poison,
         ("25006", _) | (_, "08") => return None,
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
         (_, "42" | "3F") if planted("environment_is_poison") => FaultClass::Poison,
-        ("2200H", _) | (_, "53" | "54" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => FaultClass::Environment,
+        ("2200H", _) | (_, "53" | "54" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => {
+            FaultClass::Environment
+        }
         (_, "22") => FaultClass::Poison,
         ("55P03", _) | (_, "40") => FaultClass::Contention,
         ("0A000" | "26000", _) => FaultClass::Session,
@@ -149,6 +198,7 @@ mod tests {
             ("54001", FaultClass::Environment),
             ("ONC01", FaultClass::Rejected),
             ("ONC02", FaultClass::NotJson),
+            ("ONC07", FaultClass::Refused),
             ("ONC04", FaultClass::Poison),
             ("ONC05", FaultClass::Poison),
         ] {

@@ -16,9 +16,13 @@ mod migrate;
 mod operator;
 mod ordering_key;
 mod outbox;
+mod park;
 mod partition;
+mod picture;
 #[cfg(feature = "plants")]
 mod planted;
+mod process;
+mod refuse;
 mod reply;
 mod retention;
 mod session;
@@ -30,6 +34,7 @@ pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_taken, look_up, retake
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_outage};
+pub(crate) use error::{fault_within, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
 pub(crate) use event_operator::{EventChange, change_events};
@@ -40,7 +45,10 @@ pub(crate) use event_relay::{
 };
 pub(crate) use history::History;
 pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
-pub(crate) use inspect::{HandlerFunction, audit_span, handler_functions, recent_outcomes, table_statistics};
+pub(crate) use inspect::{
+    HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles,
+    recent_outcomes, table_statistics,
+};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use operator::{
     Action, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters, mark_swept,
@@ -49,9 +57,17 @@ pub(crate) use operator::{
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use outbox::{MirrorRecord, Mirrored, append_mirror, delete as delete_outbox, take_mirror};
+pub(crate) use park::{Parked, park};
 pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
+pub(crate) use picture::{
+    ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
+};
 #[cfg(feature = "plants")]
 pub(crate) use planted::collect_pending;
+pub(crate) use process::{
+    Process, ProcessRow, beat, bury as bury_processes, leave, open_for_heartbeats, processes,
+};
+pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
 pub use retention::{ConsumerSweep, SweepReport, SweepStatus};
 pub(crate) use retention::{
@@ -59,7 +75,8 @@ pub(crate) use retention::{
     unlock as sweep_unlock,
 };
 pub(crate) use session::{
-    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, secret, standing, within,
+    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, process, secret,
+    standing, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};

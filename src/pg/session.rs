@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{ConnectOptions as _, Connection as _};
+use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -61,7 +61,20 @@ impl PgSettings {
             ])
             // Statement texts hold no data, but at their default level they would drown everything else.
             .log_statements(tracing::log::LevelFilter::Trace);
-        match tokio::time::timeout(self.connect_timeout, options.connect()).await {
+        let connected = async {
+            let mut connection = options.connect().await?;
+            // A pooler may drop them, and then a lock or a statement would be waited for without end.
+            let row = sqlx::raw_sql("select setting from pg_settings where name = 'lock_timeout'")
+                .fetch_one(&mut connection)
+                .await?;
+            if row.try_get::<String, _>(0)? != millis(self.lock_timeout) {
+                let text = "start-up options are not in force: is there a pooler in between that drops them? Connect to PostgreSQL \
+                            directly, or let it pass them on in session mode";
+                return Err(sqlx::Error::Configuration(text.into()));
+            }
+            Ok(connection)
+        };
+        match tokio::time::timeout(self.connect_timeout, connected).await {
             Ok(result) => result,
             Err(_) => Err(sqlx::Error::Io(std::io::Error::new(
                 std::io::ErrorKind::TimedOut,
@@ -133,6 +146,12 @@ pub(crate) struct Backend {
     pub(super) started_at: DateTime<Utc>,
 }
 
+/// The number of the server's process behind a connection. Asked without a prepared statement, which a pooler might have somebody
+/// else's of.
+pub(crate) async fn process(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    sqlx::raw_sql("select pg_backend_pid()").fetch_one(connection).await?.try_get(0)
+}
+
 impl Session {
     /// Connects and asks the database who it is.
     ///
@@ -140,6 +159,7 @@ impl Session {
     /// When it can't be reached, is a standby, or has no `oncely` schema.
     pub async fn open(settings: &PgSettings, application: &str) -> Result<Self, sqlx::Error> {
         let mut connection = settings.connect(application).await?;
+        let pid = within(settings.patience(), process(&mut connection)).await?;
         let server = sqlx::query!(
             r#"select pg_is_in_recovery() as "is_standby!", current_setting('synchronous_standby_names') <> '' as "synchronous!""#
         );
@@ -158,6 +178,10 @@ impl Session {
         )
         .fetch_one(&mut connection);
         let row = within(settings.patience(), row).await?;
+        if row.pid != pid {
+            let text = "the server's process changes between two statements: there is a pooler in transaction mode in between";
+            return Err(sqlx::Error::Configuration(text.into()));
+        }
         Ok(Self {
             connection,
             cell: Cell { name: row.name, epoch: row.epoch },
@@ -194,19 +218,26 @@ pub(crate) async fn await_standby(connection: &mut PgConnection) -> Result<(), s
 }
 
 /// Waits for locks no longer than this, until the end of the transaction at hand.
-pub(crate) async fn limit_lock_wait(connection: &mut PgConnection, limit: Duration) -> Result<(), sqlx::Error> {
+pub(crate) async fn limit_lock_wait(
+    connection: &mut PgConnection,
+    limit: Duration,
+) -> Result<(), sqlx::Error> {
     let limit = limit.as_millis().to_string();
-    sqlx::query!("select pg_catalog.set_config('lock_timeout', $1, true)", limit).fetch_one(connection).await?;
+    sqlx::query!("select pg_catalog.set_config('lock_timeout', $1, true)", limit)
+        .fetch_one(connection)
+        .await?;
     Ok(())
 }
 
-/// Ends what a session does at the moment: its statement fails with 57014. For a session of the same role.
+/// Ends what a session does at the moment: its statement fails with 57014. For a session of the same role and application: behind a
+/// pooler the process may meanwhile work for a stranger.
 pub(crate) async fn cancel_backend(
     connection: &mut PgConnection,
     backend: Backend,
 ) -> Result<(), sqlx::Error> {
     sqlx::query!(
-        "select pg_cancel_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2",
+        "select pg_cancel_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2
+            and application_name = current_setting('application_name')",
         backend.pid,
         backend.started_at
     )
@@ -230,7 +261,8 @@ pub(crate) async fn is_at_work(connection: &mut PgConnection, backend: Backend) 
 /// Ends a session that nobody listens to any more, with its transaction and its locks. For a session of the same role.
 pub(crate) async fn end_backend(connection: &mut PgConnection, backend: Backend) -> Result<(), sqlx::Error> {
     sqlx::query!(
-        "select pg_terminate_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2",
+        "select pg_terminate_backend(pid) from pg_stat_activity where pid = $1 and backend_start = $2
+            and application_name = current_setting('application_name')",
         backend.pid,
         backend.started_at
     )

@@ -19,6 +19,9 @@ const BYTES: i64 = 8 << 20;
 /// Events of one ordering key in one batch: each is published and confirmed before the next.
 const IN_ROW: i64 = 50;
 
+/// Names each event, so that a returned one is told from its neighbours.
+const EVENT_HEADER: &str = "x-oncely-event";
+
 /// Ordering keys looked at for one batch, as a multiple of its events: many keys may wait.
 const KEYS: i64 = 10;
 
@@ -231,7 +234,7 @@ fn outgoing(event: &TakenEvent) -> Outgoing<'_> {
         reply_to => with_reply_to,
         app_id => with_app_id
     );
-    Outgoing::new(id, &event.exchange, &event.routing_key, properties, headers, &event.payload)
+    Outgoing::new(EVENT_HEADER, id, &event.exchange, &event.routing_key, properties, headers, &event.payload)
 }
 
 /// What a fate means: a stable code and words for people. `None` where the event has arrived.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
+use serde_json::Value;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -11,11 +12,13 @@ use super::event_lane::publish_events;
 use super::idle::Idle;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
+use crate::heartbeat::Heartbeat;
 use crate::maintenance;
 use crate::mirror::{Mirror, TagKey};
 use crate::pg::{History, Session, secret, within};
 use crate::preflight::preflight;
 use crate::shutdown::Stopped;
+use crate::watchdog;
 
 /// A relay: the outbox's way to Redis, and the maintenance of the tables. Several may run.
 #[derive(Debug)]
@@ -41,6 +44,7 @@ impl Relay {
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, Problems> {
         // Ours to cancel, too, without stopping the rest of an embedding program.
         let stop = stop.child_token();
+        let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         if !self.start(&stop).await? {
             return Ok(Stopped::Clean);
         }
@@ -64,6 +68,7 @@ impl Relay {
             tasks.spawn(publish_events(self.config.clone(), lane, history.clone(), stop.clone()));
         }
         tasks.spawn(relay(self.config.clone(), mirror, history, stop.clone()));
+        let heartbeat = Heartbeat::start("relay", &self.config, || Value::Array(Vec::new()));
         let mut stopped = Stopped::Clean;
         let overdue = async {
             stop.cancelled().await;
@@ -77,6 +82,7 @@ impl Relay {
                     // Whatever it waits for (a server that went silent, say) is rolled back, and taken again.
                     tracing::error!(limit = ?self.config.worker.shutdown, "not all work was finished in time");
                     tasks.shutdown().await;
+                    heartbeat.end().await;
                     return Ok(Stopped::Deadline);
                 }
             };
@@ -90,6 +96,7 @@ impl Relay {
                 }
             }
         }
+        heartbeat.end().await;
         Ok(stopped)
     }
 

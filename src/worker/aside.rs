@@ -22,6 +22,9 @@ const AT_ONCE: usize = 16;
 /// one that succeeds.
 const ARRIVALS: Duration = Duration::from_secs(1);
 
+/// How long a delivery waits here at the most.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Longest pause between two tries of what has failed before, while nothing succeeds.
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -34,8 +37,17 @@ pub(crate) struct Aside<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    waiting: Vec<(Instant, Cause, T)>,
+    waiting: Vec<Waiting<T>>,
     pause: Option<Pause>,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    due: Instant,
+    /// Since when it waits.
+    since: Instant,
+    cause: Cause,
+    delivery: T,
 }
 
 /// Nothing succeeds at the moment.
@@ -67,7 +79,8 @@ impl<T> Default for Aside<T> {
 impl<T> Aside<T> {
     /// Puts a delivery aside for so long.
     pub(crate) fn put(&self, delivery: T, cause: Cause, wait: Duration) {
-        self.lock().waiting.push((Instant::now() + wait, cause, delivery));
+        let since = Instant::now();
+        self.lock().waiting.push(Waiting { due: since + wait, since, cause, delivery });
         self.changed.notify_waiters();
     }
 
@@ -91,10 +104,8 @@ impl<T> Aside<T> {
             return false;
         }
         let now = Instant::now();
-        for (due, cause, _) in &mut state.waiting {
-            if *cause == Cause::Environment {
-                *due = now;
-            }
+        for one in state.waiting.iter_mut().filter(|one| one.cause == Cause::Environment) {
+            one.due = now;
         }
         drop(state);
         self.changed.notify_waiters();
@@ -114,41 +125,47 @@ impl<T> Aside<T> {
         let mut back = Vec::new();
         let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
         // The one that has waited longest first, so that each gets its turn.
-        state.waiting.sort_by_key(|(due, _, _)| *due);
+        state.waiting.sort_by_key(|one| one.due);
         let mut kept = Vec::with_capacity(state.waiting.len());
-        for (due, cause, delivery) in std::mem::take(&mut state.waiting) {
-            let may = due <= now && back.len() < AT_ONCE && (cause == Cause::Held || probes > 0);
-            if may {
-                probes = probes.saturating_sub(usize::from(cause == Cause::Environment));
-                back.push(delivery);
+        for one in std::mem::take(&mut state.waiting) {
+            if one.due <= now && back.len() < AT_ONCE && (one.cause == Cause::Held || probes > 0) {
+                probes = probes.saturating_sub(usize::from(one.cause == Cause::Environment));
+                back.push(one.delivery);
             } else {
-                kept.push((due, cause, delivery));
+                kept.push(one);
             }
         }
         state.waiting = kept;
-        let soonest = |(due, cause, _): &(Instant, Cause, T)| match (cause, pause) {
-            (Cause::Environment, Some(pause)) => (*due).max(pause.probe),
-            _ => *due,
+        let soonest = |one: &Waiting<T>| match (one.cause, pause) {
+            (Cause::Environment, Some(pause)) => one.due.max(pause.probe),
+            _ => one.due,
         };
         let next = state.waiting.iter().map(soonest).min();
         Due { back, next, arrivals: pause.map(|pause| pause.arrivals) }
     }
 
-    /// Takes out what is more than `room`, the oldest first: where that many wait, what is behind them in the queue would not come.
-    pub(crate) fn overflow(&self, room: usize) -> Vec<T> {
+    /// Takes out what is more than `room`, in number or in bytes, and what has waited for more than two minutes: where that many wait, what is behind them in the
+    /// queue would not come, and the broker closes a channel that owes an acknowledgement for too long (RabbitMQ's `consumer_timeout`).
+    pub(crate) fn overflow(&self, room: usize, bytes: usize, size: impl Fn(&T) -> usize) -> Vec<T> {
         let mut state = self.lock();
-        let more = state.waiting.len().saturating_sub(room);
-        state.waiting.drain(..more).map(|(_, _, delivery)| delivery).collect()
+        let now = Instant::now();
+        state.waiting.sort_by_key(|one| one.since);
+        let old = state.waiting.iter().take_while(|one| now - one.since > PATIENCE).count();
+        let mut held: usize = state.waiting.iter().map(|one| size(&one.delivery)).sum();
+        let mut heavy = 0;
+        while held > bytes
+            && let Some(one) = state.waiting.get(heavy)
+        {
+            held -= size(&one.delivery);
+            heavy += 1;
+        }
+        let more = state.waiting.len().saturating_sub(room).max(old).max(heavy);
+        state.waiting.drain(..more).map(|one| one.delivery).collect()
     }
 
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
         self.lock().waiting.len()
-    }
-
-    /// Drops what is of no use any more.
-    pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
-        self.lock().waiting.retain(|(_, _, delivery)| keep(delivery));
     }
 
     /// Waits until something is put aside, paused or resumed. What happens before it is first polled is missed: enable it, then look.
@@ -206,6 +223,20 @@ mod tests {
         tokio::time::advance(Duration::from_millis(100)).await;
         assert_eq!(aside.due().back, ["held"]);
         assert_eq!(aside.due().next, Some(Instant::now() + Duration::from_millis(150)));
-        assert_eq!(aside.overflow(0), ["failed"]);
+        assert_eq!(aside.overflow(0, 100, |_| 0), ["failed"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_too_long_makes_room_as_what_is_too_much_does() {
+        let aside = Aside::default();
+        for number in 0..5 {
+            aside.put(number, Cause::Environment, Duration::from_secs(30));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(aside.overflow(4, 100, |_| 0), [0]);
+        tokio::time::advance(PATIENCE - Duration::from_secs(3)).await;
+        assert_eq!(aside.overflow(4, 100, |_| 0), [1]);
+        assert_eq!(aside.overflow(4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
+        assert_eq!(aside.len(), 2);
     }
 }

@@ -1,6 +1,7 @@
 //! A lane's transactions: tried until they are decided, or until their messages will come again anyway.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::call::{Attempt, Pass};
 use super::deadline::in_time;
@@ -36,6 +37,9 @@ const UNWITNESSED: usize = 8;
 /// Messages of a batch that are run by themselves and find what they need held, before the rest is left aside untried. Each has waited
 /// for a lock.
 const HELD: usize = 8;
+
+/// A run by itself that takes longer leaves those behind it that have met locks for later: each of them may wait as long.
+const LONG: Duration = Duration::from_secs(1);
 
 /// Why a batch is not decided by a transaction.
 #[derive(Debug)]
@@ -78,7 +82,8 @@ impl Lane {
         self.shared.permits.decided();
         let shared = Arc::clone(&self.shared);
         let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
-        let is_undecided = |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
+        let is_undecided =
+            |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
         let undecided = work.iter().zip(&outcomes).filter(is_undecided);
         // Their runs have ended, and killed nobody.
         let mut unwritten: Vec<Identity> = undecided.map(|(one, _)| one.identity.clone()).collect();
@@ -147,7 +152,10 @@ impl Lane {
             }
         }
         let is_good = |outcome: &Option<Outcome>| {
-            matches!(outcome, Some(Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. }))
+            matches!(
+                outcome,
+                Some(Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. })
+            )
         };
         self.wary = match outcomes.iter().all(is_good) {
             true => self.wary.saturating_sub(1),
@@ -171,7 +179,7 @@ impl Lane {
                 Some(Outcome::Undecided { fault, .. }) => Some(fault.clone()),
                 Some(_) => continue,
             };
-            let witness = outcomes.iter().any(|outcome| matches!(outcome, Some(Outcome::Completed { .. })));
+            let witness = outcomes.iter().any(|outcome| outcome.as_ref().is_some_and(Outcome::completes));
             if let Some(fault) = &before
                 && (held >= HELD && fault.class == FaultClass::Contention
                     || unwitnessed >= UNWITNESSED && !witness)
@@ -185,7 +193,11 @@ impl Lane {
                 Some(FaultClass::Session) => self.session = None,
                 _ => {}
             }
+            let started = Instant::now();
             let outcome = self.by_itself(company, witness, work[index]).await?;
+            if started.elapsed() > LONG {
+                held = HELD;
+            }
             if let Outcome::Undecided { fault, .. } = &outcome {
                 match fault.class {
                     FaultClass::Contention => held += 1,
@@ -196,7 +208,7 @@ impl Lane {
             outcomes[index] = Some(outcome);
         }
         // One that came late has shown that it was not the environment: the earlier ones are tried once more, and answer for it.
-        let is_completed = |outcome: &Option<Outcome>| matches!(outcome, Some(Outcome::Completed { .. }));
+        let is_completed = |outcome: &Option<Outcome>| outcome.as_ref().is_some_and(Outcome::completes);
         if unwitnessed > 0 && outcomes.iter().any(is_completed) {
             for index in 0..work.len() {
                 if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if fault.class != FaultClass::Contention)
@@ -256,6 +268,7 @@ impl Lane {
             let stop = match self.once(&shared, company, attempt, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
+                    shared.health.resumed();
                     self.note_history();
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
                     if shared.progress.note(decided) && self.intake.aside.resume() {
@@ -412,6 +425,7 @@ impl Lane {
                 // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
                 // Other consumers must not wait for its locks meanwhile.
                 self.session = None;
+                shared.health.stalled(&fault, None);
                 tracing::error!(%consumer, error = %fault, "consuming waits until this is mended; no attempt is spent");
             }
             Stop::Tainted(fault) => {

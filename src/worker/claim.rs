@@ -24,6 +24,8 @@ use crate::reason::Rejection;
 pub(crate) enum Claim {
     Run {
         attempt: u32,
+        /// SQLSTATE of the failure that it answered for before.
+        failed_with: Option<String>,
     },
     Duplicate,
     Refuse(Rejection),
@@ -32,6 +34,9 @@ pub(crate) enum Claim {
     /// Its failure is recorded already.
     Recorded(Outcome),
 }
+
+/// Of a key that nobody had.
+const FIRST: Claim = Claim::Run { attempt: 1, failed_with: None };
 
 /// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
 pub(crate) const CLAIM_ROUNDS: usize = 8;
@@ -65,7 +70,7 @@ pub(crate) async fn claim(
             .iter()
             .map(|record| match record {
                 Some(_) => Claim::Duplicate,
-                None => Claim::Run { attempt: 1 },
+                None => FIRST,
             })
             .collect());
     }
@@ -74,7 +79,7 @@ pub(crate) async fn claim(
         let claimed = pg::claim_fresh(transaction, &consumer.name, now, &of(&open)).await;
         step("worker.claim_fresh.after");
         return match claimed.map_err(Stop::of_ours)? {
-            FreshClaim::Won => Ok(candidates.iter().map(|_| Claim::Run { attempt: 1 }).collect()),
+            FreshClaim::Won => Ok(candidates.iter().map(|_| FIRST).collect()),
             FreshClaim::Taken => Err(Stop::Known),
         };
     }
@@ -83,7 +88,7 @@ pub(crate) async fn claim(
         let won = pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Stop::of_ours)?;
         step("worker.claim.after");
         for won in won {
-            claims[open[won]] = Some(Claim::Run { attempt: 1 });
+            claims[open[won]] = Some(FIRST);
         }
         open.retain(|&index| claims[index].is_none());
         if open.is_empty() {
@@ -93,7 +98,7 @@ pub(crate) async fn claim(
         step("worker.look_up.before");
         let records = pg::look_up(transaction, &consumer.name, &identities).await.map_err(Stop::of_ours)?;
         step("worker.look_up.after");
-        let mut failed_before = Vec::new();
+        let (mut failed_before, mut failed_with) = (Vec::new(), Vec::new());
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor there: collected in between, so it is claimed in the next round.
             let Some(record) = record else { continue };
@@ -104,7 +109,10 @@ pub(crate) async fn claim(
                     Some(outcome) => claims[index] = Some(Claim::Recorded(outcome)),
                     None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {
                         Some(rung) => claims[index] = Some(Claim::Early(rung)),
-                        None => failed_before.push(index),
+                        None => {
+                            failed_before.push(index);
+                            failed_with.push(record.error_code);
+                        }
                     },
                 },
             }
@@ -112,13 +120,15 @@ pub(crate) async fn claim(
         if !failed_before.is_empty() {
             step("worker.retake.before");
             // Without a queue to wait in, nothing waits.
-            let early = if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
+            let early =
+                if consumer.retry.delays.is_empty() { TimeDelta::weeks(5_000) } else { TimeDelta::zero() };
             let due = now + EARLY + early;
             let retaken = pg::retake(transaction, &consumer.name, now, due, &of(&failed_before)).await;
             let retaken = retaken.map_err(Stop::of_ours)?;
             step("worker.retake.after");
             for (position, attempt) in retaken {
-                claims[failed_before[position]] = Some(Claim::Run { attempt });
+                let failed_with: Option<String> = failed_with[position].take();
+                claims[failed_before[position]] = Some(Claim::Run { attempt, failed_with });
             }
         }
         open.retain(|&index| claims[index].is_none());

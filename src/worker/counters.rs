@@ -3,12 +3,15 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::outcome::{DuplicateSource, Outcome};
 
 /// Counts settled deliveries by what became of them.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     completed: AtomicU64,
+    refused: AtomicU64,
     duplicates_mirror: AtomicU64,
     duplicates_postgres: AtomicU64,
     duplicates_batch: AtomicU64,
@@ -19,10 +22,27 @@ pub(crate) struct Counters {
     fallbacks: AtomicU64,
 }
 
+/// Counters at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Counts {
+    pub(crate) completed: u64,
+    pub(crate) refused: u64,
+    pub(crate) duplicates_mirror: u64,
+    pub(crate) duplicates_postgres: u64,
+    pub(crate) duplicates_batch: u64,
+    pub(crate) retried: u64,
+    pub(crate) postponed: u64,
+    pub(crate) dead_lettered: u64,
+    pub(crate) fallbacks: u64,
+    pub(crate) outages: u64,
+}
+
 impl Counters {
     pub(crate) fn settled(&self, outcome: &Outcome) {
         let counter = match outcome {
             Outcome::Completed { .. } => &self.completed,
+            Outcome::Refused { .. } => &self.refused,
             Outcome::Duplicate(DuplicateSource::Mirror) => &self.duplicates_mirror,
             Outcome::Duplicate(DuplicateSource::Postgres) => &self.duplicates_postgres,
             Outcome::Duplicate(DuplicateSource::Batch) => &self.duplicates_batch,
@@ -44,25 +64,48 @@ impl Counters {
     pub(crate) fn fallback(&self) {
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
     }
+
+    pub(crate) fn now(&self) -> Counts {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            completed: get(&self.completed),
+            refused: get(&self.refused),
+            duplicates_mirror: get(&self.duplicates_mirror),
+            duplicates_postgres: get(&self.duplicates_postgres),
+            duplicates_batch: get(&self.duplicates_batch),
+            retried: get(&self.retried),
+            postponed: get(&self.postponed),
+            dead_lettered: get(&self.dead_lettered),
+            fallbacks: get(&self.fallbacks),
+            outages: get(&self.outages),
+        }
+    }
+}
+
+impl Counts {
+    pub(crate) fn duplicates(&self) -> u64 {
+        self.duplicates_mirror + self.duplicates_postgres + self.duplicates_batch
+    }
 }
 
 /// One line for the log: `completed 12, duplicates 3 (mirror 1, postgres 2, batch 0), retried 0, dead-lettered 0`.
-impl fmt::Display for Counters {
+impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (mirror, postgres, batch) =
-            (get(&self.duplicates_mirror), get(&self.duplicates_postgres), get(&self.duplicates_batch));
         write!(
             f,
-            "completed {}, duplicates {} (mirror {mirror}, postgres {postgres}, batch {batch}), retried {}, postponed {}, \
+            "completed {}, refused {}, duplicates {} (mirror {}, postgres {}, batch {}), retried {}, postponed {}, \
              dead-lettered {}, batches repeated one by one {}, outages {}",
-            get(&self.completed),
-            mirror + postgres + batch,
-            get(&self.retried),
-            get(&self.postponed),
-            get(&self.dead_lettered),
-            get(&self.fallbacks),
-            get(&self.outages)
+            self.completed,
+            self.refused,
+            self.duplicates(),
+            self.duplicates_mirror,
+            self.duplicates_postgres,
+            self.duplicates_batch,
+            self.retried,
+            self.postponed,
+            self.dead_lettered,
+            self.fallbacks,
+            self.outages
         )
     }
 }

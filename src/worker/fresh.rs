@@ -29,9 +29,7 @@ pub(super) fn handler_for(
     let bugs = ["check_then_act", "claim_in_one_statement", "commit_tag_ignored", "conflict_is_duplicate"];
     match (&shared.run, attempt.pass, expect) {
         (Run::Sql(handler), Pass::Together, Expect::Fresh)
-            if messages <= SMALL
-                && !attempt.contended
-                && !bugs.into_iter().any(planted) =>
+            if messages <= SMALL && !attempt.contended && !bugs.into_iter().any(planted) =>
         {
             Some(handler)
         }

@@ -4,15 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::counters::Counts;
+use super::prepare::Known;
 use crate::amqp::Epoch;
 use crate::fault::Fault;
-use crate::identity::Identity;
+use crate::identity::{Identity, IdentityPart};
+use crate::outcome::Outcome;
 use crate::pg::Clock;
 
 /// What went wrong, when, and with which message, as far as one is known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trouble {
     /// Since when, by the database's clock.
     pub(crate) since: DateTime<Utc>,
@@ -39,8 +42,20 @@ struct State {
     subscriptions: BTreeMap<String, Weak<Epoch>>,
 }
 
+/// What a heartbeat says of a consumer. Read leniently: it may be of another build.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Report {
+    pub(crate) consumer: String,
+    /// Since the process started.
+    pub(crate) counts: Counts,
+    #[serde(flatten)]
+    pub(crate) condition: Condition,
+}
+
 /// A consumer's state at one time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Condition {
     /// When a message took effect last.
     pub(crate) completed_at: Option<DateTime<Utc>>,
@@ -63,18 +78,45 @@ impl Health {
         state.completed_at = state.completed_at.max(Some(at));
     }
 
+    /// Notes what became of a message, where it failed.
+    pub(crate) fn note(&self, known: &Known, outcome: &Outcome) {
+        match outcome {
+            Outcome::Retried { code, detail, .. } => self.failed(known, code.as_deref(), detail),
+            Outcome::DeadLettered { rejection, code, .. } => {
+                self.failed(known, code.as_deref(), &rejection.detail);
+            }
+            Outcome::Completed { .. }
+            | Outcome::Refused { .. }
+            | Outcome::Duplicate(_)
+            | Outcome::Postponed { .. }
+            | Outcome::Undecided { .. } => {}
+        }
+    }
+
     /// A message failed, and others go on.
-    pub(crate) fn failed(&self, identity: &Identity, fault: &Fault) {
-        let trouble = self.trouble(fault, Some(identity));
+    fn failed(&self, known: &Known, code: Option<&str>, text: &str) {
+        let own = |part: &Option<IdentityPart>| part.as_ref().map(|part| part.as_str().to_owned());
+        let trouble = Trouble {
+            since: self.clock.now(),
+            code: code.map(str::to_owned),
+            text: text.to_owned(),
+            tenant: own(&known.tenant),
+            key: own(&known.key),
+        };
         self.lock().failed = Some(trouble);
     }
 
     /// Nothing goes on: all that is tried fails with this, for example this message. Said again, the beginning stays.
     pub(crate) fn stalled(&self, fault: &Fault, example: Option<&Identity>) {
-        let trouble = self.trouble(fault, example);
+        let now = self.clock.now();
         let mut state = self.lock();
-        let since = state.stalled.as_ref().map_or(trouble.since, |before| before.since);
-        state.stalled = Some(Trouble { since, ..trouble });
+        state.stalled = Some(Trouble {
+            since: state.stalled.as_ref().map_or(now, |before| before.since),
+            code: fault.code.clone(),
+            text: fault.message.clone(),
+            tenant: example.map(|identity| identity.tenant.as_str().to_owned()),
+            key: example.map(|identity| identity.key.as_str().to_owned()),
+        });
     }
 
     /// It goes on. Cheap where it never stopped.
@@ -105,16 +147,6 @@ impl Health {
         }
     }
 
-    fn trouble(&self, fault: &Fault, identity: Option<&Identity>) -> Trouble {
-        Trouble {
-            since: self.clock.now(),
-            code: fault.code.clone(),
-            text: fault.message.clone(),
-            tenant: identity.map(|identity| identity.tenant.as_str().to_owned()),
-            key: identity.map(|identity| identity.key.as_str().to_owned()),
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change is one assignment: a panic elsewhere leaves it whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -127,7 +159,6 @@ mod tests {
 
     use super::*;
     use crate::fault::FaultClass;
-    use crate::identity::IdentityPart;
 
     #[test]
     fn a_stall_keeps_its_beginning_until_it_is_over() {

@@ -35,6 +35,8 @@ pub(crate) struct Intake<T> {
     full: usize,
     /// Most deliveries aside: half of what the broker sends ahead.
     room: usize,
+    /// Most bytes of them.
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -45,17 +47,24 @@ struct Arriving<T> {
 }
 
 impl<T> Intake<T> {
-    /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`.
-    pub(crate) fn new(receiver: mpsc::Receiver<T>, most: usize, prefetch: usize, lanes: usize) -> Self {
+    /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`. What waits aside holds
+    /// at most so many `bytes`.
+    pub(crate) fn new(
+        receiver: mpsc::Receiver<T>,
+        most: usize,
+        prefetch: usize,
+        lanes: usize,
+        bytes: usize,
+    ) -> Self {
         let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
         let arriving = Mutex::new(Arriving { receiver, was_back: false });
         let room = prefetch / 2;
-        Self { arriving, aside: Aside::default(), at_work: watch::Sender::new(0), most, full, room }
+        Self { arriving, aside: Aside::default(), at_work: watch::Sender::new(0), most, full, room, bytes }
     }
 
     /// What is aside and has to make room, so that what is behind it in the queue comes.
-    pub(crate) fn overflow(&self) -> Vec<T> {
-        self.aside.overflow(self.room)
+    pub(crate) fn overflow(&self, size: impl Fn(&T) -> usize) -> Vec<T> {
+        self.aside.overflow(self.room, self.bytes, size)
     }
 
     /// The next batch, into `batch`, which is empty; it stays empty when there will be none any more.
@@ -160,7 +169,7 @@ mod tests {
     fn with(messages: usize) -> (mpsc::Sender<usize>, Intake<usize>) {
         let (sender, arriving) = mpsc::channel(4_000);
         send(&sender, 0..messages);
-        (sender, Intake::new(arriving, 500, 2_000, 2))
+        (sender, Intake::new(arriving, 500, 2_000, 2, 0))
     }
 
     fn send(sender: &mpsc::Sender<usize>, messages: std::ops::Range<usize>) {
@@ -230,7 +239,7 @@ mod tests {
     async fn a_batch_is_no_fuller_than_the_broker_lets_it_become() {
         let (sender, arriving) = mpsc::channel(400);
         send(&sender, 0..100);
-        let intake = Intake::new(arriving, 500, 400, 2);
+        let intake = Intake::new(arriving, 500, 400, 2, 0);
         let _other = intake.at_work();
         assert_eq!(at_once(&intake), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::forecast::Forecast;
 use super::aside::Cause;
+use super::forecast::Forecast;
 use super::intake::{AtWork, Intake, Taken};
 use super::isolate::{Company, Part, Parts, has_suspects, tell_apart};
 use super::marks::Marks;
@@ -193,12 +193,15 @@ impl Lane {
             if candidates[leader].fingerprint != candidates[index].fingerprint {
                 continue;
             }
-            if let Some(waits @ (Outcome::Retried { .. } | Outcome::Postponed { .. } | Outcome::Undecided { .. })) =
-                &outcomes[leader]
+            if let Some(
+                waits @ (Outcome::Retried { .. } | Outcome::Postponed { .. } | Outcome::Undecided { .. }),
+            ) = &outcomes[leader]
             {
                 // Waits as long as the first.
                 outcomes[index] = Some(waits.clone());
-            } else if matches!(outcomes[leader], Some(Outcome::Completed { .. } | Outcome::Duplicate(_)))
+            } else if outcomes[leader]
+                .as_ref()
+                .is_some_and(|o| o.completes() || matches!(o, Outcome::Duplicate(_)))
                 && !wants_reply(&shared, &candidates[index])
             {
                 let outcome = Outcome::Duplicate(DuplicateSource::Batch);
@@ -263,7 +266,11 @@ impl Lane {
                 "no message succeeds: consuming waits until this is mended; no attempt is spent");
         }
         let Some(delay) = shared.consumer.retry.rung_for(LONGEST_HELD) else { return Vec::new() };
-        let overflow = self.intake.overflow().into_iter().filter_map(|delivery| prepare(shared, delivery).ok());
+        let overflow = self
+            .intake
+            .overflow(|delivery| delivery.message.body.len())
+            .into_iter()
+            .filter_map(|delivery| prepare(shared, delivery).ok());
         let postponed = overflow.map(|Candidate { delivery, identity, .. }| {
             shared.progress.forget(&identity);
             (delivery, Known::from(&identity), Outcome::Postponed { delay })

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::prepare::{Candidate, Known, text};
 use super::shared::Shared;
 use super::stop::Stop;
-use crate::amqp::{Delivery, store_headers, store_properties, without_ours};
+use crate::amqp::{Delivery, header, store_headers, store_properties, without_ours};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
@@ -18,6 +18,7 @@ use crate::identity::Identity;
 use crate::letter::{Letter, failure_group, letter_id};
 use crate::outcome::Outcome;
 use crate::pg::{self, DeadLetter};
+use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER};
 
 /// A delivery, and what was decided of it.
 pub(crate) struct GivenUp<'a> {
@@ -82,6 +83,14 @@ pub(crate) async fn keep_letters(
     Ok(())
 }
 
+/// The letter that a message without a name was before, by our own mark on it.
+fn came_back(shared: &Shared, delivery: &Delivery, tenant: &str) -> Option<Uuid> {
+    let headers = delivery.properties.headers().as_ref();
+    let letter = Letter::parse(header(headers, LETTER_HEADER)?)?;
+    let mark = header(headers, LETTER_SEAL_HEADER)?;
+    shared.seal_key.is_mark(mark, letter, tenant, &delivery.message.body).then_some(letter.id)
+}
+
 fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
     let Outcome::DeadLettered { attempt, rejection, code, .. } = &*given_up.outcome else {
         return None;
@@ -93,8 +102,8 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
             let consumer = shared.consumer.name.clone();
             letter_id(&Identity { tenant: tenant.clone(), consumer, key: key.clone() }, &message.body)
         }
-        // Two equal messages without a name are two messages.
-        _ => Uuid::now_v7(),
+        // Two equal messages without a name are two messages, but for one that somebody has requeued.
+        _ => came_back(shared, delivery, text(known.tenant.as_ref())).unwrap_or_else(Uuid::now_v7),
     };
     let mut properties = delivery.properties.clone();
     if let Some(user_id) = &message.properties.user_id {

@@ -6,6 +6,7 @@ mod call;
 mod claim;
 mod counters;
 mod deadline;
+mod failure_log;
 mod forecast;
 mod fresh;
 mod health;
@@ -28,7 +29,9 @@ mod stop;
 mod subscribe;
 mod transaction;
 mod unconfirmed;
+mod unsettled;
 
+pub(crate) use health::Report;
 pub use run::{Worker, WorkerBuilder, WorkerError};
 
 pub use crate::shutdown::Stopped;

@@ -1,7 +1,7 @@
 //! Parts of a batch that PostgreSQL takes at once.
 
-/// Most bytes of bodies in one transaction: all of them are one message to PostgreSQL, which takes up to 1 GiB.
-const PORTION: usize = 64 << 20;
+/// Most bytes of bodies in one transaction: all of them are one message to PostgreSQL, and in memory a few times meanwhile.
+const PORTION: usize = 16 << 20;
 
 /// Parts of a batch with at most [`PORTION`] bytes each (or one message that is larger), in their order.
 pub(crate) fn portions<T>(batch: Vec<T>, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {

@@ -40,8 +40,11 @@ impl Progress {
         for (identity, outcome) in decided {
             match outcome {
                 Outcome::Undecided { .. } => continue,
-                Outcome::Completed { .. } => completed += 1,
-                Outcome::DeadLettered { rejection, .. } if rejection.reason == Reason::Poison => poisoned += 1,
+                // A no is an answer: the handler works.
+                Outcome::Completed { .. } | Outcome::Refused { .. } => completed += 1,
+                Outcome::DeadLettered { rejection, .. } if rejection.reason == Reason::Poison => {
+                    poisoned += 1
+                }
                 _ => {}
             }
             if !undecided.is_empty() {
@@ -136,8 +139,7 @@ mod tests {
     #[test]
     fn pauses_grow_up_to_half_a_minute() {
         let progress = Progress::default();
-        let pauses: Vec<u128> =
-            (0..9).map(|_| progress.undecided(&identity("k")).as_millis()).collect();
+        let pauses: Vec<u128> = (0..9).map(|_| progress.undecided(&identity("k")).as_millis()).collect();
         assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
     }
 }

@@ -16,7 +16,7 @@ use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::message::Message;
 use crate::outcome::Outcome;
-use crate::pg::{self, AuditRecord, Failure};
+use crate::pg::{self, AuditRecord, Failure, Refusal};
 
 /// The failed run to record with the key, if there was one.
 pub(crate) fn failure<'a>(
@@ -24,13 +24,15 @@ pub(crate) fn failure<'a>(
     outcome: &Outcome,
     now: DateTime<Utc>,
 ) -> Option<Failure<'a>> {
-    let (attempt, reason, error, delay) = match outcome {
-        Outcome::Retried { attempt, delay, detail, .. } => (*attempt, None, detail.clone(), Some(*delay)),
+    let (attempt, reason, error, delay, code) = match outcome {
+        Outcome::Retried { attempt, delay, detail, code } => {
+            (*attempt, None, detail.clone(), Some(*delay), code.clone())
+        }
         // Its claim is given back.
-        Outcome::Undecided { attempts, fault } => (*attempts, None, fault.to_string(), None),
+        Outcome::Undecided { attempts, fault } => (*attempts, None, fault.to_string(), None, None),
         // Attempt 0 did not run: the row, if there is one, is another message's.
-        Outcome::DeadLettered { attempt, rejection, .. } if *attempt > 0 => {
-            (*attempt, Some(rejection.reason), rejection.detail.clone(), None)
+        Outcome::DeadLettered { attempt, rejection, code, .. } if *attempt > 0 => {
+            (*attempt, Some(rejection.reason), rejection.detail.clone(), None, code.clone())
         }
         _ => return None,
     };
@@ -41,6 +43,18 @@ pub(crate) fn failure<'a>(
         reason,
         not_before: delay.map(|delay| now + delay),
         error,
+        code,
+    })
+}
+
+/// The handler's "no" to record with the key, if it was one.
+pub(crate) fn refusal<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -> Option<Refusal<'a>> {
+    let Outcome::Refused { attempt, reason } = outcome else { return None };
+    Some(Refusal {
+        identity: &candidate.identity,
+        fingerprint: candidate.fingerprint,
+        attempt: *attempt,
+        reason,
     })
 }
 
@@ -65,6 +79,14 @@ pub(crate) async fn record(
         expect_rows("failures", written, failures.len())?;
         step("worker.fail.after");
     }
+    let refusals: Vec<Refusal<'_>> =
+        pairs().filter_map(|(candidate, outcome)| refusal(candidate, outcome)).collect();
+    if !refusals.is_empty() {
+        step("worker.refusal.before");
+        let written = pg::refuse(transaction, &consumer.name, now, true, &refusals).await;
+        expect_rows("refusals", written, refusals.len())?;
+        step("worker.refusal.after");
+    }
     store_responses(shared, transaction, candidates, outcomes).await?;
     let records = audit_records(shared, started, candidates, &*outcomes);
     if !records.is_empty() {
@@ -74,10 +96,8 @@ pub(crate) async fn record(
         step("worker.audit.after");
     }
     if shared.precheck.is_some() {
-        let completed: Vec<&Candidate> = pairs()
-            .filter(|(_, outcome)| matches!(outcome, Outcome::Completed { .. }))
-            .map(|(candidate, _)| *candidate)
-            .collect();
+        let completed: Vec<&Candidate> =
+            pairs().filter(|(_, outcome)| outcome.completes()).map(|(candidate, _)| *candidate).collect();
         if let Some(first) = completed.first() {
             let tags = mirror_tags(shared, epoch, completed.iter().copied());
             let expires_at = now + consumer.retention;
@@ -195,6 +215,10 @@ fn decision<'a>(
     };
     match outcome {
         Outcome::Completed { attempt, .. } => record.attempt = *attempt,
+        Outcome::Refused { attempt, reason } => {
+            record.attempt = *attempt;
+            record.detail = Some(reason);
+        }
         Outcome::Duplicate(source) => record.reason = Some(source.as_str()),
         Outcome::Postponed { .. } | Outcome::Undecided { .. } => {}
         Outcome::Retried { attempt, code, detail, .. } => {

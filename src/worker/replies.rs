@@ -46,7 +46,7 @@ fn reply_id(candidate: &Candidate) -> Uuid {
     uuid::Builder::from_custom_bytes(id).into_uuid()
 }
 
-/// Writes a reply for each message that asks for one and took effect, now or before. `stop` says what an error means here.
+/// Writes a reply for each message that asks for one and was answered, now or before: it took effect, or was refused. `stop` says what an error means here.
 pub(super) async fn write_replies(
     shared: &Shared,
     transaction: &mut PgConnection,
@@ -56,7 +56,7 @@ pub(super) async fn write_replies(
 ) -> Result<(), Stop> {
     let replies: Vec<Reply<'_>> = decided
         .filter(|(candidate, outcome)| {
-            matches!(outcome, Outcome::Completed { .. } | Outcome::Duplicate(_))
+            (outcome.completes() || matches!(outcome, Outcome::Duplicate(_)))
                 && wants_reply(shared, candidate)
         })
         .map(|(candidate, _)| Reply {

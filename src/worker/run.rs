@@ -9,22 +9,26 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::health::Health;
+use super::failure_log::FailureLog;
+use super::health::{Health, Report};
 use super::intake::Intake;
 use super::lane::Lane;
 use super::permit::Permits;
 use super::progress::Progress;
 use super::shared::{Precheck, Shared};
 use super::subscribe::subscribe;
-use crate::amqp::Publisher;
+use super::unsettled::{Unsettled, part};
+use crate::amqp::{Budget, Publisher};
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
+use crate::heartbeat::Heartbeat;
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
-use crate::pg::{History, Session};
+use crate::pg::{History, PgSettings, Session};
 use crate::preflight::preflight;
 use crate::seal::SealKey;
 use crate::shutdown::Stopped;
+use crate::watchdog;
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -158,6 +162,7 @@ impl Worker {
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
         // Ours to cancel, too, without stopping the rest of an embedding program.
         let stop = stop.child_token();
+        let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let Some((mut session, cell_secret)) = self.start(&stop).await? else {
             return Ok(Stopped::Clean);
         };
@@ -188,10 +193,6 @@ impl Worker {
             history.clone(),
             stop.clone(),
         );
-        let publisher = Arc::new(Publisher::new(
-            config.rabbitmq.clone(),
-            format!("oncely worker {} publisher", config.worker.name),
-        ));
         let mirror = match &config.mirror {
             None => None,
             Some(settings) => match Mirror::new(settings) {
@@ -210,6 +211,7 @@ impl Worker {
         let suspects = Arc::default();
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
+        let mut partings = JoinSet::new();
         let mut consumers = Vec::new();
         for consumer in &config.consumers {
             let Some(run) = self.runs.get(consumer.name.as_str()) else {
@@ -225,7 +227,10 @@ impl Worker {
                 run: run.clone(),
                 worker: config.worker.name.clone(),
                 cell: config.cell.clone(),
-                postgres: config.postgres.clone(),
+                postgres: PgSettings {
+                    statement_timeout: consumer.statement_timeout,
+                    ..config.postgres.clone()
+                },
                 rabbitmq: config.rabbitmq.clone(),
                 clock: clock.clone(),
                 history: history.clone(),
@@ -234,9 +239,15 @@ impl Worker {
                 seal_key: seal_key.clone(),
                 list_duplicates: config.audit.duplicates,
                 stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
-                publisher: Arc::clone(&publisher),
+                publisher: Publisher::new(
+                    config.rabbitmq.clone(),
+                    format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
+                ),
+                unsettled: Unsettled::new(consumer),
+                budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
                 counters: super::counters::Counters::default(),
                 health: Health::new(clock.clone()),
+                failures: FailureLog::new(consumer.name.clone()),
                 permits: Permits::new(Arc::clone(&suspects)),
                 progress: Progress::default(),
                 stop: stop.clone(),
@@ -248,16 +259,26 @@ impl Worker {
             let (sender, receiver) = mpsc::channel(capacity.max(1));
             let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
             let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
-            let intake = Arc::new(Intake::new(receiver, most, capacity, count));
+            // A quarter of what deliveries may hold; as much may be unsettled.
+            let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
+            let intake = Arc::new(Intake::new(receiver, most, capacity, count, bytes));
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
             }
+            partings.spawn(part(Arc::clone(&shared)));
             for queue in &consumer.queues {
                 subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
             }
             consumers.push(shared);
         }
 
+        let heartbeat = Heartbeat::start("worker", config, {
+            let consumers = consumers.clone();
+            move || {
+                let reports: Vec<Report> = consumers.iter().map(|consumer| consumer.report()).collect();
+                serde_json::to_value(reports).unwrap_or_default()
+            }
+        });
         let mut stopped = Stopped::Clean;
         let mut report = tokio::time::interval(REPORT);
         let mut last: Vec<String> = Vec::new();
@@ -265,21 +286,29 @@ impl Worker {
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = report.tick() => {
-                    let now: Vec<String> = consumers.iter().map(|c| c.counters.to_string()).collect();
+                    let now: Vec<String> = consumers.iter().map(|c| c.counters.now().to_string()).collect();
                     if now != last && !last.is_empty() {
                         log_counters(&consumers);
                     }
                     last = now;
+                    consumers.iter().for_each(|consumer| consumer.failures.flush(false));
                 }
                 // They end only when told to. Whatever a lane held stays unacknowledged as long as its channel lives, so a
                 // worker that lost one must not go on quietly.
                 Some(ended) = lanes.join_next() => stopped = failed("a lane", ended, stopped, &stop),
+                Some(ended) = partings.join_next() => stopped = failed("a task beside the lanes", ended, stopped, &stop),
                 Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, stopped, &stop),
             }
         }
         let mut finish = std::pin::pin!(async {
             let mut all = true;
             while let Some(ended) = lanes.join_next().await {
+                all &= ended.is_ok();
+            }
+            for shared in &consumers {
+                shared.unsettled.close();
+            }
+            while let Some(ended) = partings.join_next().await {
                 all &= ended.is_ok();
             }
             all
@@ -302,7 +331,9 @@ impl Worker {
         if tokio::time::timeout(CLOSE, close).await.is_err() {
             tracing::warn!("the broker did not answer while closing");
         }
+        consumers.iter().for_each(|consumer| consumer.failures.flush(true));
         log_counters(&consumers);
+        heartbeat.end().await;
         Ok(stopped)
     }
 
@@ -359,6 +390,6 @@ fn failed(
 
 fn log_counters(consumers: &[Arc<Shared>]) {
     for shared in consumers {
-        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters);
+        tracing::info!(consumer = %shared.consumer.name, "{}", shared.counters.now());
     }
 }

@@ -1,4 +1,4 @@
-//! Tells the broker what became of deliveries: copies first, confirmed; then acknowledgements.
+//! Tells the broker what became of deliveries: acknowledges them, or makes the copies that must arrive before that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,113 +9,50 @@ use super::lane::Abandoned;
 use super::prepare::Known;
 use super::shared::Shared;
 use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology, put, without, without_deaths};
-use crate::backoff::Backoff;
 use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::outcome::{Disposition, Outcome};
-use crate::plant::planted;
 use crate::reason::Rejection;
 use crate::retry::rung_name;
 use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SEAL_HEADER, TENANT_HEADER};
 
-/// Settles deliveries whose outcomes are committed. A copy that can't be published is tried again until it can, or until
-/// its delivery will come again anyway: without a confirmed copy an original is never acknowledged.
+/// Settles deliveries whose outcomes are committed: acknowledges what needs no copy, and hands the rest over with its copies.
+/// Returns soon, whatever the broker does: see [`super::unsettled`].
 pub(crate) async fn settle(
     shared: &Shared,
     decided: Vec<(Box<Delivery>, Known, Outcome)>,
 ) -> Result<(), Abandoned> {
-    let mut copies = Vec::new();
-    let mut kept = Vec::new();
-    for (index, (delivery, known, outcome)) in decided.iter().enumerate() {
-        match outcome.disposition() {
-            Disposition::Ack => {}
-            Disposition::Keep => kept.push(index),
-            Disposition::Retry(delay) => copies.push((index, retry_copy(shared, delivery, known, delay))),
+    let mut ready = Vec::with_capacity(decided.len());
+    let mut leaving = Vec::new();
+    for (delivery, known, outcome) in decided {
+        shared.failures.note(&known, &outcome);
+        shared.health.note(&known, &outcome);
+        let copy = match outcome.disposition() {
+            Disposition::Ack => {
+                ready.push((delivery, outcome));
+                continue;
+            }
+            // Nobody settles it: it comes again with its channel.
+            Disposition::Keep => continue,
+            Disposition::Retry(delay) => retry_copy(shared, &delivery, &known, delay),
             Disposition::DeadLetter(rejection) => {
-                tracing::warn!(
-                    consumer = %shared.consumer.name,
-                    queue = delivery.message.queue,
-                    tenant = known.tenant.as_ref().map(tracing::field::display),
-                    key = known.key.as_ref().map(tracing::field::display),
-                    reason = %rejection.reason,
-                    detail = rejection.detail,
-                    "a message is dead-lettered"
-                );
-                copies.push((index, dead_letter(shared, delivery, known, &rejection, outcome)));
+                dead_letter(shared, &delivery, &known, &rejection, &outcome)
             }
-        }
+        };
+        leaving.push((delivery, known, outcome, copy));
     }
-    // What needs no copy does not wait for those that do.
-    let waiting: std::collections::HashSet<usize> =
-        copies.iter().map(|(index, _)| *index).chain(kept).collect();
-    let ready = (0..decided.len()).filter(|index| !waiting.contains(index));
-    acknowledge(shared, &decided, ready).await;
-
-    let mut backoff = Backoff::default();
-    // One copy that the broker can't take closes the channel for all of its batch, so a second try goes one by one.
-    let mut at_once = copies.len();
-    // What came on a channel that is gone comes again, and its copy then.
-    copies.retain(|(index, _)| !decided[*index].0.epoch.is_over());
-    while !copies.is_empty() {
-        let mut results = Vec::with_capacity(copies.len());
-        for batch in copies.chunks(at_once.max(1)) {
-            let batch: Vec<Copy> = batch.iter().map(|(_, copy)| copy.clone()).collect();
-            step("worker.publish.before");
-            results.extend(shared.publisher.publish(&batch).await);
-            step("worker.publish.after");
-        }
-        at_once = 1;
-        let mut arrived = Vec::new();
-        let mut failure = None;
-        let mut results = results.into_iter();
-        copies.retain(|(index, _)| match results.next() {
-            answer if answer.is_some() && planted("copy_unconfirmed") => {
-                arrived.push(*index);
-                false
-            }
-            Some(Ok(())) => {
-                arrived.push(*index);
-                false
-            }
-            Some(Err(error)) => {
-                failure = Some(error);
-                true
-            }
-            None => true,
-        });
-        acknowledge(shared, &decided, arrived).await;
-        copies.retain(|(index, _)| !decided[*index].0.epoch.is_over());
-        if copies.is_empty() {
-            break;
-        }
-        if let Some(error) = failure {
-            tracing::error!(
-                consumer = %shared.consumer.name,
-                copies = copies.len(),
-                error = %error,
-                "copies for retry or dead-letter queues did not arrive; their originals stay where they are"
-            );
-        }
-        tokio::select! {
-            () = shared.stop.cancelled() => return Err(Abandoned),
-            () = tokio::time::sleep(backoff.next()) => {}
-        }
-    }
-    Ok(())
+    acknowledge(shared, ready.iter().map(|(delivery, outcome)| (&**delivery, outcome))).await;
+    drop(ready);
+    shared.unsettled.hand_over(shared, leaving).await
 }
 
 /// Acknowledges, channel by channel. An acknowledgement that does not arrive costs a redelivery, nothing else.
-async fn acknowledge(
-    shared: &Shared,
-    decided: &[(Box<Delivery>, Known, Outcome)],
-    indices: impl IntoIterator<Item = usize>,
-) {
+pub(super) async fn acknowledge(shared: &Shared, settled: impl IntoIterator<Item = (&Delivery, &Outcome)>) {
     let mut by_channel = HashMap::new();
     let mut completed = false;
-    for index in indices {
-        let (delivery, _, outcome) = &decided[index];
+    for (delivery, outcome) in settled {
         shared.counters.settled(outcome);
-        completed |= matches!(outcome, Outcome::Completed { .. });
+        completed |= outcome.completes();
         by_channel
             .entry(Arc::as_ptr(&delivery.epoch).addr())
             .or_insert_with(|| (Arc::clone(&delivery.epoch), Vec::new()))

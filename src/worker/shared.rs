@@ -1,14 +1,14 @@
 //! What the lanes and subscriptions of one consumer share.
 
-use std::sync::Arc;
-
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
+use super::failure_log::FailureLog;
+use super::health::{Health, Report};
 use super::permit::Permits;
 use super::progress::Progress;
-use super::health::Health;
-use crate::amqp::Publisher;
+use super::unsettled::Unsettled;
+use crate::amqp::{Budget, Publisher};
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
@@ -34,9 +34,14 @@ pub(crate) struct Shared {
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
-    pub(crate) publisher: Arc<Publisher>,
+    pub(crate) publisher: Publisher,
+    /// What the lanes can't settle at once.
+    pub(crate) unsettled: Unsettled,
+    /// What deliveries may hold.
+    pub(crate) budget: Budget,
     pub(crate) counters: Counters,
     pub(crate) health: Health,
+    pub(crate) failures: FailureLog,
     pub(crate) permits: Permits,
     pub(crate) progress: Progress,
     /// No new work.
@@ -57,7 +62,7 @@ pub(crate) struct Precheck {
 /// Why a session could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSession {
-    #[error("no connection to PostgreSQL: {0}")]
+    #[error("no connection to PostgreSQL: {}", pg::told(.0))]
     Postgres(#[from] sqlx::Error),
     #[error("the database is the cell {found:?}, not {expected:?}: nothing is done there")]
     OtherCell { expected: String, found: String },
@@ -121,6 +126,15 @@ impl Shared {
                 tracing::warn!(%consumer, error = %error, "a session could not be reached from outside");
                 None
             }
+        }
+    }
+
+    /// How this consumer fares, for the heartbeat.
+    pub(crate) fn report(&self) -> Report {
+        Report {
+            consumer: self.consumer.name.as_str().to_owned(),
+            counts: self.counters.now(),
+            condition: self.health.condition(),
         }
     }
 

@@ -14,9 +14,21 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
     let mut backoff = Backoff::default();
     let consumer = &shared.consumer.name;
     while !shared.stop.is_cancelled() {
-        let opened =
-            Subscription::open(&shared.rabbitmq, &shared.application(), &queue, shared.consumer.prefetch)
-                .await;
+        if !shared.budget.has_room() {
+            tracing::warn!(%consumer, queue, buffer = shared.consumer.buffer, "what is unsettled uses up the buffer: nothing is fetched");
+            tokio::select! {
+                () = shared.stop.cancelled() => break,
+                () = shared.budget.room() => {}
+            }
+        }
+        let opened = Subscription::open(
+            &shared.rabbitmq,
+            &shared.application(),
+            &queue,
+            shared.consumer.prefetch,
+            &shared.budget,
+        )
+        .await;
         match opened {
             Ok(mut subscription) => {
                 tracing::info!(%consumer, queue, "subscribed");
@@ -26,7 +38,7 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
                     if let Err(error) = subscription.cancel().await {
                         tracing::debug!(error = %error, "cancelling a subscription failed");
                     }
-                    shared.done.cancelled().await;
+                    subscription.let_go(shared.done.cancelled()).await;
                     if let Err(error) = subscription.epoch().release().await {
                         tracing::debug!(error = %error, "the last acknowledgements did not arrive");
                     }
@@ -37,9 +49,16 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
                     backoff.reset();
                 }
                 if let Ended::Lost { reason, .. } = ended {
-                    tracing::warn!(%consumer, queue, reason, "the subscription is over; a new one is made");
+                    let full = !shared.budget.has_room();
+                    tracing::warn!(%consumer, queue, reason, full, "the subscription is over; a new one is made");
                 }
                 subscription.close().await;
+            }
+            Err(error) if error.reply_code() == Some(406) => {
+                tracing::error!(
+                    %consumer, queue, error = %error,
+                    "cannot subscribe: a stream, or a queue for another use; it must be classic or quorum; tried again"
+                );
             }
             Err(error) => {
                 tracing::warn!(%consumer, queue, error = %error, "cannot subscribe; tried again");

@@ -12,7 +12,7 @@ use super::forecast::{Expect, SMALL};
 use super::fresh::{handler_for, run_alone, run_fresh};
 use super::letters::{GivenUp, keep_letters};
 use super::prepare::{Candidate, Known};
-use super::record::{audit_records, failure, record, refusal_record};
+use super::record::{audit_records, failure, record, refusal, refusal_record};
 use super::replies::{check_responses, write_replies};
 use super::shared::Shared;
 use super::stop::Stop;
@@ -100,14 +100,14 @@ async fn run_step_by_step(
     }
     let claims = in_time(shared, claim(shared, transaction, now, candidates, expect, unconfirmed)).await?;
     if attempt.pass == Pass::Single {
-        let limit = shared.postgres.lock_timeout.min(HANDLERS_LOCK_WAIT);
-        in_time(shared, async { limit_lock_wait(transaction, limit).await }).await?;
+        // A handler waits as long as it is entitled to.
+        in_time(shared, async { limit_lock_wait(transaction, shared.postgres.lock_timeout).await }).await?;
     }
     let running: Vec<(usize, u32)> = claims
         .iter()
         .enumerate()
         .filter_map(|(index, claim)| match claim {
-            Claim::Run { attempt } => Some((index, *attempt)),
+            Claim::Run { attempt, .. } => Some((index, *attempt)),
             _ => None,
         })
         .collect();
@@ -130,13 +130,20 @@ async fn run_step_by_step(
         results
     };
 
+    let failed_with: Vec<Option<String>> = claims
+        .iter()
+        .filter_map(|claim| match claim {
+            Claim::Run { failed_with, .. } => Some(failed_with.clone()),
+            _ => None,
+        })
+        .collect();
     // What is recorded already is not recorded again.
     let open: Vec<usize> =
         (0..claims.len()).filter(|&index| !matches!(claims[index], Claim::Recorded(_))).collect();
     let mut outcomes: Vec<Outcome> = claims
         .into_iter()
         .map(|claim| match claim {
-            Claim::Run { attempt } => Outcome::Completed { attempt, response: None },
+            Claim::Run { attempt, .. } => Outcome::Completed { attempt, response: None },
             Claim::Duplicate => Outcome::Duplicate(DuplicateSource::Postgres),
             Claim::Refuse(rejection) => Outcome::refused(rejection),
             Claim::Early(delay) => Outcome::Postponed { delay },
@@ -145,13 +152,15 @@ async fn run_step_by_step(
         .collect();
     let witness = attempt.witness || results.iter().any(Result::is_ok);
     let mut poisoned = shared.progress.poisoned();
-    for (&(index, number), result) in running.iter().zip(results) {
+    for ((&(index, number), result), before) in running.iter().zip(results).zip(failed_with) {
         outcomes[index] = match result {
             Ok(response) => Outcome::Completed { attempt: number, response },
             Err(fault) => {
                 let circumstances = Circumstances {
                     by_itself: attempt.pass == Pass::Single,
-                    witness: witness || shared.progress.has_witness(&candidates[index].identity),
+                    witness: witness
+                        || before.is_some() && before == fault.code
+                        || shared.progress.has_witness(&candidates[index].identity),
                     is_last: shared.consumer.retry.after(number).is_none(),
                     poisoned,
                 };
@@ -202,7 +211,7 @@ pub(crate) async fn record_failure(
     let now = session.clock.now();
     let consumer = &shared.consumer;
     let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
-    limit_lock_wait(&mut transaction, HANDLERS_LOCK_WAIT).await?;
+    limit_lock_wait(&mut transaction, KEYS_LOCK_WAIT).await?;
     // Since the rollback anything may have happened to the key: another worker completed it, or it is another payload's.
     let mut outcome = None;
     for _ in 0..CLAIM_ROUNDS {
@@ -224,7 +233,10 @@ pub(crate) async fn record_failure(
             },
         };
         // Another copy ran and failed since our run was rolled back: this one came too early, as it turns out, and spends nothing.
-        let rung = record.as_ref().and_then(|record| wait(record, now)).and_then(|wait| consumer.retry.rung_for(wait));
+        let rung = record
+            .as_ref()
+            .and_then(|record| wait(record, now))
+            .and_then(|wait| consumer.retry.rung_for(wait));
         if let (None, Some(delay)) = (&counted, rung) {
             outcome = Some(Outcome::Postponed { delay });
             break;
@@ -236,8 +248,13 @@ pub(crate) async fn record_failure(
             transaction.commit().await.map_err(Stop::of_ours)?;
             return Ok(failed);
         }
-        let failure = failure(candidate, &failed, now);
-        let written = pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await;
+        let written = match refusal(candidate, &failed) {
+            Some(refusal) => pg::refuse(&mut transaction, &consumer.name, now, false, &[refusal]).await,
+            None => {
+                let failure = failure(candidate, &failed, now);
+                pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await
+            }
+        };
         // Nothing written: the row has changed since the look-up, so it is looked at again.
         if written.map_err(Stop::of_ours)? == 1 {
             outcome = Some(failed);
@@ -301,8 +318,8 @@ pub(crate) async fn refuse(
     Ok(())
 }
 
-/// Longest wait of a message's run by itself for a lock that somebody holds; what takes longer is a failure, and comes again.
-const HANDLERS_LOCK_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait for the key of a message whose failure is recorded.
+const KEYS_LOCK_WAIT: Duration = Duration::from_secs(1);
 
 async fn limit_lock_wait(transaction: &mut PgConnection, limit: Duration) -> Result<(), Stop> {
     pg::limit_lock_wait(transaction, limit).await.map_err(Stop::of_ours)
@@ -321,6 +338,7 @@ fn outcome_of(shared: &Shared, fault: Fault, attempt: u32) -> Outcome {
         FailureDecision::Retry(delay) => {
             Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code }
         }
+        FailureDecision::Refuse(reason) => Outcome::Refused { attempt, reason },
         FailureDecision::GiveUp(rejection) => {
             Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None }
         }

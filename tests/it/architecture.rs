@@ -14,7 +14,7 @@ const ROOMS: [&[&str]; 13] = [
     &["backoff", "telemetry", "shutdown", "watchdog", "stack"],
     &["amqp", "mirror"],
     &["preflight"],
-    &["maintenance"],
+    &["maintenance", "heartbeat"],
     &["worker", "relay"],
     // An exit code is said of the command line's errors too; a fuzzer looks into many rooms.
     &["exit", "cli", "lib", "fuzzing"],

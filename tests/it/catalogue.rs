@@ -23,7 +23,7 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
          join pg_class as c on c.oid = x.indrelid
          join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
          -- Of these each cell has its own copy, so they need no tenant.
-         where x.indisunique and c.relname not in ('cell', '_sqlx_migrations')
+         where x.indisunique and c.relname not in ('cell', 'processes', '_sqlx_migrations')
            and not exists (
                select from pg_attribute as a
                where a.attrelid = c.oid and a.attname = 'tenant'
@@ -199,6 +199,20 @@ async fn each_role_can_do_its_work_and_no_more() {
             "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ('a', gen_random_uuid(), 'mirror', now(), now(), decode(repeat('ab', 16), 'hex'))",
             true,
         ),
+        (
+            "oncely_worker",
+            "select oncely.beat(gen_random_uuid(), 'worker', 'w', '1', 'h', 1, '[]'), oncely.leave(gen_random_uuid())",
+            true,
+        ),
+        ("oncely_worker", "delete from oncely.processes", false),
+        ("oncely_worker", "select oncely.bury_processes(now())", false),
+        ("oncely_relay", "select oncely.bury_processes(now())", true),
+        ("oncely_relay", "delete from oncely.processes", false),
+        ("oncely_emitter", "select oncely.leave(gen_random_uuid())", false),
+        ("oncely_auditor", "select * from oncely.processes", true),
+        ("oncely_auditor", "select oncely.park('a', 'b', 'c', null)", false),
+        ("oncely_worker", "select oncely.park('a', 'b', 'c', null)", false),
+        ("oncely_operator", "select oncely.park('a', 'b', 'c', null)", true),
         ("oncely_worker", "select oncely.epoch(), secret from oncely.cell", true),
         ("oncely_worker", "select oncely.emit('x', 'y', '{}')", true),
         ("oncely_worker", "delete from oncely.events", false),

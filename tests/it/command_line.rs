@@ -146,6 +146,63 @@ async fn explain_tells_the_whole_story_of_a_key() {
 }
 
 #[tokio::test]
+async fn a_key_that_was_claimed_and_left_is_explained_with_and_without_its_tenant() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    // In autocommit: no decision, so nothing in the trail.
+    sqlx::query("select oncely.claim('acme', 'invoices', 'left', null)::text")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let identities = async |arguments: &[&str]| {
+        let output = world.oncely(arguments).await;
+        assert!(output.status.success(), "{arguments:?}: {}", stdout(&output));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["identities"].clone()
+    };
+    let named = identities(&["explain", "left", "--tenant", "acme", "--json"]).await;
+    assert_eq!(named[0]["key"]["reason"], "incomplete_claim");
+    assert_eq!(identities(&["explain", "left", "--json"]).await, named);
+}
+
+#[tokio::test]
+async fn explain_folds_what_is_equal_and_shows_traces_and_requeues() {
+    let mut world = World::new().await;
+    world.configure("[audit]\nduplicates = true");
+    world.consumer("payments", "batch = 1\nlanes = 1");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let mut headers = message("acme", "k").headers().clone().unwrap();
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    headers.insert("traceparent".into(), lapin::types::AMQPValue::LongString(parent.into()));
+    world.publish("payments", message("acme", "k").with_headers(headers), r#"{"do": "reject"}"#).await;
+    world.wait_for("select count(*) from oncely.dead_letters", 1).await;
+    sqlx::query("create or replace function app.handle(message oncely.message) returns jsonb language sql as 'select null::jsonb'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    world.wait_for_ready(&format!("{}.dead", world.queue("payments")), 1).await;
+    let requeued = world.oncely(&["failed", "requeue", "--key", "k", "--yes"]).await;
+    assert!(requeued.status.success(), "{}", String::from_utf8_lossy(&requeued.stderr));
+    world.wait_for("select count(*) from oncely.audit where outcome = 'completed'", 1).await;
+    for _ in 0..30 {
+        world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
+    }
+    world
+        .wait_for("select count(*) from oncely.audit where outcome = 'duplicate' and reason = 'postgres'", 30)
+        .await;
+    world.stop(worker).await;
+    let text = stdout(&world.oncely(&["explain", "k"]).await);
+    for part in [
+        "30 × duplicate, not run: postgres knew it",
+        "trace 0af7651916cd43dd8448eb211c80319c",
+        "handler_rejected: requeued since",
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert_eq!(text.matches("duplicate, not run").count(), 1, "{text}");
+}
+
+#[tokio::test]
 async fn audit_list_filters_by_everything() {
     let world = lived_in().await;
     let rows = async |arguments: &[&str]| -> Vec<Value> {
@@ -174,7 +231,7 @@ async fn status_shows_servers_queues_outbox_and_recent_outcomes() {
     let world = lived_in().await;
     let output = world.oncely(&["status"]).await;
     let text = stdout(&output);
-    assert!(output.status.success(), "{text}");
+    assert_eq!(output.status.code(), Some(5), "nobody takes from the queue: {text}");
     for part in [
         "✓ PostgreSQL",
         "✓ RabbitMQ",
@@ -188,7 +245,7 @@ async fn status_shows_servers_queues_outbox_and_recent_outcomes() {
     }
     assert!(!text.contains("guest:guest"));
     let object: Value = serde_json::from_slice(&world.oncely(&["status", "--json"]).await.stdout).unwrap();
-    assert_eq!(object["schema"], "oncely.status/1");
+    assert_eq!(object["schema"], "oncely.status/2");
     assert_eq!(object["queues"][0]["dead"], 2);
 }
 
@@ -204,5 +261,50 @@ async fn keys_with_control_characters_cannot_move_the_cursor() {
     for arguments in [&["audit", "list"][..], &["explain", "evil\u{1b}[2J"]] {
         let text = stdout(&world.oncely(arguments).await);
         assert!(text.contains("evil\\u{1b}[2J") && !text.contains('\u{1b}'), "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_migration_is_taken_back_where_somebody_agrees() {
+    let world = World::new().await;
+    let refused = world.oncely(&["migrate", "revert"]).await;
+    assert_eq!(refused.status.code(), Some(4), "nobody agreed");
+    let last = oncely::pg::MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).last().unwrap();
+    let reverted = world.oncely(&["migrate", "revert", "--yes"]).await;
+    assert!(reverted.status.success(), "{}", String::from_utf8_lossy(&reverted.stderr));
+    let info = world.oncely(&["migrate", "info"]).await;
+    let pending: Vec<String> =
+        stdout(&info).lines().filter(|line| line.contains("pending")).map(str::to_owned).collect();
+    assert!(pending.len() == 1 && pending[0].contains(&last.version.to_string()), "{pending:?}");
+    assert!(world.oncely(&["migrate"]).await.status.success());
+    assert!(world.oncely(&["migrate", "info"]).await.status.success());
+}
+
+#[tokio::test]
+async fn check_asks_of_each_login_only_what_its_role_needs() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let login = |role: &str| format!("{role}_{}", uuid::Uuid::new_v4().simple());
+    sqlx::raw_sql("revoke all on schema app from public").execute(&mut world.sql).await.unwrap();
+    for role in ["relay", "operator", "auditor", "worker"] {
+        let name = login(role);
+        let create = format!("create role {name} login; grant oncely_{role} to {name}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut world.sql).await.unwrap();
+        let mut url: url::Url = world.database.url().parse().unwrap();
+        url.set_username(&name).unwrap();
+        let environment = [("DATABASE_URL", url.as_str())];
+        let checked = world.oncely_with(&["check"], &environment).await;
+        let told = stdout(&checked);
+        assert!(told.contains(&format!("checked as: {role}")), "{told}");
+        // A worker's login must see the application's schema.
+        let wanted = if role == "worker" { 78 } else { 0 };
+        assert_eq!(checked.status.code(), Some(wanted), "{role}: {told}");
+        if role == "auditor" {
+            let more = world.oncely_with(&["check", "--as", "worker"], &environment).await;
+            assert_eq!(more.status.code(), Some(78), "{}", stdout(&more));
+        }
+        let drop = format!("drop role {name}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut world.sql).await.unwrap();
     }
 }

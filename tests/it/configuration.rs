@@ -4,7 +4,7 @@ use std::process::Command;
 
 use oncely::config::{Config, DEFAULTS};
 
-use crate::support::{World, program};
+use crate::support::{World, message, program};
 
 #[test]
 fn the_shipped_defaults_are_valid_and_name_every_default() {
@@ -237,4 +237,83 @@ fn a_toml_error_shows_its_place_and_not_the_line() {
     assert_eq!(output.status.code(), Some(78), "{text}");
     assert!(text.contains("is not TOML") && text.contains("line 2"), "{text}");
     assert!(!text.contains("tops3cret"), "{text}");
+}
+
+fn parse(postgres: &str, consumer: &str) -> Result<Config, String> {
+    let text = format!(
+        "[postgres]\nurl = \"postgres://u@h/d\"\n{postgres}\n[rabbitmq]\nurl = \"amqp://h\"\n[[consumers]]\nname = \"payments\"\n\
+         queue = \"payments\"\ntenant = \"user_id\"\nkey = \"body_hash\"\n{consumer}"
+    );
+    Config::parse(&text).map_err(|problems| problems.to_string())
+}
+
+#[test]
+fn a_deadline_and_the_limit_of_a_statement_don_t_contradict_each_other() {
+    let function = "handler = { function = \"app.f\" }";
+    let limits = |postgres: &str, consumer: &str| {
+        let config = parse(postgres, consumer).unwrap();
+        let consumer = &config.consumers[0];
+        (consumer.deadline.as_secs(), consumer.statement_timeout.as_secs())
+    };
+    assert_eq!(limits("", function), (30, 30));
+    assert_eq!(limits("", &format!("deadline = \"2m\"\n{function}")), (120, 121));
+    assert_eq!(limits("statement_timeout = \"3s\"\nlock_timeout = \"3s\"", function), (3, 3));
+    // A handler in Rust is many statements.
+    assert_eq!(limits("statement_timeout = \"20s\"", "deadline = \"40s\""), (40, 20));
+    let refused =
+        parse("statement_timeout = \"20s\"", &format!("deadline = \"40s\"\n{function}")).unwrap_err();
+    assert!(refused.contains("40s is longer than postgres.statement_timeout = 20s"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_function_may_run_as_long_as_its_deadline_says() {
+    let mut world = World::new().await;
+    sqlx::raw_sql(
+        "create function app.limits(m oncely.message) returns jsonb language plpgsql as $$
+         begin
+             insert into app.effects (tenant, consumer, key)
+             values (m.tenant, m.consumer, current_setting('statement_timeout'));
+             return null;
+         end $$",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.consumer("payments", "handler = { function = \"app.limits\" }\ndeadline = \"10m\"");
+    world.apply_topology().await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.text("select key from app.effects").await.as_deref(), Some("601s"));
+}
+
+#[cfg(not(feature = "tls"))]
+#[test]
+fn tls_is_missed_by_its_name_where_a_program_has_none() {
+    let text = "[postgres]\nurl = \"postgres://u@h/d\"\n[rabbitmq]\nurl = \"amqps://u:secret@h\"\n[redis]\nurl = \"rediss://h\"\n";
+    let refused = Config::parse(text).unwrap_err().to_string();
+    for scheme in ["amqps", "rediss"] {
+        let what = format!("{scheme}:// needs TLS, and this program is built without the feature `tls`");
+        assert!(refused.contains(&what), "{refused}");
+    }
+    assert!(!refused.contains("secret"), "{refused}");
+}
+
+#[test]
+fn arguments_that_lose_messages_are_refused_and_so_are_bindings_to_nothing() {
+    let function = "handler = { function = \"app.f\" }";
+    let wrong =
+        "queue_arguments = { x-expires = 1000, x-max-priority = [] }\nbindings = [{ routing_key = \"a\" }]";
+    let refused = parse("", &format!("{function}\n{wrong}")).unwrap_err();
+    for what in [
+        "queue_arguments.x-expires: is not allowed",
+        "x-max-priority: must be",
+        "bindings[0].exchange: must name",
+    ] {
+        assert!(refused.contains(what), "{what}: {refused}");
+    }
+    let refused =
+        parse("", &format!("{function}\ndeclare = false\nqueue_arguments = {{ x-max-priority = 3 }}"));
+    assert!(refused.unwrap_err().contains("says nothing where declare = false"));
 }

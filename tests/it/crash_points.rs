@@ -50,7 +50,7 @@ struct Expected {
     dead: Vec<String>,
 }
 
-/// As many good messages as a batch holds; then one that fails first, one that fails at COMMIT, one without a key, and a
+/// As many good messages as a batch holds; then one that fails first, one that is refused, one that fails at COMMIT, one without a key, and a
 /// copy of one that took effect before.
 async fn publish(world: &World, step: &str, batch: usize) -> Expected {
     let queue = world.queue("payments");
@@ -66,6 +66,7 @@ async fn publish(world: &World, step: &str, batch: usize) -> Expected {
     }
     add(key("fail_once"), r#"{"do": "fail_once"}"#);
     effects.insert(key("fail_once"), 1);
+    add(key("refused"), r#"{"do": "refuse"}"#);
     add(key("number"), r#"{"do": "number", "number": "7"}"#);
     add("first".to_owned(), "{}");
     add(key("0"), "{}");
@@ -95,14 +96,19 @@ async fn books_are_right(world: &mut World, step: &str, expected: &Expected) {
     let found: BTreeMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     assert_eq!(found, expected.effects, "{step}: each effect once");
     let rows = sqlx::query(
-        "select i.key, i.status, (select count(*) from oncely.audit as a where a.key = i.key and a.outcome = 'completed')
+        "select i.key, i.status, (select count(*) from oncely.audit as a where a.key = i.key and a.outcome in ('completed', 'refused'))
          from oncely.idempotency_keys as i where starts_with(i.key, $1)",
     )
     .bind(format!("{step} "))
     .fetch_all(&mut world.sql)
     .await
     .unwrap();
-    assert_eq!(rows.len(), expected.effects.len() + expected.dead.len(), "{step}: one row a key, no other");
+    // One was refused: recorded like an effect, and without one.
+    assert_eq!(
+        rows.len(),
+        expected.effects.len() + expected.dead.len() + 1,
+        "{step}: one row a key, no other"
+    );
     for row in rows {
         let (key, status, audited): (String, String, i64) = (row.get(0), row.get(1), row.get(2));
         let wanted = if expected.dead.contains(&key) { ("FAILED", 0) } else { ("COMPLETED", 1) };

@@ -1,4 +1,8 @@
-//! The memory of PostgreSQL's process between batches.
+//! Memory: of the worker whatever is sent, and of PostgreSQL's process between batches.
+
+use std::time::Duration;
+
+use testbed::eventually_within;
 
 use crate::support::{World, message};
 
@@ -25,4 +29,69 @@ async fn the_servers_process_keeps_the_memory_of_a_large_batch() {
     world.stop(worker).await;
     // 6,100 here (the first touch of shared buffers, most of them), and 14,100 where the memory goes back to the kernel.
     assert!((500..10_000).contains(&faults), "{faults} page faults");
+}
+
+/// Most resident memory that a worker may use.
+const MOST: u64 = 200_000_000;
+
+#[tokio::test]
+async fn a_worker_s_memory_is_bounded_whatever_is_sent() {
+    let mut world = World::new().await;
+    world.consumer("payments", "max_body = 1048576");
+    world.apply_topology().await;
+    let body = vec![b'x'; 8 << 20];
+    for number in 0..60 {
+        world.publish_bytes("payments", message("acme", &format!("large-{number}")), &body).await;
+    }
+    world.publish("payments", message("acme", "good"), "{}").await;
+    let worker = world.start("worker");
+    world.wait_within(Duration::from_secs(120), "select count(*) from app.effects", 1).await;
+    let dead = format!("{}.dead", world.queue("payments"));
+    eventually_within(Duration::from_secs(120), "all are dead letters", || async {
+        let ready = world.broker.ready(&dead).await?;
+        if ready == 60 { Ok(()) } else { Err(anyhow::anyhow!("{ready}")) }
+    })
+    .await
+    .unwrap();
+    let peak = worker.peak_memory().unwrap();
+    world.stop(worker).await;
+    world.broker.purge(&dead).await.unwrap();
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+    // 518 MB without the bound.
+    assert!(peak < MOST, "{peak} bytes");
+}
+
+#[tokio::test]
+async fn a_worker_s_memory_is_bounded_while_a_handler_takes_its_time() {
+    let mut world = World::new().await;
+    sqlx::raw_sql(
+        "create function app.wait(m oncely.message) returns jsonb language plpgsql as $$
+         begin
+             perform pg_advisory_xact_lock_shared(4711);
+             insert into app.effects (tenant, consumer, key) values (m.tenant, m.consumer, m.key);
+             return null;
+         end $$",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.consumer("payments", "handler = { function = \"app.wait\", json = \"off\" }\nbuffer = 16777216");
+    world.apply_topology().await;
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
+    let body = vec![b'x'; 1 << 20];
+    for number in 0..150 {
+        world.publish_bytes("payments", message("acme", &format!("k{number}")), &body).await;
+    }
+    let worker = world.start("worker");
+    let waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
+        and database = (select oid from pg_database where datname = current_database())";
+    world.wait_for(waiting, 2).await;
+    // Much is left at the broker, though it may send 2,000.
+    world.wait_for_line(&worker, "subscribed").await;
+    sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
+    world.wait_within(Duration::from_secs(120), "select count(*) from app.effects", 150).await;
+    let peak = worker.peak_memory().unwrap();
+    world.stop(worker).await;
+    assert!(peak < MOST, "{peak} bytes");
 }

@@ -334,3 +334,40 @@ async fn a_builder_refuses_consumers_without_handlers_and_handlers_without_consu
     let unknown = unknown.build().unwrap_err().to_string();
     assert!(unknown.contains("consumers.rsut: the program brings a handler"), "{unknown}");
 }
+
+/// Reads a table whose columns may change.
+struct Reader;
+
+impl Handler for Reader {
+    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+        sqlx::query("select * from app.wide").fetch_all(context.connection()).await?;
+        sqlx::query("insert into app.effects (tenant, consumer, key, attempt) values ($1, 'rust', $2, $3)")
+            .bind(message.identity.tenant.as_str())
+            .bind(message.identity.key.as_str())
+            .bind(i32::try_from(message.attempt).unwrap_or(0))
+            .execute(context.connection())
+            .await?;
+        Ok(None)
+    }
+}
+
+#[tokio::test]
+async fn a_table_that_changes_under_a_handlers_prepared_statement_spends_no_attempt() {
+    let mut world = world().await;
+    world.sql.execute("create table app.wide (a integer); insert into app.wide values (1)").await.unwrap();
+    let running = run(Worker::builder(world.config()).handler("rust", Reader).build().unwrap());
+    // Enough for both lanes to have prepared it.
+    for round in 0..6 {
+        for number in 0..10 {
+            world.publish("rust", message("acme", &format!("before{round}-{number}")), "{}").await;
+        }
+        world.wait_for("select count(*) from app.effects", (round + 1) * 10).await;
+    }
+    world.sql.execute("alter table app.wide add column b integer").await.unwrap();
+    for number in 0..20 {
+        world.publish("rust", message("acme", &format!("after{number}")), "{}").await;
+    }
+    world.wait_for("select count(*) from app.effects where attempt = 1", 80).await;
+    end(running).await;
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome <> 'completed'").await, 0);
+}

@@ -6,8 +6,9 @@ use lapin::types::FieldTable;
 
 use crate::amqp::{Copy, Topology, put, restore_headers, restore_properties, without_deaths, without_ours};
 use crate::identity::{Identity, IdentityPart};
+use crate::letter::Letter;
 use crate::pg::StoredMessage;
-use crate::seal::{SEAL_HEADER, SealKey};
+use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SEAL_HEADER, SealKey};
 
 /// Whose message it is, by its row.
 pub(super) struct Owner<'a> {
@@ -15,6 +16,7 @@ pub(super) struct Owner<'a> {
     pub(super) consumer: &'a str,
     pub(super) key: &'a str,
     pub(super) user_id: Option<&'a str>,
+    pub(super) letter: Letter,
 }
 
 /// A copy for the exchange that leads to this one queue: not the exchange that it came through, which may lead to others'
@@ -44,6 +46,11 @@ pub(super) fn returned(
     if let Some(seal) = seal {
         put(&mut headers, SEAL_HEADER, &seal);
     }
+    if owner.tenant.is_empty() || owner.key.is_empty() {
+        // Nothing else tells the worker that it is this one that comes back.
+        put(&mut headers, LETTER_HEADER, &owner.letter.to_string());
+        put(&mut headers, LETTER_SEAL_HEADER, &seal_key.mark(owner.letter, owner.tenant, &body));
+    }
     let exchange = Topology::return_exchange(queue);
     Ok(Copy::of(properties, headers, exchange, routing_key.to_owned(), body))
 }
@@ -60,7 +67,9 @@ pub(super) fn stored(seal_key: &SealKey, message: &StoredMessage) -> anyhow::Res
         None => FieldTable::default(),
     };
     let user_id = properties.user_id().as_ref().map(|user_id| user_id.as_str());
-    let owner = Owner { tenant: &message.tenant, consumer: &message.consumer, key: &message.key, user_id };
+    let letter = Letter { id: message.id, generation: u32::try_from(message.generation).unwrap_or(0) };
+    let owner =
+        Owner { tenant: &message.tenant, consumer: &message.consumer, key: &message.key, user_id, letter };
     let body = Bytes::from(body.clone());
     returned(seal_key, &owner, &message.queue, &message.routing_key, &properties, &headers, body).map(Some)
 }

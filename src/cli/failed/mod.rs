@@ -1,4 +1,4 @@
-//! `oncely failed groups|list|show|requeue|discard|sweep`: dead letters.
+//! `oncely failed groups|list|show|requeue|discard|park|sweep`: dead letters.
 //!
 //! Lists come from PostgreSQL: looking into a dead-letter queue can empty it. Changes show their plan first, need consent,
 //! and leave a row in `oncely.operator_actions`.
@@ -7,6 +7,7 @@ mod copy;
 mod discard;
 mod groups;
 mod list;
+mod park;
 mod plan;
 mod requeue;
 mod show;
@@ -49,6 +50,8 @@ enum Verb {
     Requeue(requeue::Arguments),
     /// Give dead letters up: they leave their queue
     Discard(discard::Arguments),
+    /// Set a message aside by hand: it becomes a dead letter without having run
+    Park(park::Arguments),
     /// Take what was requeued or discarded out of the dead-letter queues
     Sweep(sweep::Arguments),
 }
@@ -60,6 +63,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         Verb::Show(arguments) => show::run(file, arguments, times).await,
         Verb::Requeue(arguments) => requeue::run(file, arguments, times).await,
         Verb::Discard(arguments) => discard::run(file, arguments, times).await,
+        Verb::Park(arguments) => park::run(file, arguments, times).await,
         Verb::Sweep(arguments) => sweep::run(file, arguments).await,
     }
 }
@@ -67,8 +71,10 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
 /// Which dead letters.
 #[derive(Clone, Debug, Args)]
 struct Which {
+    /// Whose messages
     #[arg(long)]
     tenant: Option<String>,
+    /// Of which consumer
     #[arg(long)]
     consumer: Option<String>,
     /// The queue that they came from
@@ -80,12 +86,13 @@ struct Which {
     /// A group, as `oncely failed groups` shows it
     #[arg(long)]
     group: Option<String>,
+    /// A key, exactly
     #[arg(long)]
     key: Option<String>,
-    /// 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
+    /// Not before: 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
     #[arg(long, value_parser = since::parse)]
     since: Option<DateTime<Utc>>,
-    /// The same forms; not included
+    /// Before, in the same forms
     #[arg(long, value_parser = since::parse)]
     until: Option<DateTime<Utc>>,
     /// Most rows

@@ -17,7 +17,7 @@ use super::super::session;
 use super::copy;
 use super::plan::{Change, Plan};
 use super::sweep;
-use crate::amqp::{Copy, PublishError, Publisher, connect};
+use crate::amqp::{Copy, Publisher, connect};
 use crate::config::{Config, masked};
 use crate::exit;
 use crate::letter::Letter;
@@ -139,14 +139,7 @@ async fn publish(
         }
         let mut arrived = Vec::new();
         let all: Vec<Copy> = copies.iter().map(|(_, copy)| copy.clone()).collect();
-        let mut results = publisher.publish(&all).await;
-        if results.iter().any(|result| matches!(result, Err(PublishError::Amqp(_)))) {
-            // One copy that the broker can't take closes the channel for all of them: one by one.
-            results.clear();
-            for copy in &all {
-                results.extend(publisher.publish(std::slice::from_ref(copy)).await);
-            }
-        }
+        let results = publisher.publish(&all).await;
         for ((named, _), result) in copies.into_iter().zip(results) {
             match result {
                 Ok(()) => arrived.push(named),

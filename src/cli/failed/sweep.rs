@@ -264,6 +264,7 @@ impl Pass<'_> {
             consumer: &row.consumer,
             key: &row.key,
             user_id: row.user_id.as_deref(),
+            letter: Letter { id: row.id, generation: u32::try_from(row.generation).unwrap_or(0) },
         };
         let headers = taken.properties.headers().clone().unwrap_or_default();
         let body = taken.body.clone();

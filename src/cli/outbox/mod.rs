@@ -58,12 +58,16 @@ struct Which {
     /// Ids of events
     #[arg(value_name = "ID")]
     ids: Vec<Uuid>,
+    /// Whose events
     #[arg(long)]
     tenant: Option<String>,
+    /// The exchange that they are for
     #[arg(long)]
     exchange: Option<String>,
+    /// Their routing key, exactly
     #[arg(long)]
     routing_key: Option<String>,
+    /// Their ordering key, exactly
     #[arg(long)]
     ordering_key: Option<String>,
     /// Why it was not published, such as unroutable or exchange_missing

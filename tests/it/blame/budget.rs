@@ -40,13 +40,19 @@ async fn copies_follow_the_ladder_of_their_key_and_take_effect_once() {
     assert_eq!(world.count(gap).await, 0, "no copy came before its time");
 }
 
+/// Handlers that wait at the gate.
+const WAITING: &str =
+    "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
+    and database = (select oid from pg_database where datname = current_database())";
+
 /// Puts the messages of a consumer's queue back once, so that they are delivered again.
 async fn deliver_once_in_vain(world: &World, consumer: &str, count: usize) {
     let queue = world.queue(consumer);
     let channel = world.broker.channel();
     let mut last = 0;
     for _ in 0..count {
-        let got = channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap().unwrap();
+        let got =
+            channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap().unwrap();
         last = got.delivery_tag;
     }
     channel.basic_nack(last, BasicNackOptions { multiple: true, requeue: true }).await.unwrap();
@@ -58,8 +64,9 @@ async fn a_copy_that_is_at_work_in_another_lane_is_no_death() {
     let mut world = World::new().await;
     world.consumer(
         "payments",
-        "batch = 1\nlanes = 2\nretry = { delays = [\"100ms\"], max_attempts = 3, max_crashes = 1 }",
+        "lanes = 1\nprefetch = 1\nretry = { delays = [\"100ms\"], max_attempts = 3, max_crashes = 1 }",
     );
+    world.configure("[postgres]\nlock_timeout = \"25s\"");
     world.apply_topology().await;
     let mut gate = world.database.connect().await.unwrap();
     sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
@@ -67,12 +74,15 @@ async fn a_copy_that_is_at_work_in_another_lane_is_no_death() {
         world.publish("payments", message("acme", "k"), r#"{"do": "wait"}"#).await;
     }
     deliver_once_in_vain(&world, "payments", 2).await;
-    let worker = world.start_with("worker", "worker", &[("RUST_LOG", "oncely=debug".to_owned())]);
-    world.wait_for_line(&worker, "another session runs a copy of this message").await;
+    let first = world.start_as("worker", "first");
+    world.wait_for(WAITING, 1).await;
+    let second = world.start_with("worker", "second", &[("RUST_LOG", "oncely=debug".to_owned())]);
+    world.wait_for_line(&second, "another session runs a copy of this message").await;
     sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
     world.wait_for("select count(*) from app.effects", 1).await;
     world.wait_for_ready(&world.queue("payments"), 0).await;
-    world.stop(worker).await;
+    world.stop(first).await;
+    world.stop(second).await;
     assert_eq!(world.broker.ready(&format!("{}.dead", world.queue("payments"))).await.unwrap(), 0);
     assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0, "both are acknowledged");
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
@@ -98,12 +108,10 @@ async fn a_suspect_that_runs_alone_stops_no_other_consumer() {
         .await
         .unwrap();
     let worker = world.start("worker");
-    let waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
-        and database = (select oid from pg_database where datname = current_database())";
-    world.wait_for(waiting, 1).await;
+    world.wait_for(WAITING, 1).await;
     world.publish("orders", message("acme", "other"), "{}").await;
     world.wait_for("select count(*) from app.effects where consumer = 'orders'", 1).await;
-    assert_eq!(world.count(waiting).await, 1, "the suspect is still at work");
+    assert_eq!(world.count(WAITING).await, 1, "the suspect is still at work");
     sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
     world.wait_for("select count(*) from app.effects where consumer = 'payments'", 1).await;
     world.stop(worker).await;

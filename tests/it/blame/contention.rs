@@ -64,7 +64,11 @@ async fn batches_that_lock_the_same_rows_in_another_order_spend_no_attempt() {
     let messages = (0..1_200_usize)
         .map(|number| {
             let row = number.wrapping_mul(2_654_435_761) >> 7;
-            (queue.clone(), message("acme", &format!("k{number}")), format!("{{\"row\": {}}}", row % 20).into())
+            (
+                queue.clone(),
+                message("acme", &format!("k{number}")),
+                format!("{{\"row\": {}}}", row % 20).into(),
+            )
         })
         .collect();
     world.broker.publish_all("", messages).await.unwrap();

@@ -2,6 +2,7 @@
 
 mod changes;
 mod letters;
+mod park;
 mod requeue;
 mod sweep;
 

@@ -117,6 +117,28 @@ async fn a_group_is_requeued_alone_and_what_comes_back_is_counted() {
 }
 
 #[tokio::test]
+async fn a_message_without_a_name_that_comes_back_is_the_same_letter() {
+    let mut world = fragile(&[], "key = { json_pointer = \"/id\" }").await;
+    let worker = world.start("worker");
+    // Equal ones are as many messages: nothing names them.
+    for _ in 0..3 {
+        world.publish("payments", message("acme", "m"), "{no json").await;
+    }
+    world.wait_for(WAITING, 3).await;
+    world.wait_for_ready(&dead(&world), 3).await;
+    assert_eq!(requeue_all(&world).await["done"], 3);
+    world
+        .wait_for("select count(*) from oncely.dead_letters where state = 'waiting' and generation = 2", 3)
+        .await;
+    assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 3);
+    world.wait_for_ready(&dead(&world), 3).await;
+    let table = world.oncely(&["failed", "groups"]).await;
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.contains("came back: 3 of 3"), "{table}");
+    world.stop(worker).await;
+}
+
+#[tokio::test]
 async fn a_key_conflict_is_not_requeued_and_another_payloads_failed_key_is_not_touched() {
     let mut world = fragile(&["a"], "").await;
     let worker = world.start("worker");

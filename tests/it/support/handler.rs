@@ -20,6 +20,7 @@ begin
         when 'fail_once' then
             if message.attempt = 1 then raise exception 'boom'; end if;
         when 'reject' then perform oncely.reject('no such account', 'account 7');
+        when 'refuse' then perform oncely.refuse('sold out');
         when 'divide' then perform 1 / 0;
         when 'missing_table' then execute 'insert into app.not_there values (1)';
         -- Blocks until whoever holds this lock lets go: a handler that is in the middle of its work.

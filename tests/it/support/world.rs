@@ -246,7 +246,12 @@ impl World {
     }
 
     /// Stops a worker by SIGTERM and checks that it exits 0 and has left nothing unacknowledged that took effect.
-    pub(crate) async fn stop(&self, mut process: Process) {
+    pub(crate) async fn stop(&self, process: Process) {
+        self.stopped_log(process).await;
+    }
+
+    /// The same, with all that it has printed.
+    pub(crate) async fn stopped_log(&self, mut process: Process) -> String {
         // Before it listens, the signal would just kill it.
         eventually("it listens to signals", || async {
             if process.catches(Signal::TERM) { Ok(()) } else { Err(process.output()) }
@@ -254,7 +259,9 @@ impl World {
         .await
         .expect("in time");
         let status = process.terminate(Duration::from_secs(30)).await.expect("end");
-        assert!(status.success(), "{status}: {}", process.output());
+        let output = process.output();
+        assert!(status.success(), "{status}: {output}");
+        output
     }
 
     /// Kills a program with -9.

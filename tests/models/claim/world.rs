@@ -91,6 +91,7 @@ impl Row {
             crash_attempts: self.crashes.into(),
             reason: None,
             last_error: None,
+            error_code: None,
             not_before: None,
             is_running: false,
         })

@@ -45,6 +45,7 @@ impl Row {
             crash_attempts: 0,
             reason: None,
             last_error: None,
+            error_code: None,
             not_before: None,
             is_running: false,
         })

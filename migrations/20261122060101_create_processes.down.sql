@@ -1,0 +1,4 @@
+drop function oncely.bury_processes(timestamptz);
+drop function oncely.leave(uuid);
+drop function oncely.beat(uuid, text, text, text, text, integer, jsonb);
+drop table oncely.processes;

@@ -1,0 +1,1 @@
+drop function oncely.park(text, text, text, text);

@@ -1,0 +1,191 @@
+//! `oncely failed park KEY`: sets a message aside by hand, before it runs (again).
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use clap::Args;
+use serde_json::{Value, json};
+use sqlx::Connection as _;
+
+use super::super::consent::{self, Agreement, Consent, Proposal};
+use super::super::output::{self, Times, age, safe};
+use super::super::session;
+use super::SCHEMA;
+use crate::config::Config;
+use crate::decide::KeyStatus;
+use crate::exit;
+use crate::identity::{Identity, IdentityPart};
+use crate::pg::{self, KeyDetails, Parked};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The next delivery of the key becomes a dead letter (reason parked) without having run; `oncely failed requeue --key \
+                  KEY` lets it run again. Works for a key that is tried again, that a worker is stuck at, or that was not seen yet. \
+                  Exit 1: it took effect, was given up before, or somebody has it in an open transaction. 4: nobody agreed."
+)]
+pub(super) struct Arguments {
+    /// The key, exactly
+    key: String,
+    /// Whose message it is
+    #[arg(long)]
+    tenant: String,
+    /// For which consumer; needed where there are several
+    #[arg(long)]
+    consumer: Option<String>,
+    /// Only show the plan
+    #[arg(long)]
+    dry_run: bool,
+    /// Agree to the plan without being asked
+    #[arg(long)]
+    yes: bool,
+    /// Why, for the record and the dead letter
+    #[arg(long)]
+    note: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+struct Plan {
+    identity: Identity,
+    known: Option<KeyDetails>,
+    now: DateTime<Utc>,
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(consumer) = consumer(&config, arguments.consumer.as_deref()) else {
+        let names: Vec<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
+        output::note(&format!("which consumer? Name one of {} with --consumer", names.join(", ")));
+        return Ok(ExitCode::from(2));
+    };
+    let part = |what: &str, text: &str| {
+        IdentityPart::new(text.as_bytes()).with_context(|| format!("{what} {:?}", safe(text)))
+    };
+    let identity = Identity {
+        tenant: part("the tenant", &arguments.tenant)?,
+        consumer,
+        key: part("the key", &arguments.key)?,
+    };
+    let mut session = session::open(&config).await?;
+    let known = pg::key_details(
+        &mut session.connection,
+        &arguments.key,
+        Some(&arguments.tenant),
+        Some(identity.consumer.as_str()),
+    )
+    .await?
+    .pop();
+    let now = session.clock.now();
+    let plan = Plan { identity, known, now };
+    let agreement = Agreement {
+        all: false,
+        dry_run: arguments.dry_run,
+        yes: arguments.yes,
+        max: 1,
+        note: arguments.note,
+        json: arguments.json,
+    };
+    if let Consent::Over(code) = agreement.seek(&plan)? {
+        return Ok(code);
+    }
+    let mut transaction = session.connection.begin().await?;
+    let parked = match pg::park(&mut transaction, &plan.identity, agreement.note.as_deref()).await {
+        // lock_not_available
+        Err(error) if error.as_database_error().and_then(|e| e.code()).as_deref() == Some("55P03") => {
+            output::note("somebody has this key in an open transaction: nothing was changed; try again");
+            return Ok(ExitCode::from(exit::NO));
+        }
+        parked => parked?,
+    };
+    if parked == Parked::Done {
+        let (filter, user) = (plan.filter(), consent::user());
+        let action = pg::Action {
+            tenant: plan.identity.tenant.as_str(),
+            verb: "park",
+            user: &user,
+            filter: &filter,
+            count: 1,
+            reason: agreement.note.as_deref(),
+        };
+        pg::record_action(&mut transaction, now, &action).await?;
+    }
+    transaction.commit().await?;
+    session.close().await;
+    let (outcome, code) = match &parked {
+        Parked::Done => ("parked".to_owned(), ExitCode::SUCCESS),
+        Parked::Completed => ("took effect already".to_owned(), ExitCode::from(exit::NO)),
+        Parked::GivenUp(reason) => (format!("given up before: {reason}"), ExitCode::from(exit::NO)),
+    };
+    match parked {
+        Parked::Done => output::note("parked: its next delivery becomes a dead letter without having run"),
+        _ => output::note(&format!("nothing was changed: {outcome}")),
+    }
+    if agreement.json {
+        output::print_json(SCHEMA, plan.told(false, &outcome))?;
+    }
+    Ok(code)
+}
+
+/// The one that is named, or the only one there is.
+fn consumer(config: &Config, named: Option<&str>) -> Option<IdentityPart> {
+    let mut names = config.consumers.iter().map(|consumer| &consumer.name);
+    match named {
+        Some(named) => names.find(|name| name.as_str() == named).cloned(),
+        None => names.next().filter(|_| names.next().is_none()).cloned(),
+    }
+}
+
+impl Plan {
+    fn filter(&self) -> Value {
+        let Identity { tenant, consumer, key } = &self.identity;
+        json!({ "tenant": tenant.as_str(), "consumer": consumer.as_str(), "key": key.as_str() })
+    }
+
+    fn told(&self, dry_run: bool, outcome: &str) -> Value {
+        json!({
+            "verb": "park", "dry_run": dry_run, "count": self.count(), "identity": self.filter(), "known": self.known,
+            "outcome": outcome,
+        })
+    }
+}
+
+impl Proposal for Plan {
+    const ROWS: &'static str = "keys";
+
+    fn verb(&self) -> &'static str {
+        "park"
+    }
+
+    fn count(&self) -> usize {
+        let open = |known: &KeyDetails| known.status == KeyStatus::InProgress.as_str();
+        usize::from(self.known.as_ref().is_none_or(open))
+    }
+
+    fn tell(&self) -> String {
+        let Identity { tenant, consumer, key } = &self.identity;
+        let (consumer, tenant, key) = (safe(consumer.as_str()), safe(tenant.as_str()), safe(key.as_str()));
+        let head = format!("park {consumer} · tenant {tenant} · key {key}");
+        let state = match &self.known {
+            None => "not known: not seen yet, or at work for the first time".to_owned(),
+            Some(known) if known.status == KeyStatus::Completed.as_str() => {
+                "it took effect already".to_owned()
+            }
+            Some(known) if known.status == KeyStatus::Failed.as_str() => {
+                format!("it was given up before: {}", safe(known.reason.as_deref().unwrap_or("unknown")))
+            }
+            Some(known) => {
+                let error = known.last_error.as_deref().unwrap_or("none");
+                let since = age(known.created_at, self.now);
+                format!("{} attempt(s) since {since}, last error: {}", known.attempts, safe(error))
+            }
+        };
+        format!("{head}\n  {state}")
+    }
+
+    fn print_dry_run(&self) -> anyhow::Result<()> {
+        output::print_json(SCHEMA, self.told(true, "nothing was changed"))
+    }
+}

@@ -1,0 +1,258 @@
+//! What a person should know of a picture, the worst first.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use super::super::output::{Times, age, safe};
+use super::picture::{Database, Picture, QueueState};
+use crate::exit;
+use crate::pg::RecentOutcome;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Severity {
+    /// Messages stand still, or many of them are given up.
+    Danger,
+    /// Worth a look by day.
+    Look,
+}
+
+/// One sentence, and what it is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) severity: Severity,
+    /// A consumer, or what else is concerned.
+    pub(super) about: String,
+    pub(super) text: String,
+}
+
+/// Records and events that wait longer than this are late.
+const LATE: chrono::Duration = chrono::Duration::seconds(60);
+/// So many dead letters, and one decision in so many, in the last five minutes: not one bad message, but something that breaks.
+const MANY: i64 = 10;
+const ONE_IN: i64 = 20;
+
+/// The exit code: what is worst.
+pub(super) fn code(picture: &Picture, findings: &[Finding]) -> u8 {
+    match findings.iter().map(|finding| finding.severity).min() {
+        _ if picture.postgres.is_err() || picture.rabbitmq.is_err() => exit::UNREACHABLE,
+        Some(Severity::Danger) => exit::DANGER,
+        Some(Severity::Look) => exit::NO,
+        None => 0,
+    }
+}
+
+/// Judges.
+pub(super) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
+    let mut found = Found(Vec::new());
+    if let Ok(queues) = &picture.rabbitmq {
+        queues.iter().for_each(|queue| found.queue(picture, queue));
+    }
+    if let Ok(database) = &picture.postgres {
+        found.stalls(database, times);
+        found.failing(database);
+        found.growing(&database.recent);
+        found.letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
+        found.processes(database);
+        found.outbox(database);
+    }
+    if let Some(Err(error)) = &picture.redis {
+        found.look(
+            "Redis",
+            format!("does not answer, so PostgreSQL decides alone, only slower: {}", safe(error)),
+        );
+    }
+    let mut findings = found.0;
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+struct Found(Vec<Finding>);
+
+impl Found {
+    fn danger(&mut self, about: &str, text: String) {
+        self.0.push(Finding { severity: Severity::Danger, about: safe(about), text });
+    }
+
+    fn look(&mut self, about: &str, text: String) {
+        self.0.push(Finding { severity: Severity::Look, about: safe(about), text });
+    }
+
+    fn queue(&mut self, picture: &Picture, state: &QueueState) {
+        for missing in &state.missing {
+            let text = format!("the queue {} does not exist (`oncely topology apply`)", safe(missing));
+            self.danger(&state.consumer, text);
+        }
+        if state.subscriptions == Some(0) {
+            let workers = picture.workers(&state.consumer).count();
+            let what = match workers {
+                0 => "no worker is there".to_owned(),
+                some => format!("{some} worker(s) live and are not subscribed"),
+            };
+            let ready = state.ready.unwrap_or_default();
+            self.danger(
+                &state.consumer,
+                format!("nobody takes from {}: {what}; {ready} message(s) wait", safe(&state.queue)),
+            );
+        }
+    }
+
+    fn stalls(&mut self, database: &Database, times: Times) {
+        for seen in database.processes.iter().filter(|seen| !seen.silent) {
+            for report in &seen.reports {
+                let Some(stalled) = &report.condition.stalled else { continue };
+                let since = format!("{} ({})", times.show(stalled.since), age(stalled.since, database.now));
+                let code = stalled.code.as_deref().map(|code| format!(" (SQLSTATE {})", safe(code)));
+                let who = match (&stalled.tenant, &stalled.key) {
+                    (Some(tenant), Some(key)) => format!("; tenant {} · key {}", safe(tenant), safe(key)),
+                    _ => String::new(),
+                };
+                let text = format!(
+                    "stands still since {since} because: {}{}{who} (worker {})",
+                    safe(&stalled.text),
+                    code.unwrap_or_default(),
+                    safe(&seen.row.name)
+                );
+                self.danger(&report.consumer, text);
+            }
+        }
+    }
+
+    fn failing(&mut self, database: &Database) {
+        for state in database.consumers.iter().filter(|state| state.failing > 0) {
+            let named: Vec<String> = database
+                .failing
+                .iter()
+                .filter(|key| key.consumer == state.consumer)
+                .map(|key| {
+                    let error = safe(key.last_error.as_deref().unwrap_or("no error is known"));
+                    let (tenant, name) = (safe(&key.tenant), safe(&key.key));
+                    let next = match key.not_before.map(|at| at - database.now) {
+                        Some(wait) if wait > chrono::Duration::zero() => {
+                            format!(", the next in {}", age(database.now, database.now + wait))
+                        }
+                        _ => String::new(),
+                    };
+                    format!("tenant {tenant} · key {name}, {} attempt(s){next}: {error}", key.attempts)
+                })
+                .collect();
+            let and_more = match state.failing > i64::try_from(named.len()).unwrap_or(i64::MAX) {
+                true => "\n      …",
+                false => "",
+            };
+            let text = format!(
+                "{} message(s) failed and are tried again:\n      {}{and_more}",
+                state.failing,
+                named.join("\n      ")
+            );
+            self.look(&state.consumer, text);
+        }
+    }
+
+    fn growing(&mut self, recent: &[RecentOutcome]) {
+        let mut consumers: Vec<&str> = recent.iter().map(|row| row.consumer.as_str()).collect();
+        consumers.dedup();
+        for consumer in consumers {
+            let rows = || recent.iter().filter(|row| row.consumer == consumer);
+            let all: i64 = rows().map(|row| row.count).sum();
+            let dead: i64 = rows().filter(|row| row.outcome == "dead_lettered").map(|row| row.count).sum();
+            if dead >= MANY && dead * ONE_IN > all {
+                let text = format!(
+                    "{dead} of {all} decisions of the last 5 minutes were dead letters (`oncely failed groups`)"
+                );
+                self.danger(consumer, text);
+            }
+        }
+    }
+
+    fn letters(&mut self, database: &Database, queues: &[QueueState]) {
+        for letters in &database.letters {
+            let dead = queues.iter().find(|state| state.queue == letters.queue).and_then(|state| state.dead);
+            let about = queues.iter().find(|state| state.queue == letters.queue).map_or("", |s| &s.consumer);
+            let about = if about.is_empty() { &letters.queue } else { about };
+            self.look(about, format!("{} dead letter(s) wait (`oncely failed groups`)", letters.waiting));
+            if let Some(dead) = dead
+                && i64::from(dead) < letters.settled
+            {
+                let text = format!(
+                    "{}.dead holds {dead} message(s), but {} dead letters wait: it was emptied or deleted. What is stored whole can \
+                     still be requeued",
+                    safe(&letters.queue),
+                    letters.settled
+                );
+                self.look(about, text);
+            }
+        }
+    }
+
+    fn processes(&mut self, database: &Database) {
+        for seen in database.processes.iter().filter(|seen| seen.silent) {
+            let row = &seen.row;
+            let text = format!(
+                "is silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL",
+                age(row.last_seen_at, database.now),
+                safe(&row.host),
+                row.pid
+            );
+            self.look(&format!("{} {}", row.kind, row.name), text);
+        }
+    }
+
+    fn outbox(&mut self, database: &Database) {
+        let relays = database.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
+        let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
+        if !relays {
+            let text =
+                "none runs: no event is published, nothing is mirrored, nothing is collected".to_owned();
+            self.look("relay", text);
+        }
+        match late(database.events.oldest_due) {
+            Some(oldest) if !relays => {
+                let text =
+                    format!("are not published: the oldest was written {} ago", age(oldest, database.now));
+                self.danger("events", text);
+            }
+            // It may have been delayed on purpose, or wait behind a parked one.
+            Some(oldest) => {
+                let text =
+                    format!("are late: the oldest that is due was written {} ago", age(oldest, database.now));
+                self.look("events", text);
+            }
+            None => {}
+        }
+        if let Some(oldest) = late(database.outbox.oldest) {
+            let text = format!(
+                "the oldest record waits for {}: duplicates cost more meanwhile",
+                age(oldest, database.now)
+            );
+            self.look("outbox", text);
+        }
+        if database.events.parked > 0 {
+            let text = format!("{} parked (`oncely outbox list --state parked`)", database.events.parked);
+            self.look("events", text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recent(outcome: &str, count: i64) -> RecentOutcome {
+        RecentOutcome { consumer: "payments".to_owned(), outcome: outcome.to_owned(), reason: None, count }
+    }
+
+    fn growing(completed: i64, dead: i64) -> usize {
+        let mut found = Found(Vec::new());
+        found.growing(&[recent("completed", completed), recent("dead_lettered", dead)]);
+        found.0.len()
+    }
+
+    #[test]
+    fn one_bad_message_is_no_danger_and_one_in_twenty_is() {
+        assert_eq!(growing(0, 1), 0);
+        assert_eq!(growing(1_000, 20), 0);
+        assert_eq!(growing(100, 10), 1);
+    }
+}

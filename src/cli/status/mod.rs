@@ -1,0 +1,70 @@
+//! `oncely status`: what a person must know, on one screen.
+
+mod findings;
+mod picture;
+mod screen;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use self::findings::{code, judge};
+use self::picture::Picture;
+use super::output::{self, Times};
+use crate::config::Config;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit 0: nothing needs a look. 1: something does, and messages go on (dead letters wait, messages are tried again, a \
+                  process is silent, no relay runs, Redis is away). 3: PostgreSQL or RabbitMQ does not answer. 5: messages stand \
+                  still or are given up in numbers (nobody takes from a queue, a queue is missing, a consumer is stalled, events are \
+                  not published, one decision in twenty is a dead letter)."
+)]
+pub(super) struct Arguments {
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+    /// Draw the screen again every so many seconds (2), until Ctrl-C
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "2",
+        value_parser = clap::value_parser!(u64).range(1..=3_600),
+        conflicts_with = "json"
+    )]
+    watch: Option<u64>,
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(seconds) = arguments.watch else {
+        let picture = Picture::take(&config).await?;
+        let findings = judge(&picture, times);
+        let code = code(&picture, &findings);
+        if arguments.json {
+            output::print_json("oncely.status/2", screen::as_json(&picture, &findings, code))?;
+        } else {
+            output::print(&screen::show(&config, &picture, &findings, times))?;
+        }
+        return Ok(ExitCode::from(code));
+    };
+    if !std::io::stdout().is_terminal() {
+        output::note("--watch draws on a terminal, and there is none");
+        return Ok(ExitCode::from(2));
+    }
+    loop {
+        let picture = Picture::take(&config).await?;
+        let findings = judge(&picture, times);
+        let screen = screen::show(&config, &picture, &findings, times);
+        // Home, the new screen over the old one, each line's and the screen's rest erased: nothing flickers.
+        let screen = screen.replace('\n', "\x1b[K\n");
+        let mut out = std::io::stdout().lock();
+        write!(out, "\x1b[H{screen}\x1b[K\n\x1b[J").and_then(|()| out.flush())?;
+        drop(out);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+}

@@ -1,0 +1,207 @@
+//! What is asked for the screen: all servers at once, each within its own time.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use super::super::session;
+use crate::amqp::{AmqpError, Topology, connect, depth};
+use crate::config::{Config, Consumer, RabbitSettings};
+use crate::exit;
+use crate::mirror::Mirror;
+use crate::pg::{
+    self, ConsumerState, EventStatus, FailingKey, OutboxStatus, ProcessRow, QueueLetters, RecentOutcome,
+    Session, TableStatistics,
+};
+use crate::worker::Report;
+
+/// How far back outcomes are counted.
+const RECENT: chrono::Duration = chrono::Duration::minutes(5);
+/// Beats come every five seconds.
+const SILENT: chrono::Duration = chrono::Duration::seconds(15);
+/// A process that is silent for so long is not spoken of any more.
+const GONE: chrono::Duration = chrono::Duration::hours(1);
+/// By then a dead letter's copy is in its queue.
+const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
+/// How many failing keys of a consumer are named.
+const NAMED: i64 = 3;
+
+/// Everything that is known at one time; a server's part is its error where it does not answer.
+pub(super) struct Picture {
+    pub(super) postgres: Result<Database, String>,
+    pub(super) rabbitmq: Result<Vec<QueueState>, String>,
+    /// `None` where there is no mirror.
+    pub(super) redis: Option<Result<(), String>>,
+}
+
+/// What PostgreSQL knows.
+#[derive(Serialize)]
+pub(super) struct Database {
+    pub(super) now: DateTime<Utc>,
+    pub(super) cell: String,
+    pub(super) epoch: String,
+    pub(super) outbox: OutboxStatus,
+    pub(super) events: EventStatus,
+    pub(super) tables: TableStatistics,
+    pub(super) recent: Vec<RecentOutcome>,
+    pub(super) consumers: Vec<ConsumerState>,
+    pub(super) failing: Vec<FailingKey>,
+    pub(super) letters: Vec<QueueLetters>,
+    #[serde(skip)]
+    pub(super) processes: Vec<Seen>,
+}
+
+/// A process, by its heartbeat.
+pub(super) struct Seen {
+    pub(super) row: ProcessRow,
+    pub(super) reports: Vec<Report>,
+    /// Its last beat is older than it should be.
+    pub(super) silent: bool,
+}
+
+/// A queue with those around it, as the broker knows them.
+pub(super) struct QueueState {
+    pub(super) consumer: String,
+    pub(super) queue: String,
+    pub(super) ready: Option<u32>,
+    pub(super) retrying: u64,
+    pub(super) dead: Option<u32>,
+    pub(super) subscriptions: Option<u32>,
+    pub(super) missing: Vec<String>,
+}
+
+impl Picture {
+    /// Asks.
+    ///
+    /// # Errors
+    /// When the database does not fit the configuration. A server that does not answer is in the picture.
+    pub(super) async fn take(config: &Config) -> anyhow::Result<Self> {
+        let (postgres, rabbitmq, redis) = tokio::join!(database(config), queues(config), redis(config));
+        let postgres = match postgres {
+            Err(error) if exit::code(&error) == exit::CONFIG => return Err(error),
+            Err(error) => Err(exit::told(&error)),
+            Ok(database) => Ok(database),
+        };
+        Ok(Self { postgres, rabbitmq: rabbitmq.map_err(|error| error.to_string()), redis })
+    }
+
+    /// Workers that live, with what they say of a consumer.
+    pub(super) fn workers<'a>(&'a self, consumer: &'a str) -> impl Iterator<Item = (&'a Seen, &'a Report)> {
+        let processes = self.postgres.as_ref().map_or(&[][..], |database| &database.processes);
+        let living = processes.iter().filter(|seen| !seen.silent);
+        living.flat_map(move |seen| {
+            seen.reports
+                .iter()
+                .filter(move |report| report.consumer == consumer)
+                .map(move |report| (seen, report))
+        })
+    }
+
+    /// Deliveries of a queue that are in workers' hands; `None` where no living worker says so.
+    pub(super) fn unacknowledged(&self, consumer: &str, queue: &str) -> Option<u64> {
+        self.workers(consumer)
+            .filter_map(|(_, report)| report.condition.unacknowledged.get(queue))
+            .fold(None, |sum, count| Some(sum.unwrap_or(0) + count))
+    }
+
+    /// When a message of this consumer took effect last: by the keys, or by a worker that remembers longer.
+    pub(super) fn completed_at(&self, consumer: &str) -> Option<DateTime<Utc>> {
+        let states = self.postgres.as_ref().map_or(&[][..], |database| &database.consumers);
+        let stored = states.iter().filter(|state| state.consumer == consumer).filter_map(|s| s.completed_at);
+        let told = self.workers(consumer).filter_map(|(_, report)| report.condition.completed_at);
+        stored.chain(told).max()
+    }
+}
+
+async fn database(config: &Config) -> anyhow::Result<Database> {
+    let mut session = session::open(config).await?;
+    let asked = ask(config, &mut session).await;
+    session.close().await;
+    Ok(asked?)
+}
+
+async fn ask(config: &Config, session: &mut Session) -> Result<Database, sqlx::Error> {
+    let now = session.clock.now();
+    let names: Vec<String> = config.consumers.iter().map(|c| c.name.as_str().to_owned()).collect();
+    let connection = &mut session.connection;
+    Ok(Database {
+        now,
+        cell: session.cell.name.clone(),
+        epoch: session.cell.epoch.clone(),
+        outbox: pg::outbox_status(connection).await?,
+        events: pg::event_status(connection, now).await?,
+        tables: pg::table_statistics(connection).await?,
+        recent: pg::recent_outcomes(connection, now - RECENT).await?,
+        consumers: pg::consumer_states(connection, &names).await?,
+        failing: pg::failing_keys(connection, &names, NAMED).await?,
+        letters: pg::queue_letters(connection, now - ARRIVED).await?,
+        processes: pg::processes(connection, now - GONE)
+            .await?
+            .into_iter()
+            .map(|row| seen(row, now))
+            .collect(),
+    })
+}
+
+fn seen(row: ProcessRow, now: DateTime<Utc>) -> Seen {
+    // Of another build it may say something else: then nothing is known of its consumers.
+    let reports = serde_json::from_value(row.consumers.clone()).unwrap_or_default();
+    Seen { silent: now - row.last_seen_at > SILENT, row, reports }
+}
+
+async fn queues(config: &Config) -> Result<Vec<QueueState>, AmqpError> {
+    let connection = connect(&config.rabbitmq, "oncely status").await?;
+    let mut states = Vec::new();
+    for consumer in &config.consumers {
+        for queue in &consumer.queues {
+            states.push(queue_state(&connection, &config.rabbitmq, consumer, queue).await?);
+        }
+    }
+    if let Err(error) = connection.close(200, "done".into()).await {
+        tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
+    }
+    Ok(states)
+}
+
+async fn queue_state(
+    connection: &lapin::Connection,
+    settings: &RabbitSettings,
+    consumer: &Consumer,
+    queue: &str,
+) -> Result<QueueState, AmqpError> {
+    let dead = Topology::dead_letter_queue(queue);
+    let mut names = vec![queue.to_owned(), dead.clone()];
+    names.extend(consumer.retry.delays.iter().map(|delay| Topology::retry_queue(queue, *delay)));
+    names.dedup();
+    let mut found = BTreeMap::new();
+    let mut missing = Vec::new();
+    for name in names {
+        match depth(connection, settings.timeout, &name).await? {
+            Some(depth) => {
+                found.insert(name, depth);
+            }
+            None => missing.push(name),
+        }
+    }
+    let work = found.remove(queue);
+    let dead = found.remove(&dead);
+    Ok(QueueState {
+        consumer: consumer.name.as_str().to_owned(),
+        queue: queue.to_owned(),
+        ready: work.map(|depth| depth.ready),
+        retrying: found.values().map(|depth| u64::from(depth.ready)).sum(),
+        dead: dead.map(|depth| depth.ready),
+        subscriptions: work.map(|depth| depth.subscriptions),
+        missing,
+    })
+}
+
+async fn redis(config: &Config) -> Option<Result<(), String>> {
+    let settings = config.mirror.as_ref()?;
+    let answer = match Mirror::new(settings) {
+        Ok(mirror) => mirror.ping().await,
+        Err(error) => Err(error),
+    };
+    Some(answer.map_err(|error| error.to_string()))
+}

@@ -1,0 +1,195 @@
+//! A picture on one screen, and as JSON.
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+
+use super::super::output::{self, Times, age, bytes, safe};
+use super::findings::{Finding, Severity};
+use super::picture::{Database, Picture, QueueState};
+use crate::config::{Config, masked};
+
+/// For people.
+pub(super) fn show(config: &Config, picture: &Picture, findings: &[Finding], times: Times) -> String {
+    let mut lines = servers(config, picture);
+    lines.push(String::new());
+    for finding in findings {
+        let sign = match finding.severity {
+            Severity::Danger => "✗",
+            Severity::Look => "!",
+        };
+        lines.push(format!("{sign} {}: {}", finding.about, finding.text));
+    }
+    if findings.is_empty() && picture.postgres.is_ok() && picture.rabbitmq.is_ok() {
+        lines.push("✓ nothing needs a look".to_owned());
+    }
+    let now = picture.postgres.as_ref().map_or_else(|_| Utc::now(), |database| database.now);
+    if let Ok(queues) = &picture.rabbitmq {
+        lines.push(String::new());
+        lines.push(consumers(picture, queues, now));
+    }
+    if let Ok(database) = &picture.postgres {
+        lines.push(String::new());
+        lines.push(processes(database));
+        lines.extend(tables(database, times));
+    }
+    lines.join("\n")
+}
+
+fn servers(config: &Config, picture: &Picture) -> Vec<String> {
+    let line = |what: &str, url: String, error: Option<&String>| match error {
+        None => format!("✓ {what:<11} {url}"),
+        Some(error) => format!("✗ {what:<11} {url}: {}", safe(error)),
+    };
+    let redis = match (&config.mirror, &picture.redis) {
+        (Some(settings), Some(answer)) => line("Redis", masked(&settings.url), answer.as_ref().err()),
+        _ => "– Redis       not configured: PostgreSQL answers for all duplicates".to_owned(),
+    };
+    vec![
+        line("PostgreSQL", masked(&config.postgres.url), picture.postgres.as_ref().err()),
+        line("RabbitMQ", masked(&config.rabbitmq.url), picture.rabbitmq.as_ref().err()),
+        redis,
+    ]
+}
+
+fn consumers(picture: &Picture, queues: &[QueueState], now: DateTime<Utc>) -> String {
+    let mut table = output::table([
+        "CONSUMER",
+        "QUEUE",
+        "READY",
+        "UNACKED",
+        "RETRYING",
+        "DEAD",
+        "WORKERS",
+        "LAST COMPLETION",
+        "DONE",
+        "DUPLICATES",
+    ]);
+    let shown = |count: Option<u64>| count.map_or_else(|| "–".to_owned(), |count| count.to_string());
+    for state in queues {
+        let there = |count: Option<u32>| count.map_or_else(|| "missing".to_owned(), |n| n.to_string());
+        let consumer = state.consumer.as_str();
+        let workers = picture.workers(consumer).count();
+        let sum = |of: fn(&crate::worker::Report) -> u64| {
+            (workers > 0).then(|| picture.workers(consumer).map(|(_, report)| of(report)).sum())
+        };
+        let completed = picture.completed_at(consumer);
+        table.add_row([
+            safe(consumer),
+            safe(&state.queue),
+            there(state.ready),
+            shown(picture.unacknowledged(consumer, &state.queue)),
+            state.retrying.to_string(),
+            there(state.dead),
+            workers.to_string(),
+            completed.map_or_else(|| "none known".to_owned(), |at| format!("{} ago", age(at, now))),
+            shown(sum(|report| report.counts.completed + report.counts.refused)),
+            shown(sum(|report| report.counts.duplicates())),
+        ]);
+    }
+    format!("{table}\n(DONE and DUPLICATES since the workers' starts)")
+}
+
+fn processes(database: &Database) -> String {
+    let mut table = output::table(["PROCESS", "NAME", "VERSION", "HOST", "PID", "LOGIN", "STARTED", "SEEN"]);
+    for seen in &database.processes {
+        let row = &seen.row;
+        table.add_row([
+            row.kind.clone(),
+            safe(&row.name),
+            safe(&row.version),
+            safe(&row.host),
+            row.pid.to_string(),
+            safe(&row.login),
+            format!("{} ago", age(row.started_at, database.now)),
+            format!("{} ago", age(row.last_seen_at, database.now)),
+        ]);
+    }
+    table.to_string()
+}
+
+fn tables(database: &Database, times: Times) -> Vec<String> {
+    let Database { now, outbox, events, tables, recent, .. } = database;
+    let capped = |count: i64| if count >= 10_000 { "≥ 10000".to_owned() } else { count.to_string() };
+    let oldest = |at: DateTime<Utc>| format!("oldest {} ({})", age(at, *now), times.show(at));
+    let mut lines = vec![String::new()];
+    lines.push(match outbox.oldest {
+        None => "outbox       empty".to_owned(),
+        Some(at) => format!("outbox       {} records, {}", capped(outbox.records), oldest(at)),
+    });
+    lines.push(match events.oldest_due {
+        None if events.pending == 0 => "events       none on their way".to_owned(),
+        None => format!("events       {} on their way, none due", capped(events.pending)),
+        Some(at) => format!("events       {} on their way, {}", capped(events.pending), oldest(at)),
+    });
+    if let Some(at) = events.oldest_parked {
+        lines.push(format!(
+            "             {} parked, oldest {} (see `oncely outbox list --state parked`)",
+            capped(events.parked),
+            age(at, *now)
+        ));
+    }
+    lines.push(format!(
+        "keys         ≈ {}, {}; {} given up",
+        tables.keys,
+        bytes(tables.keys_bytes),
+        tables.failed
+    ));
+    lines.push(format!(
+        "audit        {}, partitions up to the week of {}",
+        bytes(tables.audit_bytes),
+        tables.last_partition.as_deref().unwrap_or("(none: rows go to the default partition)")
+    ));
+    if recent.is_empty() {
+        lines.push("last 5 min   no decision".to_owned());
+        return lines;
+    }
+    let mut table = output::table(["LAST 5 MIN", "OUTCOME", "REASON", "COUNT"]);
+    for row in recent {
+        table.add_row([
+            &safe(&row.consumer),
+            &row.outcome,
+            row.reason.as_deref().unwrap_or(""),
+            &row.count.to_string(),
+        ]);
+    }
+    lines.push(String::new());
+    lines.push(table.to_string());
+    lines
+}
+
+/// For programs.
+pub(super) fn as_json(picture: &Picture, findings: &[Finding], code: u8) -> Value {
+    let queues: Vec<Value> = picture
+        .rabbitmq
+        .as_deref()
+        .unwrap_or_default()
+        .iter()
+        .map(|state| {
+            json!({
+                "consumer": state.consumer, "queue": state.queue, "ready": state.ready,
+                "unacknowledged": picture.unacknowledged(&state.consumer, &state.queue), "retrying": state.retrying,
+                "dead": state.dead, "subscriptions": state.subscriptions, "missing": state.missing,
+                "workers": picture.workers(&state.consumer).count(), "completed_at": picture.completed_at(&state.consumer),
+            })
+        })
+        .collect();
+    let processes: Vec<Value> = picture
+        .postgres
+        .as_ref()
+        .map_or(&[][..], |database| &database.processes)
+        .iter()
+        .map(|seen| {
+            let mut row = json!(seen.row);
+            if let Value::Object(fields) = &mut row {
+                fields.insert("silent".to_owned(), json!(seen.silent));
+            }
+            row
+        })
+        .collect();
+    json!({
+        "exit": code, "findings": findings, "queues": queues, "processes": processes,
+        "postgres": picture.postgres.as_ref().ok(), "postgres_error": picture.postgres.as_ref().err(),
+        "rabbitmq_error": picture.rabbitmq.as_ref().err(),
+        "redis": picture.redis.as_ref().map(|answer| json!({ "reachable": answer.is_ok() })),
+    })
+}

@@ -1,0 +1,106 @@
+//! Heartbeats.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::PgSettings;
+
+/// Who this process is.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    pub(crate) id: Uuid,
+    /// `worker` or `relay`.
+    pub(crate) kind: &'static str,
+    pub(crate) name: String,
+    pub(crate) host: String,
+}
+
+/// Opens a connection for heartbeats. Their commits wait neither for the disk nor for a standby: one that is lost is followed by the
+/// next.
+pub(crate) async fn open_for_heartbeats(
+    settings: &PgSettings,
+    application: &str,
+    cell: &str,
+) -> Result<PgConnection, sqlx::Error> {
+    let mut connection = settings.connect(application).await?;
+    let found = sqlx::query!(
+        r#"select name as "name!", set_config('synchronous_commit', 'off', false) as casual from oncely.cell"#
+    )
+    .fetch_one(&mut connection)
+    .await?
+    .name;
+    if found != cell {
+        let text = format!("the database is the cell {found:?}, not {cell:?}");
+        return Err(sqlx::Error::Configuration(text.into()));
+    }
+    Ok(connection)
+}
+
+/// Says that this process lives, and how its consumers fare.
+pub(crate) async fn beat(
+    connection: &mut PgConnection,
+    process: &Process,
+    consumers: &Value,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select oncely.beat($1, $2, $3, $4, $5, $6, $7)::text",
+        process.id,
+        process.kind,
+        process.name,
+        env!("CARGO_PKG_VERSION"),
+        process.host,
+        i32::try_from(std::process::id()).unwrap_or(i32::MAX),
+        consumers
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(())
+}
+
+/// Says that this process ends in peace.
+pub(crate) async fn leave(connection: &mut PgConnection, id: Uuid) -> Result<(), sqlx::Error> {
+    sqlx::query!("select oncely.leave($1)::text", id).fetch_one(connection).await?;
+    Ok(())
+}
+
+/// Removes the rows of processes that nobody has seen since. Returns how many.
+pub(crate) async fn bury(connection: &mut PgConnection, before: DateTime<Utc>) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(r#"select oncely.bury_processes($1) as "buried!""#, before)
+        .fetch_one(connection)
+        .await
+}
+
+/// A process as it said last.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct ProcessRow {
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) host: String,
+    pub(crate) pid: i32,
+    pub(crate) login: String,
+    pub(crate) started_at: DateTime<Utc>,
+    pub(crate) last_seen_at: DateTime<Utc>,
+    pub(crate) consumers: Value,
+}
+
+/// All processes that were seen since a time; workers last.
+pub(crate) async fn processes(
+    connection: &mut PgConnection,
+    since: DateTime<Utc>,
+) -> Result<Vec<ProcessRow>, sqlx::Error> {
+    sqlx::query_as!(
+        ProcessRow,
+        "select kind, name, version, host, pid, login, started_at, last_seen_at, consumers
+         from oncely.processes
+         where last_seen_at >= $1
+         order by kind, name, started_at
+         limit 1000",
+        since
+    )
+    .fetch_all(connection)
+    .await
+}

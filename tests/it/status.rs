@@ -1,0 +1,201 @@
+//! What a person sees at night: `oncely status`, and the heartbeats behind it.
+
+use serde_json::{Value, json};
+use testbed::eventually;
+
+use crate::support::gate::{Gate, WAITING};
+use crate::support::{World, message};
+
+async fn world(settings: &str) -> World {
+    let mut world = World::new().await;
+    world.consumer("payments", settings);
+    world.apply_topology().await;
+    world
+}
+
+/// Exit code and JSON.
+async fn status(world: &World) -> (i32, Value) {
+    let output = world.oncely(&["status", "--json"]).await;
+    let object: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    assert_eq!(object["schema"], "oncely.status/2");
+    let code = output.status.code().unwrap();
+    assert_eq!(object["exit"], code);
+    (code, object)
+}
+
+/// Waits until the findings say something, and returns the exit code and all of them.
+async fn told(world: &World, part: &str) -> (i32, String) {
+    eventually(part, || async {
+        let (code, object) = status(world).await;
+        let text = object["findings"].to_string();
+        if text.contains(part) { Ok((code, text)) } else { Err(text) }
+    })
+    .await
+    .unwrap()
+}
+
+const PROCESSES: &str = "select count(*) from oncely.processes";
+
+#[tokio::test]
+async fn all_is_well_where_worker_and_relay_live_and_nothing_waits() {
+    let mut world = world("").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.wait_for(PROCESSES, 2).await;
+    world.wait_for_line(&worker, "subscribed").await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    // With the next heartbeat.
+    let object = eventually("a duplicate is counted", || async {
+        let (code, object) = status(&world).await;
+        let counts = &object["processes"][1]["consumers"][0]["counts"];
+        match counts["completed"] == 1 && object["queues"][0]["unacknowledged"] == 0 && code == 0 {
+            true => Ok(object),
+            false => Err(object.to_string()),
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(object["findings"], json!([]));
+    let queue = &object["queues"][0];
+    assert_eq!(
+        (&queue["ready"], &queue["retrying"], &queue["dead"], &queue["workers"]),
+        (&json!(0), &json!(0), &json!(0), &json!(1))
+    );
+    assert!(queue["completed_at"].is_string(), "{queue}");
+    assert_eq!(world.oncely(&["status", "--watch"]).await.status.code(), Some(2), "there is no terminal");
+    let text = world.oncely(&["status"]).await;
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    for part in ["✓ nothing needs a look", "UNACKED", "RETRYING", "DUPLICATES", "relay", "worker", "s ago"]
+    {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.count(PROCESSES).await, 0, "who ends in peace leaves no row");
+}
+
+#[tokio::test]
+async fn what_is_at_work_and_what_waits_for_its_next_try_is_counted() {
+    let mut world = world("retry = { delays = [\"1h\"], max_attempts = 2 }\nbatch = 1").await;
+    let gate = Gate::shut(&world).await;
+    let worker = world.start("worker");
+    for key in ["bad-1", "bad-2"] {
+        world.publish("payments", message("acme", key), r#"{"do": "fail"}"#).await;
+    }
+    world.wait_for("select count(*) from oncely.idempotency_keys where status = 'IN_PROGRESS'", 2).await;
+    world.publish("payments", message("acme", "slow"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    let (code, object) = eventually("it is seen", || async {
+        let (code, object) = status(&world).await;
+        let queue = &object["queues"][0];
+        match queue["unacknowledged"] == 1 && queue["retrying"] == 2 {
+            true => Ok((code, object)),
+            false => Err(object.to_string()),
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(code, 1, "others go on: {object}");
+    let findings = object["findings"].to_string();
+    for part in [
+        "2 message(s) failed",
+        "tenant acme · key bad-1, 1 attempt(s)",
+        "key bad-2",
+        "the next in 59m",
+        "P0001",
+    ] {
+        assert!(findings.contains(part), "no {part:?} in {findings}");
+    }
+    gate.open().await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_consumer_that_stands_still_says_since_when_and_why() {
+    let mut world = world("").await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
+    let (code, findings) = told(&world, "stands still since").await;
+    assert_eq!(code, 5, "{findings}");
+    assert!(findings.contains("tenant acme · key k"), "{findings}");
+    assert!(findings.contains("SQLSTATE 42P01") && findings.contains("not_there"), "{findings}");
+    sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    eventually("it goes on", || async {
+        let (_, object) = status(&world).await;
+        let text = object["findings"].to_string();
+        if text.contains("stands still") { Err(text) } else { Ok(()) }
+    })
+    .await
+    .unwrap();
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn no_worker_a_silent_one_and_a_missing_queue_are_told() {
+    let mut world = world("").await;
+    let (code, findings) = told(&world, "nobody takes from").await;
+    assert_eq!(code, 5, "{findings}");
+    assert!(findings.contains("no worker is there") && findings.contains("none runs"), "{findings}");
+    let mut worker = world.start("worker");
+    world.wait_for(PROCESSES, 1).await;
+    world.kill(&mut worker);
+    sqlx::query("update oncely.processes set last_seen_at = last_seen_at - interval '20 seconds'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let (_, findings) = told(&world, "is silent for").await;
+    assert!(findings.contains("worker worker"), "{findings}");
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "subscribed").await;
+    world.broker.delete_queue(&format!("{}.dead", world.queue("payments"))).await.unwrap();
+    let (code, findings) = told(&world, "does not exist").await;
+    assert_eq!(code, 5, "{findings}");
+    assert!(findings.contains(".dead"), "{findings}");
+    world.stop(worker).await;
+    // A relay removes who has been silent for an hour.
+    sqlx::query("update oncely.processes set last_seen_at = last_seen_at - interval '2 hours'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let relay = world.start("relay");
+    world.wait_for("select count(*) from oncely.processes where kind = 'worker'", 0).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_queue_that_was_emptied_is_told() {
+    let mut world = world("").await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
+    let dead = format!("{}.dead", world.queue("payments"));
+    world.wait_for_ready(&dead, 1).await;
+    let (code, findings) = told(&world, "1 dead letter(s) wait").await;
+    assert_eq!(code, 1, "{findings}");
+    assert!(!findings.contains("emptied"), "{findings}");
+    assert!(world.broker.take(&dead).await.unwrap().is_some());
+    sqlx::query("update oncely.dead_letters set dead_lettered_at = dead_lettered_at - interval '5 minutes'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let (_, findings) = told(&world, "it was emptied or deleted").await;
+    assert!(findings.contains("holds 0 message(s), but 1 dead letters wait"), "{findings}");
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_process_can_only_write_its_own_heartbeat() {
+    let mut world = world("").await;
+    let id = uuid::Uuid::now_v7();
+    let beat = "select oncely.beat($1, 'worker', 'mine', '1', 'host', 1, '[]')::text";
+    sqlx::query(beat).bind(id).execute(&mut world.sql).await.unwrap();
+    sqlx::query("update oncely.processes set login = 'somebody else'").execute(&mut world.sql).await.unwrap();
+    let refused = sqlx::query(beat).bind(id).execute(&mut world.sql).await.unwrap_err();
+    assert_eq!(refused.as_database_error().unwrap().code().as_deref(), Some("23505"));
+    sqlx::query("select oncely.leave($1)::text").bind(id).execute(&mut world.sql).await.unwrap();
+    assert_eq!(world.count(PROCESSES).await, 1);
+    let large = "select oncely.beat($1, 'worker', repeat('x', 256), '1', 'host', 1, '[]')::text";
+    let refused = sqlx::query(large).bind(uuid::Uuid::now_v7()).execute(&mut world.sql).await.unwrap_err();
+    assert_eq!(refused.as_database_error().unwrap().code().as_deref(), Some("23514"));
+}
