@@ -121,6 +121,14 @@ impl Arena {
                  create role arena_client login in role oncely_consumer;
                  create role arena_creator login;
              exception when duplicate_object then null;
+             end $$;
+             do $$
+             begin
+                 if to_regprocedure('oncely.grant_right(text, text, text, text)') is not null then
+                     perform oncely.grant_right('arena_application', 'emit', 'judge.events', '*');
+                     perform oncely.grant_right('arena_client', 'consume', 'own', '*');
+                     perform oncely.grant_right('arena_stranger', 'emit', 'judge.events', 'stranger');
+                 end if;
              end $$",
         )
         .execute(&mut connection)

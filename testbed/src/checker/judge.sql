@@ -118,7 +118,32 @@ begin
     loop
         execute format('update %s set %s', one.name, one.sets) using by;
     end loop;
+    if to_regclass('oncely.audit_seals') is not null then
+        perform judge.seal_again();
+    end if;
     update judge.calendar set days = days + extract(days from by)::integer;
+end
+$$;
+
+-- The trail's seals hold the times of what they seal. As the owner of the schema, and only as that, we can make them anew.
+create function judge.seal_again() returns void
+language plpgsql
+set search_path = pg_catalog
+as $$
+declare
+    one record;
+    last bytea := '';
+    dropped timestamptz := (select max(until_time) from oncely.audit_seals where kind = 'dropped');
+begin
+    for one in select place, kind, from_time, until_time from oncely.audit_seals order by place loop
+        if one.kind = 'rows' and (dropped is null or one.until_time > dropped) then
+            update oncely.audit_seals as s
+            set (row_count, digest) = (select d.row_count, d.digest from oncely.audit_digest(one.from_time, one.until_time) as d)
+            where s.place = one.place;
+        end if;
+        update oncely.audit_seals as s set previous = last where s.place = one.place;
+        update oncely.audit_seals as s set hash = oncely.seal_hash(s) where s.place = one.place returning s.hash into last;
+    end loop;
 end
 $$;
 

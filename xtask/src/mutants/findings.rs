@@ -12,6 +12,9 @@ use super::scripts::{publish, some};
 /// Long enough for the judge to see that somebody waits while others are served.
 const A_WHILE: Duration = Duration::from_secs(16);
 
+/// The same where nobody is served at all.
+const A_LONG_WHILE: Duration = Duration::from_secs(36);
+
 fn work(tenant: &str, name: &str, count: usize) -> Vec<Intent> {
     (0..count).map(|number| Intent::new(tenant, &format!("{name}-{number}"), Act::Work, 0)).collect()
 }
@@ -131,41 +134,115 @@ pub(super) async fn usual_work(arena: &mut Arena) -> anyhow::Result<()> {
     arena.oncely(&["gc", "run"]).await
 }
 
-/// A requeue is broken off behind its publish; days later somebody sweeps.
+/// So many days go by, and each second day somebody collects.
+async fn days_pass(arena: &mut Arena, days: u32) -> anyhow::Result<()> {
+    for _ in 0..days / 2 {
+        arena.let_days_pass(2).await?;
+        arena.collect().await?;
+    }
+    Ok(())
+}
+
+/// A requeue is broken off behind its publish; when nobody remembers, somebody goes through the queue.
 pub(super) async fn requeue_broken_off(arena: &mut Arena) -> anyhow::Result<()> {
-    arena.expect_retention(2, 2);
+    arena.expect_retention(7, 7);
     let missing = Missing { tenant: 0, what: 0 };
     arena.take_away(missing).await?;
     let branch = |key: &str| Intent::new("branch_0", key, Act::Branch, 0);
     publish(arena, (0..5).map(|number| branch(&format!("b-{number}"))).collect()).await?;
     publish(arena, some(2, Act::Reject, "r")).await?;
+    // They succeed: what fails beside them answers for itself.
+    go_on(arena, Duration::from_secs(8)).await?;
     arena.until("dead letters", "select count(*) from oncely.dead_letters", 7).await?;
     arena.give_back(missing).await?;
     arena.errand(Errand::Requeue).await?;
-    arena.until("effects", "select count(*) from judge.log", 5).await?;
-    // As a requeue leaves them whose second commit failed.
+    arena.until("effects", "select count(*) from judge.log where tenant = 'branch_0'", 5).await?;
+    days_pass(arena, 10).await?;
+    // As a requeue leaves them whose second commit failed, and a collection that looked at nothing but their age.
     arena
         .sql(
-            "update oncely.dead_letters set state = 'requeueing', swept_at = null where state = 'requeued';
-             select judge.note()",
+            "delete from oncely.idempotency_keys where tenant = 'branch_0';
+             update oncely.dead_letters set state = 'requeueing', swept_at = null where state = 'requeued'",
         )
         .await?;
-    arena.let_days_pass(3).await?;
-    arena.collect().await?;
     arena.errand(Errand::Requeue).await?;
     arena.errand(Errand::Discard).await
 }
 
-/// The collection runs with a file that knows a shorter retention; then a copy comes.
+/// The collection runs with a file that knows a shorter retention; then copies come.
 pub(super) async fn another_file(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;
     arena.until_effects(10).await?;
     arena.until_mirrored().await?;
-    arena.let_days_pass(4).await?;
+    days_pass(arena, 4).await?;
     arena.errand(Errand::CollectWithAnotherFile).await?;
     publish(arena, some(10, Act::Work, "k")).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     Ok(())
+}
+
+/// The database's clock jumps far ahead, somebody collects, and copies come.
+pub(super) async fn clock_jumps(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    arena.until_mirrored().await?;
+    // To whoever looks at the clock a jump of the clock and an ageing of all but the last look at it are one and the same.
+    arena.let_days_pass(40).await?;
+    arena.collect().await?;
+    publish(arena, some(10, Act::Work, "k")).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Ok(())
+}
+
+/// The login of a relay asks for the trail to be dropped.
+pub(super) async fn trail_dropped(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    // Refused, without the bug.
+    let _ = arena
+        .sql("set role oncely_relay; select oncely.drop_audit_partition(now() + interval '100 years')")
+        .await;
+    Ok(())
+}
+
+/// A login that may consume as somebody else claims for ever, and completes.
+pub(super) async fn absurd_times(arena: &mut Arena) -> anyhow::Result<()> {
+    // Refused, without the bug.
+    let _ = arena
+        .sql(
+            "set session authorization arena_client;
+             begin;
+             select oncely.claim('acme', 'own', 'for ever', sha256('x'), interval '270000 years');
+             select oncely.complete('acme', 'own', 'for ever');
+             commit",
+        )
+        .await;
+    publish(arena, some(10, Act::Work, "k")).await
+}
+
+/// A copy cannot be published for a long while; what waits behind it has nothing to do with it.
+pub(super) async fn copy_stays(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.broker().await?.delete_queue(&format!("{}.dead", arena.queue())).await?;
+    let mut all = work("globex", "g", 20);
+    all.insert(0, Intent::new("acme", "rejected", Act::Reject, 0));
+    all.insert(10, Intent::new("acme", "rejected too", Act::Reject, 0));
+    publish(arena, all).await?;
+    go_on(arena, A_LONG_WHILE).await?;
+    arena.oncely(&["topology", "apply"]).await
+}
+
+/// A message is at work when its process dies, twice, and then for long; others come meanwhile.
+pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
+    let gate = arena.shut_gates().await?;
+    publish(arena, vec![Intent::new("branch_0", "slow", Act::Gate, 0)]).await?;
+    for _ in 0..2 {
+        arena.until_waiting(1).await?;
+        arena.fault(&Fault::of(Kind::KillWorker)).await?;
+        arena.until_waiting(0).await?;
+    }
+    arena.until_waiting(1).await?;
+    go_on(arena, A_LONG_WHILE).await?;
+    gate.open().await
 }
 
 /// Messages wait for a retry while what is compared when a key comes back becomes something else.

@@ -70,6 +70,16 @@ enum Script {
     SequenceIsUsedUp,
     CopiesRedelivered,
     FailOnce,
+    CopyStays,
+    SuspectIsSlow,
+    Overheard,
+    UsualWork,
+    RequeueBrokenOff,
+    AnotherFile,
+    ClockJumps,
+    TrailDropped,
+    AbsurdTimes,
+    PolicyChanges,
 }
 
 /// A message is taken for its process's death at once.
@@ -86,6 +96,10 @@ const ONE_BY_ONE: Settings =
     &[("consumer", "batch", "1"), ("consumer", "lanes", "1"), ("consumer", "prefetch", "10")];
 const TWO_LANES: Settings =
     &[("consumer", "batch", "1"), ("consumer", "lanes", "2"), ("consumer", "prefetch", "10")];
+const ONE_LANE: Settings = &[("consumer", "lanes", "1")];
+/// A handler may take long.
+const PATIENT: Settings =
+    &[("postgres", "statement_timeout", "\"90s\""), ("consumer", "deadline", "\"80s\"")];
 const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
 const ONE_ATTEMPT: Settings =
     &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
@@ -141,6 +155,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         neighbours: &[Neighbour::Listener],
         ..patch("mirror_hit_without_evidence", Script::FailOnce)
     },
+    Mutant { settings: ONE_LANE, ..patch("copy_keeps_its_lane", Script::CopyStays) },
+    Mutant { settings: PATIENT, ..patch("suspect_stops_everybody", Script::SuspectIsSlow) },
 ];
 
 pub(super) fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
@@ -218,6 +234,16 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::SequenceIsUsedUp => findings::sequence_is_used_up(arena).await,
         Script::CopiesRedelivered => findings::copies_redelivered(arena).await,
         Script::FailOnce => findings::fail_once(arena).await,
+        Script::CopyStays => findings::copy_stays(arena).await,
+        Script::SuspectIsSlow => findings::suspect_is_slow(arena).await,
+        Script::Overheard => findings::overheard(arena).await,
+        Script::UsualWork => findings::usual_work(arena).await,
+        Script::RequeueBrokenOff => findings::requeue_broken_off(arena).await,
+        Script::AnotherFile => findings::another_file(arena).await,
+        Script::ClockJumps => findings::clock_jumps(arena).await,
+        Script::TrailDropped => findings::trail_dropped(arena).await,
+        Script::AbsurdTimes => findings::absurd_times(arena).await,
+        Script::PolicyChanges => findings::policy_changes(arena).await,
     }
 }
 
