@@ -6,7 +6,7 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::fault::{Fault, FaultClass};
-use crate::fingerprint::Fingerprint;
+use crate::fingerprint::{Fingerprint, Likeness};
 use crate::identity::Identity;
 use crate::reason::{Reason, Rejection};
 use crate::retry::RetryPolicy;
@@ -87,12 +87,12 @@ pub enum KeyDecision {
 /// Decides from what PostgreSQL knows of the key.
 #[must_use]
 pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict: OnConflict) -> KeyDecision {
-    let same = match (&record.fingerprint, fingerprint) {
-        (Some(known), Some(new)) => known == new,
+    let is_other = match (&record.fingerprint, fingerprint) {
+        (Some(known), Some(new)) => known.compare(new) == Likeness::Other,
         // One side compares nothing.
-        _ => true,
+        _ => false,
     };
-    if !same && on_conflict == OnConflict::DeadLetter {
+    if is_other && on_conflict == OnConflict::DeadLetter {
         let detail = "this key came before with another payload";
         return KeyDecision::Refuse(Rejection::new(Reason::KeyConflict, detail));
     }
@@ -246,10 +246,14 @@ mod tests {
     use super::*;
     use crate::identity::IdentityPart;
 
+    fn print(byte: u8) -> Fingerprint {
+        Fingerprint::new([0; 4], [byte; 16])
+    }
+
     fn record(status: KeyStatus, fingerprint: Option<u8>) -> KeyRecord {
         KeyRecord {
             status,
-            fingerprint: fingerprint.map(|byte| Fingerprint([byte; 32])),
+            fingerprint: fingerprint.map(print),
             attempts: 1,
             crash_attempts: 0,
             reason: (status == KeyStatus::Failed).then_some(Reason::Poison),
@@ -269,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_same_payload_follows_the_state_of_its_key() {
-        let print = Fingerprint([1; 32]);
+        let print = print(1);
         let of = |status| decide(&record(status, Some(1)), Some(&print), OnConflict::DeadLetter);
         assert_eq!(of(KeyStatus::Completed), KeyDecision::Duplicate);
         assert_eq!(of(KeyStatus::InProgress), KeyDecision::Retake);
@@ -278,7 +282,7 @@ mod tests {
 
     #[test]
     fn another_payload_never_runs_and_is_never_dropped_unless_the_consumer_says_so() {
-        let other = Fingerprint([2; 32]);
+        let other = print(2);
         for status in [KeyStatus::Completed, KeyStatus::InProgress, KeyStatus::Failed] {
             let decision = decide(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
             assert_eq!(reason(&decision), Some(Reason::KeyConflict));
@@ -289,10 +293,19 @@ mod tests {
 
     #[test]
     fn no_fingerprint_on_either_side_means_the_key_alone_decides() {
-        let print = Fingerprint([1; 32]);
+        let print = print(1);
         let completed = |known| record(KeyStatus::Completed, known);
         assert_eq!(decide(&completed(None), Some(&print), OnConflict::DeadLetter), KeyDecision::Duplicate);
         assert_eq!(decide(&completed(Some(9)), None, OnConflict::DeadLetter), KeyDecision::Duplicate);
+    }
+
+    #[test]
+    fn a_payload_under_another_policy_is_not_another_payload() {
+        let other = Fingerprint::new([1; 4], [2; 16]);
+        let of = |status| decide(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
+        assert_eq!(of(KeyStatus::Completed), KeyDecision::Duplicate);
+        assert_eq!(of(KeyStatus::InProgress), KeyDecision::Retake);
+        assert_eq!(reason(&of(KeyStatus::Failed)), Some(Reason::Poison));
     }
 
     #[test]
@@ -314,7 +327,7 @@ mod tests {
 
     #[test]
     fn only_a_key_that_took_effect_with_this_payload_confirms_a_hit() {
-        let print = Fingerprint([1; 32]);
+        let print = print(1);
         let of = |record: Option<KeyRecord>| confirms(record.as_ref(), Some(&print), OnConflict::DeadLetter);
         assert!(of(Some(record(KeyStatus::Completed, Some(1)))));
         assert!(!of(Some(record(KeyStatus::Completed, Some(2)))));

@@ -130,7 +130,10 @@ fn payloads(body: &[u8]) {
 /// What is known of a key decides, and never lets another payload run.
 fn known(print: Option<Fingerprint>) {
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
-        let fingerprint = Some(Fingerprint([0; 32]));
+        let fingerprint = print.map(|Fingerprint(mut other)| {
+            other[Fingerprint::BYTES - 1] ^= 1;
+            Fingerprint(other)
+        });
         let record = KeyRecord {
             status,
             fingerprint,
@@ -143,7 +146,7 @@ fn known(print: Option<Fingerprint>) {
             is_running: false,
         };
         let decision = decide(&record, print.as_ref(), OnConflict::DeadLetter);
-        if print.is_some_and(|print| Some(print) != fingerprint) {
+        if print.is_some() {
             assert!(matches!(decision, KeyDecision::Refuse(_)));
         }
     }

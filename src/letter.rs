@@ -32,6 +32,32 @@ impl fmt::Display for Letter {
     }
 }
 
+/// What is known of a dead letter's key, before the letter is published again: Oncely makes no copy that nothing would recognise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// It may run: it never took effect, or has no key.
+    Runnable,
+    /// It took effect.
+    Completed,
+    /// It took effect, says the trail; its key is not remembered any more, so a copy would run a second time.
+    TookEffect,
+    /// It is older than what keys and trail remember: nobody can say.
+    Forgotten,
+}
+
+impl Memory {
+    /// From what `oncely.letter_memory` returns.
+    #[must_use]
+    pub fn from_column(text: &str) -> Self {
+        match text {
+            "COMPLETED" => Self::Completed,
+            "TOOK_EFFECT" => Self::TookEffect,
+            "NONE" | "IN_PROGRESS" | "FAILED" => Self::Runnable,
+            _ => Self::Forgotten,
+        }
+    }
+}
+
 /// The id of a message whose identity is known: the same one however often the message is dead-lettered. Two payloads
 /// under one key are two messages.
 #[must_use]

@@ -19,6 +19,8 @@ pub(crate) struct Preflight {
     pub(crate) session: Option<Session>,
     /// What may be wrong, and need not.
     pub(crate) warnings: Vec<(String, String)>,
+    /// What works, and is not what the configuration says.
+    pub(crate) notes: Vec<String>,
     /// What is fine, for people.
     pub(crate) fine: Vec<(String, String)>,
 }
@@ -156,7 +158,43 @@ pub(crate) async fn handlers(config: &Config, found: &mut Preflight) {
             Err(error) => unexpected(found, &server, error),
         }
     }
+    if let Err(error) = compare(config, &mut session, found).await {
+        unexpected(found, &server, error);
+    }
     found.session = Some(session);
+}
+
+/// Compares what decides about keys with what the database knows of it.
+async fn compare(config: &Config, session: &mut Session, found: &mut Preflight) -> Result<(), sqlx::Error> {
+    let known = pg::known_consumers(&mut session.connection).await?;
+    let show = humantime::format_duration;
+    for consumer in &config.consumers {
+        let name = &consumer.name;
+        let Some(known) = known.iter().find(|known| known.consumer == name.as_str()) else { continue };
+        if consumer.retention < known.retention {
+            found.notes.push(format!(
+                "consumers.{name}.retention is {}, but the database keeps keys for {}, and that is used; to shorten it: `oncely \
+                 retention set {name} {}`",
+                show(consumer.retention),
+                show(known.retention),
+                show(consumer.retention).to_string().replace(' ', "")
+            ));
+        }
+        if consumer.fingerprint.name() != known.fingerprint {
+            found.notes.push(format!(
+                "consumers.{name}.fingerprint is {}, and was {}: for keys that were stored before the key alone decides",
+                consumer.fingerprint.name(),
+                known.fingerprint
+            ));
+        }
+    }
+    if let Some(at) = pg::clock_refused_at(&mut session.connection).await? {
+        found.notes.push(format!(
+            "nothing is collected: the database's clock said {}, and nothing explained that; see `oncely gc run`",
+            at.format("%Y-%m-%d %H:%M:%SZ")
+        ));
+    }
+    Ok(())
 }
 
 /// What is wrong with a configured handler.

@@ -55,6 +55,8 @@ pub(crate) enum Fate {
     Closed(u16, String),
     /// Its headers don't fit into one frame of this connection.
     HeadersTooLarge,
+    /// Nothing was published: no message can be made of what is stored.
+    Unreadable,
 }
 
 /// All properties other than the headers, with the frame around them.

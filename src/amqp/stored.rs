@@ -21,7 +21,7 @@ pub(crate) fn store_headers(headers: &FieldTable) -> Option<Value> {
 pub(crate) fn restore_headers(stored: &Value) -> Option<FieldTable> {
     let mut table = BTreeMap::new();
     for (name, value) in stored.as_object()? {
-        table.insert(ShortString::from(name.as_str()), restore(value)?);
+        table.insert(ShortString::try_new(name.as_str()).ok()?, restore(value)?);
     }
     Some(table.into())
 }
@@ -148,10 +148,8 @@ pub(crate) fn restore_properties(stored: &Value) -> Option<BasicProperties> {
     let mut properties = BasicProperties::default();
     for (name, value) in stored.as_object()? {
         let text = || match value {
-            Value::String(text) => Some(ShortString::from(text.as_str())),
-            other => {
-                String::from_utf8(bytes(other.get("x")?)?).ok().map(|text| ShortString::from(text.as_str()))
-            }
+            Value::String(text) => ShortString::try_new(text.as_str()).ok(),
+            other => ShortString::try_new(String::from_utf8(bytes(other.get("x")?)?).ok()?).ok(),
         };
         let small = || u8::try_from(value.as_u64()?).ok();
         properties = match name.as_str() {

@@ -1,4 +1,4 @@
-//! `oncely audit list`.
+//! `oncely audit list|verify`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::output::{self, Times, safe};
-use super::since;
+use super::{audit_verify, since};
 use crate::config::{Config, masked};
 use crate::exit;
 use crate::pg::{AuditFilter, AuditRow, audit_list};
@@ -24,6 +24,8 @@ pub(super) struct Arguments {
 enum Verb {
     /// Decisions, newest first; exit 1 where there is none
     List(List),
+    /// Does the trail still hold what was sealed? Exit 1 where it does not
+    Verify(audit_verify::Arguments),
 }
 
 #[derive(Debug, Args)]
@@ -58,7 +60,10 @@ struct List {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let Verb::List(list) = arguments.verb;
+    let list = match arguments.verb {
+        Verb::List(list) => list,
+        Verb::Verify(arguments) => return audit_verify::run(file, arguments, times).await,
+    };
     let settings = Config::load_postgres(file)?;
     let mut connection = settings
         .connect("oncely audit")

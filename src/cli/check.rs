@@ -54,12 +54,13 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
             found.warnings.iter().map(|(place, text)| json!({ "place": place, "warning": text })).collect();
         output::print_json(
             "oncely.check/1",
-            json!({ "problems": listed, "warnings": warnings, "unreachable": found.unreachable, "fine": fine }),
+            json!({ "problems": listed, "warnings": warnings, "unreachable": found.unreachable, "notes": found.notes, "fine": fine }),
         )?;
     } else {
         let mut lines = Vec::new();
         lines.extend(found.fine.iter().map(|(what, text)| format!("✓ {what}: {text}")));
         lines.extend(found.warnings.iter().map(|(place, text)| format!("! {place}: {text}")));
+        lines.extend(found.notes.iter().map(|text| format!("! {text}")));
         lines.extend(found.unreachable.iter().map(|text| format!("! not reached: {text}")));
         lines.extend(problems.list().iter().map(|p| format!("✗ {}: {}", p.place, p.message)));
         output::print(&lines.join("\n"))?;

@@ -118,12 +118,13 @@ async fn stories(
         .collect();
     identities.sort();
     identities.dedup();
+    let known = pg::known_consumers(connection).await?;
     let mut stories = Vec::new();
     for (tenant, consumer) in identities {
         let details = details.iter().find(|d| d.tenant == tenant && d.consumer == consumer).cloned();
         let timeline: Vec<AuditRow> =
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
-        let settings = config.consumers.iter().find(|c| c.name.as_str() == consumer);
+        let settings = known.iter().find(|known| known.consumer == consumer);
         let protected_until = match (&details, settings) {
             (Some(KeyDetails { completed_at: Some(_), expires_at: Some(at), .. }), _) => Some(*at),
             (Some(d), Some(settings)) => {
@@ -156,7 +157,7 @@ async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) 
         consumer: part(&details.consumer)?,
         key: part(&details.key)?,
     };
-    let fingerprint = details.fingerprint.clone().and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
+    let fingerprint = details.fingerprint.as_deref().and_then(Fingerprint::from_stored);
     let key = TagKey::derive(&secret);
     let tag = key.tag(&session.cell.epoch, &identity, fingerprint.as_ref());
     let found = Mirror::new(settings).ok()?.holds(&key, &tag, session.clock.now()).await.ok()?;
@@ -175,7 +176,7 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
             };
             let duration =
                 story.timeline.iter().rev().find(|row| row.outcome == "completed").and_then(|row| {
-                    Some(format!(", worker {}, {:.1} ms", row.worker, millis(row.duration_us?)))
+                    Some(format!(", worker {}, {:.1} ms", safe(&row.worker), millis(row.duration_us?)))
                 });
             lines.push(format!(
                 "  {what:<11}{} ({} ago){}",
@@ -185,7 +186,9 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
             ));
         }
         if let Some(fingerprint) = &details.fingerprint {
-            let hex: String = fingerprint.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+            // Four bytes name the policy, except where a client passed SHA-256 of the body.
+            let digest = fingerprint.iter().skip(if fingerprint.len() == 32 { 0 } else { 4 });
+            let hex: String = digest.take(8).map(|byte| format!("{byte:02x}")).collect();
             lines.push(format!("  payload    SHA-256 {hex}…"));
         }
         if let Some(response) = &details.response {
@@ -201,7 +204,8 @@ fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times
                 format!("  dedupe     retention ended {}; collected at the next run of gc", times.show(until))
             }
             None if details.completed_at.is_some() => {
-                "  dedupe     this consumer is not in the configuration, so its keys are kept".to_owned()
+                "  dedupe     no worker has started with this consumer on this database, so its keys are kept"
+                    .to_owned()
             }
             None => "  dedupe     not completed: the next delivery runs".to_owned(),
         });
@@ -314,7 +318,9 @@ fn event(row: &AuditRow) -> String {
     if let Some(detail) = &row.detail {
         text.push_str(&format!(": {}", safe(detail)));
     }
-    format!("{text}  (queue {}, worker {})", safe(&row.queue), row.worker)
+    // The worker is a name that somebody gave himself; the login is who it was.
+    let login = row.login.as_deref().map(|login| format!(", login {}", safe(login))).unwrap_or_default();
+    format!("{text}  (queue {}, worker {}{login})", safe(&row.queue), safe(&row.worker))
 }
 
 fn millis(micros: i64) -> f64 {

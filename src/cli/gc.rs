@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::output::{self, Times};
-use super::session;
+use super::output::{self, Times, safe};
+use super::{consent, session};
 use crate::config::Config;
-use crate::maintenance::{keep_partitions, plan, sweep};
-use crate::pg::{ConsumerSweep, SweepReport};
+use crate::exit;
+use crate::maintenance::{Ended, Kept, keep_partitions, plan, refusal, sweep};
+use crate::pg::{self, ConsumerSweep, SweepReport};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -21,10 +22,17 @@ pub(super) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Delete keys past their retention and keep the audit partitions, now
+    #[command(
+        after_help = "How long keys are remembered stands in the database: `oncely retention list`. Exit 4: nothing was deleted, \
+                            since the database's clock can't be explained; --accept-clock if it is right."
+    )]
     Run {
         /// Only count
         #[arg(long)]
         dry_run: bool,
+        /// Say that the database's clock is right, though it went far ahead without a trace
+        #[arg(long, conflicts_with = "dry_run")]
+        accept_clock: bool,
         /// One JSON object
         #[arg(long)]
         json: bool,
@@ -32,25 +40,51 @@ enum Verb {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let Verb::Run { dry_run, json } = arguments.verb;
+    let Verb::Run { dry_run, accept_clock, json } = arguments.verb;
     let config = Config::load(file)?;
     // Refuses another cell than the configured one: nothing is deleted there.
     let mut session = session::open(&config).await?;
-    let (report, made, dropped) = if dry_run {
-        (plan(&config, &mut session).await?, Vec::new(), Vec::new())
+    if accept_clock {
+        pg::accept_clock(&mut session.connection, &consent::user(), None).await?;
+    }
+    let (report, kept) = if dry_run {
+        (plan(&mut session).await?, Kept::default())
     } else {
-        let (made, dropped) = keep_partitions(&config.audit, &mut session).await?;
-        let Some(report) = sweep(&config, &mut session, || false).await? else {
-            output::note("another sweeper is at work; nothing to do here");
-            if json {
-                output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
+        let kept = keep_partitions(&config, &mut session, || false).await?;
+        for problem in kept.notes.iter().chain(&kept.failures) {
+            output::note(&format!("! {problem}"));
+        }
+        match sweep(&config, &mut session, || false).await? {
+            Ended::Done(report) => (report, kept),
+            Ended::Busy => {
+                output::note("another sweeper is at work; nothing to do here");
+                if json {
+                    output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
+                }
+                return Ok(ExitCode::SUCCESS);
             }
-            return Ok(ExitCode::SUCCESS);
-        };
-        (report, made, dropped)
+            Ended::Refused(clock) => {
+                if json {
+                    let why = refusal(&clock);
+                    output::print_json(
+                        "oncely.gc/1",
+                        json!({ "dry_run": false, "busy": false, "refused": why }),
+                    )?;
+                }
+                return Ok(ExitCode::from(exit::REFUSED));
+            }
+        }
     };
     let SweepReport { consumers: reports, expired } = report;
     session.close().await;
+    for consumer in &config.consumers {
+        if !reports.iter().any(|swept| swept.consumer == consumer.name.as_str()) {
+            output::note(&format!(
+                "! {}: no worker has started with it on this database, so nothing of it is collected",
+                safe(consumer.name.as_str())
+            ));
+        }
+    }
     if json {
         let consumers: Vec<_> = reports
             .iter()
@@ -64,15 +98,16 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::print_json(
             "oncely.gc/1",
             json!({
-                "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": expired, "partitions_made": made,
-                "partitions_dropped": dropped,
+                "dry_run": dry_run, "busy": false, "consumers": consumers, "expired": expired,
+                "partitions_made": kept.made, "partitions_dropped": kept.dropped, "seals": kept.seals, "failures": kept.failures,
+                "notes": kept.notes,
             }),
         )?;
     } else {
         let mut table = output::table(["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
         for ConsumerSweep { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
             table.add_row([
-                consumer.clone(),
+                safe(consumer),
                 times.show(*before),
                 completed.to_string(),
                 failed.to_string(),

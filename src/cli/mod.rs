@@ -5,15 +5,18 @@
 //! (nobody agreed to it), 78 refused configuration.
 
 mod audit;
+mod audit_verify;
 mod check;
 mod consent;
 mod explain;
 mod failed;
 mod gc;
+mod grant;
 mod migrate;
 mod outbox;
 mod output;
 mod publish;
+mod retention;
 mod session;
 mod since;
 mod status;
@@ -65,8 +68,12 @@ enum Verb {
     Outbox(outbox::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
+    /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
+    Grant(grant::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
+    /// How long keys are remembered, as the database knows it
+    Retention(retention::Arguments),
     /// Publish one message, for a first try
     Publish(publish::Arguments),
 }
@@ -88,6 +95,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Outbox(arguments) => outbox::run(&config, arguments, clock).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
+        Verb::Grant(arguments) => grant::run(&config, arguments, clock).await,
+        Verb::Retention(arguments) => retention::run(&config, arguments, clock).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,
     }
 }

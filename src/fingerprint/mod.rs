@@ -6,9 +6,57 @@ use sha2::{Digest as _, Sha256};
 
 use json::Json;
 
-/// SHA-256 of what the consumer compares. By default the exact body, so that SQL can recompute it: `sha256(body)`.
+/// What is stored of a payload: the policy that made it, and 128 bits of SHA-256 of what that policy compares. By default of the exact
+/// body, so that SQL can recompute it: `oncely.stored_fingerprint(sha256(body))`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fingerprint(pub [u8; 32]);
+pub struct Fingerprint(pub [u8; Fingerprint::BYTES]);
+
+/// What two fingerprints say of their payloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Likeness {
+    /// One payload, as far as the consumer compares.
+    Same,
+    /// Two payloads.
+    Other,
+    /// Two policies made them: nobody can say, and the key alone decides.
+    Incomparable,
+}
+
+/// The first bytes of a fingerprint: which policy made it.
+type PolicyId = [u8; 4];
+
+impl Fingerprint {
+    /// Length in bytes.
+    pub const BYTES: usize = 20;
+
+    /// From a policy and a digest.
+    #[must_use]
+    pub fn new(policy: [u8; 4], digest: [u8; 16]) -> Self {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&policy);
+        bytes[4..].copy_from_slice(&digest);
+        Self(bytes)
+    }
+
+    /// From a column. Clients of `oncely.claim` pass `sha256(body)`, of 32 bytes: that is the policy [`FingerprintPolicy::Body`].
+    #[must_use]
+    pub fn from_stored(bytes: &[u8]) -> Option<Self> {
+        match bytes.len() {
+            Self::BYTES => bytes.try_into().ok().map(Self),
+            32 => bytes[..16].try_into().ok().map(|digest| Self::new(BODY, digest)),
+            _ => None,
+        }
+    }
+
+    /// What this one and another say of their payloads.
+    #[must_use]
+    pub fn compare(&self, other: &Self) -> Likeness {
+        if self.0[..4] != other.0[..4] {
+            return Likeness::Incomparable;
+        }
+        if self == other { Likeness::Same } else { Likeness::Other }
+    }
+}
 
 /// What a consumer compares when a key comes back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +74,10 @@ pub enum FingerprintPolicy {
     None,
 }
 
+/// SHA-256 of `oncely fingerprint 1: ` and the policy's name begins so.
+const BODY: PolicyId = [0xd8, 0x47, 0x09, 0x35];
+const CANONICAL_JSON: PolicyId = [0x56, 0x01, 0xd6, 0x51];
+
 /// What a hash that looks into the body begins with, so that no body that is not JSON is taken for one that is.
 const JSON: u8 = 1;
 const BYTES: u8 = 0;
@@ -33,6 +85,28 @@ const BYTES: u8 = 0;
 const ABSENT: u8 = b'-';
 
 impl FingerprintPolicy {
+    /// The policy in words, such as `canonical_json` or `json_pointers ["/amount"]`. Policies that compare differently have different
+    /// names.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Body => "body".to_owned(),
+            Self::CanonicalJson => "canonical_json".to_owned(),
+            Self::JsonPointers(pointers) => {
+                format!("json_pointers {}", serde_json::Value::from(pointers.as_slice()))
+            }
+            Self::None => "none".to_owned(),
+        }
+    }
+
+    fn id(&self) -> PolicyId {
+        match self {
+            Self::Body => BODY,
+            Self::CanonicalJson => CANONICAL_JSON,
+            Self::JsonPointers(_) | Self::None => hashed(&self.name()),
+        }
+    }
+
     /// The fingerprint of a body, or `None` where nothing is compared.
     #[must_use]
     pub fn of(&self, body: &[u8]) -> Option<Fingerprint> {
@@ -61,8 +135,16 @@ impl FingerprintPolicy {
                 None => bytes(&mut hash, body),
             },
         }
-        Some(Fingerprint(hash.finalize().into()))
+        let digest: [u8; 32] = hash.finalize().into();
+        let mut print = Fingerprint::new(self.id(), [0; 16]);
+        print.0[4..].copy_from_slice(&digest[..16]);
+        Some(print)
     }
+}
+
+fn hashed(name: &str) -> PolicyId {
+    let digest: [u8; 32] = Sha256::digest(format!("oncely fingerprint 1: {name}")).into();
+    [digest[0], digest[1], digest[2], digest[3]]
 }
 
 fn bytes(hash: &mut Sha256, body: &[u8]) {
@@ -81,6 +163,37 @@ mod tests {
         let policy = FingerprintPolicy::default();
         assert_eq!(policy.of(b"{}"), policy.of(b"{}"));
         assert_ne!(policy.of(b"{}"), policy.of(b"{ }"));
+    }
+
+    #[test]
+    fn a_policys_id_is_the_hash_of_its_name_for_ever() {
+        for policy in [FingerprintPolicy::Body, FingerprintPolicy::CanonicalJson] {
+            assert_eq!(policy.id(), hashed(&policy.name()));
+        }
+        let pointers = FingerprintPolicy::JsonPointers(vec!["/a".into(), "/b\"".into()]);
+        assert_eq!(pointers.name(), r#"json_pointers ["/a","/b\""]"#);
+    }
+
+    #[test]
+    fn prints_of_two_policies_say_nothing_of_two_payloads() {
+        let of = |policy: FingerprintPolicy, body: &[u8]| policy.of(body).unwrap();
+        let body = of(FingerprintPolicy::Body, b"{}");
+        assert_eq!(body.compare(&of(FingerprintPolicy::Body, b"{}")), Likeness::Same);
+        assert_eq!(body.compare(&of(FingerprintPolicy::Body, b"{ }")), Likeness::Other);
+        for other in [FingerprintPolicy::CanonicalJson, FingerprintPolicy::JsonPointers(vec!["/a".into()])] {
+            assert_eq!(body.compare(&of(other.clone(), b"{}")), Likeness::Incomparable, "{other:?}");
+        }
+        let pointers = |pointer: &str| FingerprintPolicy::JsonPointers(vec![pointer.to_owned()]);
+        assert_eq!(of(pointers("/a"), b"{}").compare(&of(pointers("/b"), b"{}")), Likeness::Incomparable);
+    }
+
+    #[test]
+    fn what_clients_pass_is_the_policy_body() {
+        let sha: [u8; 32] = Sha256::digest(b"{}").into();
+        assert_eq!(Fingerprint::from_stored(&sha), FingerprintPolicy::Body.of(b"{}"));
+        let own = FingerprintPolicy::CanonicalJson.of(b"{}").unwrap();
+        assert_eq!(Fingerprint::from_stored(&own.0), Some(own));
+        assert_eq!(Fingerprint::from_stored(b"short"), None);
     }
 
     #[test]

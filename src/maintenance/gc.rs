@@ -1,4 +1,4 @@
-//! The garbage collection: a sweep over all consumers.
+//! The garbage collection: a sweep over all consumers that the database knows.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::failpoint::step;
-use crate::pg::{self, ConsumerSweep, Session, SweepReport};
+use crate::pg::{self, ConsumerSweep, ObservedClock, Session, SweepReport};
 
 /// The time before which a consumer's keys may go.
 fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
@@ -32,29 +32,44 @@ impl Pace {
     }
 }
 
-/// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` says otherwise. `None` where
-/// another sweeper is at work. Keys of consumers that are not configured are left alone, since nobody knows their retention; those
-/// of `oncely.claim` say it themselves.
+/// How a sweep ended.
+pub(crate) enum Ended {
+    /// Another sweeper is at work.
+    Busy,
+    /// The database's clock is not believed: nothing was deleted.
+    Refused(ObservedClock),
+    Done(SweepReport),
+}
+
+/// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` says otherwise. How long that is stands in
+/// the database: this process's configuration may be another than the workers'. Keys of consumers that the database does not know are
+/// left alone; those of `oncely.claim` say it themselves.
 pub(crate) async fn sweep(
     config: &Config,
     session: &mut Session,
     stop: impl Fn() -> bool,
-) -> Result<Option<SweepReport>, sqlx::Error> {
+) -> Result<Ended, sqlx::Error> {
     step("gc.lock.before");
     if !pg::try_sweep_lock(&mut session.connection).await? {
-        return Ok(None);
+        return Ok(Ended::Busy);
     }
     step("gc.lock.after");
+    let clock = pg::within(config.postgres.patience(), pg::observe_clock(&mut session.connection)).await?;
+    if !clock.explained {
+        pg::sweep_unlock(&mut session.connection).await?;
+        return Ok(Ended::Refused(clock));
+    }
+    let known = pg::within(config.postgres.patience(), pg::known_consumers(&mut session.connection)).await?;
     let now = session.clock.now();
     let limit = i64::from(config.gc.batch);
     let pace = Pace(config.gc.load);
     let mut report = SweepReport::default();
-    for consumer in &config.consumers {
+    for consumer in known {
         let before = before(now, consumer.retention);
+        let name = consumer.consumer.as_str();
         let mut deleted = [0; 3];
         #[cfg(feature = "plants")]
         if crate::plant::planted("collect_pending") {
-            let name = consumer.name.as_str();
             deleted[0] = pg::collect_pending(&mut session.connection, name, before).await?;
         }
         for (count, status) in
@@ -62,7 +77,6 @@ pub(crate) async fn sweep(
         {
             let mut from = None;
             loop {
-                let name = consumer.name.as_str();
                 let began = Instant::now();
                 step("gc.delete.before");
                 let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit, from);
@@ -76,7 +90,7 @@ pub(crate) async fn sweep(
                 tokio::time::sleep(pace.pause_after(began.elapsed())).await;
             }
         }
-        report.consumers.push(ConsumerSweep { consumer: consumer.name.as_str().to_owned(), before, deleted });
+        report.consumers.push(ConsumerSweep { consumer: consumer.consumer, before, deleted });
     }
     let mut from = None;
     while !stop() {
@@ -97,7 +111,7 @@ pub(crate) async fn sweep(
         collect_ordering_keys(config, session, &stop).await?;
     }
     pg::sweep_unlock(&mut session.connection).await?;
-    Ok(Some(report))
+    Ok(Ended::Done(report))
 }
 
 /// Deletes dead letters that were requeued or discarded longer ago than the trail is kept, in bounded transactions.
@@ -148,13 +162,13 @@ async fn collect_ordering_keys(
 }
 
 /// What a sweep would delete. Changes nothing.
-pub(crate) async fn plan(config: &Config, session: &mut Session) -> Result<SweepReport, sqlx::Error> {
+pub(crate) async fn plan(session: &mut Session) -> Result<SweepReport, sqlx::Error> {
     let now = session.clock.now();
     let mut report = SweepReport::default();
-    for consumer in &config.consumers {
+    for consumer in pg::known_consumers(&mut session.connection).await? {
         let before = before(now, consumer.retention);
-        let deleted = pg::count_expired(&mut session.connection, consumer.name.as_str(), before).await?;
-        report.consumers.push(ConsumerSweep { consumer: consumer.name.as_str().to_owned(), before, deleted });
+        let deleted = pg::count_expired(&mut session.connection, &consumer.consumer, before).await?;
+        report.consumers.push(ConsumerSweep { consumer: consumer.consumer, before, deleted });
     }
     report.expired = pg::count_self_expired(&mut session.connection, now).await?;
     Ok(report)

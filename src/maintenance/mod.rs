@@ -1,9 +1,11 @@
 //! Upkeep of the tables: garbage collection by a cron schedule, and the audit table's partitions.
 
+mod clock;
 mod gc;
 mod partitions;
 mod schedule;
 
-pub(crate) use gc::{plan, sweep};
-pub(crate) use partitions::keep_partitions;
+pub(crate) use clock::refusal;
+pub(crate) use gc::{Ended, plan, sweep};
+pub(crate) use partitions::{Kept, hexadecimal, keep_partitions};
 pub(crate) use schedule::run;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use tokio_util::sync::CancellationToken;
 
-use super::{keep_partitions, sweep};
+use super::{Ended, Kept, keep_partitions, sweep};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
 use crate::pg::{Session, bury_processes, is_outage, within};
@@ -58,22 +58,8 @@ async fn upkeep(
         session.close().await;
         return Ok(PARTITIONS);
     }
-    match within(config.postgres.patience() * 2, keep_partitions(&config.audit, &mut session)).await {
-        Ok((made, dropped)) => {
-            for name in made {
-                tracing::info!(name, "made an audit partition");
-            }
-            for name in dropped {
-                tracing::info!(name, "dropped an audit partition");
-            }
-        }
-        // The connection is not used again.
-        Err(error) if is_outage(&error) => return Err(error),
-        // A partition that could not be made now (a lock, say) is no reason to skip the sweep: rows go to the default one.
-        Err(error) => {
-            tracing::warn!(error = %error, "audit partitions were not kept; tried again within the hour")
-        }
-    }
+    // Without a limit here: each step of it has its own.
+    tell(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
     let now = session.clock.now();
     match within(config.postgres.patience(), bury_processes(&mut session.connection, now - SILENT)).await {
         Ok(0) => {}
@@ -83,7 +69,7 @@ async fn upkeep(
     }
     if next_sweep.is_some_and(|due| due <= now) {
         match sweep(config, &mut session, || stop.is_cancelled()).await? {
-            Some(report) => {
+            Ended::Done(report) => {
                 for swept in report.consumers {
                     let [completed, failed, in_progress] = swept.deleted;
                     tracing::info!(consumer = swept.consumer, before = %swept.before, completed, failed, in_progress, "collected keys");
@@ -92,7 +78,9 @@ async fn upkeep(
                     tracing::info!(expired = report.expired, "collected keys of oncely.claim");
                 }
             }
-            None => tracing::info!("another relay is collecting"),
+            Ended::Busy => tracing::info!("another relay is collecting"),
+            // Said when the partitions were looked at, a moment ago.
+            Ended::Refused(_) => tracing::error!("nothing was collected"),
         }
     }
     let now = session.clock.now();
@@ -102,6 +90,27 @@ async fn upkeep(
     let until = due.and_then(|due| (due - now).to_std().ok()).unwrap_or(PARTITIONS);
     // A moment past the due time, so that waking early by a clock's grain does not miss it.
     Ok((until + Duration::from_millis(20)).min(PARTITIONS))
+}
+
+/// Says what was done to the trail, and what was not.
+fn tell(kept: &Kept) {
+    for name in &kept.made {
+        tracing::info!(name, "made an audit partition");
+    }
+    for name in &kept.dropped {
+        tracing::info!(name, "dropped an audit partition");
+    }
+    if let Some((until, hash)) = &kept.sealed {
+        // Whoever changes the trail can forge the chain, and not this line.
+        tracing::info!(until = %until, hash, seals = kept.seals, "sealed the audit trail");
+    }
+    for note in &kept.notes {
+        tracing::warn!("{note}");
+    }
+    // Rows without a partition go to the default one, and what is not dropped now is dropped later.
+    for failure in &kept.failures {
+        tracing::warn!("{failure}; tried again within the hour");
+    }
 }
 
 fn next(gc: &GcSettings, now: DateTime<Utc>) -> Option<DateTime<Utc>> {

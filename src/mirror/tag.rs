@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn everything_counts() {
         let key = TagKey::derive(b"secret");
-        let print = Fingerprint([7; 32]);
+        let print = Fingerprint::new([0; 4], [7; 16]);
         let base = key.tag("e1", &identity(["t", "c", "k"]), Some(&print));
         assert_eq!(base, key.tag("e1", &identity(["t", "c", "k"]), Some(&print)));
         for other in [
@@ -119,7 +119,7 @@ mod tests {
             key.tag("e1", &identity(["u", "c", "k"]), Some(&print)),
             key.tag("e1", &identity(["t", "d", "k"]), Some(&print)),
             key.tag("e1", &identity(["t", "c", "l"]), Some(&print)),
-            key.tag("e1", &identity(["t", "c", "k"]), Some(&Fingerprint([8; 32]))),
+            key.tag("e1", &identity(["t", "c", "k"]), Some(&Fingerprint::new([0; 4], [8; 16]))),
             key.tag("e1", &identity(["t", "c", "k"]), None),
             TagKey::derive(b"other").tag("e1", &identity(["t", "c", "k"]), Some(&print)),
         ] {

@@ -1,6 +1,6 @@
 -- The newest decisions first. Each filter is off where its parameter is null. The key goes through the index on its
 -- hash.
-select tenant, occurred_at, consumer, key, queue, outcome, reason, error_code, detail, attempt, duration_us, worker, trace_id
+select tenant, oncely.bounded(occurred_at) as "occurred_at!", consumer, key, queue, outcome, reason, error_code, detail, attempt, duration_us, worker, login, trace_id
 from oncely.audit
 where ($1::text is null or tenant = $1)
   and ($2::text is null or consumer = $2)

@@ -161,7 +161,7 @@ pub(crate) async fn look_up(
     for row in rows {
         let status = KeyStatus::from_column(&row.status)
             .ok_or_else(|| sqlx::Error::Decode(format!("unknown status {:?}", row.status).into()))?;
-        let fingerprint = row.fingerprint.and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
+        let fingerprint = row.fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes));
         if let Some(&index) = position.get(&(row.tenant.as_str(), row.key.as_str())) {
             records[index] = Some(KeyRecord {
                 status,

@@ -135,11 +135,11 @@ pub async fn event_status(
         r#"select
             (select count(*) from (select from oncely.events where state = 'pending' limit 10000) as e) as "pending!",
             (
-                select created_at from oncely.events where state = 'pending' and available_at <= $1
+                select oncely.bounded(created_at) from oncely.events where state = 'pending' and available_at <= $1
                 order by created_at limit 1
             ) as oldest_due,
             (select count(*) from (select from oncely.events where state = 'parked' limit 10000) as e) as "parked!",
-            (select created_at from oncely.events where state = 'parked' order by created_at limit 1) as oldest_parked"#,
+            (select oncely.bounded(created_at) from oncely.events where state = 'parked' order by created_at limit 1) as oldest_parked"#,
         now
     )
     .fetch_one(connection)

@@ -1,7 +1,6 @@
 //! Events on their way out: taken, published by the caller, deleted or counted as failed.
 
 use chrono::{DateTime, Utc};
-use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -25,7 +24,8 @@ pub(crate) struct TakenEvent {
     pub(crate) correlation_id: Option<String>,
     pub(crate) reply_to: Option<String>,
     pub(crate) app_id: Option<String>,
-    pub(crate) headers: Option<Value>,
+    /// JSON.
+    pub(crate) headers: Option<String>,
     pub(crate) payload: Vec<u8>,
 }
 

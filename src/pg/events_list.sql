@@ -1,5 +1,5 @@
 -- Events, oldest first. Each filter is off where its parameter is null. Not the message itself: an auditor may not read that.
-select tenant, id, created_at, available_at, attempts, state, reply, exchange, routing_key, ordering_key, ordering_number,
+select tenant, id, oncely.bounded(created_at) as "created_at!", oncely.bounded(available_at) as "available_at!", attempts, state, reply, exchange, routing_key, ordering_key, ordering_number,
     message_id, type as kind, correlation_id, reason, last_error
 from oncely.events
 where ($1::text is null or tenant = $1)

@@ -1,5 +1,6 @@
 -- Takes the first events of ordering keys, heads first; place is the position within the key, from 1. Rows that somebody else holds,
 -- or that are not due any more, are left out, so the caller uses a key's events only as far as their places have no gap.
+-- Times and headers as in events_take.sql.
 -- Numbers follow the order of the commits: what comes before a visible event is visible, too, or published and gone.
 with first as materialized (
     select f.tenant, f.id, f.place, f.size
@@ -20,9 +21,10 @@ with first as materialized (
     ) as f
     where rank <= $5 and before < $6
 )
-select e.tenant as "tenant!", e.id as "id!", e.created_at as "created_at!", e.attempts as "attempts!", e.reply as "reply!",
+select e.tenant as "tenant!", e.id as "id!", greatest(least(e.created_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "created_at!", e.attempts as "attempts!", e.reply as "reply!",
     e.exchange as "exchange!", e.routing_key as "routing_key!", e.ordering_key, p.place as "place!", e.message_id, e.content_type,
-    e.type as kind, e.correlation_id, e.reply_to, e.app_id, e.headers, e.payload as "payload!"
+    e.type as kind, e.correlation_id, e.reply_to, e.app_id, e.headers::text as headers,
+    e.payload as "payload!"
 from picked as p
 join oncely.events as e on e.tenant = p.tenant and e.id = p.id
 where e.state = 'pending' and e.available_at <= $1

@@ -34,6 +34,8 @@ pub struct AuditRow {
     pub attempt: i32,
     pub duration_us: Option<i64>,
     pub worker: String,
+    /// The database's user, where an application wrote the row.
+    pub login: Option<String>,
     pub trace_id: Option<String>,
 }
 
@@ -63,7 +65,9 @@ pub async fn audit_list(
 
 /// Where the audit trail begins, or `None` where it is empty.
 pub(crate) async fn audit_span(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
-    sqlx::query_scalar!("select min(occurred_at) from oncely.audit").fetch_one(connection).await
+    sqlx::query_scalar!("select oncely.bounded(min(occurred_at)) from oncely.audit")
+        .fetch_one(connection)
+        .await
 }
 
 /// All that `idempotency_keys` knows of a key.
@@ -107,7 +111,8 @@ fn as_it_is<S: serde::Serializer>(json: &Option<String>, serializer: S) -> Resul
 }
 
 /// What is known of one key under the given tenants and consumers. Without a tenant the primary key is no help, so the
-/// identities come from the audit table's index on the key's hash, and from the keys that are not completed.
+/// identities come from the audit table's index on the key's hash, and from the keys that are not completed. Responses only for
+/// whoever may read them: an auditor may not.
 ///
 /// # Errors
 /// When the query fails.
@@ -117,28 +122,29 @@ pub async fn key_details(
     tenant: Option<&str>,
     consumer: Option<&str>,
 ) -> Result<Vec<KeyDetails>, sqlx::Error> {
-    match tenant {
+    let mut keys = match tenant {
         Some(tenant) => {
             sqlx::query_as!(
                 KeyDetails,
-                "select tenant, consumer, key, status, attempts, created_at, completed_at, expires_at, fingerprint,
-                    response::text as response, reason,
-                    last_error
+                r#"select tenant, consumer, key, status, attempts, oncely.bounded(created_at) as "created_at!",
+                    oncely.bounded(completed_at) as completed_at, oncely.bounded(expires_at) as expires_at, fingerprint,
+                    null::text as response, reason, last_error
                  from oncely.idempotency_keys
                  where tenant = $1 and key = $2 and ($3::text is null or consumer = $3)
-                 order by consumer",
+                 order by consumer"#,
                 tenant,
                 key,
                 consumer
             )
-            .fetch_all(connection)
-            .await
+            .fetch_all(&mut *connection)
+            .await?
         }
         None => {
             sqlx::query_as!(
                 KeyDetails,
-                "select i.tenant, i.consumer, i.key, i.status, i.attempts, i.created_at, i.completed_at, i.expires_at, i.fingerprint,
-                    i.response::text as response, i.reason, i.last_error
+                r#"select i.tenant, i.consumer, i.key, i.status, i.attempts, oncely.bounded(i.created_at) as "created_at!",
+                    oncely.bounded(i.completed_at) as completed_at, oncely.bounded(i.expires_at) as expires_at, i.fingerprint,
+                    null::text as response, i.reason, i.last_error
                  from (
                      select tenant, consumer
                      from oncely.audit
@@ -151,14 +157,29 @@ pub async fn key_details(
                  ) as a
                  join oncely.idempotency_keys as i on i.tenant = a.tenant and i.consumer = a.consumer and i.key = $1
                  where $2::text is null or i.consumer = $2
-                 order by i.tenant, i.consumer",
+                 order by i.tenant, i.consumer"#,
                 key,
                 consumer
             )
-            .fetch_all(connection)
-            .await
+            .fetch_all(&mut *connection)
+            .await?
+        }
+    };
+    let allowed = sqlx::query_scalar!(
+        r#"select has_column_privilege('oncely.idempotency_keys', 'response', 'select') as "allowed!""#
+    );
+    if allowed.fetch_one(&mut *connection).await? {
+        for found in &mut keys {
+            let response = sqlx::query_scalar!(
+                "select response::text from oncely.idempotency_keys where tenant = $1 and consumer = $2 and key = $3",
+                found.tenant,
+                found.consumer,
+                found.key
+            );
+            found.response = response.fetch_optional(&mut *connection).await?.flatten();
         }
     }
+    Ok(keys)
 }
 
 /// Depth and age of the outbox.
@@ -178,7 +199,7 @@ pub async fn outbox_status(connection: &mut PgConnection) -> Result<OutboxStatus
     sqlx::query_as!(
         OutboxStatus,
         r#"select (select count(*) from (select 1 from oncely.outbox limit 10000) as o) as "records!",
-            (select min(created_at) from oncely.outbox) as oldest"#
+            (select oncely.bounded(min(created_at)) from oncely.outbox) as oldest"#
     )
     .fetch_one(connection)
     .await

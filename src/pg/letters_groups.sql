@@ -6,8 +6,8 @@ select consumer, failure_group, reason, error_code,
     count(*) filter (where state = 'requeued') as "requeued!",
     count(*) filter (where state = 'discarded') as "discarded!",
     count(*) filter (where state in ('waiting', 'requeueing') and generation > 1) as "came_back!",
-    min(dead_lettered_at) as "first_at!",
-    max(dead_lettered_at) as "last_at!"
+    oncely.bounded(min(dead_lettered_at)) as "first_at!",
+    oncely.bounded(max(dead_lettered_at)) as "last_at!"
 from oncely.dead_letters
 where ($1::text is null or tenant = $1)
   and ($2::text is null or consumer = $2)

@@ -9,7 +9,7 @@ on conflict (tenant, consumer, key) do update
 set crash_attempts = i.crash_attempts + 1, marked_pid = excluded.marked_pid, marked_backend_start = excluded.marked_backend_start
 where i.status = 'IN_PROGRESS'
   and (i.not_before is null or i.not_before <= $9)
-  and ($6 or i.fingerprint is null or excluded.fingerprint is null or i.fingerprint = excluded.fingerprint)
+  and ($6 or i.fingerprint is null or excluded.fingerprint is null or oncely.same_payload(i.fingerprint, excluded.fingerprint))
   and not exists (
       select from pg_stat_activity as a
       where a.pid = i.marked_pid and a.backend_start = i.marked_backend_start and a.pid <> excluded.marked_pid

@@ -4,6 +4,7 @@
 mod audit;
 mod claim;
 mod complete;
+mod consumers;
 mod dead_letter;
 mod error;
 mod event;
@@ -25,13 +26,17 @@ mod process;
 mod refuse;
 mod reply;
 mod retention;
+mod right;
 mod session;
 mod suspect;
+mod upkeep;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_taken, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
+pub use consumers::{KnownConsumer, known_consumers};
+pub(crate) use consumers::{Registered, Registration, register_consumer, set_retention};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_outage};
 pub(crate) use error::{fault_within, told};
@@ -51,14 +56,14 @@ pub(crate) use inspect::{
 };
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use operator::{
-    Action, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters, mark_swept,
-    messages, plan as plan_letters, record_action, standings,
+    Action, Begun, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters,
+    mark_swept, messages, plan as plan_letters, record_action, standings,
 };
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use outbox::{MirrorRecord, Mirrored, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use park::{Parked, park};
-pub(crate) use partition::{drop_before as drop_partitions, make_ahead as make_partitions};
+pub(crate) use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
 pub(crate) use picture::{
     ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
 };
@@ -74,9 +79,15 @@ pub(crate) use retention::{
     count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
     unlock as sweep_unlock,
 };
+pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, process, secret,
     standing, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};
+pub use upkeep::{ObservedClock, Seal};
+pub(crate) use upkeep::{
+    accept_clock, audit_count, audit_digest, clock_refused_at, dropped_until, observe_clock, seal_audit,
+    seals,
+};

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::dead_letter::letter;
-use crate::letter::Letter;
+use crate::letter::{Letter, Memory};
 
 /// Which dead letters; `None` means any.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -152,11 +152,14 @@ pub(crate) struct Planned {
     pub(crate) whole: bool,
     pub(crate) key_status: Option<String>,
     pub(crate) same_payload: bool,
+    /// See [`Memory::from_column`].
+    pub(crate) memory: String,
 }
 
-/// Letters in one of `states`, oldest first.
+/// Letters in one of `states`, oldest first, and what is known of their keys at `now`.
 pub(crate) async fn plan(
     connection: &mut PgConnection,
+    now: DateTime<Utc>,
     filter: &LetterFilter,
     states: &[String],
     limit: i64,
@@ -174,7 +177,8 @@ pub(crate) async fn plan(
         filter.until,
         filter.ids.as_deref() as Option<&[Uuid]>,
         states,
-        limit
+        limit,
+        now
     )
     .fetch_all(connection)
     .await
@@ -207,19 +211,50 @@ pub(crate) async fn change(
     Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
 }
 
-/// Decides, in the caller's transaction, that letters are published again, and makes their keys runnable. Returns those of
-/// which it is decided now.
+/// What was decided of letters that are to be requeued.
+#[derive(Debug, Default)]
+pub(crate) struct Begun {
+    /// Published again.
+    pub(crate) taken: Vec<Named>,
+    /// Not published: they took effect meanwhile, and count as requeued.
+    pub(crate) closed: Vec<Named>,
+}
+
+/// Decides, in the caller's transaction, that letters are published again, and makes their keys runnable. A letter whose key is not
+/// remembered any more is left alone, unless nobody can say whether it took effect and `even_if_forgotten`.
+///
+/// No key is collected between the look at it and the commit (`past_requeues` in retention.rs); behind the commit the letter's state
+/// keeps it. So whatever is published is recognised when it has run.
 pub(crate) async fn begin_requeue(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     letters: &[Named],
-) -> Result<Vec<Named>, sqlx::Error> {
-    let (tenants, ids, _) = columns(letters);
+    even_if_forgotten: bool,
+) -> Result<Begun, sqlx::Error> {
+    sqlx::query!("select pg_advisory_xact_lock_shared(hashtextextended('oncely.requeue', 0))")
+        .fetch_one(&mut *connection)
+        .await?;
+    let (tenants, ids, generations) = columns(letters);
     sqlx::query_file!("src/pg/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
-    let taken = change(connection, now, letters, &["waiting", "requeueing"], "requeueing").await?;
+    let rows = sqlx::query_file!("src/pg/letters_memory.sql", &tenants, &ids, &generations, now)
+        .fetch_all(&mut *connection)
+        .await?;
+    let (mut run, mut over) = (Vec::new(), Vec::new());
+    for row in rows.into_iter().filter(|row| row.same_payload) {
+        let named = (row.tenant, letter(row.id, row.generation));
+        match Memory::from_column(&row.memory) {
+            Memory::Runnable => run.push(named),
+            Memory::Forgotten if even_if_forgotten => run.push(named),
+            Memory::Completed => over.push(named),
+            Memory::TookEffect | Memory::Forgotten => {}
+        }
+    }
+    let open = ["waiting", "requeueing"];
+    let taken = change(connection, now, &run, &open, "requeueing").await?;
+    let closed = change(connection, now, &over, &open, "requeued").await?;
     let (tenants, ids, _) = columns(&taken);
-    sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids).execute(connection).await?;
-    Ok(taken)
+    sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids).fetch_one(connection).await?;
+    Ok(Begun { taken, closed })
 }
 
 /// What a person did.
@@ -235,25 +270,21 @@ pub(crate) struct Action<'a> {
     pub(crate) reason: Option<&'a str>,
 }
 
-/// Records what a person did, in the caller's transaction.
+/// Records what a person did, in the caller's transaction. The database says who that is, and when.
 pub(crate) async fn record_action(
     connection: &mut PgConnection,
-    now: DateTime<Utc>,
     action: &Action<'_>,
 ) -> Result<(), sqlx::Error> {
     sqlx::query!(
-        "insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
-         values ($1, $2, $3, concat(session_user, ' (', $4::text, ')'), $5, $6, $7, $8)",
+        "select oncely.record_action($1, $2, $3, $4, $5, $6)",
         action.tenant,
-        Uuid::now_v7(),
-        now,
-        action.user,
         action.verb,
         action.filter,
         action.count,
-        action.reason
+        action.reason,
+        action.user
     )
-    .execute(connection)
+    .fetch_one(connection)
     .await?;
     Ok(())
 }
@@ -307,21 +338,28 @@ pub(crate) struct Standing {
     pub(crate) routing_key: String,
     /// The publisher's user, where he named himself.
     pub(crate) user_id: Option<String>,
+    /// See [`Memory::from_column`].
+    pub(crate) memory: String,
 }
 
 /// How letters stand now; one that is not there is left out.
 pub(crate) async fn standings(
     connection: &mut PgConnection,
+    now: DateTime<Utc>,
     letters: &[Named],
 ) -> Result<Vec<Standing>, sqlx::Error> {
     let (tenants, ids, _) = columns(letters);
     sqlx::query_as!(
         Standing,
-        "select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id
+        r#"select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id,
+             -- Of the others it is not asked, and costs something.
+             case when d.state = 'requeueing' then oncely.letter_memory(d.tenant, d.consumer, d.key, d.dead_lettered_at, $3)
+                 else 'NONE' end as "memory!"
          from unnest($1::text[], $2::uuid[]) as l (tenant, id)
-         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id",
+         join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id"#,
         &tenants,
-        &ids
+        &ids,
+        now
     )
     .fetch_all(connection)
     .await

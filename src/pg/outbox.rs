@@ -25,6 +25,8 @@ pub(crate) enum Mirrored {
     Tags(Vec<u8>),
     /// A key that `oncely.complete` completed: SQL has no key to make a tag with.
     Key(Identity, Option<Fingerprint>),
+    /// A row that came past the table's constraints: no tag can be made of it, and it must not keep the others.
+    Unreadable,
 }
 
 /// Appends one record with the tags of a whole batch, in the caller's transaction.
@@ -54,26 +56,27 @@ pub(crate) async fn take_mirror(
     limit: i64,
 ) -> Result<Vec<MirrorRecord>, sqlx::Error> {
     let rows = sqlx::query_file!("src/pg/take_mirror.sql", limit).fetch_all(connection).await?;
-    let part = |text: &str| {
-        IdentityPart::new(text.as_bytes()).map_err(|error| sqlx::Error::Decode(error.to_string().into()))
-    };
-    rows.into_iter()
-        .map(|row| {
-            let content = match (row.tags, row.consumer, row.key) {
-                (Some(tags), _, _) => Mirrored::Tags(tags),
-                (None, Some(consumer), Some(key)) => {
-                    let identity =
-                        Identity { tenant: part(&row.tenant)?, consumer: part(&consumer)?, key: part(&key)? };
-                    let print = row.fingerprint.and_then(|bytes| bytes.try_into().ok()).map(Fingerprint);
-                    Mirrored::Key(identity, print)
-                }
-                // A constraint of the table forbids it.
-                _ => return Err(sqlx::Error::Decode("an outbox record without content".into())),
-            };
-            let (tenant, id) = (row.tenant, row.id);
-            Ok(MirrorRecord { tenant, id, content, expires_at: row.expires_at, created_at: row.created_at })
-        })
-        .collect()
+    let records = rows.into_iter().map(|row| {
+        let content = match (row.tags, row.consumer, row.key) {
+            (Some(tags), _, _) => Mirrored::Tags(tags),
+            (None, Some(consumer), Some(key)) => key_of(&row.tenant, &consumer, &key, row.fingerprint),
+            (None, _, _) => Mirrored::Unreadable,
+        };
+        let (tenant, id) = (row.tenant, row.id);
+        MirrorRecord { tenant, id, content, expires_at: row.expires_at, created_at: row.created_at }
+    });
+    Ok(records.collect())
+}
+
+fn key_of(tenant: &str, consumer: &str, key: &str, fingerprint: Option<Vec<u8>>) -> Mirrored {
+    let part = |text: &str| IdentityPart::new(text.as_bytes());
+    match (part(tenant), part(consumer), part(key)) {
+        (Ok(tenant), Ok(consumer), Ok(key)) => {
+            let print = fingerprint.and_then(|bytes| Fingerprint::from_stored(&bytes));
+            Mirrored::Key(Identity { tenant, consumer, key }, print)
+        }
+        _ => Mirrored::Unreadable,
+    }
 }
 
 /// Deletes exactly these records. Returns how many there were.

@@ -1,25 +1,34 @@
 //! The weekly partitions of the audit table.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-/// Makes the partitions that touch the span and do not exist; returns their names.
-pub(crate) async fn make_ahead(
+use super::consumers::duration;
+
+/// Makes the partition of the week that a time belongs to, in a transaction of its own; `None` where it is there.
+pub(crate) async fn make(
     connection: &mut PgConnection,
-    from: DateTime<Utc>,
-    until: DateTime<Utc>,
-) -> Result<Vec<String>, sqlx::Error> {
-    sqlx::query_scalar!(r#"select oncely.make_audit_partitions($1, $2) as "name!""#, from, until)
-        .fetch_all(connection)
-        .await
+    day: DateTime<Utc>,
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar!("select oncely.make_audit_partition($1)", day).fetch_one(connection).await
 }
 
-/// Drops the partitions that lie wholly before `before`; returns their names.
-pub(crate) async fn drop_before(
+/// Drops the oldest partition that lies wholly before `before`, in a transaction of its own; `None` where there is none left.
+pub(crate) async fn drop_oldest(
     connection: &mut PgConnection,
     before: DateTime<Utc>,
-) -> Result<Vec<String>, sqlx::Error> {
-    sqlx::query_scalar!(r#"select oncely.drop_audit_partitions($1) as "name!""#, before)
-        .fetch_all(connection)
-        .await
+) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar!("select oncely.drop_audit_partition($1)", before).fetch_one(connection).await
+}
+
+/// How long the database keeps the trail at least.
+pub(crate) async fn audit_floor(connection: &mut PgConnection) -> Result<Duration, sqlx::Error> {
+    let micros = sqlx::query_scalar!(
+        r#"select (extract(epoch from audit_floor) * 1000000)::bigint as "floor!" from oncely.cell"#
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(duration(micros))
 }

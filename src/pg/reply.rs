@@ -33,7 +33,7 @@ pub(crate) async fn write_replies(
     let correlations: Vec<Option<String>> =
         replies.iter().map(|r| r.correlation_id.map(str::to_owned)).collect();
     let headers: Vec<Option<Value>> = replies.iter().map(|r| r.headers.clone()).collect();
-    let done = sqlx::query_file!(
+    let row = sqlx::query_file!(
         "src/pg/reply.sql",
         consumer.as_str(),
         now,
@@ -45,7 +45,7 @@ pub(crate) async fn write_replies(
         &correlations as &[Option<String>],
         &headers as &[Option<Value>]
     )
-    .execute(connection)
+    .fetch_one(connection)
     .await?;
-    Ok(done.rows_affected())
+    Ok(u64::try_from(row.written).unwrap_or(0))
 }

@@ -1,7 +1,7 @@
 //! Deletion by age.
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection as _, PgConnection};
+use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 
 use crate::decide::KeyStatus;
 
@@ -11,7 +11,7 @@ pub type SweepStatus = KeyStatus;
 /// What a sweep did (or, as a dry run, would do).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Of each configured consumer.
+    /// Of each consumer that the database knows.
     pub consumers: Vec<ConsumerSweep>,
     /// Keys deleted that said themselves when they may go: those of `oncely.claim`, of whatever consumer.
     pub expired: u64,
@@ -52,7 +52,8 @@ pub(crate) async fn sweep_batch(
         KeyStatus::Completed => match sweep_unheld(connection, consumer, before, limit, from).await? {
             Some(row) => row,
             None => {
-                sqlx::query_file_as!(
+                let mut transaction = past_requeues(connection).await?;
+                let batch = sqlx::query_file_as!(
                     Batch,
                     "src/pg/sweep_completed_skip_locked.sql",
                     consumer,
@@ -60,22 +61,41 @@ pub(crate) async fn sweep_batch(
                     limit,
                     from
                 )
-                .fetch_one(connection)
-                .await?
+                .fetch_one(&mut *transaction)
+                .await?;
+                transaction.commit().await?;
+                batch
             }
         },
         KeyStatus::Failed => {
-            sqlx::query_file_as!(Batch, "src/pg/sweep_failed.sql", consumer, before, limit, from)
-                .fetch_one(connection)
-                .await?
+            let mut transaction = past_requeues(connection).await?;
+            let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_failed.sql", consumer, before, limit, from)
+                .fetch_one(&mut *transaction)
+                .await?;
+            transaction.commit().await?;
+            batch
         }
         KeyStatus::InProgress => {
-            sqlx::query_file_as!(Batch, "src/pg/sweep_in_progress.sql", consumer, before, limit, from)
-                .fetch_one(connection)
-                .await?
+            let mut transaction = past_requeues(connection).await?;
+            let batch =
+                sqlx::query_file_as!(Batch, "src/pg/sweep_in_progress.sql", consumer, before, limit, from)
+                    .fetch_one(&mut *transaction)
+                    .await?;
+            transaction.commit().await?;
+            batch
         }
     };
     Ok(row.into())
+}
+
+/// Begins a transaction that deletes keys: none of a letter that is being requeued. While it lasts no requeue is decided, so that what
+/// its statement sees of the letters stays true; see [`super::begin_requeue`].
+async fn past_requeues(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query!("select pg_advisory_xact_lock(hashtextextended('oncely.requeue', 0))")
+        .fetch_one(&mut *transaction)
+        .await?;
+    Ok(transaction)
 }
 
 /// How long a sweep waits for whoever holds a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): where a holder waits
@@ -90,7 +110,7 @@ async fn sweep_unheld(
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> Result<Option<Batch>, sqlx::Error> {
-    let mut transaction = connection.begin().await?;
+    let mut transaction = past_requeues(connection).await?;
     sqlx::query!("select set_config('lock_timeout', $1, true)", HELD).fetch_one(&mut *transaction).await?;
     let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_completed.sql", consumer, before, limit, from);
     match batch.fetch_one(&mut *transaction).await {
@@ -119,10 +139,12 @@ pub(crate) async fn sweep_expired(
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> Result<Swept, sqlx::Error> {
-    let row = sqlx::query_file_as!(Batch, "src/pg/sweep_expired.sql", now, limit, from)
-        .fetch_one(connection)
+    let mut transaction = past_requeues(connection).await?;
+    let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_expired.sql", now, limit, from)
+        .fetch_one(&mut *transaction)
         .await?;
-    Ok(row.into())
+    transaction.commit().await?;
+    Ok(batch.into())
 }
 
 /// A batch as the statements return it.
@@ -143,8 +165,12 @@ pub(crate) async fn count_self_expired(
     now: DateTime<Utc>,
 ) -> Result<u64, sqlx::Error> {
     let count = sqlx::query_scalar!(
-        r#"select count(*) as "count!" from oncely.idempotency_keys
+        r#"select count(*) as "count!" from oncely.idempotency_keys as i
         where expires_at < $1
+          and not exists (
+              select from oncely.dead_letters as d
+              where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
+          )
           and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.outbox), 'infinity'))"#,
         now
     )
@@ -167,8 +193,12 @@ pub(crate) async fn count_expired(
             ) as "completed!",
             count(*) filter (where status = 'FAILED' and completed_at < $2) as "failed!",
             count(*) filter (where status = 'IN_PROGRESS' and created_at < $2) as "in_progress!"
-        from oncely.idempotency_keys
-        where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))"#,
+        from oncely.idempotency_keys as i
+        where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))
+          and not exists (
+              select from oncely.dead_letters as d
+              where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
+          )"#,
         consumer,
         before
     )

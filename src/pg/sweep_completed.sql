@@ -2,14 +2,19 @@
 -- cheaper than by key; in a file of its own, because Citus needs the form by key.
 -- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
 -- Never a key whose mirror record may still be pending: nothing that is not older than the oldest record of the outbox.
+-- Never one whose letter is being requeued: a copy of it may be on its way, and only the key would recognise it.
 -- It waits for whoever holds one of the rows, and then asks the conditions of the row's new version: a key that was taken again stays.
 -- (Servers from before the minor releases of November 2025 do not ask for the place again: "Add missing EPQ recheck for TID Scan".)
 with due as materialized (
-    select ctid as place, completed_at as at
-    from oncely.idempotency_keys
+    select i.ctid as place, completed_at as at
+    from oncely.idempotency_keys as i
     where status = 'COMPLETED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity')
       and completed_at < least($2, (select min(created_at) from oncely.outbox))
+      and not exists (
+          select from oncely.dead_letters as d
+          where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
+      )
     order by completed_at
     limit $3
 ), gone as (
@@ -17,5 +22,5 @@ with due as materialized (
     where ctid = any (array(select place from due))
       and status = 'COMPLETED' and consumer = $1 and expires_at is null and completed_at < $2
 )
-select count(*) as "deleted!", max(at) as last
+select count(*) as "deleted!", oncely.bounded(max(at)) as last
 from due

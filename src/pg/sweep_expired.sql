@@ -1,16 +1,20 @@
 -- One bounded batch of keys that say themselves when they may go (oncely.claim), of whatever consumer; from $3 on, where the batch
--- before ended. Never one whose mirror record may still be pending, as in sweep_completed.sql.
+-- before ended. Never one whose mirror record may still be pending, or whose letter is being requeued, as in sweep_completed.sql.
 with due as materialized (
-    select ctid as place, expires_at as at
-    from oncely.idempotency_keys
+    select i.ctid as place, expires_at as at
+    from oncely.idempotency_keys as i
     where expires_at >= coalesce($3::timestamptz, '-infinity') and expires_at < $1
       and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.outbox), 'infinity'))
+      and not exists (
+          select from oncely.dead_letters as d
+          where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
+      )
     order by expires_at
     limit $2
-    for update skip locked
+    for update of i skip locked
 ), gone as (
     delete from oncely.idempotency_keys
     where ctid = any (array(select place from due))
 )
-select count(*) as "deleted!", max(at) as last
+select count(*) as "deleted!", oncely.bounded(max(at)) as last
 from due

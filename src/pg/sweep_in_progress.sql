@@ -1,16 +1,21 @@
 -- One bounded batch of keys whose retry never came back: first claimed before $2, and no retry can be older. From $4 on, where
 -- the batch before ended.
+-- Never one whose letter is being requeued, as in sweep_completed.sql.
 with due as materialized (
-    select ctid as place, created_at as at
-    from oncely.idempotency_keys
+    select i.ctid as place, created_at as at
+    from oncely.idempotency_keys as i
     where status = 'IN_PROGRESS' and consumer = $1 and expires_at is null
       and created_at >= coalesce($4::timestamptz, '-infinity') and created_at < $2
+      and not exists (
+          select from oncely.dead_letters as d
+          where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
+      )
     order by created_at
     limit $3
-    for update skip locked
+    for update of i skip locked
 ), gone as (
     delete from oncely.idempotency_keys
     where ctid = any (array(select place from due))
 )
-select count(*) as "deleted!", max(at) as last
+select count(*) as "deleted!", oncely.bounded(max(at)) as last
 from due

@@ -71,6 +71,11 @@ pub(crate) async fn drain(
                     tags.as_chunks::<{ Tag::BYTES }>().0.iter().map(|bytes| Tag(*bytes)).collect()
                 }
                 Mirrored::Key(identity, print) => vec![tag_key.tag(&epoch, identity, print.as_ref())],
+                // Its key stays known to PostgreSQL.
+                Mirrored::Unreadable => {
+                    tracing::error!(id = %record.id, "an outbox record that can't be read is dropped");
+                    Vec::new()
+                }
             })
             .collect();
         if !tags.is_empty() {

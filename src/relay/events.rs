@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use lapin::BasicProperties;
+use lapin::types::{FieldTable, ShortString};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::amqp::{AmqpError, Fate, Outgoing, Outlet, restore_headers};
@@ -194,8 +195,15 @@ async fn publish(
             if stuck.contains(&(event.tenant.as_str(), event.ordering_key.as_deref())) {
                 continue;
             }
+            let Some(message) = outgoing(event) else {
+                if event.ordering_key.is_some() {
+                    stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
+                }
+                fates[index] = Some(Fate::Unreadable);
+                continue;
+            };
             going.push(index);
-            messages.push(outgoing(event));
+            messages.push(message);
         }
         let (said, failed) = outlet.publish(&messages).await;
         for (index, fate) in going.into_iter().zip(said) {
@@ -213,17 +221,24 @@ async fn publish(
     (fates, None)
 }
 
-fn outgoing(event: &TakenEvent) -> Outgoing<'_> {
+/// `None` where no message can be made of it: a row that came past `oncely.emit` and the table's constraints.
+fn outgoing(event: &TakenEvent) -> Option<Outgoing<'_>> {
+    // A longer one panics where it becomes a short string.
+    let short = |text: &str| ShortString::try_new(text).ok();
+    short(&event.exchange).and(short(&event.routing_key))?;
     let id = event.id.to_string();
-    let headers = event.headers.as_ref().and_then(restore_headers).unwrap_or_default();
+    let headers = match event.headers.as_deref() {
+        Some(text) => restore_headers(&serde_json::from_str(text).ok()?)?,
+        None => FieldTable::default(),
+    };
     let mut properties = BasicProperties::default()
         .with_delivery_mode(2)
-        .with_message_id(event.message_id.as_deref().unwrap_or(&id).into())
+        .with_message_id(short(event.message_id.as_deref().unwrap_or(&id))?)
         .with_timestamp(u64::try_from(event.created_at.timestamp()).unwrap_or(0));
     macro_rules! set {
         ($($field:ident => $with:ident),+) => {
             $(if let Some(text) = event.$field.as_deref() {
-                properties = properties.$with(text.into());
+                properties = properties.$with(short(text)?);
             })+
         };
     }
@@ -234,7 +249,7 @@ fn outgoing(event: &TakenEvent) -> Outgoing<'_> {
         reply_to => with_reply_to,
         app_id => with_app_id
     );
-    Outgoing::new(EVENT_HEADER, id, &event.exchange, &event.routing_key, properties, headers, &event.payload)
+    Some(Outgoing::new(EVENT_HEADER, id, &event.exchange, &event.routing_key, properties, headers, &event.payload))
 }
 
 /// What a fate means: a stable code and words for people. `None` where the event has arrived.
@@ -256,6 +271,9 @@ fn reason(event: &TakenEvent, fate: &Fate) -> Option<(&'static str, String)> {
         Fate::Closed(403, text) => ("access_refused", text.clone()),
         Fate::Closed(406, text) => ("precondition_failed", text.clone()),
         Fate::Closed(_, text) => ("channel_closed", text.clone()),
+        Fate::Unreadable => {
+            ("unreadable", "no message can be made of it: it was not written by oncely.emit".to_owned())
+        }
         Fate::HeadersTooLarge => {
             ("headers_too_large", "its headers don't fit into one frame of this broker".to_owned())
         }

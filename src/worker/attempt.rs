@@ -38,6 +38,9 @@ const UNWITNESSED: usize = 8;
 /// for a lock.
 const HELD: usize = 8;
 
+/// How often a message waits for the process to be alone in it, before it runs beside others.
+const MOST_TRIES: u32 = 8;
+
 /// A run by itself that takes longer leaves those behind it that have met locks for later: each of them may wait as long.
 const LONG: Duration = Duration::from_secs(1);
 
@@ -263,7 +266,16 @@ impl Lane {
             let exclusive = shared.permits.is_serial();
             if self.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
                 self.permit = None;
-                self.permit = Some(shared.permits.take(company).await);
+                let company = match work {
+                    // It has waited often enough for all others to pause.
+                    [one] if shared.progress.tries(&one.identity) >= MOST_TRIES => Company::Suspects,
+                    _ => company,
+                };
+                self.permit = shared.permits.take(company).await;
+                if self.permit.is_none() {
+                    let text = "others are at work, and it must run alone";
+                    return Ok(Err(Setback::Held(Fault::new(FaultClass::Contention, None, text))));
+                }
             }
             let stop = match self.once(&shared, company, attempt, work).await {
                 Ok(outcomes) => {

@@ -21,6 +21,7 @@ mod precheck;
 mod prepare;
 mod progress;
 mod record;
+mod register;
 mod replies;
 mod run;
 mod settle;

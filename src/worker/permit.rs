@@ -5,30 +5,35 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::task::JoinHandle;
 
 use super::isolate::Company;
 
-/// Longest wait for the other lanes of a consumer. One of them may be in a handler up to its deadline; the batch then runs beside it.
+/// Longest wait for other lanes, which keeps what comes behind waiting, too. One of them may be in a handler up to its deadline; a batch
+/// that has met locks then runs beside it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// For how many batches after one that stood in another's way a consumer's lanes go one after another.
 const SERIAL: u32 = 64;
+
+/// How long a suspect that runs alone keeps all others of the process waiting. What kills a process does so soon; one that takes longer
+/// goes on in company.
+const ALONE: Duration = Duration::from_secs(5);
 
 /// What the lanes of one consumer hold their permits of.
 #[derive(Debug)]
 pub(crate) struct Permits {
     /// Of this consumer: held shared, and alone by a batch that has met another one's locks.
     lanes: Arc<RwLock<()>>,
-    /// Of the whole process, for redelivered messages only, held from a message's mark to its outcome: alone by one that was at work
-    /// when a process died, so that no other marked message stands by while it may kill this one. Others neither wait for it nor keep it
-    /// waiting: what kills a process at its first delivery is told apart at its second.
-    suspects: Arc<RwLock<()>>,
+    /// Of the whole process: held shared, and alone by a redelivered message that was at work when a process died, so that nothing else
+    /// can be what kills this one.
+    process: Arc<RwLock<()>>,
     serial: AtomicU32,
 }
 
 impl Permits {
-    pub(crate) fn new(suspects: Arc<RwLock<()>>) -> Self {
-        Self { lanes: Arc::default(), suspects, serial: AtomicU32::new(0) }
+    pub(crate) fn new(process: Arc<RwLock<()>>) -> Self {
+        Self { lanes: Arc::default(), process, serial: AtomicU32::new(0) }
     }
 
     /// Two batches of this consumer stood in each other's way: their lanes go one after another for a while.
@@ -48,8 +53,9 @@ impl Permits {
         let _ = self.serial.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer);
     }
 
-    /// Waits for the right to run.
-    pub(crate) async fn take(&self, company: Company) -> Permit {
+    /// Waits for the right to run. `None` for one that must be alone where others are at work for longer than that: it waits aside, and
+    /// they don't wait for it.
+    pub(crate) async fn take(&self, company: Company) -> Option<Permit> {
         let exclusive = self.is_serial();
         let alone = async { tokio::time::timeout(PATIENCE, Arc::clone(&self.lanes).write_owned()).await };
         // Always in this order: lanes that wait for one of both can't wait for each other.
@@ -61,23 +67,25 @@ impl Permits {
             Some(lanes) => lanes,
             None => Lanes::Shared(Arc::clone(&self.lanes).read_owned().await),
         };
-        let suspects = Arc::clone(&self.suspects);
-        let suspects = match company {
-            Company::Any => None,
-            Company::Suspects => Some(Suspects::Shared(suspects.read_owned().await)),
-            Company::Nobody => Some(Suspects::Alone(suspects.write_owned().await)),
+        let process = Arc::clone(&self.process);
+        let process = match company {
+            Company::Any | Company::Suspects => Process::Shared(process.read_owned().await),
+            Company::Nobody => {
+                let alone = tokio::time::timeout(PATIENCE, process.write_owned()).await.ok()?;
+                Process::Alone(Alone::for_a_while(alone))
+            }
         };
-        Permit { exclusive, _lanes: lanes, _suspects: suspects }
+        Some(Permit { exclusive, _lanes: lanes, _process: process })
     }
 }
 
-/// Held while a lane decides.
+/// Held from a message's mark to its outcome.
 #[derive(Debug)]
 pub(crate) struct Permit {
     /// It was asked for alone.
     pub(crate) exclusive: bool,
     _lanes: Lanes,
-    _suspects: Option<Suspects>,
+    _process: Process,
 }
 
 #[derive(Debug)]
@@ -87,9 +95,29 @@ enum Lanes {
 }
 
 #[derive(Debug)]
-enum Suspects {
+enum Process {
     Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
-    Alone(#[expect(dead_code, reason = "held")] OwnedRwLockWriteGuard<()>),
+    Alone(#[expect(dead_code, reason = "held")] Alone),
+}
+
+/// The process for itself, until it is dropped or [`ALONE`] is over.
+#[derive(Debug)]
+struct Alone(JoinHandle<()>);
+
+impl Alone {
+    fn for_a_while(guard: OwnedRwLockWriteGuard<()>) -> Self {
+        Self(tokio::spawn(async move {
+            tokio::time::sleep(ALONE).await;
+            drop(guard);
+        }))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // And its guard with it.
+        self.0.abort();
+    }
 }
 
 #[cfg(test)]
@@ -98,29 +126,35 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn nobody_waits_for_a_suspect_but_suspects() {
-        let suspects = Arc::default();
-        let (one, other) = (Permits::new(Arc::clone(&suspects)), Permits::new(suspects));
-        let _alone = one.take(Company::Nobody).await;
-        assert!(one.take(Company::Any).now_or_never().is_some());
-        assert!(other.take(Company::Any).now_or_never().is_some());
-        assert!(other.take(Company::Suspects).now_or_never().is_none());
+    #[tokio::test(start_paused = true)]
+    async fn a_suspect_is_alone_in_the_process_and_not_for_long() {
+        let process = Arc::default();
+        let (one, other) = (Permits::new(Arc::clone(&process)), Permits::new(process));
+        let alone = one.take(Company::Nobody).await.unwrap();
+        for company in [Company::Any, Company::Suspects, Company::Nobody] {
+            assert!(other.take(company).now_or_never().flatten().is_none());
+        }
+        tokio::time::sleep(ALONE * 2).await;
+        let beside = other.take(Company::Any).now_or_never().flatten();
+        assert!(beside.is_some(), "it is still at work, and nobody waits for it");
+        assert!(one.take(Company::Nobody).await.is_none(), "who must be alone gives up after a while");
+        assert!(other.take(Company::Any).now_or_never().flatten().is_some(), "and is not waited for either");
+        drop((alone, beside));
     }
 
     #[tokio::test]
     async fn lanes_that_stood_in_each_others_way_go_one_after_another_for_a_while() {
         let permits = Permits::new(Arc::default());
         permits.contended();
-        let first = permits.take(Company::Any).await;
-        assert!(first.exclusive && permits.take(Company::Any).now_or_never().is_none());
+        let first = permits.take(Company::Any).await.unwrap();
+        assert!(first.exclusive && permits.take(Company::Any).now_or_never().flatten().is_none());
         drop(first);
         for _ in 0..SERIAL {
-            assert!(permits.take(Company::Any).await.exclusive);
+            assert!(permits.take(Company::Any).await.unwrap().exclusive);
             permits.decided();
         }
         permits.decided();
-        let _one = permits.take(Company::Any).await;
-        assert!(permits.take(Company::Any).now_or_never().is_some());
+        let _one = permits.take(Company::Any).await.unwrap();
+        assert!(permits.take(Company::Any).now_or_never().flatten().is_some());
     }
 }

@@ -87,6 +87,11 @@ impl Progress {
         pause.min(Duration::from_secs(30))
     }
 
+    /// How often it has been left undecided.
+    pub(crate) fn tries(&self, identity: &Identity) -> u32 {
+        self.lock().get(identity).map_or(0, |one| one.tries)
+    }
+
     /// It waits no more in this process.
     pub(crate) fn forget(&self, identity: &Identity) {
         self.lock().remove(identity);

@@ -15,6 +15,7 @@ use super::intake::Intake;
 use super::lane::Lane;
 use super::permit::Permits;
 use super::progress::Progress;
+use super::register::register;
 use super::shared::{Precheck, Shared};
 use super::subscribe::subscribe;
 use super::unsettled::{Unsettled, part};
@@ -208,7 +209,7 @@ impl Worker {
         };
         let done = CancellationToken::new();
         let abandon = CancellationToken::new();
-        let suspects = Arc::default();
+        let process = Arc::default();
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
         let mut partings = JoinSet::new();
@@ -248,7 +249,7 @@ impl Worker {
                 counters: super::counters::Counters::default(),
                 health: Health::new(clock.clone()),
                 failures: FailureLog::new(consumer.name.clone()),
-                permits: Permits::new(Arc::clone(&suspects)),
+                permits: Permits::new(Arc::clone(&process)),
                 progress: Progress::default(),
                 stop: stop.clone(),
                 abandon: abandon.clone(),
@@ -345,9 +346,13 @@ impl Worker {
             let mut found = preflight(&self.config, true).await;
             // It has looked at the other servers since this session was opened: PostgreSQL may be gone again.
             let opened = match found.session.take() {
-                Some(mut session) if found.problems.is_empty() && found.unreachable.is_empty() => {
-                    found.read_secret(&self.config, &mut session).await.map(|secret| (session, secret))
-                }
+                Some(mut session) if found.problems.is_empty() && found.unreachable.is_empty() => match found
+                    .read_secret(&self.config, &mut session)
+                    .await
+                {
+                    Some(secret) => register(&self.config, &mut session).await?.then_some((session, secret)),
+                    None => None,
+                },
                 _ => None,
             };
             if !found.problems.is_empty() {

@@ -23,7 +23,7 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
          join pg_class as c on c.oid = x.indrelid
          join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
          -- Of these each cell has its own copy, so they need no tenant.
-         where x.indisunique and c.relname not in ('cell', 'processes', '_sqlx_migrations')
+         where x.indisunique and c.relname not in ('cell', '_sqlx_migrations', 'processes', 'consumers', 'upkeep', 'audit_seals')
            and not exists (
                select from pg_attribute as a
                where a.attrelid = c.oid and a.attname = 'tenant'
@@ -37,7 +37,7 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
         "select c.relname::text from pg_class as c
          where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p')
            -- The trail is appended to and never addressed by row: an index for that would be its dearest part.
-           and c.relname !~ '^audit(_|$)'
+           and c.relname !~ '^audit($|_[0-9]|_default)'
            and not exists (select from pg_index as x where x.indrelid = c.oid and x.indisprimary)",
     )
     .await;
@@ -242,6 +242,46 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_relay", "select id from oncely.outbox for update skip locked", true),
         ("oncely_relay", "delete from oncely.idempotency_keys where status = 'COMPLETED'", true),
         ("oncely_relay", "select oncely.make_audit_partitions(now(), now() + interval '60 days')", true),
+        (
+            "oncely_relay",
+            "select oncely.make_audit_partition(now()), oncely.seal_audit(), oncely.observe_clock()",
+            true,
+        ),
+        ("oncely_relay", "select oncely.drop_audit_partition(now() - interval '31 days')", true),
+        ("oncely_relay", "select retention from oncely.consumers", true),
+        ("oncely_relay", "select oncely.accept_clock('me', null)", false),
+        ("oncely_relay", "update oncely.cell set audit_floor = '1 day'", false),
+        ("oncely_relay", "update oncely.upkeep set clock_seen_at = now()", false),
+        ("oncely_relay", "delete from oncely.audit_seals", false),
+        ("oncely_relay", "select oncely.append_seal('rows', now(), now())", false),
+        (
+            "oncely_worker",
+            "select oncely.register_consumer('c', '7 days', '1 day', 'body', 'dead_letter', 'w')",
+            true,
+        ),
+        ("oncely_worker", "select oncely.set_retention('c', '1 day', 'me', null)", false),
+        ("oncely_worker", "update oncely.consumers set retention = '1 day'", false),
+        (
+            "oncely_operator",
+            "select oncely.register_consumer('c', '7 days', '1 day', 'body', 'dead_letter', 'w')",
+            false,
+        ),
+        ("oncely_operator", "select oncely.set_retention('c', '5 days', 'me', null)", true),
+        ("oncely_operator", "select oncely.accept_clock('me', null)", true),
+        ("oncely_operator", "select oncely.record_action('', 'v', '{}', 1, null, 'me')", true),
+        (
+            "oncely_operator",
+            "insert into oncely.operator_actions select * from oncely.operator_actions",
+            false,
+        ),
+        ("oncely_operator", "update oncely.cell set audit_floor = '1 day'", false),
+        ("oncely_operator", "select oncely.letter_memory('t', 'c', 'k', now(), now())", true),
+        (
+            "oncely_auditor",
+            "select oncely.audit_digest(now(), now()), oncely.seal_hash(s) from oncely.audit_seals as s",
+            true,
+        ),
+        ("oncely_auditor", "select oncely.record_action('', 'v', '{}', 1, null, 'me')", false),
         ("oncely_relay", "insert into oncely.idempotency_keys select * from oncely.idempotency_keys", false),
         ("oncely_relay", "delete from oncely.audit", false),
         ("oncely_operator", "select * from oncely.processed_keys", true),

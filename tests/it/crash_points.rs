@@ -303,6 +303,7 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
     for batch in BATCHES {
         let redis = Redis::start().await.unwrap();
         let mut world = with_batch(batch, &redis).await;
+        world.register("payments", "7d").await;
         for step in &steps {
             // Old ones in all states, young ones, and old ones whose mirror record is pending.
             sqlx::raw_sql(

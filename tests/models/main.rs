@@ -2,11 +2,13 @@
 //!
 //! [`claim`] is a message's way from the broker through the transaction to its acknowledgement, with batches, crashes,
 //! channels that end and replies that get lost. [`mirror`] is the outbox's way to Redis, the garbage collection, and
-//! failovers that lose commits. [`order`] is the way of ordered events through two relays. Policies that are known to be wrong must fail: else a green run means nothing.
+//! failovers that lose commits. [`blame`] is who is charged for a failure
+//! and who waits for whom. [`order`] is the way of ordered events through two relays. Policies that are known to be wrong must fail: else a green run means nothing.
 
 // Clippy's exception for tests covers functions marked #[test], not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, unreachable_pub)]
 
+mod blame;
 mod claim;
 mod explore;
 mod mirror;

@@ -17,7 +17,8 @@ use crate::pg;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A discarded message does not run, and its key stays as it is. Exit 1: none matches. 4: nobody agreed."
+    after_help = "A discarded message does not run, and its key stays as it is. Of a requeue that was broken off a copy may be on \
+                  its way already: that one runs. Exit 1: none matches. 4: nobody agreed."
 )]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -28,14 +29,20 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let change = arguments.change;
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let plan = Plan::make(&mut session, &change, "discard", &["waiting"], |_| None).await?;
+    let open = ["waiting", "requeueing"];
+    let mut plan = Plan::make(&mut session, &change, "discard", &open, |_| None).await?;
+    let unfinished = plan.letters.iter().filter(|letter| letter.state == "requeueing").count();
+    plan.note(
+        unfinished,
+        "from an earlier requeue that was broken off: a copy that is in its queue already runs",
+    );
     let now = session.clock.now();
     if let Consent::Over(code) = plan.agree(&change)? {
         return Ok(code);
     }
     let mut transaction = session.connection.begin().await?;
-    let done = pg::change_letters(&mut transaction, now, &plan.names(), &["waiting"], "discarded").await?;
-    plan.record(&mut transaction, now, &done, change.agreement.note.as_deref()).await?;
+    let done = pg::change_letters(&mut transaction, now, &plan.names(), &open, "discarded").await?;
+    plan.record(&mut transaction, &done, change.agreement.note.as_deref()).await?;
     transaction.commit().await?;
     output::note(&format!("discarded {}", done.len()));
     let swept: Vec<Swept> = sweep::after_change(&config, &mut session, &plan.queues(), &[]).await?;

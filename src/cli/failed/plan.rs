@@ -62,15 +62,10 @@ impl Plan {
         let mut filter = change.which.clone().filter(change.agreement.max.saturating_add(1));
         filter.ids = (!change.ids.is_empty()).then(|| change.ids.clone());
         let states: Vec<String> = states.iter().map(|state| (*state).to_owned()).collect();
-        let found = pg::plan_letters(&mut session.connection, &filter, &states, filter.limit).await?;
-        let mut plan = Self {
-            verb,
-            filter,
-            letters: Vec::new(),
-            refused: Refused::new(),
-            notes: Vec::new(),
-            now: session.clock.now(),
-        };
+        let now = session.clock.now();
+        let found = pg::plan_letters(&mut session.connection, now, &filter, &states, filter.limit).await?;
+        let mut plan =
+            Self { verb, filter, letters: Vec::new(), refused: Refused::new(), notes: Vec::new(), now };
         for letter in found {
             match refuse(&letter) {
                 Some(why) => *plan.refused.entry(why).or_default() += 1,
@@ -135,7 +130,6 @@ impl Plan {
     pub(super) async fn record(
         &self,
         connection: &mut sqlx::PgConnection,
-        now: DateTime<Utc>,
         done: &[Named],
         note: Option<&str>,
     ) -> anyhow::Result<()> {
@@ -145,7 +139,7 @@ impl Plan {
         let filter = serde_json::to_value(&self.filter)?;
         let action =
             pg::Action { tenant, verb: self.verb, user: &user, filter: &filter, count, reason: note };
-        Ok(pg::record_action(connection, now, &action).await?)
+        Ok(pg::record_action(connection, &action).await?)
     }
 }
 

@@ -20,8 +20,8 @@ use super::sweep;
 use crate::amqp::{Copy, Publisher, connect};
 use crate::config::{Config, masked};
 use crate::exit;
-use crate::letter::Letter;
-use crate::pg::{self, Named, Planned, Session};
+use crate::letter::{Letter, Memory};
+use crate::pg::{self, Begun, Named, Planned, Session};
 use crate::reason::Reason;
 use crate::seal::SealKey;
 
@@ -33,6 +33,9 @@ use crate::seal::SealKey;
 pub(super) struct Arguments {
     #[command(flatten)]
     change: Change,
+    /// Also those of which nobody can say any more whether they took effect: look first, they may run a second time
+    #[arg(long)]
+    even_if_forgotten: bool,
 }
 
 /// Copies published at once.
@@ -42,13 +45,14 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let change = arguments.change;
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let refuse = |letter: &Planned| refusal(letter, change.names_letters());
+    let even_if_forgotten = arguments.even_if_forgotten;
+    let refuse = |letter: &Planned| refusal(letter, change.names_letters(), even_if_forgotten);
     let mut plan = Plan::make(&mut session, &change, "requeue", &["waiting", "requeueing"], refuse).await?;
     let count = |of: fn(&Planned) -> bool| plan.letters.iter().filter(|letter| of(letter)).count();
     let completed = count(|l| l.key_status.as_deref() == Some("COMPLETED"));
     let unfinished = count(|l| l.state == "requeueing");
     let in_queue = count(|l| !l.whole);
-    plan.note(completed, "took effect meanwhile: their copies will be duplicates, and run nothing");
+    plan.note(completed, "took effect meanwhile: nothing is published, and they leave their queue");
     plan.note(unfinished, "from an earlier requeue that was broken off: published again");
     plan.note(in_queue, "not stored whole: published from the dead-letter queue, by the sweep that follows");
     let now = session.clock.now();
@@ -65,13 +69,18 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let seal_key = SealKey::derive(&pg::secret(&mut session.connection).await?);
 
     let mut transaction = session.connection.begin().await?;
-    let taken = pg::begin_requeue(&mut transaction, now, &plan.names()).await?;
-    plan.record(&mut transaction, now, &taken, change.agreement.note.as_deref()).await?;
+    let Begun { taken, closed } =
+        pg::begin_requeue(&mut transaction, now, &plan.names(), even_if_forgotten).await?;
+    let done: Vec<Named> = taken.iter().chain(&closed).cloned().collect();
+    plan.record(&mut transaction, &done, change.agreement.note.as_deref()).await?;
     transaction.commit().await?;
 
     let published = publish(&config, &mut session, &seal_key, &taken).await?;
     let failures = published.failures.len();
     output::note(&format!("requeued {} of {}", published.done, taken.len()));
+    if !closed.is_empty() {
+        output::note(&format!("{} had taken effect: nothing was published", closed.len()));
+    }
     if let Some(first) = published.failures.first() {
         output::note(&format!(
             "{failures} could not be published and stand as requeueing; run it again when this is mended: {first}"
@@ -84,14 +93,17 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
         Vec::new()
     };
     if change.agreement.json {
-        plan.print_json(false, json!({ "done": published.done, "failed": failures, "swept": swept }))?;
+        plan.print_json(
+            false,
+            json!({ "done": published.done, "closed": closed.len(), "failed": failures, "swept": swept }),
+        )?;
     }
     session.close().await;
     Ok(if failures == 0 { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 /// Why a letter can't run again as it is, or not with many others.
-fn refusal(letter: &Planned, named: bool) -> Option<&'static str> {
+fn refusal(letter: &Planned, named: bool, even_if_forgotten: bool) -> Option<&'static str> {
     if letter.reason == Reason::KeyConflict.as_str() {
         return Some(
             "key_conflict: their key came before with another payload, so they would be refused again; publish them under a \
@@ -102,6 +114,21 @@ fn refusal(letter: &Planned, named: bool) -> Option<&'static str> {
         return Some(
             "incomplete_claim: they may have taken effect, and would run again; look, and name them by id, --key or --reason",
         );
+    }
+    match Memory::from_column(&letter.memory) {
+        Memory::TookEffect => {
+            return Some(
+                "they took effect, says the audit trail, and their keys are not remembered any more, so they would run a second \
+                 time; discard them",
+            );
+        }
+        Memory::Forgotten if !even_if_forgotten => {
+            return Some(
+                "they are older than what keys and audit trail remember: nobody can say whether they took effect; look, then \
+                 discard them, or say --even-if-forgotten",
+            );
+        }
+        _ => {}
     }
     (!letter.same_payload).then_some(
         "their key is another payload's by now, so they would be refused as key_conflict; publish them under a key of their \

@@ -18,7 +18,7 @@ use super::SCHEMA;
 use super::copy::{Owner, returned};
 use crate::amqp::{CC_HEADER, Copy, Publisher, Taken, Taker, Topology, header, put, without};
 use crate::config::Config;
-use crate::letter::Letter;
+use crate::letter::{Letter, Memory};
 use crate::pg::{self, Named, Session, Standing};
 use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SealKey, TENANT_HEADER};
 
@@ -44,6 +44,8 @@ pub(super) struct Swept {
     pub(super) requeued: u64,
     /// Put behind the others.
     pub(super) kept: u64,
+    /// Of those: being requeued, and not published, since nothing would recognise a copy.
+    pub(super) forgotten: u64,
 }
 
 /// Messages held at once: below 32. Behind so many acknowledgements in flight RabbitMQ's side of a quorum queue holds the
@@ -64,7 +66,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     };
     let mut passes = Vec::new();
     for queue in &queues {
-        passes.extend(sweep(&config, &mut session, queue, None).await?);
+        passes.extend(sweep(&config, &mut session, queue, None, &[]).await?);
     }
     session.close().await;
     if arguments.json {
@@ -76,9 +78,15 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
 }
 
 fn tell(swept: &Swept) {
-    let Swept { queue, dropped, requeued, kept } = swept;
+    let Swept { queue, dropped, requeued, kept, forgotten } = swept;
     let dead = Topology::dead_letter_queue(queue);
     output::note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
+    if *forgotten > 0 {
+        output::note(&format!(
+            "! {forgotten} of an earlier requeue that was broken off were not published: their keys are not remembered any more \
+             (`oncely failed requeue --queue {queue} --dry-run` says what is known of them)"
+        ));
+    }
 }
 
 /// The sweep that follows a change. `in_queue` are letters that only their queue has: for them a long one is worth it.
@@ -91,7 +99,7 @@ pub(super) async fn after_change(
     let mut passes = Vec::new();
     let most = in_queue.is_empty().then_some(LONG);
     for queue in queues {
-        match sweep(config, session, queue, most).await? {
+        match sweep(config, session, queue, most, in_queue).await? {
             Some(swept) => {
                 tell(&swept);
                 passes.push(swept);
@@ -105,12 +113,14 @@ pub(super) async fn after_change(
     Ok(passes)
 }
 
-/// One pass over as many messages as are ready at its start; `None` where those are more than `most`.
+/// One pass over as many messages as are ready at its start; `None` where those are more than `most`. `asked` are letters that a
+/// person has just asked for, whatever is remembered of them.
 async fn sweep(
     config: &Config,
     session: &mut Session,
     queue: &str,
     most: Option<u32>,
+    asked: &[Named],
 ) -> anyhow::Result<Option<Swept>> {
     let seal_key = SealKey::derive(&pg::secret(&mut session.connection).await?);
     let began = session.clock.now();
@@ -124,6 +134,7 @@ async fn sweep(
     let mut pass = Pass {
         queue,
         dead: &dead,
+        asked: asked.iter().collect(),
         seal_key: &seal_key,
         taker: &taker,
         publisher: &publisher,
@@ -165,19 +176,29 @@ enum Verdict {
     Drop,
     /// It runs again, and this is the copy that does.
     Return,
+    /// It took effect after it was requeued: nobody needs this copy, and the row does not know it yet.
+    Close,
     /// It stays.
     Keep,
+    /// It stays, though it is being requeued: nothing would recognise a copy.
+    Forgotten,
 }
 
-/// Judges a copy of a letter by its row. A copy without a row, or of a life that the row does not know, stays.
-fn judge(letter: Letter, row: Option<&Standing>) -> Verdict {
+/// Judges a copy of a letter by its row. A copy without a row, or of a life that the row does not know, stays; so does one that would
+/// run a second time, as far as anybody knows, unless somebody has just asked for it.
+fn judge(letter: Letter, row: Option<&Standing>, is_asked: bool) -> Verdict {
     let Some(row) = row else { return Verdict::Keep };
     let current = u32::try_from(row.generation).unwrap_or(0);
     match (letter.generation.cmp(&current), row.state.as_str()) {
         (std::cmp::Ordering::Less, _) | (std::cmp::Ordering::Equal, "requeued" | "discarded") => {
             Verdict::Drop
         }
-        (std::cmp::Ordering::Equal, "requeueing") => Verdict::Return,
+        (std::cmp::Ordering::Equal, "requeueing") => match Memory::from_column(&row.memory) {
+            Memory::Runnable => Verdict::Return,
+            Memory::Completed => Verdict::Close,
+            Memory::Forgotten if is_asked => Verdict::Return,
+            Memory::TookEffect | Memory::Forgotten => Verdict::Forgotten,
+        },
         _ => Verdict::Keep,
     }
 }
@@ -185,6 +206,7 @@ fn judge(letter: Letter, row: Option<&Standing>) -> Verdict {
 struct Pass<'a> {
     queue: &'a str,
     dead: &'a str,
+    asked: HashSet<&'a Named>,
     seal_key: &'a SealKey,
     taker: &'a Taker,
     publisher: &'a Publisher,
@@ -196,21 +218,23 @@ impl Pass<'_> {
     async fn settle(&mut self, session: &mut Session, held: Vec<Taken>) -> anyhow::Result<()> {
         let named: Vec<Option<Named>> = held.iter().map(|taken| self.named(taken)).collect();
         let asked: Vec<Named> = named.iter().flatten().cloned().collect::<HashSet<_>>().into_iter().collect();
-        let rows: HashMap<(String, uuid::Uuid), Standing> = pg::standings(&mut session.connection, &asked)
-            .await?
-            .into_iter()
-            .map(|row| ((row.tenant.clone(), row.id), row))
-            .collect();
+        let rows: HashMap<(String, uuid::Uuid), Standing> =
+            pg::standings(&mut session.connection, session.clock.now(), &asked)
+                .await?
+                .into_iter()
+                .map(|row| ((row.tenant.clone(), row.id), row))
+                .collect();
         let mut copies = Vec::new();
         let mut verdicts = Vec::new();
         for (taken, named) in held.iter().zip(&named) {
             let row = named.as_ref().and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
             // Moved by hand into another queue, it is another case.
             let row = row.filter(|row| row.queue == self.queue);
-            let verdict = named.as_ref().map_or(Verdict::Keep, |(_, letter)| judge(*letter, row));
+            let verdict =
+                named.as_ref().map_or(Verdict::Keep, |named| judge(named.1, row, self.asked.contains(named)));
             match (verdict, row) {
                 (Verdict::Return, Some(row)) => copies.push(self.returned(taken, row)?),
-                (Verdict::Keep, _) => copies.push(self.kept(taken)),
+                (Verdict::Keep | Verdict::Forgotten, _) => copies.push(self.kept(taken)),
                 _ => {}
             }
             verdicts.push(verdict);
@@ -218,7 +242,7 @@ impl Pass<'_> {
         let mut results = self.publisher.publish(&copies).await.into_iter();
         let mut failure = None;
         for ((taken, named), verdict) in held.iter().zip(named).zip(verdicts) {
-            if verdict != Verdict::Drop {
+            if !matches!(verdict, Verdict::Drop | Verdict::Close) {
                 match results.next() {
                     Some(Ok(())) => {}
                     Some(Err(error)) => {
@@ -231,12 +255,21 @@ impl Pass<'_> {
             match verdict {
                 Verdict::Drop => self.swept.dropped += 1,
                 Verdict::Keep => self.swept.kept += 1,
-                Verdict::Return => {
+                Verdict::Forgotten => {
+                    self.swept.kept += 1;
+                    self.swept.forgotten += 1;
+                }
+                Verdict::Return | Verdict::Close => {
                     let now = session.clock.now();
                     let named: Vec<Named> = named.into_iter().collect();
                     pg::change_letters(&mut session.connection, now, &named, &["requeueing"], "requeued")
                         .await?;
-                    self.swept.requeued += 1;
+                    let count = if verdict == Verdict::Return {
+                        &mut self.swept.requeued
+                    } else {
+                        &mut self.swept.dropped
+                    };
+                    *count += 1;
                 }
             }
             self.taker.acknowledge(taken.tag).await?;
@@ -303,9 +336,10 @@ mod tests {
             key: String::new(),
             routing_key: String::new(),
             user_id: None,
+            memory: "FAILED".to_owned(),
         };
-        let of = |generation, row: &Standing| judge(Letter { id, generation }, Some(row));
-        assert_eq!(judge(Letter { id, generation: 1 }, None), Verdict::Keep);
+        let of = |generation, row: &Standing| judge(Letter { id, generation }, Some(row), false);
+        assert_eq!(judge(Letter { id, generation: 1 }, None, false), Verdict::Keep);
         assert_eq!(of(1, &row("waiting", 1)), Verdict::Keep);
         assert_eq!(of(1, &row("requeueing", 1)), Verdict::Return);
         assert_eq!(of(1, &row("requeued", 1)), Verdict::Drop);
@@ -313,6 +347,17 @@ mod tests {
         for state in ["waiting", "requeueing", "requeued", "discarded"] {
             assert_eq!(of(1, &row(state, 2)), Verdict::Drop, "an older copy; the current one is behind it");
             assert_eq!(of(3, &row(state, 2)), Verdict::Keep, "a database that knows less than the queue");
+        }
+        for (memory, verdict, asked) in [
+            ("NONE", Verdict::Return, Verdict::Return),
+            ("IN_PROGRESS", Verdict::Return, Verdict::Return),
+            ("COMPLETED", Verdict::Close, Verdict::Close),
+            ("TOOK_EFFECT", Verdict::Forgotten, Verdict::Forgotten),
+            ("FORGOTTEN", Verdict::Forgotten, Verdict::Return),
+        ] {
+            let row = Standing { memory: memory.to_owned(), ..row("requeueing", 1) };
+            assert_eq!(of(1, &row), verdict, "{memory}");
+            assert_eq!(judge(Letter { id, generation: 1 }, Some(&row), true), asked, "{memory}");
         }
     }
 }

@@ -66,7 +66,7 @@ pub(super) async fn run(file: &Path, asked: Arguments, change: EventChange) -> a
         count: i64::try_from(done.len()).unwrap_or(i64::MAX),
         reason: agreement.note.as_deref(),
     };
-    pg::record_action(&mut transaction, now, &action).await?;
+    pg::record_action(&mut transaction, &action).await?;
     transaction.commit().await?;
     let busy = found.len().saturating_sub(done.len());
     output::note(&match change {

@@ -150,9 +150,11 @@ async fn a_claim_that_is_committed_without_complete_is_neither_done_nor_run_agai
     world.wait_for("select count(*) from oncely.dead_letters where reason = 'incomplete_claim'", 1).await;
     assert_eq!(effects(&mut world, "forgotten").await, 1, "not run again");
     // Somebody has looked: it is there.
-    let settle = "set role oncely_operator;
-        update oncely.idempotency_keys set status = 'COMPLETED', reason = null where key = 'autocommit'; reset role";
+    let settle = "set role oncely_operator; select oncely.settle_claim('acme', 'payments', 'autocommit', true, 'it is there'); reset role";
     sqlx::raw_sql(settle).execute(&mut world.sql).await.unwrap();
+    let acted =
+        "select count(*) from oncely.operator_actions where verb = 'settle_claim' and reason = 'it is there'";
+    assert_eq!(world.count(acted).await, 1);
     assert_eq!(claim(&mut sql, "autocommit", "{}").await.unwrap().outcome, "duplicate");
     // With many others it is left out.
     let many = world.oncely(&["failed", "requeue", "--tenant", "acme", "--yes"]).await;

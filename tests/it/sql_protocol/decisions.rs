@@ -14,11 +14,12 @@ use super::{claim, code, fail, once, status};
 #[tokio::test]
 async fn sql_decides_as_rust_does() {
     let mut world = World::new().await;
-    let print = |byte: Option<u8>| byte.map(|byte| Fingerprint([byte; 32]));
+    let print = |byte: Option<u8>| byte.map(|byte| Fingerprint::new([byte / 2; 4], [byte; 16]));
     let mut cases = 0;
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
+        // 2 and 3 are of one policy, 1 of another.
         for known in [None, Some(1), Some(2)] {
-            for new in [None, Some(1), Some(2)] {
+            for new in [None, Some(1), Some(2), Some(3)] {
                 for on_conflict in [OnConflict::DeadLetter, OnConflict::Duplicate] {
                     let record = KeyRecord {
                         status,
@@ -57,10 +58,12 @@ async fn sql_decides_as_rust_does() {
             }
         }
     }
-    assert_eq!(cases, 54);
+    assert_eq!(cases, 72);
     // Both make the same fingerprint of a body.
-    let sql: Vec<u8> =
-        sqlx::query_scalar("select sha256('{\"a\": 1}')").fetch_one(&mut world.sql).await.unwrap();
+    let sql: Vec<u8> = sqlx::query_scalar("select oncely.stored_fingerprint(sha256('{\"a\": 1}'))")
+        .fetch_one(&mut world.sql)
+        .await
+        .unwrap();
     assert_eq!(FingerprintPolicy::Body.of(b"{\"a\": 1}").unwrap().0.to_vec(), sql);
 }
 
@@ -147,7 +150,8 @@ async fn what_is_no_identity_or_no_fingerprint_is_refused_by_code() {
         }
     }
     for call in [
-        "select oncely.claim('t', 'c', 'k', 'short')",
+        "select oncely.claim('t', 'c', 'k', '')",
+        "select oncely.claim('t', 'c', 'k', sha512('') || 'x')",
         "select oncely.claim('t', 'c', 'k', null, retention => null)",
         "select oncely.claim('t', 'c', 'k', null, retention => interval '-1 day')",
         "select oncely.claim('t', 'c', 'k', null, on_conflict => 'ignore')",
@@ -218,4 +222,55 @@ async fn failures_are_counted_once_each_until_the_message_is_given_up() {
     assert_eq!(status(&mut world, "done").await.as_deref(), Some("COMPLETED 1"));
     let other = "select outcome from oncely.fail('acme', 'payments', 'done', sha256('other'), 1, 'boom')";
     assert_eq!(world.text(other).await.as_deref(), Some("conflict"));
+}
+
+#[tokio::test]
+async fn who_has_no_fingerprint_neither_takes_a_key_that_has_one_nor_reads_its_response() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    once(&mut sql, "done").await;
+    fail(&mut sql, "open", 1, None).await;
+    for (call, expected) in [
+        ("oncely.claim('acme', 'payments', 'done', null)", "conflict -"),
+        ("oncely.claim('acme', 'payments', 'done', null, on_conflict => 'duplicate')", "duplicate -"),
+        ("oncely.claim('acme', 'payments', 'open', null)", "conflict -"),
+        // Whoever says that another payload is the same message gets what that message got.
+        (
+            "oncely.claim('acme', 'payments', 'done', sha256('other'), on_conflict => 'duplicate')",
+            "duplicate done",
+        ),
+        ("oncely.claim('acme', 'payments', 'done', sha256('{}'))", "duplicate done"),
+    ] {
+        let answer = format!("select outcome || ' ' || coalesce(response ->> 'done', '-') from {call}");
+        assert_eq!(world.text(&answer).await.as_deref(), Some(expected), "{call}");
+    }
+    assert_eq!(status(&mut world, "open").await.as_deref(), Some("IN_PROGRESS 1"));
+    let failed = "select outcome from oncely.fail('acme', 'payments', 'open', null, 2, 'x', 'poison')";
+    assert_eq!(world.text(failed).await.as_deref(), Some("conflict"));
+    assert_eq!(status(&mut world, "open").await.as_deref(), Some("IN_PROGRESS 1"));
+}
+
+#[tokio::test]
+async fn a_copy_that_comes_before_its_key_may_run_waits_and_spends_no_attempt() {
+    let mut world = World::new().await;
+    let failed =
+        "select outcome from oncely.fail('acme', 'payments', 'k', sha256('{}'), 1, 'x', delay => '1 hour')";
+    assert_eq!(world.text(failed).await.as_deref(), Some("retry"));
+    let early = "select outcome || ' ' || attempt || ' ' || (delay between '59 minutes' and '1 hour')
+        from oncely.claim('acme', 'payments', 'k', sha256('{}'))";
+    for _ in 0..3 {
+        assert_eq!(world.text(early).await.as_deref(), Some("retry 0 true"));
+    }
+    assert_eq!(status(&mut world, "k").await.as_deref(), Some("IN_PROGRESS 1"));
+    // A clock's difference too early is in time.
+    sqlx::query(
+        "update oncely.idempotency_keys set not_before = clock_timestamp() + interval '90 milliseconds'",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut sql = world.database.connect().await.unwrap();
+    let claimed = once(&mut sql, "k").await;
+    assert_eq!((claimed.outcome.as_str(), claimed.attempt), ("granted", 2));
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys where not_before is null").await, 1);
 }

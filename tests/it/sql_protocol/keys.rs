@@ -70,6 +70,7 @@ async fn keys_of_clients_live_as_long_as_their_claim_said_whatever_their_consume
     let mut world = World::new().await;
     world.configure("[gc]\nbatch = 3");
     world.consumer("payments", "retention = \"10d\"\nredelivery_horizon = \"1h\"");
+    world.register("payments", "10d").await;
     // Claimed 20 days ago with retentions around that, under a consumer of the configuration and under one of nobody's.
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason, expires_at)

@@ -2,9 +2,11 @@
 
 pub(crate) mod gate;
 mod handler;
+mod login;
 mod world;
 
 pub(crate) use handler::HANDLER;
+pub(crate) use login::Login;
 pub(crate) use world::{World, message};
 
 use std::path::PathBuf;

@@ -79,6 +79,23 @@ impl World {
         self.configure(&text);
     }
 
+    /// Tells the database of a consumer, as a worker does when it starts; `retention` as PostgreSQL reads it.
+    pub(crate) async fn register(&mut self, consumer: &str, retention: &str) {
+        sqlx::query("select oncely.register_consumer($1, $2::text::interval, '1 hour', 'body', 'dead_letter', 'test')")
+            .bind(consumer)
+            .bind(retention)
+            .execute(&mut self.sql)
+            .await
+            .expect("registered");
+    }
+
+    /// Changes the configuration.
+    pub(crate) fn reconfigure(&mut self, from: &str, to: &str) {
+        assert!(self.configuration.contains(from), "{from} is not in {}", self.configuration);
+        self.configuration = self.configuration.replace(from, to);
+        std::fs::write(self.file(), &self.configuration).expect("configuration");
+    }
+
     /// Turns the mirror on, with a budget that a busy machine does not exceed.
     pub(crate) fn with_redis(&mut self, url: &str, settings: &str) {
         self.configure(&format!("[redis]\nurl = {url:?}\n[mirror]\nbudget = \"5s\"\n{settings}"));

@@ -81,7 +81,6 @@ impl Claims {
         match after_failure(&Fault::new(class, None, "model"), attempt.into(), &retry) {
             FailureDecision::Retry(_) => Fate::Retried { attempt },
             FailureDecision::GiveUp(_) => Fate::Dead { attempt, why: Why::Rejected },
-            FailureDecision::Pause => panic!("no fault of the environment is modelled"),
         }
     }
 

@@ -100,7 +100,7 @@ impl Row {
 
 /// A payload's fingerprint.
 pub fn print(payload: u8) -> Fingerprint {
-    Fingerprint([payload; 32])
+    Fingerprint::new([0; 4], [payload; 16])
 }
 
 /// An [`Outcome`] without its texts.

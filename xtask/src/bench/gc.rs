@@ -28,6 +28,12 @@ fn job(rounds: &Rounds<'_>) -> Job {
 async fn pattern<'s>(rounds: &Rounds<'s>, keys: u64) -> anyhow::Result<Site<'s>> {
     let mut site = Site::prepare(rounds.stage, &job(rounds)).await?;
     site.prefill(keys, DAYS, false).await?;
+    // As a worker does that starts here: nothing is collected of a consumer that the database does not know.
+    sqlx::query(
+        "select oncely.register_consumer('payments', '7 days', '1 day', 'body', 'dead_letter', 'bench')",
+    )
+    .execute(&mut site.connect().await?)
+    .await?;
     Ok(site)
 }
 

@@ -1,0 +1,397 @@
+drop function oncely.claim(text, text, text, bytea, interval, text);
+drop function oncely.fail(text, text, text, bytea, integer, text, text, text, integer, interval, text, text, text, text, interval);
+create or replace function oncely.check_call(tenant text, consumer text, key text, fingerprint bytea, retention interval, on_conflict text)
+returns void
+language plpgsql stable
+as $$
+begin
+    -- On an older snapshot the loser of a race would not see the winner's row.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'ONC10',
+            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
+            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    end if;
+    perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer), oncely.check_argument('key', key);
+    if octet_length(fingerprint) <> 32 then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: fingerprint has %s bytes', octet_length(fingerprint)),
+            hint = 'It is sha256(body), of 32 bytes, or null where nothing is compared.';
+    end if;
+    if retention is null or retention <= interval '0' then
+        raise exception using errcode = 'ONC11', message = 'oncely: retention is not a time to come', hint = 'Such as interval ''7 days''.';
+    end if;
+    if on_conflict is null or on_conflict not in ('dead_letter', 'duplicate') then
+        raise exception using errcode = 'ONC11', message = 'oncely: on_conflict is neither dead_letter nor duplicate';
+    end if;
+end
+$$;
+alter function oncely.check_call(text, text, text, bytea, interval, text) reset search_path;
+alter function oncely.check_argument(text, text) reset search_path;
+alter function oncely.worker_name(text) reset search_path;
+create function oncely.claim(
+    tenant text,
+    consumer text,
+    key text,
+    fingerprint bytea,
+    retention interval default interval '7 days',
+    on_conflict text default 'dead_letter',
+    out outcome text,
+    out attempt integer,
+    out response jsonb,
+    out reason text,
+    out detail text
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    at timestamptz := clock_timestamp();
+    incomplete text := 'the transaction that claimed this key was committed without oncely.complete: whether it took effect is not known';
+    known record;
+begin
+    perform oncely.check_call(claim.tenant, claim.consumer, claim.key, claim.fingerprint, claim.retention, claim.on_conflict);
+    attempt := 0;
+    for round in 1..8 loop
+        -- Waits for whoever holds the key in an open transaction.
+        insert into oncely.idempotency_keys
+            (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, fencing_token, reason, last_error, expires_at)
+        values (claim.tenant, claim.consumer, claim.key, 'FAILED', 1, at, at, claim.fingerprint, own, 'incomplete_claim', incomplete, at + claim.retention)
+        on conflict (tenant, consumer, key) do nothing;
+        if found then
+            outcome := 'granted';
+            attempt := 1;
+            return;
+        end if;
+        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
+        select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.fencing_token into known
+        from oncely.idempotency_keys as i
+        where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key;
+        -- Neither claimed nor there: collected in between.
+        continue when not found;
+        if known.fencing_token = own and known.reason = 'incomplete_claim' then
+            raise exception using errcode = 'ONC13', message = 'oncely: this transaction has claimed the key already',
+                hint = 'Complete a key before the next message with the same key is claimed.';
+        end if;
+        case oncely.decide(known.status, known.fingerprint, claim.fingerprint, claim.on_conflict)
+            when 'conflict' then
+                outcome := 'conflict';
+                reason := 'key_conflict';
+                detail := 'this key came before with another payload';
+                return;
+            when 'duplicate' then
+                perform oncely.await_standby();
+                outcome := 'duplicate';
+                response := known.response;
+                return;
+            when 'refused' then
+                outcome := 'refused';
+                reason := known.reason;
+                detail := concat_ws(': ', 'given up before', known.last_error);
+                return;
+            when 'retake' then
+                -- Nothing updated: somebody else has completed it meanwhile, so it is looked at again.
+                update oncely.idempotency_keys as i
+                set status = 'FAILED', attempts = i.attempts + 1, completed_at = at, fingerprint = claim.fingerprint,
+                    fencing_token = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = at + claim.retention
+                where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key
+                    -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key finds one row.
+                    and i.completed_at is null
+                returning i.attempts into attempt;
+                if found then
+                    outcome := 'granted';
+                    return;
+                end if;
+                attempt := 0;
+        end case;
+    end loop;
+    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed', hint = 'Try again.';
+end
+$$;
+comment on function oncely.claim(text, text, text, bytea, interval, text) is 'Claims a message for this transaction: granted (do the work, then oncely.complete, then COMMIT), duplicate (with the response), conflict or refused (dead-letter it). Protocol version 1.';
+create or replace function oncely.complete(
+    tenant text,
+    consumer text,
+    key text,
+    response jsonb default null,
+    queue text default '',
+    worker text default null,
+    trace_id text default null,
+    mirror boolean default true
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    now timestamptz := clock_timestamp();
+    done record;
+begin
+    if octet_length(complete.response::text) > 65536 then
+        raise exception using errcode = 'ONC15',
+            message = format('oncely: the response has %s bytes; 65536 are allowed', octet_length(complete.response::text)),
+            hint = 'Keep what is large in a table of your own, and respond with its id.';
+    end if;
+    update oncely.idempotency_keys as i
+    set status = 'COMPLETED', response = complete.response, reason = null, last_error = null
+    where i.tenant = complete.tenant and i.consumer = complete.consumer and i.key = complete.key
+      -- Not by status: that would suit a partial index, which is long, and the primary key finds one row.
+      and i.reason = 'incomplete_claim' and i.fencing_token = pg_current_xact_id()::text::bigint
+    returning i.attempts, i.completed_at, i.expires_at, i.fingerprint into done;
+    if not found then
+        raise exception using errcode = 'ONC12', message = 'oncely: this transaction holds no claim of the key',
+            hint = 'oncely.claim must have granted it, in this very transaction (BEGIN, not autocommit), and not have been rolled back to a savepoint.';
+    end if;
+    insert into oncely.audit (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, trace_id)
+    values (
+        complete.tenant, now, done.attempts, extract(epoch from now - done.completed_at) * 1000000,
+        complete.consumer, complete.key, coalesce(complete.queue, ''), 'completed', oncely.worker_name(complete.worker), complete.trace_id
+    );
+    if complete.mirror then
+        -- Created when the key was completed, and not later: the collection keeps what is not older than the oldest record.
+        insert into oncely.outbox (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
+        values (complete.tenant, oncely.uuid_v7(now), 'identity', done.completed_at, done.expires_at, complete.consumer, complete.key, done.fingerprint);
+    end if;
+end
+$$;
+create function oncely.fail(
+    tenant text,
+    consumer text,
+    key text,
+    fingerprint bytea,
+    attempt integer,
+    error text,
+    reason text default null,
+    error_code text default null,
+    max_attempts integer default 6,
+    retention interval default interval '7 days',
+    on_conflict text default 'dead_letter',
+    queue text default '',
+    worker text default null,
+    trace_id text default null,
+    out outcome text,
+    out attempts integer,
+    out final_reason text
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    at timestamptz := clock_timestamp();
+    known record;
+    detail text := fail.error;
+    class text := oncely.error_class(coalesce(fail.error_code, ''));
+    why text := coalesce(fail.reason, nullif(nullif(class, 'transient'), 'environment'));
+    given_up boolean := why is not null or fail.attempt >= fail.max_attempts;
+begin
+    perform oncely.check_call(fail.tenant, fail.consumer, fail.key, fail.fingerprint, fail.retention, fail.on_conflict);
+    if fail.attempt is null or fail.attempt < 0 or fail.max_attempts is null or fail.max_attempts < 1 then
+        raise exception using errcode = 'ONC11', message = 'oncely: attempt is the number that oncely.claim gave, max_attempts is 1 or more';
+    end if;
+    if fail.reason not in ('handler_rejected', 'poison', 'invalid_json', 'crash') then
+        raise exception using errcode = 'ONC11', message = 'oncely: reason is neither handler_rejected, poison, invalid_json nor crash',
+            hint = 'Null where error_code decides, or the message may run again until max_attempts.';
+    end if;
+    for round in 1..8 loop
+        select i.status, i.fingerprint, i.attempts, i.reason, i.last_error, i.fencing_token into known
+        from oncely.idempotency_keys as i
+        where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key
+        for update;
+        if not found then
+            insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at)
+            values (fail.tenant, fail.consumer, fail.key, 'IN_PROGRESS', 0, at, fail.fingerprint, at + fail.retention)
+            on conflict (tenant, consumer, key) do nothing;
+            continue;
+        end if;
+        if known.fencing_token = own and known.reason = 'incomplete_claim' then
+            -- Claimed in this transaction, whose work was rolled back to a savepoint: the claim is given back, whatever follows.
+            update oncely.idempotency_keys as i
+            set status = 'IN_PROGRESS', attempts = i.attempts - 1, completed_at = null, reason = null, last_error = null, fencing_token = null
+            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+            known.status := 'IN_PROGRESS';
+            known.attempts := known.attempts - 1;
+        end if;
+        outcome := oncely.decide(known.status, known.fingerprint, fail.fingerprint, fail.on_conflict);
+        attempts := known.attempts;
+        exit;
+    end loop;
+    if outcome is null then
+        raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be looked at', hint = 'Try again.';
+    end if;
+    case outcome
+        when 'duplicate' then
+            perform oncely.await_standby();
+            return;
+        when 'conflict' then
+            final_reason := 'key_conflict';
+            detail := 'this key came before with another payload';
+        when 'refused' then
+            final_reason := known.reason;
+            detail := concat_ws(': ', 'given up before', known.last_error);
+        when 'retake' then
+            outcome := case when given_up then 'given_up' else 'retry' end;
+            -- Not the message's fault; or recorded already, by an earlier call whose reply was lost.
+            if (known.attempts >= fail.attempt and (fail.attempt > 0 or not given_up)) or (class = 'environment' and fail.reason is null) then
+                outcome := 'retry';
+                return;
+            end if;
+            attempts := greatest(known.attempts, fail.attempt);
+            final_reason := case when given_up then coalesce(why, 'attempts_exhausted') end;
+            update oncely.idempotency_keys as i
+            set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end, attempts = fail.attempts,
+                completed_at = case when given_up then at end, reason = final_reason, last_error = fail.error, fencing_token = null,
+                fingerprint = fail.fingerprint, expires_at = at + fail.retention,
+                -- The process lives: it reports this failure.
+                crash_attempts = case when given_up then i.crash_attempts else 0 end
+            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+    end case;
+    insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id)
+    values (
+        fail.tenant, at, fail.attempt, fail.consumer, fail.key, coalesce(fail.queue, ''),
+        case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
+        oncely.worker_name(fail.worker), fail.trace_id
+    );
+end
+$$;
+comment on function oncely.fail(text, text, text, bytea, integer, text, text, text, integer, interval, text, text, text, text) is 'Records that a message failed, after its work was rolled back: retry, or given_up, conflict, refused (dead-letter it), or duplicate (acknowledge it). Protocol version 1.';
+comment on function oncely.worker_name(text) is 'Who did it, for the audit trail: the name given, else application_name, else the user.';
+revoke execute on function oncely.claim(text, text, text, bytea, interval, text), oncely.fail(text, text, text, bytea, integer, text, text, text, integer, interval, text, text, text, text) from public;
+create or replace function oncely.add_event(
+    exchange text, routing_key text, payload bytea, headers jsonb, content_type text, message_id text, ordering_key text,
+    delay interval, type text, source text, correlation_id text, reply_to text, app_id text, tenant text, cause oncely.message
+) returns uuid
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    at timestamptz := clock_timestamp();
+    id uuid := oncely.uuid_v7(at);
+    most bigint;
+    size bigint;
+    wrong text;
+    number bigint;
+begin
+    tenant := coalesce(tenant, cause.tenant, '');
+    if exchange is null or routing_key is null or payload is null then
+        raise exception using errcode = 'ONC05',
+            message = 'an event needs an exchange, a routing key and a payload: one of them is null',
+            hint = 'The default exchange is an empty text; JSON''s null is ''null''::jsonb.';
+    end if;
+    -- Nulls don't count.
+    if greatest(
+        octet_length(exchange), octet_length(routing_key), octet_length(message_id), octet_length(content_type), octet_length(type),
+        octet_length(correlation_id), octet_length(reply_to), octet_length(app_id), octet_length(tenant), octet_length(ordering_key)
+    ) > 255 then
+        select format('the %s of an event has %s bytes; the limit is 255', v.name, octet_length(v.value)) into wrong
+        from (values
+            ('exchange', exchange), ('routing_key', routing_key), ('message_id', message_id), ('content_type', content_type),
+            ('type', type), ('correlation_id', correlation_id), ('reply_to', reply_to), ('app_id', app_id),
+            ('tenant', tenant), ('ordering_key', ordering_key)
+        ) as v (name, value)
+        where octet_length(v.value) > 255
+        limit 1;
+        raise exception using errcode = 'ONC04', message = wrong;
+    end if;
+    if message_id = '' or ordering_key = '' then
+        raise exception using errcode = 'ONC05', message = 'the message_id and the ordering_key of an event must not be empty: leave them out';
+    end if;
+    most := coalesce(nullif(current_setting('oncely.max_event_bytes', true), ''), '16777216')::bigint;
+    if octet_length(payload) > most then
+        raise exception using errcode = 'ONC04',
+            message = format('the payload of an event has %s bytes; the limit is %s', octet_length(payload), most),
+            hint = 'Put large content where its consumer can fetch it, or set oncely.max_event_bytes (and RabbitMQ''s max_message_size).';
+    end if;
+    if delay < interval '0' then
+        raise exception using errcode = 'ONC05', message = format('the delay of an event is negative: %s', delay);
+    end if;
+    if delay is not null and ordering_key is not null then
+        raise exception using errcode = 'ONC05',
+            message = 'an event has either a delay or an ordering_key',
+            hint = 'A delayed event would hold up all later ones of its key.';
+    end if;
+    -- CloudEvents, AMQP binding, binary mode.
+    if source is not null then
+        if coalesce(type, '') = '' or source = '' then
+            raise exception using errcode = 'ONC05', message = 'an event with a source is a CloudEvent, and needs a source and a type that are not empty';
+        end if;
+        headers := coalesce(headers, '{}') || jsonb_build_object(
+            'cloudEvents:specversion', '1.0',
+            'cloudEvents:id', coalesce(message_id, id::text),
+            'cloudEvents:source', source,
+            'cloudEvents:type', type,
+            'cloudEvents:time', to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+        );
+    end if;
+    -- W3C trace context: what the delivery that caused it carries, unless the caller says otherwise.
+    if cause.headers ? 'traceparent' and not coalesce(headers ? 'traceparent', false) then
+        headers := coalesce(headers, '{}')
+            || jsonb_strip_nulls(jsonb_build_object('traceparent', cause.headers -> 'traceparent', 'tracestate', cause.headers -> 'tracestate'));
+    end if;
+    if jsonb_typeof(headers) <> 'object' then
+        raise exception using errcode = 'ONC05', message = format('the headers of an event must be a JSON object, not %s', jsonb_typeof(headers));
+    end if;
+    if headers is not null then
+        -- As on the wire: name, type, length, text; a number takes 8 bytes.
+        select
+            sum(octet_length(h.key) + 2 + case jsonb_typeof(h.value) when 'string' then 4 + octet_length(h.value #>> '{}') else 8 end),
+            max(h.key) filter (where case jsonb_typeof(h.value)
+                when 'number' then scale(h.value::numeric) > 0 or h.value::numeric not between -9223372036854775808 and 9223372036854775807
+                when 'object' then true
+                when 'array' then true
+                else false
+            end or octet_length(h.key) not between 1 and 255)
+        into size, wrong
+        from jsonb_each(headers) as h;
+        if wrong is not null then
+            raise exception using errcode = 'ONC05',
+                message = format('the header %s of an event can''t be sent: a header is a text, a whole number, a boolean or null, with a name of 1 to 255 bytes', left(wrong, 300));
+        end if;
+        if size > 122880 then
+            raise exception using errcode = 'ONC04',
+                message = format('the headers of an event have %s bytes; the limit is 122880', size),
+                hint = 'AMQP can''t split the headers of a message: they must fit into one frame.';
+        end if;
+    end if;
+    if ordering_key is not null then
+        -- The row stays locked until the caller's commit: who comes next under this key waits, and gets a higher number.
+        insert into oncely.ordering_keys as k (tenant, ordering_key, last_number, used_at)
+        values (tenant, ordering_key, 1, at)
+        on conflict on constraint ordering_keys_pkey do update set last_number = k.last_number + 1, used_at = excluded.used_at
+        returning k.last_number into number;
+    end if;
+    insert into oncely.events (
+        tenant, id, created_at, available_at, exchange, routing_key, payload, headers, content_type, message_id, ordering_key,
+        ordering_number, type, correlation_id, reply_to, app_id
+    )
+    values (
+        tenant, id, at, at + coalesce(delay, interval '0'), exchange, routing_key, payload, headers, content_type, message_id, ordering_key,
+        number, type, correlation_id, reply_to, app_id
+    );
+    return id;
+end
+$$;
+drop view oncely.processed_keys;
+create view oncely.processed_keys as
+select tenant, consumer, key, occurred_at as processed_at, attempt, duration_us, queue, worker, trace_id
+from oncely.audit
+where outcome = 'completed';
+comment on view oncely.processed_keys is 'What took effect, from the audit trail: outlives the idempotency keys.';
+alter table oncely.audit drop column login;
+comment on column oncely.audit.worker is 'Name of the worker process.';
+do $$
+declare
+    role text;
+begin
+    for role in select rolname from pg_roles where rolname in ('oncely_consumer', 'oncely_operator', 'oncely_auditor') loop
+        if role = 'oncely_consumer' then
+            execute format('grant execute on function oncely.claim(text, text, text, bytea, interval, text), oncely.fail(text, text, text, bytea, integer, text, text, text, integer, interval, text, text, text, text) to %I', role);
+        else
+            execute format('grant select on oncely.processed_keys to %I', role);
+        end if;
+    end loop;
+end
+$$;

@@ -1,0 +1,3 @@
+drop function oncely.set_retention(text, interval, text, text);
+drop function oncely.register_consumer(text, interval, interval, text, text, text);
+drop table oncely.consumers;

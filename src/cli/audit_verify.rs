@@ -1,0 +1,186 @@
+//! `oncely audit verify`: does the trail still hold what was sealed?
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use sqlx::PgConnection;
+
+use super::output::{self, Times, age};
+use crate::config::{Config, masked};
+use crate::exit;
+use crate::maintenance::hexadecimal;
+use crate::pg::{self, Seal};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The relay seals the trail every hour: each seal holds the hash of the rows of a span of time, and of the seal \
+                  before. Whoever owns the database can forge rows and seals, but no hash that was written down elsewhere: the relay \
+                  logs each, and this prints the last one. Exit 1: something was changed."
+)]
+pub(super) struct Arguments {
+    /// A hash that was written down before: the chain must still hold it
+    #[arg(long)]
+    anchor: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is not as it was sealed.
+#[derive(Debug, Serialize)]
+struct Break {
+    /// `None` where it is not a matter of a span.
+    from: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+    what: String,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+struct Found {
+    seals: u64,
+    rows: i64,
+    breaks: Vec<Break>,
+    has_anchor: bool,
+    last: Option<Seal>,
+    sealed_until: Option<DateTime<Utc>>,
+    first: Option<DateTime<Utc>>,
+    dropped: Option<DateTime<Utc>>,
+}
+
+/// Seals looked at in one question.
+const PAGE: i64 = 500;
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let settings = Config::load_postgres(file)?;
+    let mut connection = settings
+        .connect("oncely audit verify")
+        .await
+        .with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let anchor = arguments.anchor.as_deref().map(str::to_lowercase);
+    let mut found = look(&mut connection, anchor.as_deref()).await?;
+    if anchor.is_some() && !found.has_anchor {
+        let what =
+            "the hash that was written down is not in the chain: seals were forged, or taken away".to_owned();
+        found.breaks.push(Break { from: None, until: None, what });
+    }
+    let unsealed = pg::audit_count(&mut connection, found.sealed_until, None).await?;
+    let head = found.last.as_ref().map(|seal| hexadecimal(&seal.hash));
+    if arguments.json {
+        output::print_json(
+            "oncely.audit_verify/1",
+            json!({
+                "whole": found.breaks.is_empty(), "breaks": found.breaks, "seals": found.seals, "rows": found.rows, "hash": head,
+                "sealed_until": found.sealed_until, "dropped_until": found.dropped, "unsealed": unsealed,
+            }),
+        )?;
+    } else {
+        output::print(&tell(&found, head.as_deref(), unsealed, times))?;
+    }
+    Ok(if found.breaks.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Found, sqlx::Error> {
+    let mut found = Found { dropped: pg::dropped_until(connection).await?, ..Found::default() };
+    let mut place = 0;
+    loop {
+        let seals = pg::seals(connection, place, PAGE).await?;
+        if seals.is_empty() {
+            break;
+        }
+        for seal in seals {
+            place = seal.place;
+            found.seals += 1;
+            found.has_anchor |= anchor.is_some_and(|anchor| anchor == hexadecimal(&seal.hash));
+            if let Some(what) = wrong(connection, &seal, found.dropped).await? {
+                found.breaks.push(Break { from: Some(seal.from_time), until: Some(seal.until_time), what });
+            }
+            if seal.kind == "rows" {
+                found.rows += seal.row_count;
+                found.sealed_until = found.sealed_until.max(Some(seal.until_time));
+                found.first.get_or_insert(seal.from_time);
+            }
+            found.last = Some(seal);
+        }
+    }
+    // What no seal covers: before the first, and where the trail was dropped.
+    let until = found.first.max(found.dropped);
+    if let Some(until) = until {
+        let rows = pg::audit_count(connection, None, Some(until)).await?;
+        if rows > 0 {
+            let what = format!("{rows} rows that no seal covers: they were put there later");
+            found.breaks.push(Break { from: None, until: Some(until), what });
+        }
+    }
+    Ok(found)
+}
+
+/// What is wrong with a seal, or with what it covers.
+async fn wrong(
+    connection: &mut PgConnection,
+    seal: &Seal,
+    dropped: Option<DateTime<Utc>>,
+) -> Result<Option<String>, sqlx::Error> {
+    if !seal.is_whole {
+        return Ok(Some(format!(
+            "the seal {} was changed: its hash is not that of its contents",
+            seal.place
+        )));
+    }
+    if !seal.is_linked {
+        return Ok(Some(format!("the seal {} does not follow the one before it", seal.place)));
+    }
+    if seal.kind != "rows" || dropped.is_some_and(|dropped| seal.until_time <= dropped) {
+        return Ok(None);
+    }
+    let (rows, digest) = pg::audit_digest(connection, seal.from_time, seal.until_time).await?;
+    Ok(match (rows - seal.row_count, digest == seal.digest) {
+        (0, true) => None,
+        (0, false) => Some(format!("rows were changed: of the {rows}, not all are as they were")),
+        (more, _) if more > 0 => {
+            Some(format!("{rows} rows instead of {}: some were put there later", seal.row_count))
+        }
+        _ => Some(format!("{rows} rows instead of {}: some were deleted", seal.row_count)),
+    })
+}
+
+fn tell(found: &Found, head: Option<&str>, unsealed: i64, times: Times) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for Break { from, until, what } in &found.breaks {
+        let span = match (from, until) {
+            (Some(from), Some(until)) => format!("{} to {}: ", times.show(*from), times.show(*until)),
+            (None, Some(until)) => format!("before {}: ", times.show(*until)),
+            _ => String::new(),
+        };
+        lines.push(format!("✗ {span}{what}"));
+    }
+    match (found.sealed_until, head) {
+        (Some(until), Some(head)) => {
+            let mark = if found.breaks.is_empty() { "✓" } else { "–" };
+            lines.push(format!(
+                "{mark} {} seals over {} rows, up to {}",
+                found.seals,
+                found.rows,
+                times.show(until)
+            ));
+            if let Some(dropped) = found.dropped {
+                lines.push(format!("– dropped after audit.retention, up to {}", times.show(dropped)));
+            }
+            lines.push(format!("– {unsealed} rows since then are not sealed yet"));
+            let now = Utc::now();
+            if now - until > chrono::Duration::days(1) {
+                lines.push(format!("! nothing was sealed for {}: does a relay run?", age(until, now)));
+            }
+            lines.push(format!("the last hash, to be kept elsewhere (--anchor): {head}"));
+        }
+        _ => lines.push(format!(
+            "nothing is sealed yet ({unsealed} rows): the relay does it every hour, `oncely gc run` at once"
+        )),
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,161 @@
+//! `oncely grant`: what logins may do by `oncely.claim` and `oncely.emit`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use serde_json::json;
+use sqlx::Connection as _;
+
+use super::output::{self, Times, safe};
+use crate::config::{Config, masked};
+use crate::exit;
+use crate::pg::{RightFilter, RightRow, grant_right, revoke_rights, rights};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  oncely grant shop --consumer invoices --tenant acme\n  \
+                  oncely grant shop --emit --exchange orders --tenant '*'\n  \
+                  oncely grant shop --revoke --consumer invoices\n  oncely grant --list")]
+pub(super) struct Arguments {
+    /// A login of PostgreSQL, or a role that logins are members of
+    #[arg(required_unless_present = "list")]
+    login: Option<String>,
+    /// May claim, complete and fail as this consumer
+    #[arg(long)]
+    consumer: Vec<String>,
+    /// Of this tenant; '*' for any
+    #[arg(long, required_unless_present_any = ["list", "revoke"])]
+    tenant: Option<String>,
+    /// May write events, to the exchanges that are named
+    #[arg(long)]
+    emit: bool,
+    /// An exchange; '' for the default one, through which every queue can be reached
+    #[arg(long, requires = "emit")]
+    exchange: Vec<String>,
+    /// Take rights back: those that match, all of the login where nothing else is named
+    #[arg(long, conflicts_with = "list")]
+    revoke: bool,
+    /// Show rights, those that match
+    #[arg(long)]
+    list: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Arguments {
+    /// What is meant, one right each; with `None` where a consumer or an exchange is not named.
+    fn objects(&self) -> Vec<(&'static str, Option<String>)> {
+        let consumers = self.consumer.iter().map(|name| ("consume", Some(name.clone())));
+        let exchanges = self.exchange.iter().map(|name| ("emit", Some(name.clone())));
+        let mut objects: Vec<_> = consumers.chain(exchanges).collect();
+        if self.emit && self.exchange.is_empty() {
+            objects.push(("emit", None));
+        }
+        objects
+    }
+
+    /// The rights that are meant to be shown or taken back: of any kind where none is named.
+    fn filters(&self) -> Vec<RightFilter> {
+        let any =
+            RightFilter { login: self.login.clone(), tenant: self.tenant.clone(), ..RightFilter::default() };
+        let objects = self.objects();
+        match objects.is_empty() {
+            true => vec![any],
+            false => objects
+                .into_iter()
+                .map(|(verb, object)| RightFilter { verb: Some(verb), object, ..any.clone() })
+                .collect(),
+        }
+    }
+}
+
+const SCHEMA: &str = "oncely.grant/1";
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let granting = !arguments.list && !arguments.revoke;
+    let named: Option<Vec<(&str, String)>> =
+        arguments.objects().into_iter().map(|(verb, object)| Some((verb, object?))).collect();
+    let named = named.filter(|named| !named.is_empty());
+    if granting && named.is_none() {
+        output::note("grant what? Name a --consumer, or --emit with each --exchange");
+        return Ok(ExitCode::from(2));
+    }
+    let settings = Config::load_postgres(file)?;
+    let connected = settings.connect("oncely grant").await;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut transaction = connection.begin().await?;
+    let login = arguments.login.as_deref().unwrap_or_default();
+    let mut changed = 0;
+    if granting {
+        let tenant = arguments.tenant.as_deref().unwrap_or_default();
+        for (verb, object) in named.unwrap_or_default() {
+            changed += i64::from(grant_right(&mut transaction, login, verb, &object, tenant).await?);
+        }
+    }
+    let mut rows = Vec::new();
+    for filter in arguments.filters() {
+        if arguments.revoke {
+            changed += revoke_rights(&mut transaction, login, &filter).await?;
+        } else {
+            rows.extend(rights(&mut transaction, &filter).await?);
+        }
+    }
+    transaction.commit().await?;
+    if arguments.json {
+        output::print_json(SCHEMA, json!({ "changed": changed, "rights": rows }))?;
+    } else if arguments.revoke {
+        output::note(&format!("{changed} rights were taken back"));
+    } else if rows.is_empty() {
+        output::note("no right matches");
+    } else {
+        output::print(&table(&rows, times))?;
+    }
+    for warning in warnings(&rows) {
+        output::note(&warning);
+    }
+    let none = (arguments.revoke && changed == 0) || (arguments.list && rows.is_empty());
+    Ok(if none { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}
+
+/// What keeps rights from being of use.
+fn warnings(rows: &[RightRow]) -> Vec<String> {
+    let mut warnings: Vec<String> = rows
+        .iter()
+        .filter_map(|row| {
+            let login = safe(&row.login);
+            let role = if row.verb == "emit" { "oncely_emitter" } else { "oncely_consumer" };
+            match (row.login_exists, row.has_role) {
+                (false, _) => {
+                    Some(format!("there is no login {login} any more: oncely grant {login} --revoke"))
+                }
+                (true, false) => {
+                    Some(format!("{login} may not call the functions yet: grant {role} to {login}"))
+                }
+                (true, true) => None,
+            }
+        })
+        .collect();
+    warnings.dedup();
+    warnings
+}
+
+fn table(rows: &[RightRow], times: Times) -> String {
+    let mut table = output::table(["LOGIN", "MAY", "AS OR TO", "TENANT", "SINCE", "GRANTED BY"]);
+    for row in rows {
+        let object = match row.object.as_str() {
+            "" => "'' (the default exchange)".to_owned(),
+            name => safe(name),
+        };
+        table.add_row([
+            safe(&row.login),
+            row.verb.clone(),
+            object,
+            safe(&row.tenant),
+            times.show(row.granted_at),
+            safe(&row.granted_by),
+        ]);
+    }
+    table.to_string()
+}

@@ -1,0 +1,136 @@
+//! `oncely retention list|set`: how long keys are remembered. It stands in the database, where every process sees the same.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::output::{self, Times, safe};
+use super::{consent, session};
+use crate::config::Config;
+use crate::exit;
+use crate::pg::{self, KnownConsumer};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Consumers as the database knows them; exit 1 where it knows none
+    List {
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remember a consumer's keys for another time, shorter too
+    #[command(
+        after_help = "A worker that starts with a longer retention lengthens it again: change its configuration first. \
+                            Exit 1: no worker has started with this consumer. 4: it would be shorter than the redelivery \
+                            horizon."
+    )]
+    Set(Set),
+}
+
+#[derive(Debug, Args)]
+struct Set {
+    consumer: String,
+    /// Such as 7d, 12h, 30days
+    #[arg(value_parser = humantime::parse_duration)]
+    retention: Duration,
+    /// Why, for the record
+    #[arg(long)]
+    note: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const SCHEMA: &str = "oncely.retention/1";
+const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let mut session = session::open(&config).await?;
+    let known = pg::known_consumers(&mut session.connection).await?;
+    let code = match arguments.verb {
+        Verb::List { json } => list(&known, json, times)?,
+        Verb::Set(set) => {
+            let code = change(&config, &mut session, &known, &set).await?;
+            if set.json && code == ExitCode::SUCCESS {
+                output::print_json(
+                    SCHEMA,
+                    json!({ "consumer": set.consumer, "retention": set.retention.as_secs_f64() }),
+                )?;
+            }
+            code
+        }
+    };
+    session.close().await;
+    Ok(code)
+}
+
+fn list(known: &[KnownConsumer], as_json: bool, times: Times) -> anyhow::Result<ExitCode> {
+    if as_json {
+        output::print_json(SCHEMA, json!({ "consumers": known }))?;
+    } else if known.is_empty() {
+        output::note("no worker has started on this database");
+    } else {
+        let mut table =
+            output::table(["CONSUMER", "RETENTION", "REDELIVERY HORIZON", "FINGERPRINT", "SINCE", "BY"]);
+        for one in known {
+            table.add_row([
+                safe(&one.consumer),
+                humantime::format_duration(one.retention).to_string(),
+                humantime::format_duration(one.redelivery_horizon).to_string(),
+                safe(&one.fingerprint),
+                times.show(one.changed_at),
+                safe(&one.changed_by),
+            ]);
+        }
+        output::print(&table.to_string())?;
+    }
+    Ok(if known.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}
+
+async fn change(
+    config: &Config,
+    session: &mut pg::Session,
+    known: &[KnownConsumer],
+    set: &Set,
+) -> anyhow::Result<ExitCode> {
+    let show = humantime::format_duration;
+    let name = safe(&set.consumer);
+    let Some(before) = known.iter().find(|one| one.consumer == set.consumer) else {
+        output::note(&format!("no worker has started with the consumer {name} on this database"));
+        return Ok(ExitCode::from(exit::NO));
+    };
+    if set.retention < before.redelivery_horizon || set.retention > LONGEST {
+        output::note(&format!(
+            "nothing was changed: a copy may still come for {} (redelivery_horizon), so keys are remembered for that long at \
+             least, and for 3650 days at most",
+            show(before.redelivery_horizon)
+        ));
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    let user = consent::user();
+    pg::set_retention(&mut session.connection, &set.consumer, set.retention, &user, set.note.as_deref())
+        .await?;
+    output::note(&format!(
+        "keys of {name} are remembered for {}; before for {}",
+        show(set.retention),
+        show(before.retention)
+    ));
+    let configured = config.consumers.iter().find(|one| one.name.as_str() == set.consumer);
+    if let Some(longer) = configured.map(|one| one.retention).filter(|retention| *retention > set.retention) {
+        output::note(&format!(
+            "! the configuration says {}: the next worker that starts with it lengthens it again",
+            show(longer)
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}

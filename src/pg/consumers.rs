@@ -1,0 +1,125 @@
+//! What the database knows of consumers: what decides about their keys, whichever file a process was started with.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+use sqlx::postgres::types::PgInterval;
+
+/// A consumer as the database knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KnownConsumer {
+    /// Its name.
+    pub consumer: String,
+    /// How long its keys are remembered.
+    #[serde(serialize_with = "seconds")]
+    pub retention: Duration,
+    /// The oldest copy that may still come, as the worker that started last has it.
+    #[serde(serialize_with = "seconds")]
+    pub redelivery_horizon: Duration,
+    /// What is compared when a key comes back ([`crate::fingerprint::FingerprintPolicy::name`]).
+    pub fingerprint: String,
+    /// What happens to a key that comes back with another payload: `dead_letter` or `duplicate`.
+    pub on_conflict: String,
+    /// When something here last changed.
+    pub changed_at: DateTime<Utc>,
+    /// Who changed it.
+    pub changed_by: String,
+}
+
+fn seconds<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+/// A duration from a column of microseconds.
+pub(super) fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn interval(duration: Duration) -> PgInterval {
+    PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
+}
+
+/// All consumers whose workers have started on this database, by name.
+///
+/// # Errors
+/// When the query fails.
+pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownConsumer>, sqlx::Error> {
+    let rows = sqlx::query!(
+        r#"select consumer, (extract(epoch from retention) * 1000000)::bigint as "retention!",
+            (extract(epoch from redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", fingerprint, on_conflict,
+            changed_at, changed_by
+        from oncely.consumers
+        order by consumer"#
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| KnownConsumer {
+            consumer: row.consumer,
+            retention: duration(row.retention),
+            redelivery_horizon: duration(row.redelivery_horizon),
+            fingerprint: row.fingerprint,
+            on_conflict: row.on_conflict,
+            changed_at: row.changed_at,
+            changed_by: row.changed_by,
+        })
+        .collect())
+}
+
+/// What a worker starts with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration<'a> {
+    pub(crate) consumer: &'a str,
+    pub(crate) retention: Duration,
+    pub(crate) redelivery_horizon: Duration,
+    pub(crate) fingerprint: &'a str,
+    /// `dead_letter` or `duplicate`.
+    pub(crate) on_conflict: &'static str,
+    pub(crate) worker: &'a str,
+}
+
+/// What the database knew, and knows now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registered {
+    /// How long keys are remembered: the longest known.
+    pub(crate) retention: Duration,
+    /// The policy of before; `None` where the consumer is new.
+    pub(crate) former_fingerprint: Option<String>,
+}
+
+/// Notes what a worker starts with. A retention is never shortened by it.
+pub(crate) async fn register_consumer(
+    connection: &mut PgConnection,
+    with: Registration<'_>,
+) -> Result<Registered, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select (extract(epoch from r.known_retention) * 1000000)::bigint as "retention!", r.former_fingerprint
+        from oncely.register_consumer($1, $2, $3, $4, $5, $6) as r"#,
+        with.consumer,
+        interval(with.retention),
+        interval(with.redelivery_horizon),
+        with.fingerprint,
+        with.on_conflict,
+        with.worker
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(Registered { retention: duration(row.retention), former_fingerprint: row.former_fingerprint })
+}
+
+/// Sets a retention, shorter too, on behalf of a person; recorded in the same transaction.
+pub(crate) async fn set_retention(
+    connection: &mut PgConnection,
+    consumer: &str,
+    retention: Duration,
+    user: &str,
+    note: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!("select oncely.set_retention($1, $2, $3, $4)", consumer, interval(retention), user, note)
+        .fetch_one(connection)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! What the upkeep of the tables knows: how far the clock is explained, and how far the trail is sealed.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+
+use super::consumers::duration;
+
+/// What the database's clock says, and what explains it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObservedClock {
+    /// What it says.
+    pub at: DateTime<Utc>,
+    /// The latest time that was explained before.
+    pub seen_at: DateTime<Utc>,
+    /// How far it may go on without a trace.
+    pub bound: Duration,
+    /// It may be believed. Else nothing is collected.
+    pub explained: bool,
+}
+
+/// Looks at the database's clock, and notes what was found.
+pub(crate) async fn observe_clock(connection: &mut PgConnection) -> Result<ObservedClock, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select c.at as "at!", c.seen_at as "seen_at!", (extract(epoch from c.bound) * 1000000)::bigint as "bound!",
+            c.explained as "explained!"
+        from oncely.observe_clock() as c"#
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(ObservedClock {
+        at: row.at,
+        seen_at: row.seen_at,
+        bound: duration(row.bound),
+        explained: row.explained,
+    })
+}
+
+/// A person says that the clock is right; recorded in the same transaction.
+pub(crate) async fn accept_clock(
+    connection: &mut PgConnection,
+    user: &str,
+    note: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!("select oncely.accept_clock($1, $2)", user, note).fetch_one(connection).await?;
+    Ok(())
+}
+
+/// What the clock said when it was last refused; `None` while all is well.
+pub(crate) async fn clock_refused_at(
+    connection: &mut PgConnection,
+) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar!("select clock_refused_at from oncely.upkeep").fetch_one(connection).await
+}
+
+/// A span of the trail that was sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sealed {
+    pub(crate) until: DateTime<Utc>,
+    pub(crate) rows: i64,
+    pub(crate) hash: Vec<u8>,
+}
+
+/// Seals the next closed span of the trail; `None` where there is none yet.
+pub(crate) async fn seal_audit(connection: &mut PgConnection) -> Result<Option<Sealed>, sqlx::Error> {
+    let row = sqlx::query!("select s.until_time, s.row_count, s.hash from oncely.seal_audit() as s")
+        .fetch_one(connection)
+        .await?;
+    Ok(match (row.until_time, row.row_count, row.hash) {
+        (Some(until), Some(rows), Some(hash)) => Some(Sealed { until, rows, hash }),
+        _ => None,
+    })
+}
+
+/// A seal, and whether it stands where it must.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Seal {
+    /// Place in the chain.
+    pub place: i64,
+    /// `rows` or `dropped`.
+    pub kind: String,
+    /// Beginning of the span.
+    pub from_time: DateTime<Utc>,
+    /// End of the span, not included.
+    pub until_time: DateTime<Utc>,
+    /// Rows that the span had.
+    pub row_count: i64,
+    /// Their hash.
+    #[serde(skip)]
+    pub digest: Vec<u8>,
+    /// The seal's hash.
+    #[serde(skip)]
+    pub hash: Vec<u8>,
+    /// The hash is that of its contents.
+    pub is_whole: bool,
+    /// It names the hash of the one before it, which is the one at the place before.
+    pub is_linked: bool,
+}
+
+/// Up to `limit` seals after a place of the chain, in its order.
+pub(crate) async fn seals(
+    connection: &mut PgConnection,
+    after: i64,
+    limit: i64,
+) -> Result<Vec<Seal>, sqlx::Error> {
+    sqlx::query_file_as!(Seal, "src/pg/seals_list.sql", after, limit).fetch_all(connection).await
+}
+
+/// Up to when the trail was dropped after its retention.
+pub(crate) async fn dropped_until(
+    connection: &mut PgConnection,
+) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar!("select max(until_time) from oncely.audit_seals where kind = 'dropped'")
+        .fetch_one(connection)
+        .await
+}
+
+/// What the trail holds now for a span: how many rows, and their hash.
+pub(crate) async fn audit_digest(
+    connection: &mut PgConnection,
+    from: DateTime<Utc>,
+    until: DateTime<Utc>,
+) -> Result<(i64, Vec<u8>), sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select d.row_count as "rows!", d.digest as "digest!" from oncely.audit_digest($1, $2) as d"#,
+        from,
+        until
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok((row.rows, row.digest))
+}
+
+/// Rows of the trail of a span, either end open.
+pub(crate) async fn audit_count(
+    connection: &mut PgConnection,
+    from: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select count(*) as "count!" from oncely.audit
+        where occurred_at >= coalesce($1::timestamptz, '-infinity') and occurred_at < coalesce($2::timestamptz, 'infinity')"#,
+        from,
+        until
+    )
+    .fetch_one(connection)
+    .await
+}

@@ -1,0 +1,206 @@
+//! What decides about keys stands in the database, not in whichever file a process was started with.
+
+use serde_json::json;
+
+use crate::support::{World, message};
+
+/// Keys that took effect so many days ago.
+async fn old_keys(world: &mut World, days: i32) {
+    sqlx::query(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select 'acme', 'payments', 'old' || n, 'COMPLETED', 1, t.at, t.at
+         from generate_series(1, 5) as n cross join (select now() - make_interval(days => $1) as at) as t",
+    )
+    .bind(days)
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+}
+
+const KEYS: &str = "select count(*) from oncely.idempotency_keys";
+
+async fn gc(world: &World, code: i32) -> String {
+    let output = world.oncely(&["gc", "run"]).await;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    text
+}
+
+#[tokio::test]
+async fn the_longest_retention_that_a_worker_has_started_with_wins_until_an_operator_shortens_it() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retention = \"30d\"");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let known = "select count(*) from oncely.consumers where retention = interval '30 days'";
+    world.wait_for(known, 1).await;
+    world.stop(worker).await;
+    old_keys(&mut world, 10).await;
+    // The file of whoever collects says less.
+    world.reconfigure("retention = \"30d\"", "retention = \"7d\"");
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 5);
+    let check = world.oncely(&["check"]).await;
+    let told = "retention is 7days, but the database keeps keys for 30days, and that is used; to shorten it: `oncely retention set \
+                payments 7days`";
+    assert!(String::from_utf8_lossy(&check.stdout).contains(told), "{check:?}");
+    // So does another worker's: it is told, and shortens nothing.
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "the database keeps keys for 30days").await;
+    world.stop(worker).await;
+    assert_eq!(world.count(known).await, 1);
+    let refused = world.oncely(&["retention", "set", "payments", "12h"]).await;
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    let done = world.oncely(&["retention", "set", "payments", "7d", "--note", "disk"]).await;
+    assert!(done.status.success(), "{done:?}");
+    let action = "select concat_ws('|', verb, filter ->> 'consumer', reason, actor ~ '^postgres \\(') from oncely.operator_actions";
+    assert_eq!(world.text(action).await.as_deref(), Some("set retention|payments|disk|t"));
+    let listed = world.oncely(&["retention", "list", "--json"]).await;
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(listed["consumers"][0]["retention"], json!(604_800.0), "{listed}");
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 0);
+}
+
+#[tokio::test]
+async fn nothing_is_collected_of_a_consumer_that_no_worker_has_started_with() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    old_keys(&mut world, 100).await;
+    let told = gc(&world, 0).await;
+    assert!(told.contains("payments: no worker has started with it on this database"), "{told}");
+    assert_eq!(world.count(KEYS).await, 5);
+    let unknown = world.oncely(&["retention", "set", "payments", "7d"]).await;
+    assert_eq!(unknown.status.code(), Some(1), "{unknown:?}");
+}
+
+/// The database's clock went ahead by so many days since the upkeep last looked at it.
+async fn jump(world: &mut World, days: i32) {
+    sqlx::query("update oncely.upkeep set clock_seen_at = now() - make_interval(days => $1)")
+        .bind(days)
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_jump_of_the_clock_that_nothing_explains_collects_nothing_until_an_operator_says_that_it_is_right()
+{
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.register("payments", "7d").await;
+    old_keys(&mut world, 10).await;
+    let partitions = "select count(*) from pg_inherits where inhparent = 'oncely.audit'::regclass";
+    sqlx::query("select oncely.make_audit_partition(now() - interval '120 days')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let before = world.count(partitions).await;
+    jump(&mut world, 30).await;
+    let told = gc(&world, 4).await;
+    assert!(told.contains("nothing is deleted") && told.contains("oncely gc run --accept-clock"), "{told}");
+    assert_eq!(world.count(KEYS).await, 5);
+    assert_eq!(world.count(partitions).await, before, "nor a part of the trail");
+    let check = world.oncely(&["check"]).await;
+    assert!(
+        String::from_utf8_lossy(&check.stdout).contains("! nothing is collected: the database's clock said"),
+        "{check:?}"
+    );
+    // It is refused as long as nobody says that it is right.
+    gc(&world, 4).await;
+    let accepted = world.oncely(&["gc", "run", "--accept-clock"]).await;
+    assert!(accepted.status.success(), "{accepted:?}");
+    assert_eq!(world.count(KEYS).await, 0);
+    assert_eq!(world.count(partitions).await, before - 1);
+    assert_eq!(
+        world.count("select count(*) from oncely.operator_actions where verb = 'accept clock'").await,
+        1
+    );
+    gc(&world, 0).await;
+}
+
+#[tokio::test]
+async fn a_time_without_a_relay_is_explained_by_what_was_decided_meanwhile() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.register("payments", "7d").await;
+    old_keys(&mut world, 40).await;
+    jump(&mut world, 30).await;
+    // A decision every two days, but for a hole of ten.
+    sqlx::query(
+        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+         select 'acme', now() - make_interval(days => n), 1, 'payments', 'k', 'q', 'completed', 'w'
+         from generate_series(0, 30, 2) as n where n not between 11 and 19",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    gc(&world, 4).await;
+    assert_eq!(world.count(KEYS).await, 5);
+    sqlx::query(
+        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+         select 'acme', now() - make_interval(days => n), 1, 'payments', 'k', 'q', 'completed', 'w'
+         from generate_series(11, 19) as n",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 0);
+}
+
+#[tokio::test]
+async fn messages_in_retry_run_after_their_consumer_compares_something_else() {
+    let mut world = World::new().await;
+    world.consumer("payments", "fingerprint = \"body\"\nretry = { delays = [\"3s\"], max_attempts = 3 }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    for key in ["a", "b", "c"] {
+        world.publish("payments", message("acme", key), r#"{"do": "fail_once"}"#).await;
+    }
+    world.wait_for("select count(*) from oncely.idempotency_keys where attempts = 1", 3).await;
+    world.stop(worker).await;
+    world.reconfigure("fingerprint = \"body\"", "fingerprint = \"canonical_json\"");
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "another fingerprint policy than before").await;
+    world.wait_for("select count(*) from app.effects", 3).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    // Stored with the policy of now: another payload is one again, and the same one is a duplicate.
+    world.publish("payments", message("acme", "a"), r#"{ "do" : "fail_once" }"#).await;
+    world.publish("payments", message("acme", "b"), r#"{"do": "nothing of the kind"}"#).await;
+    world.wait_for("select count(*) from oncely.audit where reason = 'key_conflict'", 1).await;
+    world.stop(worker).await;
+    let conflicts = "select string_agg(key, ' ') from oncely.audit where outcome = 'dead_lettered'";
+    assert_eq!(world.text(conflicts).await.as_deref(), Some("b"));
+    assert_eq!(world.count("select count(*) from app.effects").await, 3);
+}
+
+#[tokio::test]
+async fn a_key_that_took_effect_under_another_policy_is_a_duplicate_and_one_that_was_given_up_stays_given_up()
+{
+    let mut world = World::new().await;
+    world.configure("[audit]\nduplicates = true");
+    world.consumer("payments", "fingerprint = \"body\"\nretry = { delays = [], max_attempts = 1 }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "done"), "{}").await;
+    world.publish("payments", message("acme", "failed"), r#"{"do": "fail_once"}"#).await;
+    world
+        .wait_for("select count(*) from oncely.idempotency_keys where status in ('COMPLETED', 'FAILED')", 2)
+        .await;
+    world.stop(worker).await;
+    world.reconfigure("fingerprint = \"body\"", "fingerprint = { json_pointers = [\"/do\"] }");
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "done"), "{}").await;
+    world.publish("payments", message("acme", "failed"), r#"{"do": "fail_once"}"#).await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 1).await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'dead_lettered'", 2).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from oncely.audit where reason = 'key_conflict'").await, 0);
+    // Requeued, the given-up one runs with the policy of now.
+    let worker = world.start("worker");
+    let done = world.oncely(&["failed", "requeue", "--all", "--yes"]).await;
+    assert!(done.status.success(), "{done:?}");
+    world.wait_for("select count(*) from oncely.audit where key = 'failed' and attempt > 0", 2).await;
+    world.stop(worker).await;
+}

@@ -1,0 +1,334 @@
+//! Each role tries what its rights don't say: refused by code, or without effect.
+
+use sqlx::Connection as _;
+
+use super::{code_of, run, state};
+use crate::support::{Login, World};
+
+/// What there is to read, to change and to forge.
+const PREY: &str = "
+    insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, response, reason)
+    values ('acme', 'payments', 'done', 'COMPLETED', 1, now(), now(), sha256('{}'), '{\"card\": 4711}', null),
+        ('acme', 'payments', 'open', 'IN_PROGRESS', 1, now(), null, sha256('{}'), null, null),
+        ('acme', 'payments', 'gone', 'FAILED', 6, now(), now(), sha256('{}'), null, 'poison'),
+        ('acme', 'invoices', 'done', 'COMPLETED', 1, now(), now(), sha256('{}'), '{\"own\": 1}', null);
+    insert into oncely.outbox (tenant, id, kind, created_at, expires_at, consumer, key)
+    values ('acme', gen_random_uuid(), 'identity', now(), now() + interval '5 days', 'payments', 'done');
+    insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+    values ('acme', now(), 1, 'payments', 'done', 'q', 'completed', 'w');
+    insert into oncely.dead_letters (tenant, id, consumer, key, dead_lettered_at, reason, attempt, queue, worker, state, generation, times,
+        failure_group, exchange, routing_key, fingerprint, properties, headers, body, body_size, updated_at)
+    values ('acme', '00000000-0000-8000-8000-000000000001', 'payments', 'gone', now(), 'poison', 6, 'q', 'w', 'waiting', 1, 1, 'g', '', 'q',
+        sha256('{}'), '{}', '{}', 'secret', 6, now());
+    select oncely.emit('orders', 'r', 'secret', tenant => 'acme', ordering_key => 'o')";
+
+async fn prey() -> World {
+    let mut world = World::new().await;
+    run(&mut world, PREY).await;
+    world
+}
+
+/// Tries each of these as a login of the role: refused with the code, or, where that is empty, done without effect.
+async fn try_all(world: &mut World, login: &Login, attacks: &[(&str, &str)]) {
+    let before = state(world).await;
+    let mut sql = login.connect().await;
+    for (statement, expected) in attacks {
+        let found = code_of(&mut sql, statement).await.unwrap_or_default();
+        assert_eq!(found, *expected, "{}: {statement}", login.name);
+        let after = state(world).await;
+        assert_eq!(after, before, "{} has changed something: {statement}", login.name);
+    }
+    sql.close().await.unwrap();
+}
+
+/// Not for any of the roles but those that are left out.
+const ANYBODYS: &[(&str, &str)] = &[
+    ("insert into oncely.rights select 'acme', 'emit', '', session_user, now(), 'me'", "42501"),
+    ("select oncely.check_right('emit', '', 'acme')", "42501"),
+    ("select oncely.drop_audit_partitions(now() + interval '1 year')", "42501"),
+    ("delete from oncely.audit", "42501"),
+    ("update oncely.audit set worker = 'somebody else'", "42501"),
+    ("insert into oncely.events select * from oncely.events", "42501"),
+    ("set role oncely_operator", "42501"),
+    ("set session authorization postgres", "42501"),
+    ("update oncely.cell set secret = ''", "42501"),
+];
+
+#[tokio::test]
+async fn a_consumer_claims_fails_and_reads_nothing_but_what_was_granted() {
+    let mut world = prey().await;
+    let login = Login::create(&mut world, "oncely_consumer").await;
+    let attacks = [
+        // Nothing was granted yet.
+        ("select oncely.claim('acme', 'invoices', 'done', sha256('{}'))", "ONC16"),
+        ("select oncely.fail('acme', 'invoices', 'new', null, 1, 'x', 'poison')", "ONC16"),
+    ];
+    try_all(&mut world, &login, &attacks).await;
+    run(&mut world, &format!("select oncely.grant_right('{}', 'consume', 'invoices', 'acme')", login.name))
+        .await;
+    let long = "x".repeat(256);
+    let huge = format!(
+        "do $$ begin perform oncely.claim('acme', 'invoices', 'new', null); perform oncely.complete('acme', 'invoices', 'new', worker => '{long}'); end $$"
+    );
+    let attacks = [
+        // Claimed and completed before the message comes, its worker finds it done.
+        ("select oncely.claim('acme', 'payments', 'next', null)", "ONC16"),
+        ("select oncely.claim('other', 'invoices', 'next', null)", "ONC16"),
+        ("select oncely.claim('*', 'invoices', 'next', null)", "ONC16"),
+        ("select oncely.claim('acme', 'payments', 'done', null)", "ONC16"),
+        ("select oncely.claim('acme', 'payments', 'open', null, on_conflict => 'duplicate')", "ONC16"),
+        ("select oncely.fail('acme', 'payments', 'open', null, 2, 'x', 'poison')", "ONC16"),
+        ("select oncely.fail('acme', 'payments', 'next', null, 1, 'x', 'poison')", "ONC16"),
+        ("select oncely.complete('acme', 'payments', 'open')", "ONC12"),
+        ("begin; savepoint s; select oncely.claim('acme', 'payments', 'next', null)", "ONC16"),
+        ("rollback", ""),
+        // Without the payload.
+        (
+            "do $$ begin if (select response from oncely.claim('acme', 'invoices', 'done', null)) is not null then raise 'read'; end if; end $$",
+            "",
+        ),
+        (
+            "do $$ begin if (select response from oncely.claim('acme', 'invoices', 'done', null, on_conflict => 'duplicate')) is not null then raise 'read'; end if; end $$",
+            "",
+        ),
+        (
+            "do $$ begin if (select outcome from oncely.claim('acme', 'invoices', 'done', null)) <> 'conflict' then raise 'taken'; end if; end $$",
+            "",
+        ),
+        // What no reader could hold.
+        ("select oncely.claim('acme', 'invoices', 'next', null, retention => '270000 years')", "ONC11"),
+        (
+            "select oncely.claim('acme', 'invoices', 'next', null, retention => '270000 years -98500000 days')",
+            "ONC11",
+        ),
+        ("select oncely.claim('acme', 'invoices', 'next', null, retention => '0')", "ONC11"),
+        ("select oncely.claim('acme', 'invoices', 'next', ''::bytea)", "ONC11"),
+        ("select oncely.claim('acme', 'invoices', 'next', sha512('') || 'x')", "ONC11"),
+        (
+            "select oncely.fail('acme', 'invoices', 'next', null, 1, 'x', retention => '270000 years')",
+            "ONC11",
+        ),
+        ("select oncely.fail('acme', 'invoices', 'next', null, 1, 'x', delay => '270000 years')", "ONC11"),
+        ("select oncely.fail('acme', 'invoices', 'next', null, 1, 'x', delay => '-1 s')", "ONC11"),
+        (
+            "select oncely.fail('acme', 'invoices', 'next', null, 2147483647, 'x', max_attempts => 2147483647)",
+            "ONC11",
+        ),
+        ("select oncely.fail('acme', 'invoices', 'next', null, 1, 'x', error_code => 'anything')", "ONC11"),
+        (huge.as_str(), "ONC11"),
+        // By another way.
+        ("select oncely.emit('orders', 'r', 'x', tenant => 'acme')", "42501"),
+        ("select * from oncely.rights", "42501"),
+        ("select response from oncely.idempotency_keys", "42501"),
+        (
+            "select oncely.free_keys(array['acme'], array['00000000-0000-8000-8000-000000000001'::uuid])",
+            "42501",
+        ),
+        ("select oncely.settle_claim('acme', 'payments', 'gone', false)", "42501"),
+        ("select oncely.grant_right(session_user, 'consume', 'payments', 'acme')", "42501"),
+        (
+            "select oncely.write_replies('payments', now(), array['acme'], array['done'], array[gen_random_uuid()], array['mine'], array['m'], array['c'], array['{}'::jsonb])",
+            "42501",
+        ),
+        ("set role oncely_worker", "42501"),
+    ];
+    try_all(&mut world, &login, &attacks).await;
+    try_all(&mut world, &login, ANYBODYS).await;
+    login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_infinite_interval_is_refused_where_postgresql_has_one() {
+    let mut world = World::new().await;
+    let version = world.count("select current_setting('server_version_num')::bigint").await;
+    let expected = if version >= 170_000 { "ONC11" } else { "22007" };
+    let call = "select oncely.claim('acme', 'invoices', 'k', null, retention => 'infinity')";
+    assert_eq!(code_of(&mut world.sql, call).await.as_deref(), Some(expected));
+}
+
+#[tokio::test]
+async fn an_emitter_reaches_the_exchanges_that_are_listed_for_its_tenant() {
+    let mut world = prey().await;
+    let login = Login::create(&mut world, "oncely_emitter").await;
+    try_all(&mut world, &login, &[("select oncely.emit('orders', 'r', 'x', tenant => 'acme')", "ONC16")])
+        .await;
+    run(&mut world, &format!("select oncely.grant_right('{}', 'emit', 'orders', 'acme')", login.name)).await;
+    let forged = "row(1, 1, false, null, 'acme', 'c', 'k', null, '', null, null, '', '', 'q', null, null, null, null, null, null, null)::oncely.message";
+    let by_cause = format!("select oncely.emit('orders', 'r', 'x', tenant => 'other', cause => {forged})");
+    let default = format!(
+        "select oncely.emit('', 'payments', 'x', '{{\"x-tenant-id\": \"acme\"}}', cause => {forged})"
+    );
+    let attacks = [
+        // Any queue there is, by the relay's rights.
+        ("select oncely.emit('', 'payments', 'x', '{\"x-tenant-id\": \"acme\"}', tenant => 'acme')", "ONC16"),
+        (default.as_str(), "ONC16"),
+        ("select oncely.emit('payments', 'r', 'x', tenant => 'acme')", "ONC16"),
+        ("select oncely.emit('payments', 'r', '{}'::jsonb, tenant => 'acme')", "ONC16"),
+        ("select oncely.emit('payments', 'r', ''::bytea, tenant => 'acme')", "ONC16"),
+        ("select oncely.emit('orders', 'r', 'x', tenant => 'other')", "ONC16"),
+        ("select oncely.emit('orders', 'r', 'x')", "ONC16"),
+        (by_cause.as_str(), "ONC16"),
+        ("select oncely.emit('orders', 'r', 'x', tenant => 'acme', delay => '270000 years')", "ONC05"),
+        (
+            "select oncely.emit('orders', 'r', 'x', tenant => 'acme', delay => '270000 years -98500000 days')",
+            "ONC05",
+        ),
+        ("select oncely.emit('orders', 'r', 'x', tenant => 'acme', delay => '-1 s')", "ONC05"),
+        (
+            "select oncely.add_event('', 'payments', '', null, null, null, null, null, null, null, null, null, null, 'acme', null)",
+            "42501",
+        ),
+        ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
+        ("select * from oncely.rights", "42501"),
+        ("select oncely.grant_right(session_user, 'emit', '', '*')", "42501"),
+        ("set role oncely_worker", "42501"),
+    ];
+    try_all(&mut world, &login, &attacks).await;
+    try_all(&mut world, &login, ANYBODYS).await;
+    let mut sql = login.connect().await;
+    assert_eq!(code_of(&mut sql, "select oncely.emit('orders', 'r', 'x', tenant => 'acme')").await, None);
+    // A limit that every session may set does not hold a session: the last one is not its to set.
+    let most = "begin; set local oncely.max_event_bytes = 2000000000; select oncely.emit('orders', 'r', convert_to(repeat('x', 134217729), 'UTF8'), tenant => 'acme')";
+    assert_eq!(code_of(&mut sql, most).await.as_deref(), Some("ONC04"));
+    sql.close().await.unwrap();
+    login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_worker_changes_no_key_that_is_done_and_writes_no_event_past_emit() {
+    let mut world = prey().await;
+    let login = Login::create(&mut world, "oncely_worker").await;
+    let attacks = [
+        // Done is not open again: not by an update, nor in a transaction that has claimed something else.
+        ("update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null where status <> 'IN_PROGRESS'", ""),
+        ("update oncely.idempotency_keys set response = '{}' where key = 'done'", ""),
+        (
+            "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at) values ('acme', 'payments', 'done', 'IN_PROGRESS', 1, now())
+             on conflict (tenant, consumer, key) do update set status = 'IN_PROGRESS', completed_at = null",
+            "42501",
+        ),
+        ("update oncely.idempotency_keys set key = 'mine' where key = 'open'", "42501"),
+        ("update oncely.idempotency_keys set tenant = 'mine' where key = 'open'", "42501"),
+        ("update oncely.idempotency_keys set created_at = now()", "42501"),
+        ("update oncely.idempotency_keys set attempts = 2147483647 where key = 'open'", "23514"),
+        ("update oncely.idempotency_keys set not_before = '270000-01-01' where key = 'open'", "23514"),
+        ("delete from oncely.idempotency_keys", "42501"),
+        ("alter table oncely.idempotency_keys disable row level security", "42501"),
+        ("update oncely.dead_letters set key = 'mine'", "42501"),
+        ("update oncely.dead_letters set tenant = 'mine'", "42501"),
+        ("update oncely.dead_letters set updated_at = 'infinity'", "23514"),
+        ("insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload) values ('acme', gen_random_uuid(), 'infinity', now(), '', 'q', '')", "42501"),
+        ("insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ('acme', gen_random_uuid(), 'mirror', '-infinity', now(), decode(repeat('00', 16), 'hex'))", "23514"),
+        ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker, login) values ('acme', now(), 1, 'c', 'k', 'q', 'completed', 'w', 'somebody')", "42501"),
+        ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker) values ('acme', 'infinity', 1, 'c', 'k', 'q', 'completed', 'w')", "23514"),
+        ("select oncely.free_keys(array['acme'], array['00000000-0000-8000-8000-000000000001'::uuid])", "42501"),
+        ("select oncely.settle_claim('acme', 'payments', 'gone', false)", "42501"),
+        ("select oncely.grant_right('postgres', 'emit', '', '*')", "42501"),
+        ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
+    ];
+    try_all(&mut world, &login, &attacks).await;
+    try_all(&mut world, &login, ANYBODYS).await;
+    login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_relay_rewrites_no_row_and_reads_no_response() {
+    let mut world = prey().await;
+    let login = Login::create(&mut world, "oncely_relay").await;
+    let attacks = [
+        ("update oncely.idempotency_keys set tenant = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set key = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null", "42501"),
+        // The one column that lets it lock rows.
+        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("select response from oncely.idempotency_keys", "42501"),
+        ("select * from oncely.idempotency_keys", "42501"),
+        (
+            "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at) values ('a', 'c', 'k', 'IN_PROGRESS', 1, now())",
+            "42501",
+        ),
+        ("update oncely.outbox set tenant = 'mine'", "42501"),
+        ("update oncely.outbox set key = 'mine'", "42501"),
+        ("update oncely.outbox set expires_at = 'infinity'", "23514"),
+        ("update oncely.ordering_keys set last_number = 0", "42501"),
+        ("update oncely.events set payload = '', exchange = '', tenant = 'mine'", "42501"),
+        ("update oncely.events set available_at = 'infinity'", "23514"),
+        ("update oncely.dead_letters set state = 'waiting'", "42501"),
+        ("select body from oncely.dead_letters", "42501"),
+        ("select oncely.emit('', 'q', 'x')", "42501"),
+        ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
+        (
+            "select oncely.free_keys(array['acme'], array['00000000-0000-8000-8000-000000000001'::uuid])",
+            "42501",
+        ),
+        ("select oncely.grant_right('postgres', 'emit', '', '*')", "42501"),
+    ];
+    try_all(&mut world, &login, &attacks).await;
+    let others: Vec<_> = ANYBODYS.iter().copied().filter(|(call, _)| !call.contains("drop_audit")).collect();
+    try_all(&mut world, &login, &others).await;
+    login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_operator_opens_no_key_but_by_the_functions_and_leaves_its_name() {
+    let mut world = prey().await;
+    let login = Login::create(&mut world, "oncely_operator").await;
+    let attacks = [
+        ("update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null", "42501"),
+        ("update oncely.idempotency_keys set status = 'COMPLETED'", "42501"),
+        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set tenant = 'mine'", "42501"),
+        ("update oncely.dead_letters set key = 'done'", "42501"),
+        ("update oncely.dead_letters set tenant = 'mine'", "42501"),
+        ("update oncely.outbox set tenant = 'mine'", "42501"),
+        // What is done, and what was given up for another reason, is no unfinished claim.
+        ("select oncely.settle_claim('acme', 'payments', 'done', false)", ""),
+        ("select oncely.settle_claim('acme', 'payments', 'gone', false)", ""),
+        ("select oncely.settle_claim('acme', 'payments', 'gone', null)", "ONC11"),
+        ("select oncely.grant_right('nobody of that name', 'emit', '', '*')", "42704"),
+        ("select oncely.grant_right(session_user, 'consume', '', '*')", "ONC11"),
+        ("select oncely.grant_right(session_user, 'consume', 'invoices', '')", "ONC11"),
+        ("select oncely.grant_right(session_user, 'consume', 'invoices', null)", "ONC11"),
+        ("select oncely.grant_right(session_user, 'own', 'invoices', '*')", "ONC11"),
+        ("update oncely.rights set login = session_user", "42501"),
+        ("delete from oncely.operator_actions", "42501"),
+        ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
+        ("select oncely.emit('', 'q', 'x')", "42501"),
+        ("set role oncely_worker", "42501"),
+    ];
+    try_all(&mut world, &login, &attacks).await;
+    let others: Vec<_> = ANYBODYS
+        .iter()
+        .copied()
+        .filter(|(call, _)| !call.contains("drop_audit") && !call.contains("oncely_operator"))
+        .collect();
+    try_all(&mut world, &login, &others).await;
+    login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn an_auditor_reads_what_was_decided_and_no_message_and_no_response() {
+    let mut world = prey().await;
+    let login = Login::create(&mut world, "oncely_auditor").await;
+    let attacks = [
+        ("select response from oncely.idempotency_keys", "42501"),
+        ("select * from oncely.idempotency_keys", "42501"),
+        ("select body from oncely.dead_letters", "42501"),
+        ("select payload from oncely.events", "42501"),
+        ("select secret from oncely.cell", "42501"),
+        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("select tenant from oncely.idempotency_keys for update", "42501"),
+        ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
+        ("select oncely.emit('', 'q', 'x')", "42501"),
+        ("select oncely.grant_right('postgres', 'emit', '', '*')", "42501"),
+        (
+            "select tenant, consumer, key, status, reason, last_error, fingerprint from oncely.idempotency_keys",
+            "",
+        ),
+        ("select worker, login from oncely.audit", ""),
+        ("select * from oncely.rights", ""),
+    ];
+    try_all(&mut world, &login, &attacks).await;
+    try_all(&mut world, &login, ANYBODYS).await;
+    login.drop_now(&mut world).await;
+}
