@@ -17,7 +17,7 @@ pub const CONFIG: u8 = 78;
 pub fn failed(error: &anyhow::Error) -> ExitCode {
     use std::io::Write as _;
     // A closed stderr is no reason to fail differently.
-    let _ = writeln!(std::io::stderr(), "error: {}", told(error));
+    let _ = writeln!(std::io::stderr(), "error: {}", crate::shown::lines(&told(error)));
     ExitCode::from(code(error))
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         // Its own causes say no more than it does.
-        let database = cause.downcast_ref::<sqlx::Error>().map(crate::pg::told);
+        let database = cause.downcast_ref::<sqlx::Error>().map(crate::pg::describe);
         let is_last = database.is_some();
         let cause = database.unwrap_or_else(|| cause.to_string());
         if text.is_empty() {

@@ -74,9 +74,12 @@ impl Heart {
             let beaten = pg::within(LIMIT, self.beat(&tell())).await;
             match &beaten {
                 Err(error) if !failing => {
-                    tracing::warn!(error = pg::told(error), "the heartbeat can't be written; tried again");
+                    tracing::warn!(
+                        error = pg::describe(error),
+                        "the heartbeat can't be written; tried again"
+                    );
                 }
-                Err(error) => tracing::debug!(error = pg::told(error), "the heartbeat can't be written"),
+                Err(error) => tracing::debug!(error = pg::describe(error), "the heartbeat can't be written"),
                 Ok(()) => {}
             }
             failing = beaten.is_err();
@@ -88,7 +91,10 @@ impl Heart {
         if let Some(mut connection) = self.connection.take()
             && let Err(error) = pg::within(LIMIT / 2, pg::leave(&mut connection, self.process.id)).await
         {
-            tracing::debug!(error = pg::told(&error), "the row of this process stays until it is collected");
+            tracing::debug!(
+                error = pg::describe(&error),
+                "the row of this process stays until it is collected"
+            );
         }
     }
 

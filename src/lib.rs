@@ -72,6 +72,7 @@ pub mod relay;
 pub mod retry;
 pub(crate) mod seal;
 pub mod settlement;
+pub(crate) mod shown;
 pub mod shutdown;
 pub mod stack;
 pub mod telemetry;

@@ -66,7 +66,7 @@ pub(crate) async fn postgres(config: &Config, found: &mut Preflight) {
             return;
         }
         Err(error) => {
-            let text = pg::told(&error);
+            let text = pg::describe(&error);
             match classify(error) {
                 PgFault::Outage(_) => found.unreachable.push(format!("PostgreSQL at {server}: {text}")),
                 PgFault::Fault(fault) => found.problems.add("postgres.url", format!("{server}: {fault}")),

@@ -158,7 +158,8 @@ fn told(copy: &Copy, fate: Fate) -> Result<(), PublishError> {
     match fate {
         Fate::Arrived => Ok(()),
         Fate::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
-        Fate::Refused => Err(PublishError::Refused),
+        // The second says of a stored event what can't be of a copy.
+        Fate::Refused | Fate::Unreadable => Err(PublishError::Refused),
         Fate::Closed(code, text) => Err(PublishError::Closed(code, text)),
         Fate::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
     }

@@ -246,7 +246,7 @@ fn verdict(story: &Story) -> String {
         Some(("FAILED", d)) => format!(
             "FAILED: given up after {} attempt(s), reason {}. A later delivery is dead-lettered, not run.",
             d.attempts,
-            d.reason.as_deref().unwrap_or("unknown")
+            safe(d.reason.as_deref().unwrap_or("unknown"))
         ),
         Some((_, d)) => {
             format!("IN_PROGRESS: {} attempt(s) failed; it runs again when it comes back.", d.attempts)
@@ -311,8 +311,8 @@ fn event(row: &AuditRow) -> String {
     }
     if let Some(reason) = &row.reason {
         text.push_str(&match row.outcome.as_str() {
-            "duplicate" => format!(", not run: {reason} knew it"),
-            _ => format!(", {reason}"),
+            "duplicate" => format!(", not run: {} knew it", safe(reason)),
+            _ => format!(", {}", safe(reason)),
         });
     }
     if let Some(detail) = &row.detail {

@@ -6,10 +6,17 @@ use chrono::{DateTime, Local, Utc};
 use comfy_table::{ContentArrangement, Table, presets};
 use serde_json::Value;
 
+use crate::shown;
+
 /// Prints to stdout. A reader that went away (`| head`) is no error.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    write(&shown::lines(text.trim_end_matches('\n')))
+}
+
+/// All that goes to stdout goes this way, but for a body that was asked for byte for byte.
+fn write(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    match writeln!(out, "{}", text.trim_end_matches('\n')).and_then(|()| out.flush()) {
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
@@ -17,22 +24,36 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
 
 /// Prints a note to stderr.
 pub(super) fn note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", shown::lines(text));
 }
 
-/// Prints one JSON object with its schema.
+/// Prints one JSON object with its schema. What would be hidden on a screen is written as `\u….`, which means the same.
 pub(super) fn print_json(schema: &str, mut value: Value) -> anyhow::Result<()> {
     if let Value::Object(fields) = &mut value {
         fields.insert("schema".to_owned(), Value::from(schema));
     }
-    print(&serde_json::to_string_pretty(&value)?)
+    write(&shown::json(&serde_json::to_string_pretty(&value)?))
 }
 
-/// A table without frames, as wide as it needs.
-pub(super) fn table<const N: usize>(head: [&str; N]) -> Table {
+/// A table without frames, as wide as it needs. Its cells are values from outside.
+pub(super) struct Rows(Table);
+
+impl Rows {
+    pub(super) fn add_row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        self.0.add_row(cells.into_iter().map(|cell| safe(cell.as_ref())));
+    }
+}
+
+impl std::fmt::Display for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+pub(super) fn table<const N: usize>(head: [&str; N]) -> Rows {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(head);
-    table
+    Rows(table)
 }
 
 /// Where and how times are shown: local with their offset, or UTC.
@@ -51,16 +72,9 @@ impl Times {
     }
 }
 
-/// Text from outside, with control characters escaped: a key must not be able to move the cursor.
+/// A value from outside, within a line: a key must not be able to move the cursor, or to begin a line of its own.
 pub(super) fn safe(text: &str) -> String {
-    text.chars().fold(String::with_capacity(text.len()), |mut safe, character| {
-        if character.is_control() || ('\u{200b}'..='\u{206f}').contains(&character) {
-            safe.extend(character.escape_unicode());
-        } else {
-            safe.push(character);
-        }
-        safe
-    })
+    shown::value(text).into_owned()
 }
 
 /// 1,234,567 bytes as `1.2 MB`.

@@ -1,7 +1,5 @@
 //! A session of a verb.
 
-use anyhow::Context as _;
-
 use crate::config::Config;
 use crate::pg::Session;
 use crate::preflight::{Preflight, postgres};
@@ -18,7 +16,7 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Session> {
     }
     match found.session {
         Some(session) => Ok(session),
-        None => Err(Unreachable(found.unreachable.join("; "))).context("no session"),
+        None => Err(Unreachable(found.unreachable.join("; ")).into()),
     }
 }
 

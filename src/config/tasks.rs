@@ -78,6 +78,9 @@ pub struct LogSettings {
     pub format: LogFormat,
     /// Which lines: a `tracing` filter such as `info` or `oncely=debug,info`.
     pub level: String,
+    /// Whether PostgreSQL's own texts of errors are told, in the log, the trail, dead letters and their headers. They may hold what a
+    /// message held; without them there is the condition, its SQLSTATE, and the names of constraint, table and column.
+    pub server_errors: bool,
 }
 
 pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSettings {
@@ -178,6 +181,7 @@ pub(super) fn log(mut section: Section, problems: &mut Problems) -> LogSettings 
             problems,
         ),
         level,
+        server_errors: section.boolean("server_errors", false, problems),
     };
     section.finish(problems);
     settings

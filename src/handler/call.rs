@@ -10,7 +10,7 @@ use super::row::MessageRow;
 use super::{Incoming, JsonPolicy, SqlHandler};
 use crate::fault::Fault;
 use crate::identity::IdentityPart;
-use crate::pg::handler_class_of;
+use crate::pg::{enter_handler, handler_class_of, told};
 
 /// How messages share subtransactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ pub(crate) async fn call(
     let answers = match grouping {
         Grouping::All => {
             let statement = handler.together(connection).await?;
+            enter_handler(connection).await?;
             let row = sqlx::query(statement).bind(rows).fetch_one(connection).await?;
             return Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect());
         }
@@ -150,6 +151,7 @@ struct Answer {
     response: Option<Value>,
     error_code: Option<String>,
     error_message: Option<String>,
+    error_place: Option<String>,
 }
 
 impl Answer {
@@ -157,7 +159,9 @@ impl Answer {
         let answer = match self.error_code {
             None => Ok(self.response),
             Some(code) => {
-                Err(Fault::new(handler_class_of(&code), Some(code), self.error_message.unwrap_or_default()))
+                let place = self.error_place.unwrap_or_default();
+                let text = told(&code, &place, &self.error_message.unwrap_or_default());
+                Err(Fault::new(handler_class_of(&code), Some(code), text))
             }
         };
         (self.seq, answer)

@@ -64,7 +64,7 @@ impl SqlHandler {
         }
         let SqlFunction { name, batch, .. } = &self.function;
         let row = sqlx::query!(
-            r#"select c.together as "together!", c.fresh as "fresh!" from oncely.handler_calls($1, $2) as c"#,
+            r#"select c.together as "together!", c.fresh as "fresh!" from oncely.handler_calls($1::text, $2::boolean) as c"#,
             name,
             batch
         )

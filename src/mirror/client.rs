@@ -8,9 +8,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, Value};
 use secrecy::ExposeSecret as _;
 
+use super::Breaker;
 use super::layout::Layout;
 use super::tag::{Tag, TagKey};
-use super::Breaker;
 use crate::config::MirrorSettings;
 
 /// Why the mirror gave no answer. Never a reason to fail a message.
@@ -98,10 +98,8 @@ impl Mirror {
                 }
             }
         };
-        let questions: Vec<(&Tag, String)> = tags
-            .iter()
-            .flat_map(|tag| self.layout.read_from(tag, now).map(|bucket| (tag, bucket)))
-            .collect();
+        let questions: Vec<(&Tag, String)> =
+            tags.iter().flat_map(|tag| self.layout.read_from(tag, now).map(|bucket| (tag, bucket))).collect();
         let mut pipeline = Pipeline::with_capacity(questions.len());
         // A bucket of another type is that bucket's error, and a miss, not the whole round trip's.
         pipeline.ignore_errors();

@@ -2,16 +2,18 @@
 
 use std::error::Error;
 use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
+use super::condition::{condition, is_written};
 use crate::fault::{Fault, FaultClass};
 use crate::plant::planted;
 
 /// The connection or the server is away; whether a commit in flight happened is unknown. No message is to blame.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", told(.0))]
+#[error("{}", describe(.0))]
 pub struct Outage(#[source] pub sqlx::Error);
 
 impl Outage {
@@ -76,9 +78,10 @@ fn handler_fault_of(error: &sqlx::Error) -> Option<Fault> {
 
 fn handler_fault_in(database: &(dyn DatabaseError + 'static)) -> Option<Fault> {
     match database.try_downcast_ref::<PgDatabaseError>() {
-        Some(database) if !matches!(database.severity(), PgSeverity::Fatal | PgSeverity::Panic) => {
-            let code = database.code().to_owned();
-            Some(Fault::new(handler_class_of(&code), Some(code), database.message()))
+        Some(error) if !matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) => {
+            let code = error.code().to_owned();
+            let text = told_of(database, &code);
+            Some(Fault::new(handler_class_of(&code), Some(code), text))
         }
         _ => fault_in(database),
     }
@@ -90,15 +93,20 @@ pub fn is_outage(error: &sqlx::Error) -> bool {
     fault_of(error).is_none()
 }
 
-/// An error in one line, for people: PostgreSQL's own words with their SQLSTATE, without the line of the server's source code.
-pub(crate) fn told(error: &sqlx::Error) -> String {
+/// An error in one line, for people: what is [`told`] of it with its SQLSTATE, without the line of the server's source code.
+pub(crate) fn describe(error: &sqlx::Error) -> String {
     match error.as_database_error() {
         Some(database) => {
             let code = database.code().unwrap_or_default();
-            format!("{} (SQLSTATE {code})", database.message())
+            format!("{} (SQLSTATE {code})", told_of(database, &code))
         }
         None => error.to_string(),
     }
+}
+
+fn told_of(database: &(dyn DatabaseError + 'static), code: &str) -> String {
+    let place = database.try_downcast_ref::<PgDatabaseError>().map(place_of).unwrap_or_default();
+    told(code, &place, database.message())
 }
 
 /// What a handler's error means that may be one of PostgreSQL, somewhere in a chain of causes: the outage by its kind. `None` where it is none.
@@ -115,10 +123,11 @@ pub(crate) fn fault_within(error: &(dyn Error + 'static)) -> Option<Result<Fault
     Some(handler_fault_in(database.as_ref()).ok_or(ErrorKind::NotConnected))
 }
 
-fn fault_in(database: &dyn DatabaseError) -> Option<Fault> {
+fn fault_in(database: &(dyn DatabaseError + 'static)) -> Option<Fault> {
     let code = database.code().map(|code| code.into_owned()).unwrap_or_default();
     let class = class_of(&code)?;
-    Some(Fault::new(class, Some(code), database.message()))
+    let text = told_of(database, &code);
+    Some(Fault::new(class, Some(code), text))
 }
 
 fn fault_of(error: &sqlx::Error) -> Option<Fault> {
@@ -126,6 +135,10 @@ fn fault_of(error: &sqlx::Error) -> Option<Fault> {
         return fault_in(database);
     }
     match error {
+        // What could not be read may stand in the text.
+        sqlx::Error::ColumnDecode { index, .. } if !SERVER_TEXTS.load(Ordering::Relaxed) => {
+            Some(Fault::new(FaultClass::Transient, None, format!("column {index} could not be decoded")))
+        }
         // Our own decoding or a handler's: not a matter of the connection.
         sqlx::Error::RowNotFound
         | sqlx::Error::ColumnNotFound(_)
@@ -136,6 +149,32 @@ fn fault_of(error: &sqlx::Error) -> Option<Fault> {
         | sqlx::Error::Encode(_) => Some(Fault::new(FaultClass::Transient, None, error.to_string())),
         _ => None,
     }
+}
+
+/// Are PostgreSQL's own texts told, too? Of the whole process.
+static SERVER_TEXTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether PostgreSQL's own texts of errors go to log, trail and dead letters. They may hold what a message held (a failed cast says
+/// what it failed on), so by default only the condition is told, with the names that the server gives apart from its text.
+pub(crate) fn tell_server_texts(told: bool) {
+    SERVER_TEXTS.store(told, Ordering::Relaxed);
+}
+
+/// What people are told of an error: PostgreSQL's text only where somebody wrote it on purpose (`raise exception`,
+/// `oncely.reject`), or where the configuration says so.
+pub(crate) fn told(code: &str, place: &str, text: &str) -> String {
+    match is_written(code) || SERVER_TEXTS.load(Ordering::Relaxed) {
+        true => text.to_owned(),
+        false if place.is_empty() => condition(code).to_owned(),
+        false => format!("{}: {place}", condition(code)),
+    }
+}
+
+/// Names of the schema, which the server gives apart from its text.
+fn place_of(error: &PgDatabaseError) -> String {
+    let names = [("constraint", error.constraint()), ("table", error.table()), ("column", error.column())];
+    let named = names.into_iter().filter_map(|(what, name)| Some(format!("{what} {}", name?)));
+    named.collect::<Vec<_>>().join(", ")
 }
 
 /// The class of a SQLSTATE, or `None` for an outage.

@@ -19,7 +19,8 @@ impl Session {
         }
         // From a set, so that the planner doesn't make up the value, too.
         let block = sqlx::query!(
-            r#"select octet_length(repeat(repeat('x', 1024), kib)) as "bytes!" from generate_series(4096, 4096) as kib"#
+            r#"select pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('x', 1024), kib)) as "bytes!"
+            from pg_catalog.generate_series(4096, 4096) as kib"#
         );
         match block.fetch_one(&mut self.connection).await {
             Err(sqlx::Error::Database(error)) => {

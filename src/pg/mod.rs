@@ -4,6 +4,7 @@
 mod audit;
 mod claim;
 mod complete;
+mod condition;
 mod consumers;
 mod dead_letter;
 mod error;
@@ -27,6 +28,7 @@ mod refuse;
 mod reply;
 mod retention;
 mod right;
+mod search_path;
 mod session;
 mod suspect;
 mod upkeep;
@@ -39,7 +41,7 @@ pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{Registered, Registration, register_consumer, set_retention};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_outage};
-pub(crate) use error::{fault_within, told};
+pub(crate) use error::{describe, fault_within, tell_server_texts, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
 pub(crate) use event_operator::{EventChange, change_events};
@@ -80,6 +82,7 @@ pub(crate) use retention::{
     unlock as sweep_unlock,
 };
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
+pub(crate) use search_path::{begin, enter_handler};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, process, secret,
     standing, within,

@@ -6,8 +6,12 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use secrecy::{ExposeSecret as _, SecretString};
-use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+use sqlx::encode::IsNull;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArgumentBuffer, PgConnectOptions, PgConnection, PgTypeInfo};
+use sqlx::{ConnectOptions as _, Connection as _, Encode, Postgres, Row as _, Type};
+
+use super::search_path::{PINNED, pin, unpin};
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -43,11 +47,20 @@ impl PgSettings {
         self.statement_timeout + Duration::from_secs(5)
     }
 
-    /// Opens a connection that says who it is and has server-side limits.
+    /// Opens a connection that says who it is, has server-side limits, and looks names up in pg_catalog alone: our statements,
+    /// and those of migrations, name the schema of everything else.
     ///
     /// # Errors
     /// When the URL is malformed or the server does not answer in time.
     pub async fn connect(&self, application: &str) -> Result<PgConnection, sqlx::Error> {
+        self.connect_with(application, Some(PINNED)).await
+    }
+
+    async fn connect_with(
+        &self,
+        application: &str,
+        search_path: Option<&str>,
+    ) -> Result<PgConnection, sqlx::Error> {
         let millis = |limit: Duration| limit.as_millis().to_string();
         let options = PgConnectOptions::from_str(self.url.expose_secret())?
             .application_name(application)
@@ -59,6 +72,7 @@ impl PgSettings {
                 // A process that stands still inside a transaction must not hold its locks for ever.
                 ("idle_in_transaction_session_timeout", millis(self.statement_timeout * 2)),
             ])
+            .options(search_path.map(|path| ("search_path", path)))
             // Statement texts hold no data, but at their default level they would drown everything else.
             .log_statements(tracing::log::LevelFilter::Trace);
         let connected = async {
@@ -138,6 +152,21 @@ pub struct Session {
     pub(super) keeps_memory: bool,
 }
 
+/// A null of the type that handlers take.
+struct NoMessages;
+
+impl Type<Postgres> for NoMessages {
+    fn type_info() -> PgTypeInfo {
+        PgTypeInfo::array_of("oncely.message")
+    }
+}
+
+impl Encode<'_, Postgres> for NoMessages {
+    fn encode_by_ref(&self, _: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        Ok(IsNull::Yes)
+    }
+}
+
 /// The server's process behind a session, as another session names it. The time of its start tells it from a later process
 /// with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +187,27 @@ impl Session {
     /// # Errors
     /// When it can't be reached, is a standby, or has no `oncely` schema.
     pub async fn open(settings: &PgSettings, application: &str) -> Result<Self, sqlx::Error> {
-        let mut connection = settings.connect(application).await?;
+        let connection = settings.connect(application).await?;
+        Self::identify(settings, connection).await
+    }
+
+    /// The same, for a lane: it rests in the search_path of its role and database, which is its handler's (see
+    /// [`super::search_path`]).
+    pub(crate) async fn open_for_handlers(
+        settings: &PgSettings,
+        application: &str,
+    ) -> Result<Self, sqlx::Error> {
+        let mut connection = settings.connect_with(application, None).await?;
+        within(settings.patience(), pin(&mut connection)).await?;
+        let mut session = Self::identify(settings, connection).await?;
+        // The driver asks what our type is by a statement of its own, once: here, and not in the handler's path.
+        let asked = sqlx::query("select $1::oncely.message[]").bind(NoMessages);
+        within(settings.patience(), asked.fetch_one(&mut session.connection)).await?;
+        within(settings.patience(), unpin(&mut session.connection)).await?;
+        Ok(session)
+    }
+
+    async fn identify(settings: &PgSettings, mut connection: PgConnection) -> Result<Self, sqlx::Error> {
         let pid = within(settings.patience(), process(&mut connection)).await?;
         let server = sqlx::query!(
             r#"select pg_is_in_recovery() as "is_standby!", current_setting('synchronous_standby_names') <> '' as "synchronous!""#
@@ -210,7 +259,10 @@ impl Session {
 /// waited for nothing is written; the setting can change under a session, so it is asked for each time.
 pub(crate) async fn await_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query!(
-        "select case when current_setting('synchronous_standby_names') <> '' then pg_logical_emit_message(true, 'oncely', '') end::text"
+        "select case
+            when pg_catalog.current_setting('synchronous_standby_names') operator(pg_catalog.<>) ''
+            then pg_catalog.pg_logical_emit_message(true, 'oncely', '')
+        end::text"
     )
     .fetch_one(connection)
     .await?;

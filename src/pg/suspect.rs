@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection as _, PgConnection};
+use sqlx::PgConnection;
 
 use super::session::Backend;
 use crate::decide::EARLY;
@@ -25,7 +25,7 @@ pub(crate) async fn mark(
     let keys: Vec<String> = suspects.iter().map(|(identity, _)| identity.key.as_str().to_owned()).collect();
     let fingerprints: Vec<Option<Vec<u8>>> =
         suspects.iter().map(|(_, print)| print.map(|print| print.0.to_vec())).collect();
-    let mut transaction = connection.begin().await?;
+    let mut transaction = super::begin(connection).await?;
     // It must survive this process, not the server: a mark that a crash of PostgreSQL loses would only have been taken back.
     sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
     let rows = sqlx::query_file!(
@@ -71,7 +71,7 @@ pub(crate) async fn unmark(
          set crash_attempts = i.crash_attempts - 1, marked_pid = null, marked_backend_start = null
          from (
              select m.tenant, m.key
-             from unnest($2::text[], $3::text[]) as k (tenant, key)
+             from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
              join oncely.idempotency_keys as m on m.tenant = k.tenant and m.consumer = $1 and m.key = k.key
              order by m.tenant, m.key
              for update of m

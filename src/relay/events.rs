@@ -249,7 +249,15 @@ fn outgoing(event: &TakenEvent) -> Option<Outgoing<'_>> {
         reply_to => with_reply_to,
         app_id => with_app_id
     );
-    Some(Outgoing::new(EVENT_HEADER, id, &event.exchange, &event.routing_key, properties, headers, &event.payload))
+    Some(Outgoing::new(
+        EVENT_HEADER,
+        id,
+        &event.exchange,
+        &event.routing_key,
+        properties,
+        headers,
+        &event.payload,
+    ))
 }
 
 /// What a fate means: a stable code and words for people. `None` where the event has arrived.

@@ -184,13 +184,21 @@ async fn call_one(
 }
 
 /// A savepoint round Rust handlers: releasing it fails where the handler ended the transaction, or swallowed an error
-/// that aborted it. Without it, COMMIT of an aborted transaction reports success.
+/// that aborted it. Without it, COMMIT of an aborted transaction reports success. Inside it names are looked up along the handler's
+/// search_path; rolling back to it brings back ours.
 async fn begin_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
-    transaction.execute("savepoint oncely_handler").await.map(drop).map_err(Stop::of_ours)
+    transaction
+        .execute("savepoint oncely_handler; set local search_path to default")
+        .await
+        .map(drop)
+        .map_err(Stop::of_ours)
 }
 
 async fn end_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
-    match transaction.execute("release savepoint oncely_handler").await {
+    match transaction
+        .execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp")
+        .await
+    {
         Ok(_) => Ok(()),
         Err(error) => match classify(error) {
             PgFault::Outage(outage) => Err(Stop::Outage(outage)),

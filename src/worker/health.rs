@@ -49,6 +49,8 @@ pub(crate) struct Report {
     pub(crate) consumer: String,
     /// Since the process started.
     pub(crate) counts: Counts,
+    /// Deliveries whose copies don't arrive.
+    pub(crate) unsettled: usize,
     #[serde(flatten)]
     pub(crate) condition: Condition,
 }

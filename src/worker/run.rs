@@ -163,6 +163,7 @@ impl Worker {
     pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
         // Ours to cancel, too, without stopping the rest of an embedding program.
         let stop = stop.child_token();
+        crate::pg::tell_server_texts(self.config.log.server_errors);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let Some((mut session, cell_secret)) = self.start(&stop).await? else {
             return Ok(Stopped::Clean);

@@ -62,7 +62,7 @@ pub(crate) struct Precheck {
 /// Why a session could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSession {
-    #[error("no connection to PostgreSQL: {}", pg::told(.0))]
+    #[error("no connection to PostgreSQL: {}", pg::describe(.0))]
     Postgres(#[from] sqlx::Error),
     #[error("the database is the cell {found:?}, not {expected:?}: nothing is done there")]
     OtherCell { expected: String, found: String },
@@ -74,9 +74,12 @@ pub(crate) enum NoSession {
 }
 
 impl Shared {
-    /// Opens a session to the right cell.
+    /// Opens a session to the right cell, for handlers and what belongs to them.
     pub(crate) async fn open_session(&self) -> Result<Session, NoSession> {
-        let mut session = Session::open(&self.postgres, &self.application()).await?;
+        self.admitted(Session::open_for_handlers(&self.postgres, &self.application()).await?).await
+    }
+
+    async fn admitted(&self, mut session: Session) -> Result<Session, NoSession> {
         if session.cell.name != self.cell {
             let found = session.cell.name.clone();
             session.close().await;
@@ -114,7 +117,8 @@ impl Shared {
         ask: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
     ) -> Option<T> {
         let asked = async {
-            let mut session = self.open_session().await?;
+            let session = Session::open(&self.postgres, &self.application()).await?;
+            let mut session = self.admitted(session).await?;
             let answer = pg::within(self.postgres.patience(), ask(&mut session.connection)).await?;
             session.close().await;
             Ok::<T, NoSession>(answer)
@@ -134,6 +138,7 @@ impl Shared {
         Report {
             consumer: self.consumer.name.as_str().to_owned(),
             counts: self.counters.now(),
+            unsettled: self.unsettled.waiting(),
             condition: self.health.condition(),
         }
     }

@@ -51,7 +51,14 @@ pub(crate) async fn transact(
     let epoch = session.cell.epoch.clone();
     let backend = session.backend;
     step("worker.begin.before");
-    let begun = in_time(shared, async { session.connection.begin().await.map_err(Stop::of_ours) });
+    let begun = in_time(shared, async {
+        match small {
+            // Claims, runs and records in one statement: it begins in the handler's search_path.
+            Some(_) => session.connection.begin().await,
+            None => pg::begin(&mut session.connection).await,
+        }
+        .map_err(Stop::of_ours)
+    });
     let mut transaction = begun.await?;
     step("worker.begin.after");
     let (place, times) = ((backend, epoch.as_str()), (started, now));
@@ -70,6 +77,8 @@ pub(crate) async fn transact(
             }
         }
     };
+    // What the handler deferred runs at COMMIT.
+    in_time(shared, async { pg::enter_handler(&mut transaction).await.map_err(Stop::of_ours) }).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     unconfirmed.remember(candidates, &outcomes);
     step("worker.commit.before");
@@ -210,7 +219,7 @@ pub(crate) async fn record_failure(
     let started = Instant::now();
     let now = session.clock.now();
     let consumer = &shared.consumer;
-    let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Stop::of_ours)?;
     limit_lock_wait(&mut transaction, KEYS_LOCK_WAIT).await?;
     // Since the rollback anything may have happened to the key: another worker completed it, or it is another payload's.
     let mut outcome = None;
@@ -283,7 +292,7 @@ pub(crate) async fn audit_only(
     records: &[AuditRecord<'_>],
 ) -> Result<(), Stop> {
     let now = session.clock.now();
-    let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Stop::of_ours)?;
     pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, records)
         .await
         .map_err(Stop::of_ours)?;
@@ -301,7 +310,7 @@ pub(crate) async fn refuse(
         .iter()
         .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
         .collect();
-    let mut transaction = session.connection.begin().await.map_err(Stop::of_ours)?;
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Stop::of_ours)?;
     pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Stop::of_ours)?;

@@ -87,6 +87,11 @@ impl Unsettled {
         }
     }
 
+    /// How many have failed at least once and are tried again.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
+    }
+
     /// No more will be handed over: what was is tried once, and the rest left to redelivery.
     pub(crate) fn close(&self) {
         self.closed.cancel();

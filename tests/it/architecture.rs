@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
 const ROOMS: [&[&str]; 13] = [
-    &["identity", "message", "event", "retry", "fault", "fingerprint", "settlement"],
+    &["identity", "message", "event", "retry", "fault", "fingerprint", "settlement", "shown"],
     &["reason"],
     &["extract", "outcome", "decide", "blame", "seal", "letter"],
     &["failpoint", "plant"],

@@ -337,3 +337,37 @@ async fn each_role_can_do_its_work_and_no_more() {
         }
     }
 }
+
+#[tokio::test]
+async fn every_function_looks_names_up_in_pg_catalog_alone() {
+    let mut world = World::new().await;
+    // One whose body is parsed already looks up nothing any more.
+    let open = rows(
+        &mut world,
+        "select p.oid::regprocedure::text from pg_proc as p
+         where p.pronamespace = 'oncely'::regnamespace and p.prosqlbody is null
+           and not coalesce('search_path=pg_catalog, pg_temp' = any (p.proconfig), false)",
+    )
+    .await;
+    assert_eq!(open, Vec::<String>::new(), "add: set search_path = pg_catalog, pg_temp");
+}
+
+/// Whoever runs them may be a superuser, with a search_path of his own.
+#[test]
+fn every_migration_since_they_learned_it_pins_its_search_path() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name.as_str() < "20261122" {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let first = text.lines().find(|line| !line.is_empty() && !line.starts_with("--"));
+        assert_eq!(
+            first,
+            Some("set local search_path = pg_catalog, pg_temp;"),
+            "{name}: its first statement"
+        );
+    }
+}

@@ -36,7 +36,8 @@ fn arguments(line: &str) -> Vec<Vec<u8>> {
                 }
                 [b'\\', byte, tail @ ..] => {
                     let known = [(b'n', b'\n'), (b'r', b'\r'), (b't', b'\t'), (b'a', 7), (b'b', 8)];
-                    argument.push(known.iter().find(|(name, _)| name == byte).map_or(*byte, |(_, byte)| *byte));
+                    argument
+                        .push(known.iter().find(|(name, _)| name == byte).map_or(*byte, |(_, byte)| *byte));
                     rest = tail;
                 }
                 [byte, tail @ ..] => {
@@ -162,7 +163,7 @@ async fn a_redis_that_answers_whatever_it_likes_to_everything_makes_no_message_v
     for (name, answer) in ANSWERS {
         choose.send_replace(answer);
         let (worker, relay) = (world.start("worker"), world.start("relay"));
-        world.wait_for_line(&worker, "consuming").await;
+        world.wait_for_line(&worker, "subscribed").await;
         let keys = (0..200).map(|number| format!("{name}-{number}"));
         let messages = keys.map(|key| (queue.clone(), message("acme", &key), b"{}".to_vec()));
         world.broker.publish_all("", messages.collect()).await.unwrap();

@@ -110,7 +110,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
             count: 1,
             reason: agreement.note.as_deref(),
         };
-        pg::record_action(&mut transaction, now, &action).await?;
+        pg::record_action(&mut transaction, &action).await?;
     }
     transaction.commit().await?;
     session.close().await;

@@ -96,8 +96,8 @@ fn tell(row: &LetterRow, times: Times) -> Vec<String> {
         format!("{} · tenant {} · key {}", safe(&row.consumer), unknown(&row.tenant), unknown(&row.key)),
         format!("  id         {}, generation {}", row.id, row.generation),
         format!("  state      {} since {}", row.state, times.show(row.updated_at)),
-        format!("  why        {}: {}", row.reason, safe(row.detail.as_deref().unwrap_or_default())),
-        format!("  group      {}", row.failure_group),
+        format!("  why        {}: {}", safe(&row.reason), safe(row.detail.as_deref().unwrap_or_default())),
+        format!("  group      {}", safe(&row.failure_group)),
         format!(
             "  when       {}, attempt {}, worker {}; dead-lettered {} time(s)",
             times.show(row.dead_lettered_at),
@@ -113,7 +113,7 @@ fn tell(row: &LetterRow, times: Times) -> Vec<String> {
         ),
     ];
     if let Some(trace) = &row.trace_id {
-        lines.push(format!("  trace      {trace}"));
+        lines.push(format!("  trace      {}", safe(trace)));
     }
     if let Some(at) = row.swept_at {
         lines.push(format!("  swept      {}: no copy is left in the dead-letter queue", times.show(at)));

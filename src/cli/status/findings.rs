@@ -101,6 +101,15 @@ impl Found {
     fn stalls(&mut self, database: &Database, times: Times) {
         for seen in database.processes.iter().filter(|seen| !seen.silent) {
             for report in &seen.reports {
+                if report.unsettled > 0 {
+                    let text = format!(
+                        "{} message(s) can't be parted with: their copies for retry or dead-letter queues don't arrive (the log of worker {} \
+                         says why)",
+                        report.unsettled,
+                        safe(&seen.row.name)
+                    );
+                    self.look(&report.consumer, text);
+                }
                 let Some(stalled) = &report.condition.stalled else { continue };
                 let since = format!("{} ({})", times.show(stalled.since), age(stalled.since, database.now));
                 let code = stalled.code.as_deref().map(|code| format!(" (SQLSTATE {})", safe(code)));

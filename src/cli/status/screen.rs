@@ -45,7 +45,11 @@ fn servers(config: &Config, picture: &Picture) -> Vec<String> {
         _ => "– Redis       not configured: PostgreSQL answers for all duplicates".to_owned(),
     };
     vec![
-        line("PostgreSQL", masked(&config.postgres.url), picture.postgres.as_ref().err()),
+        match &picture.postgres {
+            Ok(_) => line("PostgreSQL", masked(&config.postgres.url), None),
+            // It names the server.
+            Err(error) => format!("✗ PostgreSQL  {}", safe(error)),
+        },
         line("RabbitMQ", masked(&config.rabbitmq.url), picture.rabbitmq.as_ref().err()),
         redis,
     ]

@@ -69,7 +69,9 @@ pub async fn stale(
     let (evidence, tags) = tags(connection, key).await?;
     let known: BTreeMap<Vec<u8>, Tag> = tags.into_iter().map(|(tag, _)| (tag[8..].to_vec(), tag)).collect();
     let explained = |entry: &Entry| {
-        known.get(&entry.field).is_some_and(|tag| in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
+        known
+            .get(&entry.field)
+            .is_some_and(|tag| in_its_bucket(tag, entry) && is_evidence(&evidence, tag, entry))
     };
     Ok(entries.into_iter().filter(|entry| !explained(entry)).collect())
 }

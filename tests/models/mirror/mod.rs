@@ -154,13 +154,15 @@ fn upkeep() -> Mirrored {
 
 /// Somebody sees all that goes to Redis and writes there what he likes; handlers fail, so messages that were asked for come again.
 fn hostile() -> Mirrored {
-    Mirrored { relays: 1, relay_crashes: 0, evictions: 0, forgeries: 2, ..upkeep() }
+    let quiet = Mirrored { relays: 1, relay_crashes: 0, evictions: 0, retention_ends: false, ..upkeep() };
+    Mirrored { forgeries: 1, ..quiet }
 }
 
 #[test]
 fn who_sees_and_writes_everything_in_redis_makes_no_message_vanish() {
     holds("hostile Redis", hostile());
-    let over = Mirrored { failovers: 1, retention_ends: false, forgeries: 1, ..hostile() };
+    holds("hostile Redis and the collection", Mirrored { keys: 1, retention_ends: true, ..hostile() });
+    let over = Mirrored { keys: 1, failovers: 1, ..hostile() };
     holds("hostile Redis and a failover", Mirrored { slow_promotion: true, quiet_outage: true, ..over });
 }
 
@@ -171,7 +173,11 @@ fn a_value_that_a_stranger_can_write_is_no_evidence() {
     // A value that is the same for all tags, or whose tag is not looked at, is copied from another one.
     breaks("any proof", Mirrored { believing: Believing::AnyProof, ..hostile() }, TRUE_HIT);
     // One that says nothing of the time is kept until its key is forgotten.
-    breaks("an undated proof", Mirrored { believing: Believing::Undated, ..hostile() }, ENTRY);
+    breaks(
+        "an undated proof",
+        Mirrored { believing: Believing::Undated, retention_ends: true, ..hostile() },
+        ENTRY,
+    );
 }
 
 #[test]

@@ -1,0 +1,97 @@
+//! Text from outside, as people may be shown it: no key, tenant or error moves a cursor, turns a line round, or is not there to be
+//! seen. One way out for the command line, the log and the errors at the end of a program.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Is it something else than a sign on the screen? Control characters, what changes the direction of text, and what has no width.
+fn is_hidden(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}')
+}
+
+fn escaped(text: &str, keeps: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
+    if !text.chars().any(|character| is_hidden(character) && !keeps(character)) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if is_hidden(character) && !keeps(character) {
+            escape(&mut shown, character);
+        } else {
+            shown.push(character);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// A value within a line: `\u{1b}` for what is hidden, line breaks too.
+pub(crate) fn value(text: &str) -> Cow<'_, str> {
+    escaped(text, |_| false, |shown, character| shown.extend(character.escape_unicode()))
+}
+
+/// Lines, made up of values that are shown already: a last look at what was forgotten.
+pub(crate) fn lines(text: &str) -> Cow<'_, str> {
+    escaped(text, |character| character == '\n', |shown, character| shown.extend(character.escape_unicode()))
+}
+
+/// A line of the log. `coloured`: it holds escape sequences of our own, and the values in it none.
+pub(crate) fn log_line(text: &str, coloured: bool) -> Cow<'_, str> {
+    let keeps = |character| coloured && character == '\u{1b}';
+    match text.strip_suffix('\n') {
+        None => escaped(text, keeps, |shown, character| shown.extend(character.escape_unicode())),
+        Some(line) => {
+            let line = escaped(line, keeps, |shown, character| shown.extend(character.escape_unicode()));
+            Cow::Owned(format!("{line}\n"))
+        }
+    }
+}
+
+/// JSON: the same text for whoever parses it, with nothing hidden for whoever reads it.
+pub(crate) fn json(text: &str) -> Cow<'_, str> {
+    let escape = |shown: &mut String, character: char| {
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            let _ = write!(shown, "\\u{unit:04x}");
+        }
+    };
+    // Outside of strings serde_json writes no control character but line breaks, and inside none.
+    escaped(text, |character| character == '\n', escape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "a\u{1b}[2J\u{202e}b\u{200b}\u{2066}\r\n\u{7f}\u{9b}c\u{e0041}";
+
+    #[test]
+    fn nothing_hidden_is_shown_and_everything_else_stays() {
+        let shown = value(HOSTILE);
+        assert_eq!(shown, "a\\u{1b}[2J\\u{202e}b\\u{200b}\\u{2066}\\u{d}\\u{a}\\u{7f}\\u{9b}c\\u{e0041}");
+        let fine = "Ünï code … “ü” – 日本 🙂";
+        assert_eq!(value(fine), fine);
+        assert_eq!(lines("a\nb\u{1b}"), "a\nb\\u{1b}");
+    }
+
+    #[test]
+    fn json_means_what_it_meant() {
+        let text = serde_json::to_string_pretty(&serde_json::json!({ "key": HOSTILE })).unwrap();
+        let shown = json(&text);
+        assert!(!shown.chars().any(|character| is_hidden(character) && character != '\n'), "{shown}");
+        let value: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(value["key"], HOSTILE);
+    }
+
+    #[test]
+    fn a_line_of_the_log_is_one_line() {
+        assert_eq!(log_line("key=a\nERROR b\n", false), "key=a\\u{a}ERROR b\n");
+        assert_eq!(
+            log_line("\u{1b}[31mERROR\u{1b}[0m \u{202e}\n", true),
+            "\u{1b}[31mERROR\u{1b}[0m \\u{202e}\n"
+        );
+    }
+}
