@@ -104,7 +104,8 @@ impl Arena {
         std::fs::write(scratch.path().join("oncely.toml"), config.toml(&queue))?;
         let urls = servers.urls().clone();
         for arguments in [&["migrate"][..], &["topology", "apply"]] {
-            let output = oncely_command(&config, scratch.path(), &database, &urls, arguments).output().await?;
+            let output =
+                oncely_command(&config, scratch.path(), &database, &urls, arguments).output().await?;
             let text = String::from_utf8_lossy(&output.stderr);
             anyhow::ensure!(output.status.success(), "oncely {}: {text}", arguments.join(" "));
         }

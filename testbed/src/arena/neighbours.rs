@@ -68,9 +68,9 @@ impl Neighbours {
         for neighbour in who {
             let stop = Arc::clone(&all.stop);
             let task = match neighbour {
-                Neighbour::Client => {
-                    tokio::spawn(Client { url: url("arena_client"), heard: Arc::clone(&all.heard), stop }.run())
-                }
+                Neighbour::Client => tokio::spawn(
+                    Client { url: url("arena_client"), heard: Arc::clone(&all.heard), stop }.run(),
+                ),
                 Neighbour::Stranger => {
                     let queue = queue.to_owned();
                     tokio::spawn(Stranger { url: url("arena_stranger"), queue, stop }.run())
@@ -93,7 +93,9 @@ impl Neighbours {
     /// What is about to be published, as whoever listens in on a producer would know.
     pub(super) fn overhear(&self, intents: &[Intent]) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.extend(intents.iter().step_by(OVERHEARD).map(|intent| (intent.tenant.clone(), intent.key.clone())));
+        heard.extend(
+            intents.iter().step_by(OVERHEARD).map(|intent| (intent.tenant.clone(), intent.key.clone())),
+        );
         while heard.len() > 50 {
             heard.pop_front();
         }
@@ -233,7 +235,6 @@ fn refused_or_done<T>(answer: Result<T, sqlx::Error>) -> Result<(), sqlx::Error>
     }
 }
 
-
 /// An emitter of events that uses the relay to publish what it may not: to a work queue by the default exchange, under another tenant's
 /// name, and never, or for ever.
 struct Stranger {
@@ -271,8 +272,11 @@ impl Stranger {
                     delay => interval '-170000 years')"
             }
         };
-        let answer =
-            sqlx::query(statement).bind(&self.queue).bind(format!("forged-{number}")).execute(connection).await;
+        let answer = sqlx::query(statement)
+            .bind(&self.queue)
+            .bind(format!("forged-{number}"))
+            .execute(connection)
+            .await;
         refused_or_done(answer)
     }
 }
@@ -302,11 +306,14 @@ impl Listener {
         let mut line = Vec::new();
         loop {
             line.clear();
-            let read = tokio::time::timeout(Duration::from_secs(30), lines.read_until(b'\n', &mut line)).await??;
+            let read =
+                tokio::time::timeout(Duration::from_secs(30), lines.read_until(b'\n', &mut line)).await??;
             anyhow::ensure!(read > 0, "the monitor is gone");
             let words = words(&line);
             let asks = matches!(words.first().map(Vec::as_slice), Some(b"HEXISTS" | b"HGET" | b"HMGET"));
-            let Some(bucket) = words.get(1).filter(|name| asks && name.starts_with(b"oncely:")) else { continue };
+            let Some(bucket) = words.get(1).filter(|name| asks && name.starts_with(b"oncely:")) else {
+                continue;
+            };
             for field in &words[2..] {
                 self.junk.lock().unwrap_or_else(PoisonError::into_inner).insert(field.clone());
                 // What evidence another field has, or none.
@@ -316,13 +323,10 @@ impl Listener {
                     .arg("WITHVALUES")
                     .query_async(&mut connection)
                     .await;
-                let value = taken.ok().and_then(|mut all| all.pop()).map_or_else(Vec::new, |(_, value)| value);
-                let set: Result<(), redis::RedisError> = redis::cmd("HSET")
-                    .arg(bucket)
-                    .arg(field)
-                    .arg(value)
-                    .query_async(&mut connection)
-                    .await;
+                let value =
+                    taken.ok().and_then(|mut all| all.pop()).map_or_else(Vec::new, |(_, value)| value);
+                let set: Result<(), redis::RedisError> =
+                    redis::cmd("HSET").arg(bucket).arg(field).arg(value).query_async(&mut connection).await;
                 if set.as_ref().is_err_and(redis::RedisError::is_io_error) {
                     anyhow::bail!("Redis is gone");
                 }

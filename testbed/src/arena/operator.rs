@@ -35,7 +35,8 @@ impl Arena {
             Errand::Requeue => self.requeue(None).await,
             Errand::RequeueBrokenOff(after) => self.requeue(Some(Duration::from_millis(after))).await,
             Errand::Discard => {
-                let discard = ["failed", "discard", "--reason", "handler_rejected", "--yes", "--max", "100000"];
+                let discard =
+                    ["failed", "discard", "--reason", "handler_rejected", "--yes", "--max", "100000"];
                 self.told(&discard, None).await?;
                 self.run_sql("select judge.note()".to_owned()).await
             }
@@ -43,8 +44,11 @@ impl Arena {
             Errand::CollectWithAnotherFile => {
                 let text = self.config.clone().set("consumer", "retention", "\"2d\"").toml(&self.queue);
                 std::fs::write(self.scratch.path().join("another.toml"), text)?;
-                self.told(&["--config", &self.scratch.path().join("another.toml").to_string_lossy(), "gc", "run"], None)
-                    .await
+                self.told(
+                    &["--config", &self.scratch.path().join("another.toml").to_string_lossy(), "gc", "run"],
+                    None,
+                )
+                .await
             }
         }
     }
@@ -64,7 +68,8 @@ impl Arena {
         command.kill_on_drop(true).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
         let child = command.spawn()?;
         // Dropped, it is killed.
-        let Ok(output) = tokio::time::timeout(break_off.unwrap_or(PATIENCE), child.wait_with_output()).await else {
+        let Ok(output) = tokio::time::timeout(break_off.unwrap_or(PATIENCE), child.wait_with_output()).await
+        else {
             if break_off.is_none() {
                 self.exits.push(format!("oncely {}: no end within {PATIENCE:?}", arguments.join(" ")));
             }

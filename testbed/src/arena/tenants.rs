@@ -51,8 +51,7 @@ impl Arena {
         })
         .await?;
         let now = self.moment();
-        for (_, _, until) in
-            self.evidence.meanwhile.missing.iter_mut().filter(|(name, _, _)| *name == tenant)
+        for (_, _, until) in self.evidence.meanwhile.missing.iter_mut().filter(|(name, _, _)| *name == tenant)
         {
             *until = until.min(now);
         }

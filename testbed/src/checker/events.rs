@@ -69,8 +69,8 @@ impl Events {
         let rows = sqlx::query(
             "select coalesce(message_id, id::text) from oncely.events where tenant <> 'stranger'",
         )
-            .fetch_all(connection)
-            .await?;
+        .fetch_all(connection)
+        .await?;
         self.left = rows.iter().map(|row| row.get(0)).collect();
         Ok(())
     }

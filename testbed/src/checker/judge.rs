@@ -291,9 +291,9 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
     let completed = |key: &Key| evidence.status.get(key).is_some_and(|status| status == "COMPLETED");
     // What is past its retention may be forgotten.
     let forgotten = |key: &Key| {
-        evidence.retention.is_some_and(|(kept, _)| {
-            evidence.day_of.get(key).is_some_and(|day| evidence.days - day >= kept)
-        })
+        evidence
+            .retention
+            .is_some_and(|(kept, _)| evidence.day_of.get(key).is_some_and(|day| evidence.days - day >= kept))
     };
     for key in evidence.effects.keys().filter(|key| !completed(key) && !forgotten(key)) {
         found.add(Invariant::I4, What::OrphanEffect, format!("{} (no completed key)", name(key)));

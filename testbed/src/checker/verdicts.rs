@@ -111,13 +111,7 @@ pub(super) fn judge(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
 }
 
 /// What is wrong with a verdict.
-fn doubt(
-    sent: &Sent,
-    meanwhile: &Meanwhile,
-    key: &Key,
-    ladder: &[&Step],
-    verdict: &Step,
-) -> Option<String> {
+fn doubt(sent: &Sent, meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdict: &Step) -> Option<String> {
     match verdict.reason.as_str() {
         "key_conflict" => {
             let published = sent.versions(key).iter().filter(|version| version.class != Class::Refused);
@@ -146,8 +140,7 @@ fn doubt_ladder(meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdict: &St
     let jumped = |at: f64| meanwhile.jumps.iter().any(|(from, to)| at >= from - 10.0 && at <= to + 10.0);
     for pair in steps.windows(2) {
         let [before, after] = pair else { continue };
-        let delay =
-            ladders.iter().map(|ladder| ladder.after(before.attempt)).fold(f64::INFINITY, f64::min);
+        let delay = ladders.iter().map(|ladder| ladder.after(before.attempt)).fold(f64::INFINITY, f64::min);
         let gap = after.at - before.at;
         if gap < delay - GRAIN && !jumped(before.at) && !jumped(after.at) {
             return Some(format!(
@@ -165,7 +158,10 @@ fn doubt_ladder(meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdict: &St
                 .any(|(tenant, from, to)| *tenant == key.0 && at >= from - GRAIN && at <= to + AFTERMATH)
         };
         if let Some(step) = steps.iter().find(|step| !missing(step.at)) {
-            return Some(format!("attempt {} failed while its schema was there ({})", step.attempt, step.code));
+            return Some(format!(
+                "attempt {} failed while its schema was there ({})",
+                step.attempt, step.code
+            ));
         }
     }
     None

@@ -127,12 +127,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// What goes on between two slices.
-async fn between(
-    arena: &mut Arena,
-    day: &Day,
-    traffic: &mut Traffic,
-    done: &mut Done,
-) -> anyhow::Result<()> {
+async fn between(arena: &mut Arena, day: &Day, traffic: &mut Traffic, done: &mut Done) -> anyhow::Result<()> {
     if let Some(missing) = day.give {
         arena.give_back(missing).await.context("giving back")?;
     }
@@ -181,12 +176,7 @@ struct Done {
 }
 
 impl Trial {
-    async fn run(
-        &self,
-        arena: &mut Arena,
-        plan: &[Planned],
-        mut traffic: Traffic,
-    ) -> anyhow::Result<Done> {
+    async fn run(&self, arena: &mut Arena, plan: &[Planned], mut traffic: Traffic) -> anyhow::Result<Done> {
         let mut done = Done::default();
         let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
         for (number, planned) in plan.iter().enumerate() {
@@ -221,7 +211,9 @@ impl Trial {
             }
             self.recover(arena, planned, tail, fresh).await?;
             if let Some(day) = self.days.get(number) {
-                between(arena, day, &mut traffic, &mut done).await.with_context(|| format!("after {name}: {day:?}"))?;
+                between(arena, day, &mut traffic, &mut done)
+                    .await
+                    .with_context(|| format!("after {name}: {day:?}"))?;
             }
             if number % SAMPLE == SAMPLE - 1 {
                 arena.sample_mirror().await.context("looking at the mirror")?;

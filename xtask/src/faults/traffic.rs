@@ -43,7 +43,12 @@ const RECENT: usize = 500;
 
 impl Traffic {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { random: Rng::with_seed(seed ^ 0x7261_6666_6963), before: Vec::new(), days: Vec::new(), keys: 0 }
+        Self {
+            random: Rng::with_seed(seed ^ 0x7261_6666_6963),
+            before: Vec::new(),
+            days: Vec::new(),
+            keys: 0,
+        }
     }
 
     /// A day has gone by: what is too old does not come again.

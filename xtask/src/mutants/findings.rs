@@ -205,21 +205,6 @@ pub(super) async fn trail_dropped(arena: &mut Arena) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A login that may consume as somebody else claims for ever, and completes.
-pub(super) async fn absurd_times(arena: &mut Arena) -> anyhow::Result<()> {
-    // Refused, without the bug.
-    let _ = arena
-        .sql(
-            "set session authorization arena_client;
-             begin;
-             select oncely.claim('acme', 'own', 'for ever', sha256('x'), interval '270000 years');
-             select oncely.complete('acme', 'own', 'for ever');
-             commit",
-        )
-        .await;
-    publish(arena, some(10, Act::Work, "k")).await
-}
-
 /// A copy cannot be published for a long while; what waits behind it has nothing to do with it.
 pub(super) async fn copy_stays(arena: &mut Arena) -> anyhow::Result<()> {
     arena.broker().await?.delete_queue(&format!("{}.dead", arena.queue())).await?;
@@ -248,6 +233,8 @@ pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
 /// Messages wait for a retry while what is compared when a key comes back becomes something else.
 pub(super) async fn policy_changes(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(5, Act::Fail, "f")).await?;
-    arena.until("a failure", "select least(count(*), 5) from oncely.audit where outcome = 'retried'", 5).await?;
+    arena
+        .until("a failure", "select least(count(*), 5) from oncely.audit where outcome = 'retried'", 5)
+        .await?;
     arena.change(&testbed::Change::Fingerprint("canonical_json")).await
 }

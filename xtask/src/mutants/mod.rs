@@ -137,12 +137,7 @@ fn built(patches: &[Patch], name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// One script, from fresh tables and queues on. What goes wrong with it is its own matter: the others go on.
-async fn trial(
-    mutant: &Mutant,
-    planted: bool,
-    binaries: &Path,
-    servers: &mut Option<Servers>,
-) -> Outcome {
+async fn trial(mutant: &Mutant, planted: bool, binaries: &Path, servers: &mut Option<Servers>) -> Outcome {
     let name = format!("{} ({})", mutant.bug, if planted { "planted" } else { "without" });
     match attempt(mutant, planted, &name, binaries, servers).await {
         Ok(found) => Ok(found),
@@ -201,7 +196,8 @@ fn report(verdicts: &[Verdict], took: Duration, json: bool) -> anyhow::Result<()
         for violation in verdict.clean.as_deref().unwrap_or_default() {
             eprintln!("{} without the bug: {violation}", verdict.bug);
         }
-        for error in [&verdict.found, &verdict.clean].into_iter().filter_map(|outcome| outcome.as_ref().err()) {
+        for error in [&verdict.found, &verdict.clean].into_iter().filter_map(|outcome| outcome.as_ref().err())
+        {
             eprintln!("{error}");
         }
     }

@@ -35,7 +35,9 @@ pub(crate) fn all() -> anyhow::Result<Vec<Patch>> {
         let care = text.lines().next().and_then(|line| line.strip_prefix(HEADER));
         patches.push(Patch {
             name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
-            care: care.with_context(|| format!("{} does not begin with {HEADER:?}", path.display()))?.to_owned(),
+            care: care
+                .with_context(|| format!("{} does not begin with {HEADER:?}", path.display()))?
+                .to_owned(),
             path,
         });
     }
@@ -57,7 +59,16 @@ impl Patch {
         self.apply(&tree, false)?;
         let built = workshop.join("build");
         let output = process::cargo(&tree)
-            .args(["build", "--locked", "--package", "oncely", "--bins", "--features", "failpoints", "--target-dir"])
+            .args([
+                "build",
+                "--locked",
+                "--package",
+                "oncely",
+                "--bins",
+                "--features",
+                "failpoints",
+                "--target-dir",
+            ])
             .arg(&built)
             // What both have is compiled once: other people's crates. Only the programs have a folder of their own.
             .env("CARGO_BUILD_BUILD_DIR", process::root().join("target"))

@@ -78,7 +78,6 @@ enum Script {
     AnotherFile,
     ClockJumps,
     TrailDropped,
-    AbsurdTimes,
     PolicyChanges,
 }
 
@@ -101,8 +100,7 @@ const ONE_LANE: Settings = &[("consumer", "lanes", "1")];
 const PATIENT: Settings =
     &[("postgres", "statement_timeout", "\"90s\""), ("consumer", "deadline", "\"80s\"")];
 const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
-const ONE_ATTEMPT: Settings =
-    &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
+const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
 const fn mutant(bug: &'static str, script: Script) -> Mutant {
     Mutant {
@@ -157,6 +155,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     },
     Mutant { settings: ONE_LANE, ..patch("copy_keeps_its_lane", Script::CopyStays) },
     Mutant { settings: PATIENT, ..patch("suspect_stops_everybody", Script::SuspectIsSlow) },
+    patch("letters_are_published_unremembered", Script::RequeueBrokenOff),
+    patch("policies_are_compared", Script::PolicyChanges),
+    patch("collection_believes_its_file", Script::AnotherFile),
+    patch("clock_jump_is_believed", Script::ClockJumps),
+    patch("trail_without_a_floor", Script::TrailDropped),
+    Mutant { neighbours: &[Neighbour::Client], ..patch("claims_without_rights", Script::Overheard) },
+    Mutant { neighbours: &[Neighbour::Stranger], ..patch("emits_without_rights", Script::Overheard) },
+    Mutant { neighbours: &[Neighbour::Creator], ..patch("names_are_looked_up_anywhere", Script::UsualWork) },
 ];
 
 pub(super) fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
@@ -242,7 +248,6 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::AnotherFile => findings::another_file(arena).await,
         Script::ClockJumps => findings::clock_jumps(arena).await,
         Script::TrailDropped => findings::trail_dropped(arena).await,
-        Script::AbsurdTimes => findings::absurd_times(arena).await,
         Script::PolicyChanges => findings::policy_changes(arena).await,
     }
 }
