@@ -240,7 +240,11 @@ fn attempts_that_lie_on_their_ladder_justify_a_verdict() {
     let mut steps = ladder("attempts_exhausted", &SLOWLY);
     steps.push(Step { at: 110.0, ..steps[4].clone() });
     steps.extend(ladder("attempts_exhausted", &SLOWLY.map(|at| at + 86_400.0)));
-    assert_eq!(found_of_trail(steps), BTreeMap::new());
+    assert_eq!(found_of_trail(steps.clone()), BTreeMap::new());
+    // A copy that comes when the key is forgotten begins anew.
+    let mut twice = steps[..2].to_vec();
+    twice.extend(ladder("attempts_exhausted", &SLOWLY.map(|at| at + 864_000.0)));
+    assert_eq!(found_of_trail(twice), BTreeMap::new());
 }
 
 #[test]

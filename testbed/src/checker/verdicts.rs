@@ -92,11 +92,16 @@ pub(super) fn judge(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
         let mut last: Option<&Step> = None;
         for step in steps {
             if step.outcome != "dead_lettered" {
+                // A key that was forgotten or requeued begins anew: that gives attempts, and takes none.
+                if step.attempt == 1 {
+                    ladder.clear();
+                }
                 ladder.push(step);
                 continue;
             }
             // A copy of what was given up already is told the same again: it ran nothing.
-            let again = last.is_some_and(|last| last.reason == step.reason) && ladder.is_empty();
+            let ran_nothing = ladder.is_empty() || step.attempt == 0;
+            let again = ran_nothing && last.is_some_and(|last| last.reason == step.reason);
             if !again && let Some(why) = doubt(sent, &evidence.meanwhile, key, &ladder, step) {
                 let text = format!("{}/{}: {} {why}", key.0, key.1, step.reason);
                 found.add(Invariant::I13, What::UnjustifiedDeadLetter, text);
