@@ -108,7 +108,9 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Err(_) => Ok(Vec::new()),
             Ok(_) => trial(mutant, false, &binaries, &mut servers).await,
         };
-        verdicts.push(Verdict { bug: mutant.bug, found, clean });
+        let verdict = Verdict { bug: mutant.bug, found, clean };
+        eprintln!("{}: {} {}", verdict.bug, verdict.word(), verdict.invariants());
+        verdicts.push(verdict);
         bar.inc(1);
     }
     bar.finish_and_clear();
