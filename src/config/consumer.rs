@@ -204,7 +204,9 @@ fn deadline(
     let show = humantime::format_duration;
     let StatementLimit { timeout, is_set } = statement;
     let range = SECOND / 10..=CONSUMER_TIMEOUT / 2;
-    let deadline = section.duration("deadline", DEADLINE.min(timeout), range, problems);
+    // A handler in Rust is many statements.
+    let default = if is_function { DEADLINE.min(timeout) } else { DEADLINE };
+    let deadline = section.duration("deadline", default, range, problems);
     if deadline <= timeout {
         return (deadline, timeout);
     }

@@ -203,7 +203,12 @@ async fn work(shared: &Shared, mut handed: mpsc::UnboundedReceiver<Leaving>, wai
         if over {
             return;
         }
-        try_again(shared, waiting).await;
+        tokio::select! {
+            biased;
+            // They come again: nobody waits for them at the end.
+            () = shared.unsettled.closed.cancelled() => {}
+            () = try_again(shared, waiting) => {}
+        }
         shared.unsettled.waiting.store(waiting.len(), Ordering::Release);
         tell(shared, waiting, &mut told);
         if released.elapsed() >= RELEASE {

@@ -125,3 +125,16 @@ fn sql_on_our_tables_is_in_one_place() {
         }
     }
 }
+
+/// A lane's session rests in its handler's search_path: there a transaction of ours begins with our own.
+#[test]
+fn a_lanes_transactions_begin_with_our_search_path() {
+    let mut plain = Vec::new();
+    for path in files(&source().join("worker")).into_iter().chain([source().join("pg/suspect.rs")]) {
+        let text = code(&path);
+        let begins = text.lines().filter(|line| line.contains("connection.begin()"));
+        plain.extend(begins.map(|line| format!("{}: {}", path.display(), line.trim())));
+    }
+    // The one whose only statement of ours says of each name where it is.
+    assert_eq!(plain.len(), 1, "use pg::begin: {plain:#?}");
+}

@@ -1,5 +1,6 @@
 //! What texts must not carry: the content of messages, passwords, and what a terminal would obey.
 
+use lapin::types::AMQPValue;
 use serde_json::Value;
 use testbed::Broker;
 
@@ -22,7 +23,14 @@ end $$";
 
 async fn dead_headers(broker: &Broker, queue: &str, count: usize) -> String {
     let letters = broker.take_exactly(&format!("{queue}.dead"), count).await.unwrap();
-    letters.iter().map(|letter| format!("{:?}\n", letter.properties)).collect()
+    let headers = letters.iter().filter_map(|letter| letter.properties.headers().as_ref());
+    headers
+        .flat_map(|table| table.inner().values())
+        .filter_map(|value| match value {
+            AMQPValue::LongString(text) => Some(format!("{}\n", String::from_utf8_lossy(text.as_bytes()))),
+            _ => None,
+        })
+        .collect()
 }
 
 async fn told(server_errors: bool) -> String {
@@ -41,6 +49,7 @@ async fn told(server_errors: bool) -> String {
     }
     world.wait_for("select count(*) from oncely.dead_letters", 4).await;
     let headers = dead_headers(&world.broker, &world.queue("casts"), 4).await;
+    assert!(headers.contains("no such account"), "{headers}");
     let mut told = headers + &worker.output();
     for column in [
         "last_error from oncely.idempotency_keys",

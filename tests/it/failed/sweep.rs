@@ -2,26 +2,31 @@
 
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::json;
+use testbed::Process;
 
 use super::{dead, failed};
 use crate::support::{World, message};
 
-/// A quorum queue that loses a message at its fourth return.
-async fn short_lived(world: &World) {
+/// A worker whose dead-letter queue is declared anew, as one that loses a message at its fourth return: no worker starts on such a one.
+async fn short_lived(world: &World) -> Process {
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "subscribed").await;
+    world.broker.delete_queue(&dead(world)).await.unwrap();
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
     arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(3));
     world.broker.declare_queue(&dead(world), arguments).await.unwrap();
+    // It says that this queue is there with other arguments, and declares the rest: the binding to it.
+    assert_eq!(world.oncely(&["topology", "apply"]).await.status.code(), Some(1));
+    worker
 }
 
 #[tokio::test]
 async fn letters_that_wait_survive_any_number_of_sweeps_of_a_queue_with_a_delivery_limit() {
     let mut world = World::new().await;
     world.consumer("payments", "queue_type = \"quorum\"");
-    short_lived(&world).await;
-    // It says that this queue is there with other arguments, and declares the rest.
-    assert_eq!(world.oncely(&["topology", "apply"]).await.status.code(), Some(1));
-    let worker = world.start("worker");
+    let worker = short_lived(&world).await;
     for number in 0..11 {
         world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "reject"}"#).await;
         // Somebody else's, without a row.
@@ -69,9 +74,7 @@ async fn a_sweep_sends_no_copy_to_the_other_queues_that_a_publisher_named() {
 async fn two_sweeps_at_once_lose_and_double_nothing() {
     let mut world = World::new().await;
     world.consumer("payments", "queue_type = \"quorum\"");
-    short_lived(&world).await;
-    world.oncely(&["topology", "apply"]).await;
-    let worker = world.start("worker");
+    let worker = short_lived(&world).await;
     for number in 0..100 {
         world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "reject"}"#).await;
     }

@@ -81,6 +81,7 @@ impl Claims {
         match after_failure(&Fault::new(class, None, "model"), attempt.into(), &retry) {
             FailureDecision::Retry(_) => Fate::Retried { attempt },
             FailureDecision::GiveUp(_) => Fate::Dead { attempt, why: Why::Rejected },
+            FailureDecision::Refuse(_) => Fate::Completed,
         }
     }
 
@@ -278,7 +279,7 @@ impl Claims {
                                 state.dead.push((delivery.id, why));
                             }
                         }
-                        Disposition::Ack => {}
+                        Disposition::Ack | Disposition::Keep => {}
                     }
                 }
                 state.ready.sort_unstable();

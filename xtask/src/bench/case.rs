@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 28] = [
+pub(crate) const CASES: [Case; 29] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -56,6 +56,11 @@ pub(crate) const CASES: [Case; 28] = [
     ),
     case("e2e_rust_handler", AtLeast(4.0), "the same with a handler in Rust, one INSERT per message / naive"),
     case("poison_1pct", AtLeast(0.75), "rate with 1 % of the messages rejected by the handler / with none"),
+    case(
+        "env_1pct",
+        AtLeast(0.5),
+        "rate with 1 % of the messages failing with 42P01 (a missing table) / with none",
+    ),
     case(
         "cpu_per_message",
         AtLeast(12.0),

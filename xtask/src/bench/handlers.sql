@@ -31,3 +31,15 @@ begin
     return query select * from bench.capture_payments(messages);
 end
 $$;
+
+-- The batch form with a branch that nobody has deployed.
+create function bench.capture_by_branch(messages oncely.message[]) returns setof oncely.result
+language plpgsql
+as $$
+begin
+    if exists (select from unnest(messages) as m where (m.payload ->> 'amount')::bigint <= 0) then
+        execute 'insert into bench.refunds values (1)';
+    end if;
+    return query select * from bench.capture_payments(messages);
+end
+$$;

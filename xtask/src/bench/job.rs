@@ -73,6 +73,8 @@ pub(crate) enum Handler {
     Batch,
     /// The same with a rule that rejects messages.
     StrictBatch,
+    /// The same with a branch that misses its table.
+    BranchBatch,
     /// A SQL function per message.
     PerMessage,
     /// Rust, one INSERT per message.
@@ -87,6 +89,10 @@ impl Handler {
         match self {
             Self::Batch => "handler = { function = \"bench.capture_payments\", batch = true }",
             Self::StrictBatch => "handler = { function = \"bench.capture_valid_payments\", batch = true }",
+            // One attempt, so that what becomes of those messages is known when the others are done.
+            Self::BranchBatch => {
+                "handler = { function = \"bench.capture_by_branch\", batch = true }\nretry = { delays = [\"1s\"], max_attempts = 1 }"
+            }
             Self::PerMessage => "handler = { function = \"bench.capture_payment\" }",
             Self::Rust | Self::RustBatch => "",
         }

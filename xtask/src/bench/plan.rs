@@ -75,6 +75,9 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     if results.wants(&["poison_1pct"]) {
         results.take("poison_1pct", rate::poison(&rounds).await)?;
     }
+    if results.wants(&["env_1pct"]) {
+        results.take("env_1pct", rate::environment(&rounds).await)?;
+    }
     for (name, handler) in
         [("pg_cpu_vs_raw_batch", Handler::RustBatch), ("pg_cpu_sql_vs_raw", Handler::Batch)]
     {

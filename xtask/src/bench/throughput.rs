@@ -85,6 +85,13 @@ pub(crate) async fn poison(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> 
     rate(rounds, "poison_1pct", &poisoned, &clean).await
 }
 
+/// One message in a hundred whose branch of the handler misses its table, among others that succeed.
+pub(crate) async fn environment(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let clean = Job::ours(Ours::full(Handler::BranchBatch), QueueType::Classic, rounds.messages);
+    let broken = Job { poison_every: 100, ..clean.clone() };
+    rate(rounds, "env_1pct", &broken, &clean).await
+}
+
 /// More workers on the same queue.
 pub(crate) async fn workers(
     rounds: &Rounds<'_>,
