@@ -182,6 +182,13 @@ impl Broker {
         Ok(())
     }
 
+    /// Deletes a queue in which nothing is; fails where something is.
+    pub async fn delete_queue_if_empty(&self, queue: &str) -> anyhow::Result<()> {
+        let options = QueueDeleteOptions { if_empty: true, ..QueueDeleteOptions::default() };
+        self.channel.queue_delete(queue.into(), options).await?;
+        Ok(())
+    }
+
     /// Deletes a queue.
     pub async fn delete_queue(&self, queue: &str) -> anyhow::Result<()> {
         self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;

@@ -29,7 +29,7 @@ mod standby;
 mod usage;
 mod wait;
 
-pub use arena::{Arena, ArenaConfig, Gate, Member, Server};
+pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neighbour, Server};
 pub use broker::Broker;
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;

@@ -96,6 +96,17 @@ impl Process {
         self.kill_and_restart()
     }
 
+    /// The program that it runs.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The next time it is started it is this program.
+    pub fn become_program(&mut self, program: PathBuf) {
+        self.program = program;
+    }
+
     /// Its process id.
     #[must_use]
     pub fn id(&self) -> u32 {

@@ -9,7 +9,9 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, PgConnection};
 use testbed::checker::events::{Arrival, Emitted, Events};
 use testbed::checker::mirror::{Entry, entries, stale};
-use testbed::checker::{Act, Class, Evidence, Intent, Invariant, Key, Letter, Sent, What, digest, judge};
+use testbed::checker::{
+    Act, Class, Evidence, Fairness, Intent, Invariant, Key, Ladder, Letter, Sent, Step, What, digest, judge,
+};
 use testbed::{Database, Servers};
 
 fn key(name: &str) -> Key {
@@ -204,6 +206,192 @@ fn what_never_ends_is_named() {
     assert_eq!(found(&sent, &evidence), expected.into());
 }
 
+/// Rows of the trail at these moments: failed runs, and the verdict at last.
+fn ladder(reason: &str, moments: &[f64]) -> Vec<Step> {
+    let last = moments.len() - 1;
+    let step = |(number, at): (usize, &f64)| Step {
+        outcome: if number == last { "dead_lettered" } else { "retried" }.to_owned(),
+        attempt: i32::try_from(number).unwrap() + 1,
+        reason: if number == last { reason } else { "" }.to_owned(),
+        code: "P0001".to_owned(),
+        at: *at,
+    };
+    moments.iter().enumerate().map(step).collect()
+}
+
+/// Each on its ladder of 200 ms, 1 s, 1 s, 1 s.
+const SLOWLY: [f64; 5] = [100.0, 100.21, 101.25, 102.3, 103.4];
+
+/// What is found where this is the trail of the message that always fails.
+fn found_of_trail(steps: Vec<Step>) -> BTreeMap<(Invariant, What), u64> {
+    let (sent, mut evidence) = good();
+    evidence.trail.insert(key("f"), steps);
+    found(&sent, &evidence)
+}
+
+fn unjustified(count: u64) -> BTreeMap<(Invariant, What), u64> {
+    [((Invariant::I13, What::UnjustifiedDeadLetter), count)].into()
+}
+
+#[test]
+fn attempts_that_lie_on_their_ladder_justify_a_verdict() {
+    assert_eq!(found_of_trail(ladder("attempts_exhausted", &SLOWLY)), BTreeMap::new());
+    // A copy is told the verdict again, and a day later somebody requeues it in vain.
+    let mut steps = ladder("attempts_exhausted", &SLOWLY);
+    steps.push(Step { at: 110.0, ..steps[4].clone() });
+    steps.extend(ladder("attempts_exhausted", &SLOWLY.map(|at| at + 86_400.0)));
+    assert_eq!(found_of_trail(steps.clone()), BTreeMap::new());
+    // A copy that comes when the key is forgotten begins anew.
+    let mut twice = steps[..2].to_vec();
+    twice.extend(ladder("attempts_exhausted", &SLOWLY.map(|at| at + 864_000.0)));
+    assert_eq!(found_of_trail(twice), BTreeMap::new());
+}
+
+#[test]
+fn attempts_that_copies_have_spent_at_once_do_not() {
+    let fast = [100.0, 100.05, 100.1, 100.15, 100.2];
+    assert_eq!(found_of_trail(ladder("attempts_exhausted", &fast)), unjustified(1));
+    let mut once_too_soon = SLOWLY;
+    once_too_soon[3] = 101.5;
+    assert_eq!(found_of_trail(ladder("attempts_exhausted", &once_too_soon)), unjustified(1));
+    assert_eq!(found_of_trail(ladder("attempts_exhausted", &SLOWLY[..3])), unjustified(1), "too few of them");
+}
+
+#[test]
+fn another_ladder_and_a_clock_that_was_set_back_are_no_injustice() {
+    let (sent, mut evidence) = good();
+    evidence.trail.insert(key("f"), ladder("attempts_exhausted", &[100.0, 100.21, 100.72, 101.8, 102.9]));
+    assert_eq!(found(&sent, &evidence), unjustified(1));
+    let other = Ladder { delays: vec![0.2, 0.5, 1.0], ..Ladder::default() };
+    evidence.meanwhile.ladders = vec![Ladder::default(), other];
+    assert_eq!(found(&sent, &evidence), BTreeMap::new());
+
+    evidence.trail.insert(key("f"), ladder("attempts_exhausted", &[100.0, 100.21, 101.25, 99.3, 100.4]));
+    assert_eq!(found(&sent, &evidence), unjustified(1));
+    evidence.meanwhile.jumps.push((101.0, 103.0));
+    assert_eq!(found(&sent, &evidence), BTreeMap::new());
+}
+
+#[test]
+fn a_crash_without_deaths_and_a_conflict_without_another_payload_are_unjustified() {
+    let crash = |deaths: &[f64]| {
+        let (sent, mut evidence) = good();
+        evidence.trail.insert(key("f"), ladder("crash", &[100.0]));
+        evidence.meanwhile.deaths = deaths.to_vec();
+        found(&sent, &evidence)
+    };
+    assert_eq!(crash(&[90.0, 95.0, 99.0]), BTreeMap::new());
+    assert_eq!(crash(&[90.0, 95.0, 110.0]), unjustified(1), "the third came later");
+
+    let conflict = |name: &str| {
+        let (sent, mut evidence) = good();
+        evidence.trail.insert(key(name), ladder("key_conflict", &[100.0]));
+        found(&sent, &evidence)
+    };
+    assert_eq!(conflict("c"), BTreeMap::new());
+    assert_eq!(conflict("a"), unjustified(1));
+}
+
+#[test]
+fn what_only_a_missing_schema_explains_must_have_failed_while_it_was_missing() {
+    let of = |missing: &[(String, f64, f64)]| {
+        let intent = Intent::new("branch_0", "b", Act::Branch, 0);
+        let key = ("branch_0".to_owned(), "b".to_owned());
+        let sent = sent(&[(&intent, Class::Confirmed)]);
+        let mut evidence = Evidence::default();
+        evidence.dead.insert(letter(&intent, "attempts_exhausted"));
+        evidence.trail.insert(key, ladder("attempts_exhausted", &SLOWLY));
+        evidence.meanwhile.missing = missing.to_vec();
+        found(&sent, &evidence)
+    };
+    let missing = |from, to| ("branch_0".to_owned(), from, to);
+    assert_eq!(of(&[missing(99.0, 104.0)]), BTreeMap::new());
+    assert_eq!(of(&[missing(101.0, 104.0)]), unjustified(1));
+    let never = of(&[]);
+    assert!(never.contains_key(&(Invariant::I1, What::UnexplainedDeadLetter)), "{never:?}");
+}
+
+/// Who starved, where acme has ten messages to do, globex more and more, and `done` says how many are done at each second.
+fn starved(seconds: u64, done: impl Fn(u64, &str) -> u64) -> Vec<String> {
+    let mut fairness = Fairness::default();
+    for second in 0..seconds {
+        let due = BTreeMap::from([("acme".to_owned(), 10), ("globex".to_owned(), 40 + 5 * second)]);
+        let all = ["acme", "globex"].map(|tenant| (tenant.to_owned(), done(second, tenant)));
+        fairness.look(Duration::from_secs(second), &due, &BTreeMap::from(all));
+    }
+    fairness.starved().to_vec()
+}
+
+#[test]
+fn a_tenant_that_others_overtake_is_starved() {
+    let none = Vec::<String>::new();
+    assert_eq!(starved(29, |second, tenant| if tenant == "acme" { second / 3 } else { 5 * second }), none);
+    let one = starved(29, |second, tenant| if tenant == "acme" { 0 } else { 5 * second });
+    assert_eq!(one.len(), 1, "{one:?}");
+    assert!(one[0].starts_with("acme"), "{one:?}");
+    // Who has nothing left to do waits for nothing; and who is behind others in the queue is not overtaken.
+    assert_eq!(starved(60, |second, tenant| if tenant == "acme" { 10 } else { 5 * second }), none);
+    assert_eq!(starved(29, |second, tenant| if tenant == "acme" { 0 } else { second }), none);
+}
+
+#[test]
+fn a_stop_of_all_is_starvation_after_a_while_and_not_while_a_fault_holds() {
+    assert_eq!(starved(29, |_, _| 0), Vec::<String>::new());
+    assert_eq!(starved(40, |_, _| 0).len(), 2);
+
+    let mut fairness = Fairness::default();
+    let due = BTreeMap::from([("acme".to_owned(), 10)]);
+    for second in 0..100 {
+        match second {
+            5 => fairness.fault(),
+            75 => fairness.healed(),
+            _ => fairness.look(Duration::from_secs(second), &due, &BTreeMap::new()),
+        }
+    }
+    assert_eq!(fairness.starved(), Vec::<String>::new().as_slice());
+
+    let (sent, mut evidence) = good();
+    for second in 100..140 {
+        fairness.look(Duration::from_secs(second), &due, &BTreeMap::new());
+    }
+    evidence.fairness = fairness;
+    assert_eq!(found(&sent, &evidence), [((Invariant::I12, What::Starved), 1)].into());
+}
+
+#[test]
+fn a_key_may_be_forgotten_after_its_retention_and_not_before() {
+    let forgotten = |days| {
+        let (sent, mut evidence) = good();
+        evidence.status.remove(&key("a"));
+        evidence.completed.remove(&key("a"));
+        evidence.day_of.insert(key("a"), 0);
+        (evidence.days, evidence.retention) = (days, Some((10, 10)));
+        found(&sent, &evidence)
+    };
+    assert_eq!(forgotten(10), BTreeMap::new());
+    assert_eq!(forgotten(9), [((Invariant::I4, What::OrphanEffect), 1)].into());
+
+    let remembered = |days| {
+        let (sent, mut evidence) = good();
+        evidence.day_of.insert(key("a"), 0);
+        (evidence.days, evidence.retention) = (days, Some((10, 10)));
+        found(&sent, &evidence)
+    };
+    assert_eq!(remembered(11), BTreeMap::new());
+    assert_eq!(remembered(20), [((Invariant::I10, What::Uncollected), 1)].into());
+}
+
+#[test]
+fn a_discarded_message_is_not_lost_and_a_trespass_is_named() {
+    let (sent, mut evidence) = good();
+    evidence.dead.remove(&letter(&intent("r", Act::Reject, 0), "handler_rejected"));
+    assert_eq!(found(&sent, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+    evidence.discarded.insert(key("r"));
+    assert_eq!(found(&sent, &evidence), BTreeMap::new());
+    evidence.trespasses.push("oncely_worker ran format".to_owned());
+    assert_eq!(found(&sent, &evidence), [((Invariant::I14, What::Trespass), 1)].into());
+}
+
 /// Two ordered events and one of no order, all of which committed and arrived.
 fn told() -> Events {
     let mut events = Events::default();
@@ -280,7 +468,18 @@ create table oncely.audit (tenant text, consumer text, key text, outcome text);
 create table oncely.outbox (id integer);
 create schema judge;
 create table judge.effects (tenant text, key text, n bigint);
-create table judge.log (tenant text, key text, digest text, attempt integer, application text);
+create table judge.log (
+    tenant text, key text, digest text, attempt integer, application text, day integer default 0, beside text
+);
+create table judge.hot (n bigint);
+insert into judge.hot values (0);
+create table judge.trail (
+    tenant text, key text, outcome text, attempt integer, reason text, error_code text, at numeric
+);
+create table judge.discarded (tenant text, key text);
+create table judge.trespasses (who text, what text);
+create function judge.today() returns integer language sql as 'select 0';
+create function judge.note() returns void language sql as '';
 ";
 
 async fn run(connection: &mut PgConnection, statement: &str) {

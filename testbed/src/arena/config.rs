@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::neighbours::Neighbour;
+use crate::checker::Ladder;
+
 /// What runs in an arena, and how it is configured.
 #[derive(Clone, Debug)]
 pub struct ArenaConfig {
@@ -16,6 +19,8 @@ pub struct ArenaConfig {
     pub relays: usize,
     /// Further environment variables of workers and relays.
     pub environment: Vec<(String, String)>,
+    /// Roles with few rights do what they may meanwhile.
+    pub neighbours: Vec<Neighbour>,
     settings: BTreeMap<(String, String), String>,
 }
 
@@ -46,8 +51,8 @@ const SETTINGS: [(&str, &str, &str); 22] = [
     ("audit", "duplicates", "false"),
 ];
 
-/// The retry queues that follow from [`SETTINGS`].
-pub(super) const RUNGS: [&str; 2] = ["200ms", "1s"];
+/// The retry queues that follow from [`SETTINGS`], and from changes of it.
+pub(super) const RUNGS: [&str; 3] = ["200ms", "500ms", "1s"];
 /// The consumer's name.
 pub(super) const CONSUMER: &str = "faults";
 
@@ -62,6 +67,7 @@ impl ArenaConfig {
             workers: 3,
             relays: 2,
             environment: Vec::new(),
+            neighbours: Vec::new(),
             settings: SETTINGS
                 .iter()
                 .map(|(section, key, value)| ((own(section), own(key)), own(value)))
@@ -74,6 +80,22 @@ impl ArenaConfig {
     pub fn set(mut self, section: &str, key: &str, value: &str) -> Self {
         self.settings.insert((section.to_owned(), key.to_owned()), value.to_owned());
         self
+    }
+
+    /// The ladder that is configured, as the judge reads it.
+    pub(super) fn ladder(&self) -> anyhow::Result<Ladder> {
+        let text = self.settings.get(&("consumer".to_owned(), "retry".to_owned()));
+        let table: toml::Table = format!("retry = {}", text.map_or("{}", String::as_str)).parse()?;
+        let retry = table.get("retry").and_then(toml::Value::as_table);
+        let own = Ladder::default();
+        let number = |name: &str| retry.and_then(|retry| retry.get(name)).and_then(toml::Value::as_integer);
+        let delays = retry.and_then(|retry| retry.get("delays")).and_then(toml::Value::as_array);
+        let delays = delays.map(|all| all.iter().filter_map(|delay| seconds(delay.as_str()?)).collect());
+        Ok(Ladder {
+            delays: delays.unwrap_or(own.delays),
+            attempts: number("max_attempts").map_or(Ok(own.attempts), i32::try_from)?,
+            crashes: number("max_crashes").map_or(Ok(own.crashes), usize::try_from)?,
+        })
     }
 
     /// The configuration file.
@@ -94,5 +116,13 @@ impl ArenaConfig {
             text.push_str(&format!("{key} = {value}\n"));
         }
         text
+    }
+}
+
+/// `200ms` or `1s`.
+fn seconds(text: &str) -> Option<f64> {
+    match text.strip_suffix("ms") {
+        Some(millis) => millis.parse::<f64>().ok().map(|millis| millis / 1_000.0),
+        None => text.strip_suffix('s')?.parse().ok(),
     }
 }

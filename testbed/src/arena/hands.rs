@@ -103,16 +103,7 @@ impl Arena {
 
     /// Runs the program `oncely` to its end, with the environment that workers and relays have.
     pub async fn oncely(&self, arguments: &[&str]) -> anyhow::Result<()> {
-        let urls = self.servers.urls();
-        let output = tokio::process::Command::new(&self.oncely)
-            .args(arguments)
-            .env("ONCELY_CONFIG", self.scratch.path().join("oncely.toml"))
-            .env("DATABASE_URL", self.database.url())
-            .env("AMQP_URL", &urls.rabbitmq)
-            .env("REDIS_URL", &urls.redis)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .output()
-            .await?;
+        let output = self.oncely_command(arguments).output().await?;
         let text = String::from_utf8_lossy(&output.stderr);
         anyhow::ensure!(output.status.success(), "oncely {}: {text}", arguments.join(" "));
         Ok(())

@@ -17,13 +17,18 @@
 //! ```
 
 mod application;
+mod calendar;
+mod changes;
 mod config;
 mod drain;
 mod hands;
 mod member;
+mod neighbours;
+mod operator;
 mod publisher;
+mod tenants;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -32,16 +37,24 @@ use lapin::types::{AMQPValue, FieldTable};
 use sqlx::{PgConnection, Row as _};
 
 use application::Application;
+pub use changes::Change;
 pub use config::ArenaConfig;
 pub use hands::Gate;
 pub use member::{Member, Server};
 use member::{Upstreams, address};
+pub use neighbours::Neighbour;
+use neighbours::Neighbours;
+pub use operator::Errand;
 use publisher::Publisher;
+pub use tenants::Missing;
 
 use crate::checker::events::{EXCHANGE, FREE, ORDERED};
 use crate::checker::mirror::{self, Entry};
-use crate::checker::{self, Evidence, Intent, RECOVERY_LIMIT, Sent, Violation};
-use crate::{Broker, Database, Postgres, RabbitMq, Redis, Scratch, Servers};
+use crate::checker::{self, Evidence, FRAGILE, Intent, RECOVERY_LIMIT, Sent, Violation};
+use crate::{Broker, Database, Postgres, RabbitMq, Redis, Scratch, Servers, Urls};
+
+/// From one look at the tenants to the next.
+const LOOK: Duration = Duration::from_millis(1_000);
 
 /// See the module.
 #[derive(Debug)]
@@ -60,8 +73,12 @@ pub struct Arena {
     pub(crate) junk: BTreeSet<Vec<u8>>,
     /// Every completed key must be in the mirror at the end.
     complete_mirror: bool,
-    oncely: std::path::PathBuf,
-    environment: Vec<(String, String)>,
+    config: ArenaConfig,
+    other_build: Option<std::path::PathBuf>,
+    neighbours: Option<Neighbours>,
+    started: Instant,
+    looked: Option<Instant>,
+    witnesses: usize,
     publisher: Publisher,
     application: Option<Application>,
     /// Events that the application rolled back on purpose.
@@ -87,14 +104,8 @@ impl Arena {
         std::fs::write(scratch.path().join("oncely.toml"), config.toml(&queue))?;
         let urls = servers.urls().clone();
         for arguments in [&["migrate"][..], &["topology", "apply"]] {
-            let output = tokio::process::Command::new(&config.oncely)
-                .args(arguments)
-                .env("ONCELY_CONFIG", scratch.path().join("oncely.toml"))
-                .env("DATABASE_URL", database.url())
-                .env("AMQP_URL", &urls.rabbitmq)
-                .env("REDIS_URL", &urls.redis)
-                .output()
-                .await?;
+            let output =
+                oncely_command(&config, scratch.path(), &database, &urls, arguments).output().await?;
             let text = String::from_utf8_lossy(&output.stderr);
             anyhow::ensure!(output.status.success(), "oncely {}: {text}", arguments.join(" "));
         }
@@ -107,9 +118,19 @@ impl Arena {
                  create role arena_worker login in role oncely_worker;
                  create role arena_relay login in role oncely_relay;
                  create role arena_application login in role oncely_emitter;
+                 create role arena_stranger login in role oncely_emitter;
+                 create role arena_client login in role oncely_consumer;
+                 create role arena_creator login;
              exception when duplicate_object then null;
              end $$;
-             select oncely.grant_right('arena_application', 'emit', 'judge.events', '*')",
+             do $$
+             begin
+                 if to_regprocedure('oncely.grant_right(text, text, text, text)') is not null then
+                     perform oncely.grant_right('arena_application', 'emit', 'judge.events', '*');
+                     perform oncely.grant_right('arena_client', 'consume', 'own', '*');
+                     perform oncely.grant_right('arena_stranger', 'emit', 'judge.events', 'stranger');
+                 end if;
+             end $$",
         )
         .execute(&mut connection)
         .await?;
@@ -130,16 +151,26 @@ impl Arena {
         for number in 1..=config.relays {
             relays.push(Member::start(&config, scratch.path(), "relay", number, &upstreams).await?);
         }
+        let mut evidence = Evidence::default();
+        evidence.meanwhile.ladders.push(config.ladder()?);
+        let neighbours = match config.neighbours.as_slice() {
+            [] => None,
+            who => Some(Neighbours::start(who, &urls, &name, &queue).await?),
+        };
         Ok(Self {
             workers,
             relays,
-            evidence: Evidence::default(),
+            evidence,
             exits: Vec::new(),
             missing: 0,
             junk: BTreeSet::new(),
             complete_mirror: false,
-            oncely: config.oncely.clone(),
-            environment: config.environment.clone(),
+            other_build: None,
+            neighbours,
+            started: Instant::now(),
+            looked: None,
+            witnesses: 0,
+            config,
             publisher: Publisher::start(urls.rabbitmq, queue.clone()),
             application: None,
             rolled_back: 0,
@@ -151,8 +182,16 @@ impl Arena {
         })
     }
 
+    /// Lets the neighbours know what is about to be published.
+    pub fn overhear(&self, intents: &[Intent]) {
+        if let Some(neighbours) = &self.neighbours {
+            neighbours.overhear(intents);
+        }
+    }
+
     /// Publishes in the background.
     pub fn publish(&self, intents: Vec<Intent>) {
+        self.overhear(&intents);
         self.publisher.publish(intents);
     }
 
@@ -188,14 +227,17 @@ impl Arena {
         tokio::time::timeout(Duration::from_secs(5), self.database.connect()).await?
     }
 
-    /// Effects so far; an error while PostgreSQL does not answer.
+    /// Effects so far, but for those of [`FRAGILE`] tenants; an error while PostgreSQL does not answer.
     pub async fn effects(&mut self) -> anyhow::Result<u64> {
         let asked = async {
             let mut watch = match self.watch.take() {
                 Some(watch) => watch,
                 None => self.database.connect().await?,
             };
-            let row = sqlx::query("select count(*) from judge.log").fetch_one(&mut watch).await?;
+            let row = sqlx::query("select count(*) from judge.log where tenant <> all ($1)")
+                .bind(FRAGILE)
+                .fetch_one(&mut watch)
+                .await?;
             self.watch = Some(watch);
             anyhow::Ok(u64::try_from(row.get::<i64, _>(0))?)
         };
@@ -211,9 +253,11 @@ impl Arena {
     pub fn supervise(&mut self) -> anyhow::Result<()> {
         let mut exits = Vec::new();
         let mut most = self.evidence.memory.take();
+        let mut deaths = 0;
         for member in self.members() {
             if let Some(status) = member.process.status() {
                 exits.push(format!("{}: {status}", member.name));
+                deaths += usize::from(member.name.starts_with("worker"));
                 member.process.start_again()?;
             }
             if let Some(bytes) = member.process.memory()
@@ -224,7 +268,49 @@ impl Arena {
         }
         self.evidence.memory = most;
         self.exits.extend(exits);
+        self.note_deaths(deaths);
         Ok(())
+    }
+
+    /// So many workers have just died.
+    pub(crate) fn note_deaths(&mut self, count: usize) {
+        let now = self.moment();
+        self.evidence.meanwhile.deaths.extend(std::iter::repeat_n(now, count));
+    }
+
+    /// Looks, now and then, how each tenant fares.
+    pub async fn look_at_tenants(&mut self) -> anyhow::Result<()> {
+        if self.looked.is_some_and(|last| last.elapsed() < LOOK) {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        let due = self.publisher.due_by_tenant();
+        let asked = async {
+            let mut watch = match self.watch.take() {
+                Some(watch) => watch,
+                None => self.database.connect().await?,
+            };
+            let rows = sqlx::query("select tenant, count(*) from judge.log group by tenant")
+                .fetch_all(&mut watch)
+                .await?;
+            self.watch = Some(watch);
+            anyhow::Ok(rows)
+        };
+        // Where it does not answer nothing is known; the fault that it is has said so.
+        let Ok(Ok(rows)) = tokio::time::timeout(Duration::from_secs(3), asked).await else { return Ok(()) };
+        let done = rows.iter().map(|row| (row.get(0), u64::try_from(row.get::<i64, _>(1)).unwrap_or(0)));
+        let done: BTreeMap<String, u64> = done.collect();
+        self.evidence.fairness.look(self.started.elapsed(), &due, &done);
+        Ok(())
+    }
+
+    /// Nobody is owed anything for what was before.
+    pub fn begin_a_window(&mut self) {
+        self.evidence.fairness.restart();
+    }
+
+    fn oncely_command(&self, arguments: &[&str]) -> tokio::process::Command {
+        oncely_command(&self.config, self.scratch.path(), &self.database, self.servers.urls(), arguments)
     }
 
     /// Waits, after a fault, until `more` effects are there than `before`; notes how long it took.
@@ -267,6 +353,7 @@ impl Arena {
                 break None;
             }
             self.supervise()?;
+            self.look_at_tenants().await?;
             if let Ok(effects) = self.effects().await
                 && does(self, effects)
             {
@@ -281,6 +368,9 @@ impl Arena {
     /// Looks at all entries of the mirror; those that no committed row explains are kept.
     pub async fn sample_mirror(&mut self) -> anyhow::Result<()> {
         let entries = mirror::entries(&self.servers.urls().redis).await?;
+        if let Some(neighbours) = &self.neighbours {
+            self.junk.extend(neighbours.junk());
+        }
         let entries: Vec<Entry> =
             entries.into_iter().filter(|entry| !self.junk.contains(&entry.field)).collect();
         self.evidence.mirrored += entries.len() as u64;
@@ -328,6 +418,25 @@ impl Arena {
         }
         Ok(kept)
     }
+}
+
+/// The program `oncely`, with the environment that workers and relays have.
+fn oncely_command(
+    config: &ArenaConfig,
+    folder: &Path,
+    database: &Database,
+    urls: &Urls,
+    arguments: &[&str],
+) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(&config.oncely);
+    command
+        .args(arguments)
+        .env("ONCELY_CONFIG", folder.join("oncely.toml"))
+        .env("DATABASE_URL", database.url())
+        .env("AMQP_URL", &urls.rabbitmq)
+        .env("REDIS_URL", &urls.redis)
+        .envs(config.environment.iter().map(|(name, value)| (name, value)));
+    command
 }
 
 /// The queues of events, empty, and bound to their exchange.

@@ -1,5 +1,6 @@
 //! Publishes in the background, and keeps books of what the broker said: confirmed, refused, or nothing.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -51,6 +52,11 @@ impl Publisher {
 
     pub(super) fn pending(&self) -> usize {
         self.pending.load(Ordering::SeqCst)
+    }
+
+    /// What must have an effect, by tenant.
+    pub(super) fn due_by_tenant(&self) -> BTreeMap<String, u64> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).due_by_tenant()
     }
 
     pub(super) fn sent(&self) -> Sent {

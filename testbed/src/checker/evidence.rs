@@ -11,8 +11,10 @@ use lapin::{BasicProperties, Connection, ConnectionProperties};
 use sqlx::{PgConnection, Row as _};
 
 use super::events::Events;
+use super::fairness::Fairness;
 use super::ledger::{Key, digest};
 use super::mirror::Entry;
+use super::verdicts::{self, Meanwhile, Step};
 
 /// A message that was taken out of a queue.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,6 +56,26 @@ pub struct Evidence {
     pub recoveries: Vec<(String, Option<Duration>)>,
     /// Most memory of a process, and whose.
     pub memory: Option<(String, u64)>,
+    /// Failed runs and dead letters by key, in the order of time.
+    pub trail: BTreeMap<Key, Vec<Step>>,
+    /// What a verdict may rest on.
+    pub meanwhile: Meanwhile,
+    /// Who waited.
+    pub fairness: Fairness,
+    /// What an operator has thrown away.
+    pub discarded: BTreeSet<Key>,
+    /// Days that went by at once.
+    pub days: i64,
+    /// On which of them each key took effect.
+    pub day_of: BTreeMap<Key, i64>,
+    /// For how many days a key must be remembered, and after how many it must be forgotten; `None`: for ever, and never.
+    pub retention: Option<(i64, i64)>,
+    /// Who ran what a stranger had left lying about.
+    pub trespasses: Vec<String>,
+    /// Sums that are not what they should be.
+    pub books: Vec<String>,
+    /// Payloads that differ in their bytes alone are one and the same to the consumer, at times.
+    pub alike: bool,
 }
 
 impl Evidence {
@@ -86,7 +108,42 @@ impl Evidence {
         self.completed = rows.iter().map(|row| (key(row), row.get(2))).collect();
         self.outbox =
             sqlx::query("select count(*) from oncely.outbox").fetch_one(&mut *connection).await?.get(0);
+        self.read_books(connection).await
+    }
+
+    /// What the judge alone keeps.
+    async fn read_books(&mut self, connection: &mut PgConnection) -> anyhow::Result<()> {
+        sqlx::query("select judge.note()").execute(&mut *connection).await?;
+        self.trail = verdicts::read_trail(&mut *connection).await?;
+        let rows = sqlx::query("select tenant, key from judge.discarded").fetch_all(&mut *connection).await?;
+        self.discarded = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        self.days = sqlx::query("select judge.today()::bigint").fetch_one(&mut *connection).await?.get(0);
+        let rows = sqlx::query("select tenant, key, max(day)::bigint from judge.log group by tenant, key")
+            .fetch_all(&mut *connection)
+            .await?;
+        self.day_of = rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect();
+        let rows = sqlx::query("select distinct who || ' ran ' || what from judge.trespasses")
+            .fetch_all(&mut *connection)
+            .await?;
+        self.trespasses = rows.iter().map(|row| row.get(0)).collect();
+        let row = sqlx::query(
+            "select (select sum(n) from judge.hot)::bigint,
+                (select count(*) * 2 from judge.log where beside = 'hot')::bigint",
+        )
+        .fetch_one(&mut *connection)
+        .await?;
+        let (sum, wanted): (i64, i64) = (row.get(0), row.get(1));
+        self.books.clear();
+        if sum != wanted {
+            self.books.push(format!("hot rows count {sum}, the log {wanted}"));
+        }
         Ok(())
+    }
+
+    /// Did another payload of the key take effect that may have been the same to the consumer?
+    #[must_use]
+    pub(super) fn took_effect_alike(&self, key: &Key) -> bool {
+        self.alike && self.runs.contains_key(key)
     }
 
     /// Digests of all committed runs, by key.

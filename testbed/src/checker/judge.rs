@@ -5,7 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::evidence::{Evidence, pairs};
-use super::ledger::{Class, Key, Sent};
+use super::ledger::{Act, Class, FRAGILE, Key, Sent};
+use super::verdicts;
 
 /// What must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,6 +31,12 @@ pub enum Invariant {
     I10,
     /// After a fault the work goes on, and ends.
     I11,
+    /// Who is not to blame does not wait: every healthy tenant with work makes progress.
+    I12,
+    /// A verdict is justified: attempts lie on their ladder, a death stands behind each `crash`, a second payload behind each conflict.
+    I13,
+    /// No role does to others what its rights don't say.
+    I14,
 }
 
 /// What was found.
@@ -75,6 +82,14 @@ pub enum What {
     NotRecovered,
     /// Still in a queue at the end.
     NotDrained,
+    /// A healthy tenant waited too long.
+    Starved,
+    /// A dead letter whose attempts, deaths or payloads don't bear its verdict out.
+    UnjustifiedDeadLetter,
+    /// Somebody ran what a stranger had left lying about.
+    Trespass,
+    /// A key that is long past its retention.
+    Uncollected,
 }
 
 impl What {
@@ -102,6 +117,10 @@ impl What {
             Self::Memory => "memory",
             Self::NotRecovered => "not_recovered",
             Self::NotDrained => "not_drained",
+            Self::Starved => "starved",
+            Self::UnjustifiedDeadLetter => "unjustified_dead_letter",
+            Self::Trespass => "trespass",
+            Self::Uncollected => "uncollected",
         }
     }
 }
@@ -158,6 +177,7 @@ pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     whereabouts(sent, evidence, &mut found);
     dead_letters(sent, evidence, &mut found);
     rows(evidence, &mut found);
+    verdicts::judge(sent, evidence, &mut found);
     evidence.events.judge(&mut found);
     bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));
@@ -214,7 +234,11 @@ fn whereabouts(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     for (key, versions) in sent.keys() {
         for version in versions.iter().filter(|version| version.class == Class::Confirmed) {
             let here = (key, version.digest.as_str());
-            if evidence.ran(key, &version.digest) || dead.contains(&here) {
+            if evidence.ran(key, &version.digest)
+                || dead.contains(&here)
+                || evidence.discarded.contains(key)
+                || evidence.took_effect_alike(key)
+            {
                 continue;
             }
             if queued.contains(&here) {
@@ -238,7 +262,11 @@ fn dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
         let sent_as = versions.iter().find(|version| version.digest == letter.digest);
         let explained = sent_as.is_some_and(|version| {
             let conflict = versions.len() > 1 && letter.reason == "key_conflict";
-            conflict || version.act.reason() == Some(letter.reason.as_str())
+            let missing = version.act == Act::Branch
+                && FRAGILE.contains(&letter.key.0.as_str())
+                && letter.reason == "attempts_exhausted"
+                && evidence.meanwhile.missing.iter().any(|(tenant, _, _)| *tenant == letter.key.0);
+            conflict || missing || version.act.reason() == Some(letter.reason.as_str())
         });
         if !explained {
             let what = sent_as.map_or("nobody sent it", |version| version.act.word());
@@ -261,7 +289,13 @@ fn dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
 /// I4: effects, keys and audit rows belong together.
 fn rows(evidence: &Evidence, found: &mut Findings) {
     let completed = |key: &Key| evidence.status.get(key).is_some_and(|status| status == "COMPLETED");
-    for key in evidence.effects.keys().filter(|key| !completed(key)) {
+    // What is past its retention may be forgotten.
+    let forgotten = |key: &Key| {
+        evidence
+            .retention
+            .is_some_and(|(kept, _)| evidence.day_of.get(key).is_some_and(|day| evidence.days - day >= kept))
+    };
+    for key in evidence.effects.keys().filter(|key| !completed(key) && !forgotten(key)) {
         found.add(Invariant::I4, What::OrphanEffect, format!("{} (no completed key)", name(key)));
     }
     for (key, status) in &evidence.status {
@@ -276,7 +310,7 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
             found.add(Invariant::I4, What::OrphanAudit, format!("{} has {audited} audit rows", name(key)));
         }
     }
-    for key in evidence.completed.keys().filter(|key| !completed(key)) {
+    for key in evidence.completed.keys().filter(|key| !completed(key) && !forgotten(key)) {
         found.add(Invariant::I4, What::OrphanAudit, format!("{} has no completed key", name(key)));
     }
     for entry in &evidence.stale_mirror {
@@ -287,8 +321,26 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
     }
 }
 
-/// I10, I11.
+/// I10, I11, I12, I14.
 fn bounds(evidence: &Evidence, found: &mut Findings) {
+    for text in evidence.fairness.starved() {
+        found.add(Invariant::I12, What::Starved, text);
+    }
+    for text in &evidence.trespasses {
+        found.add(Invariant::I14, What::Trespass, text);
+    }
+    for text in &evidence.books {
+        found.add(Invariant::I1, What::Books, text);
+    }
+    if let Some((_, collected)) = evidence.retention {
+        // The collection may be a day late.
+        for (key, day) in &evidence.day_of {
+            let age = evidence.days - day;
+            if age > collected + 1 && evidence.status.get(key).is_some_and(|status| status == "COMPLETED") {
+                found.add(Invariant::I10, What::Uncollected, format!("{} after {age} days", name(key)));
+            }
+        }
+    }
     if evidence.outbox != 0 {
         found.add(Invariant::I10, What::Outbox, format!("{} records", evidence.outbox));
     }

@@ -2,6 +2,11 @@
 -- judge.effects catches it, judge.log says who did it.
 create schema judge;
 
+-- How many days have gone by: judge.age lets one go by at once.
+create table judge.calendar (days integer not null);
+insert into judge.calendar values (0);
+create function judge.today() returns integer language sql stable as 'select days from judge.calendar';
+
 create table judge.effects (
     tenant text collate "C" not null,
     key text collate "C" not null,
@@ -15,7 +20,10 @@ create table judge.log (
     attempt integer not null,
     xid xid8 not null default pg_current_xact_id(),
     digest text collate "C" not null,
-    application text not null default current_setting('application_name')
+    application text not null default current_setting('application_name'),
+    day integer not null default judge.today(),
+    -- What it did beside its effect.
+    beside text
 );
 create index log_key on judge.log (tenant, key);
 
@@ -24,6 +32,120 @@ create table judge.late (
     number integer not null,
     unique (number) deferrable initially deferred
 );
+
+-- Rows that many messages want, in any order.
+create table judge.hot (number integer primary key, n bigint not null);
+insert into judge.hot select number, 0 from generate_series(0, 15) as number;
+
+-- Tenants that have a schema of their own, which may be missing for a while.
+do $$
+begin
+    for number in 0..4 loop
+        execute format('create schema branch_%s', number);
+        execute format('create table branch_%s.books (key text collate "C" not null)', number);
+        execute format('grant usage on schema branch_%s to oncely_worker', number);
+        execute format('grant insert on branch_%s.books to oncely_worker', number);
+    end loop;
+end
+$$;
+
+-- Who ran what strangers have left lying about.
+create table judge.trespasses (who text not null, what text not null);
+
+-- The trail, day by day, before it is aged or dropped: `at` is the time of the decision with the days that have gone by.
+create table judge.trail (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    outcome text not null,
+    attempt integer not null,
+    reason text,
+    error_code text,
+    at numeric not null,
+    unique (tenant, key, outcome, attempt, at)
+);
+
+-- What an operator has thrown away.
+create table judge.discarded (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    primary key (tenant, key)
+);
+
+create function judge.note() returns void
+language sql
+set search_path = pg_catalog
+as $$
+    insert into judge.trail (tenant, key, outcome, attempt, reason, error_code, at)
+    select tenant, key, outcome, attempt, reason, error_code, extract(epoch from occurred_at) + judge.today() * 86400
+    from oncely.audit
+    where outcome in ('retried', 'dead_lettered') and occurred_at > clock_timestamp() - interval '3 days'
+    on conflict do nothing;
+    insert into judge.discarded select tenant, key from oncely.dead_letters where state = 'discarded' on conflict do nothing;
+$$;
+
+-- Lets time go by: all that is stored is older at once. A negative time is a clock that was set back.
+create function judge.age(by interval) returns void
+language plpgsql
+set search_path = pg_catalog
+as $$
+declare
+    one record;
+begin
+    -- Who decides about a key holds its row first, who emits an event in an order holds the order's: behind these locks nobody is in
+    -- the middle of anything.
+    for one in
+        select c.oid::regclass as name
+        from pg_class as c
+        where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+        order by c.relname <> 'idempotency_keys', c.relname <> 'ordering_keys', c.relname <> 'events', c.relname
+    loop
+        execute format('lock table %s in exclusive mode', one.name);
+    end loop;
+    if by > interval '0' then
+        perform judge.note();
+        -- Weeks gone by have had their partitions.
+        perform oncely.make_audit_partitions(
+            coalesce((select min(occurred_at) from oncely.audit), clock_timestamp()) - by, clock_timestamp()
+        );
+    end if;
+    for one in
+        select a.attrelid::regclass as name, string_agg(format('%1$I = %1$I - $1', a.attname), ', ') as sets
+        from pg_attribute as a
+        join pg_class as c on c.oid = a.attrelid
+        where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+          and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' and a.atttypid = 'timestamptz'::regtype
+        group by a.attrelid
+    loop
+        execute format('update %s set %s', one.name, one.sets) using by;
+    end loop;
+    if to_regclass('oncely.audit_seals') is not null then
+        perform judge.seal_again();
+    end if;
+    update judge.calendar set days = days + extract(days from by)::integer;
+end
+$$;
+
+-- The trail's seals hold the times of what they seal. As the owner of the schema, and only as that, we can make them anew.
+create function judge.seal_again() returns void
+language plpgsql
+set search_path = pg_catalog
+as $$
+declare
+    one record;
+    last bytea := '';
+    dropped timestamptz := (select max(until_time) from oncely.audit_seals where kind = 'dropped');
+begin
+    for one in select place, kind, from_time, until_time from oncely.audit_seals order by place loop
+        if one.kind = 'rows' and (dropped is null or one.until_time > dropped) then
+            update oncely.audit_seals as s
+            set (row_count, digest) = (select d.row_count, d.digest from oncely.audit_digest(one.from_time, one.until_time) as d)
+            where s.place = one.place;
+        end if;
+        update oncely.audit_seals as s set previous = last where s.place = one.place;
+        update oncely.audit_seals as s set hash = oncely.seal_hash(s) where s.place = one.place returning s.hash into last;
+    end loop;
+end
+$$;
 
 -- What was told the world, by whom it concerns: written in the transaction that emits it.
 create table judge.emitted (
@@ -68,16 +190,22 @@ begin
 end
 $$;
 
+-- What each run needs: nothing, most of the time.
+create function judge.premise() returns void language sql as '';
+
 create function judge.take(message oncely.message) returns jsonb
 language plpgsql
 as $$
 begin
+    perform judge.premise();
     update judge.effects set n = n + 1 where tenant = message.tenant and key = message.key;
     if not found then
         insert into judge.effects (tenant, key, n) values (message.tenant, message.key, 1);
     end if;
-    insert into judge.log (tenant, key, attempt, digest)
-    values (message.tenant, message.key, message.attempt, encode(sha256(message.body), 'hex'));
+    insert into judge.log (tenant, key, attempt, digest, beside)
+    values (
+        message.tenant, message.key, message.attempt, encode(sha256(message.body), 'hex'), message.payload -> 'beside' ->> 'what'
+    );
     -- Some say nothing, some one thing, some two; those who fail below say all in vain. One ordering key in a session, so that a
     -- batch waits for one other at the most; sessions that share it wait for each other.
     if hashtext(message.key) & 3 > 1 then
@@ -86,6 +214,21 @@ begin
     if hashtext(message.key) & 1 = 1 then
         perform judge.tell('handler', 'session-' || pg_backend_pid() % 8);
     end if;
+    -- What does not commute: beside its effect a message does something that its neighbours meet.
+    case message.payload -> 'beside' ->> 'what'
+        when 'hot' then
+            update judge.hot set n = n + 1 where number = (message.payload -> 'beside' ->> 'first')::integer;
+            update judge.hot set n = n + 1 where number = (message.payload -> 'beside' ->> 'second')::integer;
+        when 'stream' then
+            perform judge.tell('handler', 'stream-' || (message.payload -> 'beside' ->> 'first'));
+        when 'temporary' then
+            create temp table judge_scratch on commit drop as select message.key;
+        when 'deferred' then
+            -- At any moment before COMMIT there are two of them.
+            insert into judge.late values (hashtext(message.key)), (hashtext(message.key));
+            delete from judge.late where number = hashtext(message.key);
+        else null;
+    end case;
     case message.payload ->> 'do'
         when 'slow' then perform pg_sleep(0.2);
         when 'fail' then raise exception 'always';
@@ -96,6 +239,15 @@ begin
         when 'gate' then perform pg_advisory_xact_lock(4711);
         when 'second_gate' then perform pg_advisory_xact_lock(4712);
         when 'late' then insert into judge.late values (7);
+        when 'branch' then execute pg_catalog.format('insert into %I.books (key) values ($1)', message.tenant) using message.key;
+        when 'at_commit' then insert into judge.late values (-hashtext(message.key)), (-hashtext(message.key));
+        when 'no_table' then execute 'select 1 from judge.nowhere';
+        when 'no_schema' then execute 'select nowhere.f()';
+        when 'no_syntax' then perform to_tsquery('simple', 'a & & b');
+        when 'no_number' then perform (message.payload ->> 'key')::integer;
+        -- As where two transactions can't be put in an order: most of the time they can.
+        when 'serialize' then
+            if random() < 0.125 then raise exception 'no order' using errcode = 'serialization_failure'; end if;
         else null;
     end case;
     return jsonb_build_object('done', message.key);
@@ -115,7 +267,9 @@ end
 $$;
 
 grant usage on schema judge to oncely_worker, oncely_emitter;
-grant select, insert, update on judge.effects, judge.log, judge.late to oncely_worker;
+grant select, insert, update on judge.effects, judge.log, judge.hot to oncely_worker;
+grant select, insert, update, delete on judge.late to oncely_worker;
+grant select on judge.calendar to oncely_worker;
 grant insert on judge.emitted to oncely_worker, oncely_emitter;
 grant select, insert, update on judge.streams to oncely_worker, oncely_emitter;
 grant execute on function judge.tell(text, text, text) to oncely_worker, oncely_emitter;

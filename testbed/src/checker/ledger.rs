@@ -36,6 +36,36 @@ pub enum Act {
     Late,
     /// Takes effect, but for the failpoint that ends the process which runs it. Its key begins with `kill`.
     Kill,
+    /// Takes effect in its tenant's own schema, where that is there ([`FRAGILE`]).
+    Branch,
+    /// Fails at COMMIT, each time.
+    AtCommit,
+    /// Asks for a table that is not there (42P01).
+    NoTable,
+    /// Asks for a function of a schema that is not there (3F000).
+    NoSchema,
+    /// Has a text that is no search query (42601).
+    NoSyntax,
+    /// Has a text that is no number (22P02).
+    NoNumber,
+    /// Takes effect, where it can be put in an order with others (40001): most of the time.
+    Serialize,
+}
+
+/// Tenants whose schema is missing at times: where it is, their messages fail as no others do.
+pub const FRAGILE: [&str; 2] = ["branch_0", "branch_1"];
+
+/// What a message does beside its effect, that its neighbours meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Counts in two rows that others want too, in this order. There are sixteen.
+    Hot(u8, u8),
+    /// Emits an event under an ordering key of few.
+    Stream(u8),
+    /// Makes a temporary table, of the same name as all others.
+    Temporary,
+    /// Keeps a constraint only at COMMIT.
+    Deferred,
 }
 
 impl Act {
@@ -56,6 +86,13 @@ impl Act {
             Self::SecondGate => "second_gate",
             Self::Late => "late",
             Self::Kill => "kill",
+            Self::Branch => "branch",
+            Self::AtCommit => "at_commit",
+            Self::NoTable => "no_table",
+            Self::NoSchema => "no_schema",
+            Self::NoSyntax => "no_syntax",
+            Self::NoNumber => "no_number",
+            Self::Serialize => "serialize",
         }
     }
 
@@ -63,11 +100,21 @@ impl Act {
     #[must_use]
     pub fn reason(self) -> Option<&'static str> {
         match self {
-            Self::Work | Self::Slow | Self::FailOnce | Self::Gate | Self::SecondGate | Self::Late => None,
+            Self::Work
+            | Self::Slow
+            | Self::FailOnce
+            | Self::Gate
+            | Self::SecondGate
+            | Self::Late
+            | Self::Branch
+            | Self::Serialize => None,
             Self::Kill => Some("crash"),
-            Self::Fail => Some("attempts_exhausted"),
+            // What strikes one message while others succeed is its own fault, whatever the SQLSTATE says.
+            Self::Fail | Self::AtCommit | Self::NoTable | Self::NoSchema | Self::NoSyntax => {
+                Some("attempts_exhausted")
+            }
             Self::Reject => Some("handler_rejected"),
-            Self::Divide => Some("poison"),
+            Self::Divide | Self::NoNumber => Some("poison"),
         }
     }
 }
@@ -91,6 +138,23 @@ impl Intent {
     pub fn new(tenant: &str, key: &str, act: Act, version: u32) -> Self {
         let body = serde_json::json!({ "do": act.word(), "key": key, "version": version }).to_string();
         Self { tenant: tenant.to_owned(), key: key.to_owned(), act, body: body.into_bytes() }
+    }
+
+    /// The same message, which does something beside its effect.
+    #[must_use]
+    pub fn beside(self, beside: Beside) -> Self {
+        let (what, first, second) = match beside {
+            Beside::Hot(first, second) => ("hot", first, second),
+            Beside::Stream(number) => ("stream", number, 0),
+            Beside::Temporary => ("temporary", 0, 0),
+            Beside::Deferred => ("deferred", 0, 0),
+        };
+        let more = serde_json::json!({ "what": what, "first": first, "second": second });
+        // It is an object: the new field goes in front of its end.
+        let mut body = self.body;
+        body.pop();
+        body.extend_from_slice(format!(",\"beside\":{more}}}").as_bytes());
+        Self { body, ..self }
     }
 }
 
@@ -159,11 +223,27 @@ impl Sent {
         self.keys.len()
     }
 
-    /// Keys that must have an effect when all is done.
+    /// Keys that must have an effect when all is done, whatever befalls [`FRAGILE`] tenants.
     #[must_use]
     pub fn due(&self) -> u64 {
+        self.due_by_tenant().values().sum()
+    }
+
+    /// The same, by tenant.
+    #[must_use]
+    pub fn due_by_tenant(&self) -> BTreeMap<String, u64> {
         let is_due = |version: &Version| version.class == Class::Confirmed && version.act.reason().is_none();
-        self.keys.values().filter(|versions| versions.iter().any(is_due)).count() as u64
+        let mut due: BTreeMap<String, u64> = BTreeMap::new();
+        for ((tenant, _), versions) in &self.keys {
+            if FRAGILE.contains(&tenant.as_str()) || !versions.iter().any(is_due) {
+                continue;
+            }
+            match due.get_mut(tenant) {
+                Some(count) => *count += 1,
+                None => drop(due.insert(tenant.clone(), 1)),
+            }
+        }
+        due
     }
 
     /// All keys with their payloads.

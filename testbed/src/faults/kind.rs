@@ -47,6 +47,8 @@ pub enum Kind {
     ReadOnly,
     /// The handler's function is gone, and comes back.
     DropFunction,
+    /// The clock is set back by three seconds, and forward again: what is stored is of the future.
+    ClockBack,
     /// The broker gets SIGKILL.
     KillRabbitMq,
     /// The broker stands still.
@@ -151,6 +153,7 @@ impl Kind {
             Self::NoConnections,
             Self::ReadOnly,
             Self::DropFunction,
+            Self::ClockBack,
             Self::KillRabbitMq,
             Self::FreezeRabbitMq,
             Self::StopApp,
@@ -272,6 +275,7 @@ impl Kind {
             | Self::NoConnections
             | Self::ReadOnly
             | Self::DropFunction
+            | Self::ClockBack
             | Self::JunkInRedis => millis(500, 3_000),
             _ => millis(0, 500),
         }
@@ -320,7 +324,8 @@ impl Kind {
             | Self::LockKeys
             | Self::NoConnections
             | Self::ReadOnly
-            | Self::DropFunction => Group::Postgres,
+            | Self::DropFunction
+            | Self::ClockBack => Group::Postgres,
             Self::KillRabbitMq
             | Self::FreezeRabbitMq
             | Self::StopApp

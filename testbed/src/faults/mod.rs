@@ -71,6 +71,7 @@ impl Arena {
 
     /// Brings a fault about.
     pub async fn inject(&mut self, fault: &Fault) -> anyhow::Result<()> {
+        self.evidence.fairness.fault();
         match fault.kind.group() {
             kind::Group::Process => self.inject_process(fault).await,
             kind::Group::Postgres => self.inject_postgres(fault).await,
@@ -82,12 +83,14 @@ impl Arena {
 
     /// Ends it.
     pub async fn heal(&mut self, fault: &Fault) -> anyhow::Result<()> {
-        match fault.kind.group() {
+        let healed = match fault.kind.group() {
             kind::Group::Process => self.heal_process(fault).await,
             kind::Group::Postgres => self.heal_postgres(fault).await,
             kind::Group::RabbitMq => self.heal_rabbitmq(fault).await,
             kind::Group::Redis => self.heal_redis(fault).await,
             kind::Group::Network => self.heal_network(fault),
-        }
+        };
+        self.evidence.fairness.healed();
+        healed
     }
 }

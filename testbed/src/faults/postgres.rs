@@ -27,6 +27,11 @@ impl Arena {
                 kill_process(pid.context("PostgreSQL does not run")?, Signal::INT)?;
                 return Ok(());
             }
+            Kind::ClockBack => {
+                let now = self.moment();
+                self.evidence.meanwhile.jumps.push((now, f64::INFINITY));
+                return self.age("-3 seconds").await;
+            }
             _ => {}
         }
         let mut connection = self.connect().await?;
@@ -88,6 +93,13 @@ impl Arena {
             Kind::FreezePostgres => {
                 let pid = self.postgres()?.pid().context("PostgreSQL does not run")?;
                 return signal_tree(pid, Signal::CONT);
+            }
+            Kind::ClockBack => {
+                self.age("3 seconds").await?;
+                let now = self.moment();
+                if let Some((_, until)) = self.evidence.meanwhile.jumps.last_mut() {
+                    *until = now;
+                }
             }
             Kind::RevokeGrant => {
                 let grant = "grant select, insert, update on judge.effects to oncely_worker";

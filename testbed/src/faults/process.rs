@@ -20,7 +20,10 @@ impl Arena {
 
     pub(super) async fn inject_process(&mut self, fault: &Fault) -> anyhow::Result<()> {
         match fault.kind {
-            Kind::KillWorkers => self.workers.iter_mut().try_for_each(|worker| worker.process.kill()),
+            Kind::KillWorkers => {
+                self.note_deaths(self.workers.len());
+                self.workers.iter_mut().try_for_each(|worker| worker.process.kill())
+            }
             Kind::FreezeWorker | Kind::FreezeRelay => self.struck_member(fault)?.process.signal(Signal::STOP),
             Kind::TermWorker | Kind::TermRelay => {
                 let member = self.struck_member(fault)?;
@@ -33,7 +36,10 @@ impl Arena {
                 }
                 Ok(())
             }
-            _ => self.struck_member(fault)?.process.kill(),
+            kind => {
+                self.note_deaths(usize::from(kind == Kind::KillWorker));
+                self.struck_member(fault)?.process.kill()
+            }
         }
     }
 

@@ -2,8 +2,10 @@
 //!
 //! The messages are cut into as many slices as there are faults. Of each slice a part is published, the fault strikes in
 //! the middle of the work, more is published while it lasts, the rest after it: that shows how soon the work goes on. The
-//! next slice starts when it does.
+//! next slice starts when it does. Between two slices a day goes by at once, and at times somebody changes something, requeues or
+//! discards, or a tenant loses its schema for a while; neighbours with few rights do what they may all the time.
 
+mod calendar;
 mod report;
 mod schedule;
 mod traffic;
@@ -16,9 +18,10 @@ use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use testbed::checker::Intent;
-use testbed::{Arena, ArenaConfig};
+use testbed::{Arena, ArenaConfig, Errand, Neighbour};
 
 use crate::process;
+use calendar::{Day, calendar};
 use report::Report;
 use schedule::{Planned, schedule};
 use traffic::Traffic;
@@ -44,6 +47,12 @@ pub(crate) struct Arguments {
     /// Take worker and relay from this folder: builds with planted bugs, to see the judge at work
     #[arg(long)]
     binaries: Option<PathBuf>,
+    /// Let workers of this folder join in mid-run and leave again: the release before, on this one's schema
+    #[arg(long)]
+    other_build: Option<PathBuf>,
+    /// Leave out what goes on beside the faults: days, changes, errands, missing schemas, neighbours
+    #[arg(long)]
+    quiet: bool,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -51,6 +60,8 @@ pub(crate) struct Arguments {
 
 /// Messages that are published after a fault, in per cent of its slice.
 const TAIL: usize = 25;
+/// Days that a key is remembered, at first.
+const RETENTION: i64 = 10;
 /// Faults from one look at the whole mirror to the next.
 const SAMPLE: usize = 8;
 
@@ -60,12 +71,26 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
     anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
     eprintln!("starting PostgreSQL, RabbitMQ, Redis, three workers and two relays");
-    let mut config = ArenaConfig::new(binaries);
+    let mut config = ArenaConfig::new(binaries)
+        .set("consumer", "retention", &format!("\"{RETENTION}d\""))
+        .set("audit", "retention", "\"35d\"");
+    if !arguments.quiet {
+        config.neighbours = Neighbour::ALL.to_vec();
+    }
     if let Some(folder) = &arguments.binaries {
         config.binaries.clone_from(folder);
     }
     let mut arena = Arena::start(config).await?;
+    arena.expect_retention(RETENTION, RETENTION);
+    if let Some(folder) = &arguments.other_build {
+        arena.set_other_build(folder.clone());
+    }
+    let days = match arguments.quiet {
+        true => vec![Day::default(); plan.len()],
+        false => calendar(arguments.seed, plan.len(), arguments.other_build.is_some()),
+    };
     let trial = Trial {
+        days,
         started: Instant::now(),
         slice: (arguments.messages as usize / plan.len()).max(1),
         minutes: arguments.minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0)),
@@ -73,7 +98,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     arena.emit(arguments.seed)?;
     let done = trial.run(&mut arena, &plan, Traffic::new(arguments.seed)).await;
-    let (faults, missed) = match done {
+    let Done { faults, missed, changes } = match done {
         Ok(done) => done,
         Err(error) => {
             eprintln!("logs: {}", arena.keep_logs()?.display());
@@ -83,7 +108,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arena.drain().await.context("draining")?;
     let seconds = trial.started.elapsed().as_secs_f64();
     trial.bar.finish_and_clear();
-    let report = Report::collect(&mut arena, arguments.seed, seconds, faults, missed).await?;
+    let report = Report::collect(&mut arena, arguments.seed, seconds, faults, missed, changes).await?;
     if arguments.json {
         eprintln!("{}", report.table());
         report.print_json()?;
@@ -101,6 +126,30 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What goes on between two slices.
+async fn between(arena: &mut Arena, day: &Day, traffic: &mut Traffic, done: &mut Done) -> anyhow::Result<()> {
+    if let Some(missing) = day.give {
+        arena.give_back(missing).await.context("giving back")?;
+    }
+    if let Some(missing) = day.take {
+        arena.take_away(missing).await.context("taking away")?;
+    }
+    if let Some(errand) = day.errand {
+        arena.errand(errand).await?;
+    }
+    if let Some(change) = &day.change {
+        arena.change(change).await?;
+        done.changes.push(change.name());
+    }
+    if day.days > 0 {
+        arena.let_days_pass(day.days).await.context("letting days pass")?;
+        (0..day.days).for_each(|_| traffic.end_of_day());
+        arena.collect().await?;
+    }
+    arena.begin_a_window();
+    Ok(())
+}
+
 fn bar(faults: usize) -> ProgressBar {
     // Hidden by itself where stderr is no terminal.
     let style = ProgressStyle::with_template("faults {bar:30} {pos}/{len} {elapsed} {msg}");
@@ -108,22 +157,27 @@ fn bar(faults: usize) -> ProgressBar {
 }
 
 struct Trial {
+    /// What happens after each slice.
+    days: Vec<Day>,
     started: Instant,
     slice: usize,
     minutes: Option<Duration>,
     bar: ProgressBar,
 }
 
+/// What a trial has done.
+#[derive(Default)]
+struct Done {
+    /// By kind.
+    faults: BTreeMap<String, u64>,
+    /// Faults that waited for a moment that did not come.
+    missed: u64,
+    changes: Vec<String>,
+}
+
 impl Trial {
-    /// Returns the faults by kind, and how many waited for a moment that did not come.
-    async fn run(
-        &self,
-        arena: &mut Arena,
-        plan: &[Planned],
-        mut traffic: Traffic,
-    ) -> anyhow::Result<(BTreeMap<String, u64>, u64)> {
-        let mut by_kind = BTreeMap::new();
-        let mut missed = 0;
+    async fn run(&self, arena: &mut Arena, plan: &[Planned], mut traffic: Traffic) -> anyhow::Result<Done> {
+        let mut done = Done::default();
         let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
         for (number, planned) in plan.iter().enumerate() {
             if self.minutes.is_some_and(|all| self.started.elapsed() >= all) {
@@ -148,20 +202,29 @@ impl Trial {
             arena.heal(&planned.fault).await.with_context(|| format!("healing {name}"))?;
             if let Some(second) = &planned.second {
                 arena.heal(second).await.with_context(|| format!("healing {}", second.name()))?;
-                *by_kind.entry(second.kind.name()).or_insert(0) += 1;
+                *done.faults.entry(second.kind.name()).or_insert(0) += 1;
             }
             if planned.fault.kind.strikes_once() && arena.struck() == before {
-                missed += 1;
+                done.missed += 1;
             } else {
-                *by_kind.entry(planned.fault.kind.name()).or_insert(0) += 1;
+                *done.faults.entry(planned.fault.kind.name()).or_insert(0) += 1;
             }
             self.recover(arena, planned, tail, fresh).await?;
+            if let Some(day) = self.days.get(number) {
+                between(arena, day, &mut traffic, &mut done)
+                    .await
+                    .with_context(|| format!("after {name}: {day:?}"))?;
+            }
             if number % SAMPLE == SAMPLE - 1 {
                 arena.sample_mirror().await.context("looking at the mirror")?;
             }
             self.bar.inc(1);
         }
-        Ok((by_kind, missed))
+        if self.days.iter().any(|day| day.take.is_some()) {
+            // What was given up meanwhile takes effect now; what was broken off is brought to its end.
+            arena.errand(Errand::Requeue).await?;
+        }
+        Ok(done)
     }
 
     /// Publishes what comes before the fault; where time is given, spread over the slot.

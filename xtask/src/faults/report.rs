@@ -25,6 +25,9 @@ pub(crate) struct Report {
     effects: usize,
     memory: u64,
     events: EventFigures,
+    days: i64,
+    changes: Vec<String>,
+    missing: usize,
 }
 
 /// How many events.
@@ -46,6 +49,7 @@ impl Report {
         seconds: f64,
         faults: BTreeMap<String, u64>,
         missed: u64,
+        changes: Vec<String>,
     ) -> anyhow::Result<Self> {
         let violations = arena.check().await?;
         let evidence = &arena.evidence;
@@ -67,6 +71,9 @@ impl Report {
                 published: evidence.events.published(),
                 repeats: evidence.events.repeats(),
             },
+            days: evidence.days,
+            changes,
+            missing: evidence.meanwhile.missing.len(),
             memory: evidence.memory.as_ref().map_or(0, |(_, bytes)| *bytes),
         })
     }
@@ -91,6 +98,12 @@ impl Report {
             ("orphans", self.count(&[What::OrphanEffect, What::OrphanKey, What::OrphanAudit])),
             ("stale_mirror", self.count(&[What::StaleMirror])),
             ("unexplained_dead_letters", self.count(&[What::UnexplainedDeadLetter])),
+            ("starved", self.count(&[What::Starved])),
+            ("unjustified_dead_letters", self.count(&[What::UnjustifiedDeadLetter])),
+            ("trespasses", self.count(&[What::Trespass])),
+            ("days_simulated", u64::try_from(self.days).unwrap_or(0)),
+            ("config_changes", self.changes.len() as u64),
+            ("tenants_broken", self.missing as u64),
             ("events_committed", self.events.committed),
             ("events_published", self.events.published),
             ("events_lost", self.count(&[What::EventLost])),
@@ -174,6 +187,7 @@ impl Report {
             ("mirror_entries", json!(self.mirrored)),
             ("missed", json!(self.missed)),
             ("unexpected_exits", json!(self.exits)),
+            ("changes", json!(self.changes)),
             ("violations", json!(violations)),
             ("faults_by_kind", json!(self.faults)),
         ]);

@@ -1,7 +1,7 @@
 //! What is published: mostly work, a fifth of it duplicates, some of it wrong in every way.
 
 use fastrand::Rng;
-use testbed::checker::{Act, Intent};
+use testbed::checker::{Act, Beside, Intent};
 
 /// An endless stream, the same for the same seed.
 #[derive(Debug)]
@@ -9,14 +9,33 @@ pub(crate) struct Traffic {
     random: Rng,
     /// All distinct messages so far: what may come again.
     before: Vec<Intent>,
+    /// How many of them there were at the end of each day.
+    days: Vec<usize>,
     keys: u32,
 }
 
 /// Duplicates in per cent.
 const DUPLICATES: u8 = 20;
 /// Among the rest, in per mille.
-const ACTS: [(u16, Act); 5] =
-    [(10, Act::Reject), (10, Act::Divide), (10, Act::Fail), (10, Act::FailOnce), (4, Act::Slow)];
+const ACTS: [(u16, Act); 11] = [
+    (10, Act::Reject),
+    (5, Act::Divide),
+    (10, Act::Fail),
+    (10, Act::FailOnce),
+    (4, Act::Slow),
+    (5, Act::NoNumber),
+    (3, Act::AtCommit),
+    (3, Act::NoTable),
+    (2, Act::NoSchema),
+    (2, Act::NoSyntax),
+    (5, Act::Serialize),
+];
+/// Work that does something beside its effect, in per mille of all work.
+const BESIDE: u16 = 60;
+/// Messages of tenants that have a schema of their own, in per cent.
+const BRANCHES: u8 = 12;
+/// A copy may come so many days later: well within the retention, and what waits in the queue meanwhile.
+const REMEMBERED: usize = 6;
 /// The same key with another payload, in per mille.
 const CONFLICTS: u16 = 20;
 /// Most duplicates come soon.
@@ -24,7 +43,17 @@ const RECENT: usize = 500;
 
 impl Traffic {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { random: Rng::with_seed(seed ^ 0x7261_6666_6963), before: Vec::new(), keys: 0 }
+        Self {
+            random: Rng::with_seed(seed ^ 0x7261_6666_6963),
+            before: Vec::new(),
+            days: Vec::new(),
+            keys: 0,
+        }
+    }
+
+    /// A day has gone by: what is too old does not come again.
+    pub(crate) fn end_of_day(&mut self) {
+        self.days.push(self.before.len());
     }
 
     pub(crate) fn take(&mut self, count: usize) -> Vec<Intent> {
@@ -50,10 +79,27 @@ impl Traffic {
 
     fn work(&mut self, act: Act) -> Intent {
         self.keys += 1;
-        let tenant = format!("tenant-{:02}", self.random.u8(0..20));
-        let intent = Intent::new(&tenant, &key(self.keys), act, 0);
+        let mut tenant = format!("tenant-{:02}", self.random.u8(0..20));
+        let mut act = act;
+        if act == Act::Work && self.random.u8(0..100) < BRANCHES {
+            tenant = format!("branch_{}", self.random.u8(0..5));
+            act = Act::Branch;
+        }
+        let mut intent = Intent::new(&tenant, &key(self.keys), act, 0);
+        if act == Act::Work && self.random.u16(0..1_000) < BESIDE {
+            intent = intent.beside(self.beside());
+        }
         self.before.push(intent.clone());
         intent
+    }
+
+    fn beside(&mut self) -> Beside {
+        match self.random.u8(0..12) {
+            0..5 => Beside::Hot(self.random.u8(0..16), self.random.u8(0..16)),
+            5..9 => Beside::Stream(self.random.u8(0..40)),
+            9..11 => Beside::Deferred,
+            _ => Beside::Temporary,
+        }
     }
 
     fn next(&mut self) -> Intent {
@@ -85,7 +131,11 @@ impl Traffic {
 
     fn earlier(&mut self) -> Intent {
         let all = self.before.len();
-        let from = if self.random.u8(0..5) == 0 { 0 } else { all.saturating_sub(RECENT) };
+        let day = self.days.len().checked_sub(REMEMBERED).and_then(|day| self.days.get(day));
+        // Nothing may have come since.
+        let oldest = day.copied().unwrap_or(0).min(all.saturating_sub(1));
+        let recent = all.saturating_sub(RECENT).max(oldest);
+        let from = if self.random.u8(0..5) == 0 { oldest } else { recent };
         self.before[self.random.usize(from..all)].clone()
     }
 }

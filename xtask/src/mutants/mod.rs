@@ -1,10 +1,12 @@
 //! `cargo xtask mutants`: plants one bug at a time and lets the judge find it; then runs the same script without the bug, which
 //! must be judged clean. A green fault run means as much as this table does.
 
+mod findings;
+mod patch;
 mod scripts;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -15,13 +17,17 @@ use testbed::checker::Violation;
 use testbed::{Arena, ArenaConfig, Servers};
 
 use crate::process;
-use scripts::{MUTANTS, Mutant};
+use patch::Patch;
+use scripts::{MUTANTS, Mutant, Origin};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Only these bugs, such as ack_before_commit
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Only see that each patch of xtask/mutants still applies
+    #[arg(long)]
+    check: bool,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -32,37 +38,56 @@ const LIMIT: Duration = Duration::from_secs(12);
 /// Without a bug all work ends.
 const CLEAN_LIMIT: Duration = Duration::from_secs(60);
 
+/// What the judge found, or why there was no trial.
+type Outcome = Result<Vec<Violation>, String>;
+
 /// What became of one mutant.
 struct Verdict {
     bug: &'static str,
     /// What the judge found with the bug.
-    found: Vec<Violation>,
+    found: Outcome,
     /// What it found without: nothing, or the script is wrong.
-    clean: Vec<Violation>,
+    clean: Outcome,
 }
 
 impl Verdict {
     fn is_caught(&self) -> bool {
-        !self.found.is_empty() && self.clean.is_empty()
+        self.word() == "caught"
+    }
+
+    fn word(&self) -> &'static str {
+        match (&self.found, &self.clean) {
+            (Err(_), _) | (_, Err(_)) => "NO TRIAL",
+            (Ok(found), Ok(clean)) => match (found.is_empty(), clean.is_empty()) {
+                (false, true) => "caught",
+                (true, _) => "SURVIVED",
+                (_, false) => "NOT CLEAN WITHOUT IT",
+            },
+        }
     }
 
     fn invariants(&self) -> String {
+        let found = self.found.as_deref().unwrap_or_default();
         let names: BTreeSet<String> =
-            self.found.iter().map(|v| format!("{:?} {}", v.invariant, v.what.name())).collect();
+            found.iter().map(|v| format!("{:?} {}", v.invariant, v.what.name())).collect();
         names.into_iter().collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Runs all mutants. Fails when one survives, or when a script is not clean without its bug.
+/// Runs all mutants. Fails when one survives, when a script is not clean without its bug, or when a patch no longer applies.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let binaries = process::build_planted()?;
+    let patches = patch::all()?;
+    if arguments.check {
+        return check(&patches);
+    }
     let chosen: Vec<&Mutant> = MUTANTS
         .iter()
         .filter(|mutant| arguments.only.is_empty() || arguments.only.iter().any(|name| name == mutant.bug))
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "there is no such bug");
+    let binaries = process::build_planted()?;
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-    let mut servers = Servers::start_private().await?;
+    let mut servers = Some(Servers::start_private().await?);
     let started = Instant::now();
     let style = ProgressStyle::with_template("mutants {bar:30} {pos}/{len} {elapsed} {msg}");
     let bar = ProgressBar::new(chosen.len() as u64)
@@ -70,10 +95,22 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut verdicts = Vec::new();
     for mutant in chosen {
         bar.set_message(mutant.bug);
-        let (found, left) = trial(mutant, Some(mutant.bug), &binaries, servers).await?;
-        let (clean, left) = trial(mutant, None, &binaries, left).await?;
-        servers = left;
-        verdicts.push(Verdict { bug: mutant.bug, found, clean });
+        let planted = match mutant.origin {
+            Origin::Planted => Ok(binaries.clone()),
+            Origin::Patch => built(&patches, mutant.bug),
+        };
+        let found = match planted {
+            Ok(planted) => trial(mutant, true, &planted, &mut servers).await,
+            Err(error) => Err(format!("{error:#}")),
+        };
+        let clean = match &found {
+            // What cannot even be tried with its bug says nothing without it.
+            Err(_) => Ok(Vec::new()),
+            Ok(_) => trial(mutant, false, &binaries, &mut servers).await,
+        };
+        let verdict = Verdict { bug: mutant.bug, found, clean };
+        eprintln!("{}: {} {}", verdict.bug, verdict.word(), verdict.invariants());
+        verdicts.push(verdict);
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -81,33 +118,75 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     report(&verdicts, started.elapsed(), arguments.json)
 }
 
-/// One script, from fresh tables and queues on.
-async fn trial(
+fn check(patches: &[Patch]) -> anyhow::Result<()> {
+    let mut broken = 0;
+    for patch in patches {
+        match patch.check() {
+            Ok(()) => eprintln!("{}: leaves out {}", patch.name, patch.care),
+            Err(error) => {
+                broken += 1;
+                eprintln!("{error:#}");
+            }
+        }
+    }
+    anyhow::ensure!(broken == 0, "{broken} of {} patches no longer apply", patches.len());
+    Ok(())
+}
+
+fn built(patches: &[Patch], name: &str) -> anyhow::Result<PathBuf> {
+    let patch = patches.iter().find(|patch| patch.name == name);
+    patch.with_context(|| format!("there is no xtask/mutants/{name}.patch"))?.build()
+}
+
+/// One script, from fresh tables and queues on. What goes wrong with it is its own matter: the others go on.
+async fn trial(mutant: &Mutant, planted: bool, binaries: &Path, servers: &mut Option<Servers>) -> Outcome {
+    let name = format!("{} ({})", mutant.bug, if planted { "planted" } else { "without" });
+    match attempt(mutant, planted, &name, binaries, servers).await {
+        Ok(found) => Ok(found),
+        Err(error) => {
+            eprintln!("{name}: {error:#}");
+            Err(format!("{name}: {error:#}"))
+        }
+    }
+}
+
+async fn attempt(
     mutant: &Mutant,
-    bug: Option<&str>,
+    planted: bool,
+    name: &str,
     binaries: &Path,
-    servers: Servers,
-) -> anyhow::Result<(Vec<Violation>, Servers)> {
+    servers: &mut Option<Servers>,
+) -> anyhow::Result<Vec<Violation>> {
     let mut config = ArenaConfig::new(binaries.to_path_buf());
     config.workers = mutant.workers;
     config.relays = 1;
-    for (key, value) in mutant.consumer {
-        config = config.set("consumer", key, value);
+    config.neighbours = mutant.neighbours.to_vec();
+    for (section, key, value) in mutant.settings {
+        config = config.set(section, key, value);
     }
-    config.environment.extend(bug.map(|bug| ("PLANT".to_owned(), bug.to_owned())));
+    if planted && mutant.origin == Origin::Planted {
+        config.environment.push(("PLANT".to_owned(), mutant.bug.to_owned()));
+    }
     config.environment.extend(mutant.failpoint.map(|at| ("FAILPOINT".to_owned(), at.to_owned())));
-    let mut arena = Arena::start_on(servers, config).await?;
-    let name = format!("{} ({})", mutant.bug, bug.map_or("without", |_| "planted"));
-    if let Err(error) = scripts::play(mutant, &mut arena).await {
+    let free = match servers.take() {
+        Some(servers) => servers,
+        // A trial that went wrong took its servers with it.
+        None => Servers::start_private().await?,
+    };
+    let mut arena = Arena::start_on(free, config).await?;
+    let violations = judged(mutant, planted, &mut arena).await;
+    if violations.as_ref().map_or(true, |found| !planted && !found.is_empty()) {
         eprintln!("logs of {name}: {}", arena.keep_logs()?.display());
-        return Err(error.context(name));
     }
-    arena.drain_within(bug.map_or(CLEAN_LIMIT, |_| LIMIT)).await.with_context(|| name.clone())?;
-    let violations = arena.check().await?;
-    if bug.is_none() && !violations.is_empty() {
-        eprintln!("logs of {name}: {}", arena.keep_logs()?.display());
-    }
-    Ok((violations, arena.leave().await?))
+    let violations = violations?;
+    *servers = arena.leave().await.ok();
+    Ok(violations)
+}
+
+async fn judged(mutant: &Mutant, planted: bool, arena: &mut Arena) -> anyhow::Result<Vec<Violation>> {
+    scripts::play(mutant, arena).await?;
+    arena.drain_within(if planted { LIMIT } else { CLEAN_LIMIT }).await?;
+    arena.check().await
 }
 
 fn report(verdicts: &[Verdict], took: Duration, json: bool) -> anyhow::Result<()> {
@@ -115,21 +194,25 @@ fn report(verdicts: &[Verdict], took: Duration, json: bool) -> anyhow::Result<()
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["PLANTED BUG", "VERDICT", "INVARIANTS"]);
     for verdict in verdicts {
-        let word = match (verdict.found.is_empty(), verdict.clean.is_empty()) {
-            (false, true) => "caught",
-            (true, _) => "SURVIVED",
-            (_, false) => "NOT CLEAN WITHOUT IT",
-        };
-        table.add_row([verdict.bug.to_owned(), word.to_owned(), verdict.invariants()]);
-        for violation in &verdict.clean {
+        table.add_row([verdict.bug.to_owned(), verdict.word().to_owned(), verdict.invariants()]);
+        for violation in verdict.clean.as_deref().unwrap_or_default() {
             eprintln!("{} without the bug: {violation}", verdict.bug);
+        }
+        for error in [&verdict.found, &verdict.clean].into_iter().filter_map(|outcome| outcome.as_ref().err())
+        {
+            eprintln!("{error}");
         }
     }
     let caught = verdicts.iter().filter(|verdict| verdict.is_caught()).count();
     eprintln!("{table}\n{caught} of {} caught in {:.0?}", verdicts.len(), took);
     if json {
-        let by: serde_json::Map<String, serde_json::Value> =
-            verdicts.iter().map(|verdict| (verdict.bug.to_owned(), json!(verdict.invariants()))).collect();
+        let by: serde_json::Map<String, serde_json::Value> = verdicts
+            .iter()
+            .map(|verdict| {
+                let said = if verdict.is_caught() { verdict.invariants() } else { verdict.word().to_owned() };
+                (verdict.bug.to_owned(), json!(said))
+            })
+            .collect();
         let object = json!({ "planted": verdicts.len(), "caught": caught, "by": by });
         use std::io::Write as _;
         writeln!(std::io::stdout(), "{object}")?;

@@ -9,16 +9,31 @@ use testbed::checker::events::{EXCHANGE, ORDERED};
 use testbed::checker::{Act, Intent};
 use testbed::faults::{Fault, Kind};
 use testbed::proxy::Mode;
-use testbed::{Arena, Server, Signal, eventually_within};
+use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
+
+use super::findings;
+
+/// Where a bug comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// `src/plant.rs`.
+    Planted,
+    /// `xtask/mutants/NAME.patch`.
+    Patch,
+}
 
 /// A bug, and how its trial is set up.
 pub(crate) struct Mutant {
-    /// As `PLANT` names it.
+    /// As `PLANT` names it, or its patch.
     pub(crate) bug: &'static str,
+    /// Where it comes from.
+    pub(crate) origin: Origin,
     /// How many workers.
     pub(crate) workers: usize,
-    /// Settings of the consumer.
-    pub(crate) consumer: &'static [(&'static str, &'static str)],
+    /// Settings: section, key, value.
+    pub(crate) settings: Settings,
+    /// Roles with few rights do what they may meanwhile.
+    pub(crate) neighbours: &'static [Neighbour],
     /// A step at which processes end, with the bug and without.
     pub(crate) failpoint: Option<&'static str>,
     script: Script,
@@ -47,43 +62,110 @@ enum Script {
     KillRelayInPublish,
     FirstIsUnroutable,
     Unroutable,
+    CopiesFail,
+    BranchIsMissing,
+    TemporaryTables,
+    KeyIsHeld,
+    HotRows,
+    SequenceIsUsedUp,
+    CopiesRedelivered,
+    FailOnce,
+    CopyStays,
+    SuspectIsSlow,
+    Overheard,
+    UsualWork,
+    RequeueBrokenOff,
+    AnotherFile,
+    ClockJumps,
+    TrailDropped,
+    PolicyChanges,
 }
 
-const ONE_BY_ONE: &[(&str, &str)] = &[("batch", "1"), ("lanes", "1"), ("prefetch", "10")];
-const TWO_LANES: &[(&str, &str)] = &[("batch", "1"), ("lanes", "2"), ("prefetch", "10")];
-const TRUSTING: &[(&str, &str)] = &[("precheck", "\"trust\"")];
-const ONE_ATTEMPT: &[(&str, &str)] = &[("retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
+/// A message is taken for its process's death at once.
+const ONE_CRASH: Settings = &[
+    ("consumer", "batch", "1"),
+    ("consumer", "lanes", "2"),
+    ("consumer", "prefetch", "40"),
+    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 5, max_crashes = 1 }"),
+];
+
+type Settings = &'static [(&'static str, &'static str, &'static str)];
+
+const ONE_BY_ONE: Settings =
+    &[("consumer", "batch", "1"), ("consumer", "lanes", "1"), ("consumer", "prefetch", "10")];
+const TWO_LANES: Settings =
+    &[("consumer", "batch", "1"), ("consumer", "lanes", "2"), ("consumer", "prefetch", "10")];
+const ONE_LANE: Settings = &[("consumer", "lanes", "1")];
+/// A handler may take long.
+const PATIENT: Settings =
+    &[("postgres", "statement_timeout", "\"90s\""), ("consumer", "deadline", "\"80s\"")];
+const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
+const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
 const fn mutant(bug: &'static str, script: Script) -> Mutant {
-    Mutant { bug, workers: 1, consumer: &[], failpoint: None, script }
+    Mutant {
+        bug,
+        origin: Origin::Planted,
+        workers: 1,
+        settings: &[],
+        neighbours: &[],
+        failpoint: None,
+        script,
+    }
 }
 
-/// All bugs that can be planted (`src/plant.rs`).
-pub(crate) const MUTANTS: [Mutant; 21] = [
-    Mutant { consumer: ONE_BY_ONE, ..mutant("ack_before_commit", Script::KillInHandler) },
+const fn patch(bug: &'static str, script: Script) -> Mutant {
+    Mutant { origin: Origin::Patch, ..mutant(bug, script) }
+}
+
+/// All bugs that can be planted.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    Mutant { settings: ONE_BY_ONE, ..mutant("ack_before_commit", Script::KillInHandler) },
     mutant("commit_tag_ignored", Script::PoisonAmongGood),
-    Mutant { workers: 2, consumer: ONE_BY_ONE, ..mutant("check_then_act", Script::CopiesAtOnce) },
-    Mutant { workers: 2, consumer: ONE_BY_ONE, ..mutant("claim_in_one_statement", Script::CopiesAtOnce) },
-    Mutant { consumer: ONE_BY_ONE, ..mutant("ack_on_stale_channel", Script::CutInHandler) },
-    Mutant { consumer: TWO_LANES, ..mutant("ack_over_a_gap", Script::KillBehindFinished) },
+    Mutant { workers: 2, settings: ONE_BY_ONE, ..mutant("check_then_act", Script::CopiesAtOnce) },
+    Mutant { workers: 2, settings: ONE_BY_ONE, ..mutant("claim_in_one_statement", Script::CopiesAtOnce) },
+    Mutant { settings: ONE_BY_ONE, ..mutant("ack_on_stale_channel", Script::CutInHandler) },
+    Mutant { settings: TWO_LANES, ..mutant("ack_over_a_gap", Script::KillBehindFinished) },
     mutant("relay_deletes_first", Script::KillRelayInMirror),
     mutant("no_mandatory", Script::NoDeadLetterQueue),
-    Mutant { consumer: TWO_LANES, ..mutant("id_cursor", Script::LateCommit) },
-    Mutant { consumer: TRUSTING, ..mutant("no_epoch", Script::Restore) },
+    Mutant { settings: TWO_LANES, ..mutant("id_cursor", Script::LateCommit) },
+    Mutant { settings: TRUSTING, ..mutant("no_epoch", Script::Restore) },
     mutant("trust_without_durability", Script::LostCommits),
     mutant("collect_pending", Script::CollectPending),
     mutant("unknown_commit_is_failure", Script::LostCommitReply),
     mutant("copy_unconfirmed", Script::NoDeadLetterExchange),
     Mutant { failpoint: Some("worker.handle.before=key:kill"), ..mutant("never_isolate", Script::Killer) },
     mutant("conflict_is_duplicate", Script::OtherPayload),
-    Mutant { consumer: ONE_ATTEMPT, ..mutant("outage_spends_attempt", Script::Terminate) },
-    Mutant { consumer: ONE_ATTEMPT, ..mutant("environment_is_poison", Script::Revoke) },
+    Mutant { settings: ONE_ATTEMPT, ..mutant("outage_spends_attempt", Script::Terminate) },
+    Mutant { settings: ONE_ATTEMPT, ..mutant("environment_is_poison", Script::Revoke) },
     mutant("event_deleted_before_confirm", Script::KillRelayInPublish),
     mutant("event_order_ignored", Script::FirstIsUnroutable),
     mutant("mandatory_ignored", Script::Unroutable),
+    Mutant { settings: ONE_BY_ONE, ..patch("copies_spend_attempts", Script::CopiesFail) },
+    patch("environment_pins_its_lane", Script::TemporaryTables),
+    patch("environment_is_nobodys", Script::BranchIsMissing),
+    patch("held_key_pins_its_batch", Script::KeyIsHeld),
+    Mutant { settings: ONE_ATTEMPT, ..patch("contention_is_charged", Script::HotRows) },
+    patch("used_up_sequence_is_poison", Script::SequenceIsUsedUp),
+    Mutant { settings: ONE_CRASH, ..patch("live_runs_are_deaths", Script::CopiesRedelivered) },
+    Mutant {
+        settings: TRUSTING,
+        neighbours: &[Neighbour::Listener],
+        ..patch("mirror_hit_without_evidence", Script::FailOnce)
+    },
+    Mutant { settings: ONE_LANE, ..patch("copy_keeps_its_lane", Script::CopyStays) },
+    Mutant { settings: PATIENT, ..patch("suspect_stops_everybody", Script::SuspectIsSlow) },
+    patch("letters_are_published_unremembered", Script::RequeueBrokenOff),
+    patch("policies_are_compared", Script::PolicyChanges),
+    patch("collection_believes_its_file", Script::AnotherFile),
+    patch("clock_jump_is_believed", Script::ClockJumps),
+    patch("trail_without_a_floor", Script::TrailDropped),
+    Mutant { neighbours: &[Neighbour::Client], ..patch("claims_without_rights", Script::Overheard) },
+    Mutant { neighbours: &[Neighbour::Stranger], ..patch("emits_without_rights", Script::Overheard) },
+    Mutant { neighbours: &[Neighbour::Creator], ..patch("names_are_looked_up_anywhere", Script::UsualWork) },
 ];
 
-fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
+pub(super) fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
     (0..count).map(|number| Intent::new("acme", &format!("{name}-{number}"), act, 0)).collect()
 }
 
@@ -150,14 +232,31 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::KillRelayInPublish => kill_relay_in_publish(arena).await,
         Script::FirstIsUnroutable => first_is_unroutable(arena).await,
         Script::Unroutable => unroutable(arena).await,
+        Script::CopiesFail => findings::copies_fail(arena).await,
+        Script::BranchIsMissing => findings::branch_is_missing(arena).await,
+        Script::TemporaryTables => findings::temporary_tables(arena).await,
+        Script::KeyIsHeld => findings::key_is_held(arena).await,
+        Script::HotRows => findings::hot_rows(arena).await,
+        Script::SequenceIsUsedUp => findings::sequence_is_used_up(arena).await,
+        Script::CopiesRedelivered => findings::copies_redelivered(arena).await,
+        Script::FailOnce => findings::fail_once(arena).await,
+        Script::CopyStays => findings::copy_stays(arena).await,
+        Script::SuspectIsSlow => findings::suspect_is_slow(arena).await,
+        Script::Overheard => findings::overheard(arena).await,
+        Script::UsualWork => findings::usual_work(arena).await,
+        Script::RequeueBrokenOff => findings::requeue_broken_off(arena).await,
+        Script::AnotherFile => findings::another_file(arena).await,
+        Script::ClockJumps => findings::clock_jumps(arena).await,
+        Script::TrailDropped => findings::trail_dropped(arena).await,
+        Script::PolicyChanges => findings::policy_changes(arena).await,
     }
 }
 
 /// A handler sleeps.
-const BUSY: &str = "select least(count(*), 1) from pg_stat_activity where wait_event = 'PgSleep'";
+pub(super) const BUSY: &str = "select least(count(*), 1) from pg_stat_activity where wait_event = 'PgSleep'";
 
 /// Publishes and waits for the confirms.
-async fn publish(arena: &Arena, intents: Vec<Intent>) -> anyhow::Result<()> {
+pub(super) async fn publish(arena: &Arena, intents: Vec<Intent>) -> anyhow::Result<()> {
     arena.publish(intents);
     eventually_within(Duration::from_secs(20), "all is published", || async {
         let left = arena.unpublished();

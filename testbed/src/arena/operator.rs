@@ -1,0 +1,85 @@
+//! What an operator does in the meantime: collects, requeues, discards, sweeps; and is broken off in the middle of it.
+
+use std::time::Duration;
+
+use super::Arena;
+use crate::checker::FRAGILE;
+
+/// For one command.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What an operator may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// Requeues what was given up while a schema was missing.
+    Requeue,
+    /// The same, and dies so many milliseconds after it began.
+    RequeueBrokenOff(u64),
+    /// Discards what handlers have rejected.
+    Discard,
+    /// Goes through the dead-letter queue.
+    Sweep,
+    /// Collects with a file that knows another retention.
+    CollectWithAnotherFile,
+}
+
+impl Arena {
+    /// What the schedule would do each day.
+    pub async fn collect(&mut self) -> anyhow::Result<()> {
+        self.told(&["gc", "run"], None).await
+    }
+
+    /// Does an errand. That the servers are away, or that there is nothing to do, is no reason to stop.
+    pub async fn errand(&mut self, errand: Errand) -> anyhow::Result<()> {
+        match errand {
+            Errand::Requeue => self.requeue(None).await,
+            Errand::RequeueBrokenOff(after) => self.requeue(Some(Duration::from_millis(after))).await,
+            Errand::Discard => {
+                let discard =
+                    ["failed", "discard", "--reason", "handler_rejected", "--yes", "--max", "100000"];
+                self.told(&discard, None).await?;
+                self.run_sql("select judge.note()".to_owned()).await
+            }
+            Errand::Sweep => self.told(&["failed", "sweep"], None).await,
+            Errand::CollectWithAnotherFile => {
+                let text = self.config.clone().set("consumer", "retention", "\"2d\"").toml(&self.queue);
+                std::fs::write(self.scratch.path().join("another.toml"), text)?;
+                self.told(
+                    &["--config", &self.scratch.path().join("another.toml").to_string_lossy(), "gc", "run"],
+                    None,
+                )
+                .await
+            }
+        }
+    }
+
+    async fn requeue(&mut self, break_off: Option<Duration>) -> anyhow::Result<()> {
+        for tenant in FRAGILE {
+            let all = ["failed", "requeue", "--tenant", tenant, "--reason", "attempts_exhausted"];
+            let arguments: Vec<&str> = all.into_iter().chain(["--yes", "--max", "100000"]).collect();
+            self.told(&arguments, break_off).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs `oncely`; its exit code is a matter of the servers' state. It must come to an end, and not by a panic.
+    async fn told(&mut self, arguments: &[&str], break_off: Option<Duration>) -> anyhow::Result<()> {
+        let mut command = self.oncely_command(arguments);
+        command.kill_on_drop(true).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        let child = command.spawn()?;
+        // Dropped, it is killed.
+        let Ok(output) = tokio::time::timeout(break_off.unwrap_or(PATIENCE), child.wait_with_output()).await
+        else {
+            if break_off.is_none() {
+                self.exits.push(format!("oncely {}: no end within {PATIENCE:?}", arguments.join(" ")));
+            }
+            return Ok(());
+        };
+        let output = output?;
+        if output.status.code().is_none_or(|code| code == 101) {
+            let text = String::from_utf8_lossy(&output.stderr);
+            self.exits.push(format!("oncely {}: {} {text}", arguments.join(" "), output.status));
+        }
+        Ok(())
+    }
+}

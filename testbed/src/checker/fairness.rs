@@ -1,0 +1,80 @@
+//! Liveness and fairness: in each window of time every healthy tenant that has work makes progress.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// So long a tenant may wait while others overtake it.
+const OVERTAKEN: Duration = Duration::from_secs(12);
+/// So many messages of others may be done beyond those that were there when a tenant began to wait: a queue has several consumers, and
+/// each of them takes many messages at once.
+const SLACK: u64 = 10;
+/// So long it may wait at all, where everything that it needs is up.
+const AT_ALL: Duration = Duration::from_secs(30);
+
+/// Looks at all tenants from time to time, and notes who waited too long.
+#[derive(Clone, Debug, Default)]
+pub struct Fairness {
+    tenants: BTreeMap<String, Standing>,
+    /// Faults that hold now.
+    faults: usize,
+    starved: Vec<String>,
+}
+
+/// How a tenant fares.
+#[derive(Clone, Debug)]
+struct Standing {
+    done: u64,
+    /// Since when it has had work and made no progress.
+    since: Duration,
+    /// What the others had done by then and what they had to do, together: when they have done more, they have overtaken it.
+    ahead: u64,
+    /// It is noted already.
+    noted: bool,
+}
+
+impl Fairness {
+    /// A fault is there: as long as it holds nobody is owed anything.
+    pub fn fault(&mut self) {
+        self.faults += 1;
+    }
+
+    /// A fault is healed: all begin to wait anew.
+    pub fn healed(&mut self) {
+        self.faults = self.faults.saturating_sub(1);
+        self.restart();
+    }
+
+    /// All begin to wait anew.
+    pub fn restart(&mut self) {
+        self.tenants.clear();
+    }
+
+    /// What is due by tenant, and what is done of it, at a time since the start.
+    pub fn look(&mut self, at: Duration, due: &BTreeMap<String, u64>, done: &BTreeMap<String, u64>) {
+        let done_by = |tenant: &str| done.get(tenant).copied().unwrap_or(0);
+        let served: u64 = due.keys().map(|tenant| done_by(tenant)).sum();
+        // What is done and not yet known to be published counts as both.
+        let ahead: u64 = due.iter().map(|(tenant, due)| (*due).max(done_by(tenant))).sum();
+        for (tenant, due) in due {
+            let done = done_by(tenant);
+            let begins = Standing { done, since: at, ahead: ahead - done.max(*due), noted: false };
+            let standing = self.tenants.entry(tenant.clone()).or_insert_with(|| begins.clone());
+            if done > standing.done || done >= *due || self.faults > 0 {
+                *standing = begins;
+            }
+            let waited = at.saturating_sub(standing.since);
+            let is_overtaken = served - done > standing.ahead + SLACK;
+            if !standing.noted && (waited > AT_ALL || (waited > OVERTAKEN && is_overtaken)) {
+                standing.noted = true;
+                let how = if is_overtaken { "while others overtook it" } else { "with all the others" };
+                self.starved.push(format!("{tenant}: {waited:.0?} {how}, at {at:.0?}, {done} of {due} done"));
+            }
+        }
+    }
+
+    /// Who waited too long, each time.
+    #[must_use]
+    pub fn starved(&self) -> &[String] {
+        &self.starved
+    }
+}

@@ -1,0 +1,173 @@
+//! Is each verdict justified? A dead letter's attempts lie on its ladder, however many copies there were; a death stands behind each
+//! `crash`, a second payload behind each `key_conflict`, a missing schema behind what only that explains.
+
+use std::collections::BTreeMap;
+
+use sqlx::{PgConnection, Row as _};
+
+use super::evidence::Evidence;
+use super::judge::{Findings, Invariant, What};
+use super::ledger::{Class, FRAGILE, Key, Sent};
+
+/// After how long a failed run may come again, and how often.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ladder {
+    /// Seconds after the first, second, … failed run; the last one repeats.
+    pub delays: Vec<f64>,
+    /// Runs.
+    pub attempts: i32,
+    /// Deaths after which a message is taken for their cause.
+    pub crashes: usize,
+}
+
+impl Default for Ladder {
+    fn default() -> Self {
+        Self { delays: vec![0.2, 1.0], attempts: 5, crashes: 3 }
+    }
+}
+
+impl Ladder {
+    fn after(&self, attempt: i32) -> f64 {
+        let rung = usize::try_from(attempt.saturating_sub(1)).unwrap_or(0);
+        self.delays.get(rung.min(self.delays.len().saturating_sub(1))).copied().unwrap_or(0.0)
+    }
+}
+
+/// A row of the trail.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// `retried` or `dead_lettered`.
+    pub outcome: String,
+    /// Which run.
+    pub attempt: i32,
+    /// Why.
+    pub reason: String,
+    /// SQLSTATE, where there was one.
+    pub code: String,
+    /// Seconds since 1970, the days that went by at once included.
+    pub at: f64,
+}
+
+/// What happened meanwhile that a verdict may rest on; times as in [`Step::at`].
+#[derive(Clone, Debug, Default)]
+pub struct Meanwhile {
+    /// The ladders that were configured.
+    pub ladders: Vec<Ladder>,
+    /// When a worker's process died.
+    pub deaths: Vec<f64>,
+    /// From when to when a tenant's schema was missing.
+    pub missing: Vec<(String, f64, f64)>,
+    /// From when to when the clock was set back.
+    pub jumps: Vec<(f64, f64)>,
+}
+
+/// So much too early a copy may come, in seconds: the clocks of different processes differ.
+const GRAIN: f64 = 0.12;
+/// A schema is missing a little longer than the books say: what was under way ends later.
+const AFTERMATH: f64 = 5.0;
+
+/// Reads the trail.
+pub(super) async fn read_trail(
+    connection: &mut PgConnection,
+) -> Result<BTreeMap<Key, Vec<Step>>, sqlx::Error> {
+    let rows = sqlx::query(
+        "select tenant, key, outcome, attempt, coalesce(reason, ''), coalesce(error_code, ''), at::double precision
+         from judge.trail order by at",
+    )
+    .fetch_all(connection)
+    .await?;
+    let mut trail: BTreeMap<Key, Vec<Step>> = BTreeMap::new();
+    for row in rows {
+        let (outcome, attempt, reason) = (row.get(2), row.get(3), row.get(4));
+        let step = Step { outcome, attempt, reason, code: row.get(5), at: row.get(6) };
+        trail.entry((row.get(0), row.get(1))).or_default().push(step);
+    }
+    Ok(trail)
+}
+
+/// I13.
+pub(super) fn judge(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+    for (key, steps) in &evidence.trail {
+        let mut ladder: Vec<&Step> = Vec::new();
+        let mut last: Option<&Step> = None;
+        for step in steps {
+            if step.outcome != "dead_lettered" {
+                // A key that was forgotten or requeued begins anew: that gives attempts, and takes none.
+                if step.attempt == 1 {
+                    ladder.clear();
+                }
+                ladder.push(step);
+                continue;
+            }
+            // A copy of what was given up already is told the same again: it ran nothing.
+            let ran_nothing = ladder.is_empty() || step.attempt == 0;
+            let again = ran_nothing && last.is_some_and(|last| last.reason == step.reason);
+            if !again && let Some(why) = doubt(sent, &evidence.meanwhile, key, &ladder, step) {
+                let text = format!("{}/{}: {} {why}", key.0, key.1, step.reason);
+                found.add(Invariant::I13, What::UnjustifiedDeadLetter, text);
+            }
+            // Another payload's verdict says nothing of this one's runs.
+            if step.reason != "key_conflict" {
+                last = Some(step);
+                ladder.clear();
+            }
+        }
+    }
+}
+
+/// What is wrong with a verdict.
+fn doubt(sent: &Sent, meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdict: &Step) -> Option<String> {
+    match verdict.reason.as_str() {
+        "key_conflict" => {
+            let published = sent.versions(key).iter().filter(|version| version.class != Class::Refused);
+            (published.count() < 2).then(|| "and no other payload was ever sent".to_owned())
+        }
+        "crash" => {
+            let wanted = meanwhile.ladders.iter().map(|ladder| ladder.crashes).min().unwrap_or(3);
+            let died = meanwhile.deaths.iter().filter(|death| **death <= verdict.at + 1.0).count();
+            (died < wanted).then(|| format!("after {died} deaths of a process, not {wanted}"))
+        }
+        "attempts_exhausted" => doubt_ladder(meanwhile, key, ladder, verdict),
+        _ => None,
+    }
+}
+
+fn doubt_ladder(meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdict: &Step) -> Option<String> {
+    let own = [Ladder::default()];
+    let ladders = if meanwhile.ladders.is_empty() { &own[..] } else { &meanwhile.ladders };
+    if !ladders.iter().any(|ladder| ladder.attempts == verdict.attempt) {
+        return Some(format!("after {} attempts", verdict.attempt));
+    }
+    let steps: Vec<&Step> = ladder.iter().copied().chain([verdict]).collect();
+    if i32::try_from(steps.len()) != Ok(verdict.attempt) {
+        return Some(format!("at attempt {}, of which the trail has {}", verdict.attempt, steps.len()));
+    }
+    let jumped = |at: f64| meanwhile.jumps.iter().any(|(from, to)| at >= from - 10.0 && at <= to + 10.0);
+    for pair in steps.windows(2) {
+        let [before, after] = pair else { continue };
+        let delay = ladders.iter().map(|ladder| ladder.after(before.attempt)).fold(f64::INFINITY, f64::min);
+        let gap = after.at - before.at;
+        if gap < delay - GRAIN && !jumped(before.at) && !jumped(after.at) {
+            return Some(format!(
+                "attempt {} came {gap:.3} s after the one before, not {delay} s",
+                after.attempt
+            ));
+        }
+    }
+    if FRAGILE.contains(&key.0.as_str()) {
+        // Nothing else is wrong with its messages.
+        let missing = |at: f64| {
+            meanwhile
+                .missing
+                .iter()
+                .any(|(tenant, from, to)| *tenant == key.0 && at >= from - GRAIN && at <= to + AFTERMATH)
+        };
+        if let Some(step) = steps.iter().find(|step| !missing(step.at)) {
+            return Some(format!(
+                "attempt {} failed while its schema was there ({})",
+                step.attempt, step.code
+            ));
+        }
+    }
+    None
+}

@@ -1,0 +1,129 @@
+//! What goes on beside the faults, day by day: all from the seed.
+
+use fastrand::Rng;
+use testbed::{Change, Errand, Missing};
+
+/// Days that a run simulates, at the least, if it has slices enough.
+const DAYS: usize = 62;
+/// Days that go by between two slices, at the most: a copy that waits in a queue meanwhile must still find its key.
+const AT_ONCE: usize = 3;
+/// Slices from one change to the next.
+const CHANGE: usize = 6;
+/// Slices from one errand of an operator to the next.
+const ERRAND: usize = 4;
+/// A tenant's schema is missing for three slices of seven.
+const MISSING: (usize, usize) = (7, 3);
+
+/// What happens after a slice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Day {
+    /// So many days go by.
+    pub(crate) days: u32,
+    pub(crate) change: Option<Change>,
+    pub(crate) errand: Option<Errand>,
+    /// A tenant loses something.
+    pub(crate) take: Option<Missing>,
+    /// It gets it back.
+    pub(crate) give: Option<Missing>,
+}
+
+/// For each of `count` slices what happens after it. `builds`: there is another build to change to.
+pub(crate) fn calendar(seed: u64, count: usize, builds: bool) -> Vec<Day> {
+    let mut random = Rng::with_seed(seed ^ 0x6461_7973);
+    let mut changes = Dealer::default();
+    let mut missing: Option<Missing> = None;
+    let mut passed = 0;
+    (0..count)
+        .map(|slice| {
+            // Evenly, whole days at a time: a short run ages as much as a long one.
+            let due = (slice + 1) * DAYS.max(count).min(AT_ONCE * count) / count.max(1);
+            let mut day = Day { days: u32::try_from(due - passed).unwrap_or(1), ..Day::default() };
+            passed = due;
+            if slice % CHANGE == 2 {
+                day.change = Some(changes.deal(&mut random, builds));
+            }
+            if slice % ERRAND == 3 {
+                day.errand = Some(errand(&mut random));
+            }
+            if slice % MISSING.0 == 1 {
+                missing = Some(Missing { tenant: random.usize(0..2), what: random.usize(0..3) });
+                day.take = missing;
+            } else if slice % MISSING.0 == 1 + MISSING.1 || slice + 1 == count {
+                day.give = missing.take();
+            }
+            day
+        })
+        .collect()
+}
+
+fn errand(random: &mut Rng) -> Errand {
+    match random.u8(0..8) {
+        0..2 => Errand::Requeue,
+        2..4 => Errand::RequeueBrokenOff(random.u64(20..400)),
+        4..6 => Errand::Discard,
+        6 => Errand::Sweep,
+        _ => Errand::CollectWithAnotherFile,
+    }
+}
+
+/// Changes, each kind before any comes again.
+#[derive(Default)]
+struct Dealer {
+    left: Vec<Change>,
+    ladder: usize,
+    policy: usize,
+    days: u32,
+}
+
+impl Dealer {
+    fn deal(&mut self, random: &mut Rng, builds: bool) -> Change {
+        if self.left.is_empty() {
+            self.ladder += 1;
+            self.policy += 1;
+            self.days += 2;
+            self.left = vec![
+                Change::Fingerprint(["body", "canonical_json"][self.policy % 2]),
+                Change::Retention(10 + self.days),
+                Change::Retry(self.ladder),
+                Change::Size(random.u32(8..120), random.u32(1..4)),
+                Change::Handler,
+                Change::Table,
+                Change::Topology,
+            ];
+            if builds {
+                self.left.extend([Change::Build(0), Change::Build(1)]);
+            }
+            random.shuffle(&mut self.left);
+        }
+        self.left.pop().unwrap_or(Change::Handler)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_usual_length_simulates_two_months() {
+        for count in [24, 60, 200] {
+            let days: u32 = calendar(1, count, false).iter().map(|day| day.days).sum();
+            assert!(days as usize >= DAYS.max(count), "{count} slices: {days} days");
+        }
+        assert_eq!(calendar(1, 1, false)[0].days, 3, "but not all at once");
+    }
+
+    #[test]
+    fn what_is_taken_away_is_given_back() {
+        for count in [2, 5, 24, 60] {
+            let days = calendar(3, count, true);
+            let taken: Vec<Missing> = days.iter().filter_map(|day| day.take).collect();
+            let given: Vec<Missing> = days.iter().filter_map(|day| day.give).collect();
+            assert!(taken == given || (count == 2 && given.is_empty()), "{count}: {taken:?} {given:?}");
+        }
+    }
+
+    #[test]
+    fn a_usual_run_has_changes_enough() {
+        assert!(calendar(1, 60, false).iter().filter(|day| day.change.is_some()).count() >= 5);
+    }
+}

@@ -1,0 +1,240 @@
+//! Scripts for what reviews found: who is to blame, who waits for whom, what verdicts rest on, and what neighbours may do.
+
+use std::time::{Duration, Instant};
+
+use sqlx::Connection as _;
+use testbed::checker::{Act, Beside, Intent};
+use testbed::faults::{Fault, Kind};
+use testbed::{Arena, Errand, Missing};
+
+use super::scripts::{publish, some};
+
+/// Long enough for the judge to see that somebody waits while others are served.
+const A_WHILE: Duration = Duration::from_secs(16);
+
+/// The same where nobody is served at all.
+const A_LONG_WHILE: Duration = Duration::from_secs(36);
+
+fn work(tenant: &str, name: &str, count: usize) -> Vec<Intent> {
+    (0..count).map(|number| Intent::new(tenant, &format!("{name}-{number}"), Act::Work, 0)).collect()
+}
+
+/// Publishes a message of another tenant now and then, and looks who is served.
+async fn go_on(arena: &mut Arena, time: Duration) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let mut number = 0;
+    while start.elapsed() < time {
+        publish(arena, vec![Intent::new("initech", &format!("steady-{number}"), Act::Work, 0)]).await?;
+        number += 1;
+        arena.supervise()?;
+        arena.look_at_tenants().await?;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    Ok(())
+}
+
+/// Many copies of messages that always fail come at once.
+pub(super) async fn copies_fail(arena: &mut Arena) -> anyhow::Result<()> {
+    let all: Vec<Intent> = some(3, Act::Fail, "f").into_iter().flat_map(|one| vec![one; 6]).collect();
+    publish(arena, all).await
+}
+
+/// A tenant's schema is missing, and stays so, while others have work.
+pub(super) async fn branch_is_missing(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.take_away(Missing { tenant: 0, what: 0 }).await?;
+    let mut all = work("globex", "g", 50);
+    for (at, name) in [(5, "one"), (30, "other")] {
+        all.insert(at, Intent::new("branch_0", name, Act::Branch, 0));
+    }
+    publish(arena, all).await?;
+    go_on(arena, A_WHILE).await
+}
+
+/// A burst of messages that each make a temporary table of one name, among others.
+pub(super) async fn temporary_tables(arena: &mut Arena) -> anyhow::Result<()> {
+    let mut all = work("globex", "g", 30);
+    all.extend(work("acme", "t", 30).into_iter().map(|one| one.beside(Beside::Temporary)));
+    publish(arena, all).await?;
+    go_on(arena, A_WHILE).await
+}
+
+/// Somebody's open transaction holds a key that a message in the middle of others wants.
+pub(super) async fn key_is_held(arena: &mut Arena) -> anyhow::Result<()> {
+    let mut other = arena.connect().await?;
+    let mut holds = other.begin().await?;
+    sqlx::query(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at)
+         values ('branch_0', 'faults', 'held', 'IN_PROGRESS', 0, now())",
+    )
+    .execute(&mut *holds)
+    .await?;
+    let mut all = work("globex", "g", 60);
+    all.insert(30, Intent::new("branch_0", "held", Act::Work, 0));
+    publish(arena, all).await?;
+    go_on(arena, A_WHILE).await?;
+    holds.rollback().await?;
+    Ok(())
+}
+
+/// Messages in two lanes want the same rows, each in an order of its own.
+pub(super) async fn hot_rows(arena: &mut Arena) -> anyhow::Result<()> {
+    let all = work("acme", "h", 600).into_iter().enumerate().map(|(number, one)| {
+        let first = u8::try_from(number * 7 % 16).unwrap_or(0);
+        let second = u8::try_from(number * 11 % 16).unwrap_or(0);
+        one.beside(Beside::Hot(first, second))
+    });
+    publish(arena, all.collect()).await
+}
+
+/// For a while a sequence that all handlers need is used up.
+pub(super) async fn sequence_is_used_up(arena: &mut Arena) -> anyhow::Result<()> {
+    arena
+        .sql(
+            "create or replace function judge.premise() returns void language plpgsql as
+             $$ begin raise exception 'used up' using errcode = '2200H'; end $$",
+        )
+        .await?;
+    publish(arena, some(40, Act::Work, "k")).await?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    arena.sql("create or replace function judge.premise() returns void language sql as ''").await
+}
+
+/// Two copies of each message are redelivered to two lanes at once.
+pub(super) async fn copies_redelivered(arena: &mut Arena) -> anyhow::Result<()> {
+    let all: Vec<Intent> = some(8, Act::Slow, "s").into_iter().flat_map(|one| vec![one; 2]).collect();
+    publish(arena, all).await?;
+    arena.until("a handler at work", super::scripts::BUSY, 1).await?;
+    arena.fault(&Fault::of(Kind::CloseConnections)).await
+}
+
+/// Messages come, fail once, and come again, while somebody writes into Redis whatever is asked for.
+pub(super) async fn fail_once(arena: &mut Arena) -> anyhow::Result<()> {
+    // The listener needs a moment to listen.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    publish(arena, some(60, Act::FailOnce, "f")).await
+}
+
+/// What two attackers with few rights can do before messages come.
+pub(super) async fn overheard(arena: &mut Arena) -> anyhow::Result<()> {
+    for number in 0..12 {
+        // The neighbours hear of the first of them.
+        arena.overhear(&some(1, Act::Work, &format!("k{number}")));
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        publish(arena, some(5, Act::Work, &format!("k{number}"))).await?;
+    }
+    Ok(())
+}
+
+/// Some usual work, and somebody looks into it.
+pub(super) async fn usual_work(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    publish(arena, some(2, Act::FailOnce, "f")).await?;
+    arena.until_effects(12).await?;
+    arena.oncely(&["explain", "k-1"]).await?;
+    arena.oncely(&["gc", "run"]).await
+}
+
+/// So many days go by, and each second day somebody collects.
+async fn days_pass(arena: &mut Arena, days: u32) -> anyhow::Result<()> {
+    for _ in 0..days / 2 {
+        arena.let_days_pass(2).await?;
+        arena.collect().await?;
+    }
+    Ok(())
+}
+
+/// A requeue is broken off behind its publish; when nobody remembers, somebody goes through the queue.
+pub(super) async fn requeue_broken_off(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.expect_retention(7, 7);
+    let missing = Missing { tenant: 0, what: 0 };
+    arena.take_away(missing).await?;
+    let branch = |key: &str| Intent::new("branch_0", key, Act::Branch, 0);
+    publish(arena, (0..5).map(|number| branch(&format!("b-{number}"))).collect()).await?;
+    publish(arena, some(2, Act::Reject, "r")).await?;
+    // They succeed: what fails beside them answers for itself.
+    go_on(arena, Duration::from_secs(8)).await?;
+    arena.until("dead letters", "select count(*) from oncely.dead_letters", 7).await?;
+    arena.give_back(missing).await?;
+    arena.errand(Errand::Requeue).await?;
+    arena.until("effects", "select count(*) from judge.log where tenant = 'branch_0'", 5).await?;
+    days_pass(arena, 10).await?;
+    // As a requeue leaves them whose second commit failed, and a collection that looked at nothing but their age.
+    arena
+        .sql(
+            "delete from oncely.idempotency_keys where tenant = 'branch_0';
+             update oncely.dead_letters set state = 'requeueing', swept_at = null where state = 'requeued'",
+        )
+        .await?;
+    arena.errand(Errand::Requeue).await?;
+    arena.errand(Errand::Discard).await
+}
+
+/// The collection runs with a file that knows a shorter retention; then copies come.
+pub(super) async fn another_file(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    arena.until_mirrored().await?;
+    days_pass(arena, 4).await?;
+    arena.errand(Errand::CollectWithAnotherFile).await?;
+    publish(arena, some(10, Act::Work, "k")).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Ok(())
+}
+
+/// The database's clock jumps far ahead, somebody collects, and copies come.
+pub(super) async fn clock_jumps(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    arena.until_mirrored().await?;
+    // To whoever looks at the clock a jump of the clock and an ageing of all but the last look at it are one and the same.
+    arena.let_days_pass(40).await?;
+    arena.collect().await?;
+    publish(arena, some(10, Act::Work, "k")).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Ok(())
+}
+
+/// The login of a relay asks for the trail to be dropped.
+pub(super) async fn trail_dropped(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    // Refused, without the bug.
+    let _ = arena
+        .sql("set role oncely_relay; select oncely.drop_audit_partition(now() + interval '100 years')")
+        .await;
+    Ok(())
+}
+
+/// A copy cannot be published for a long while; what waits behind it has nothing to do with it.
+pub(super) async fn copy_stays(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.broker().await?.delete_queue(&format!("{}.dead", arena.queue())).await?;
+    let mut all = work("globex", "g", 20);
+    all.insert(0, Intent::new("acme", "rejected", Act::Reject, 0));
+    all.insert(10, Intent::new("acme", "rejected too", Act::Reject, 0));
+    publish(arena, all).await?;
+    go_on(arena, A_LONG_WHILE).await?;
+    arena.oncely(&["topology", "apply"]).await
+}
+
+/// A message is at work when its process dies, twice, and then for long; others come meanwhile.
+pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
+    let gate = arena.shut_gates().await?;
+    publish(arena, vec![Intent::new("branch_0", "slow", Act::Gate, 0)]).await?;
+    for _ in 0..2 {
+        arena.until_waiting(1).await?;
+        arena.fault(&Fault::of(Kind::KillWorker)).await?;
+        arena.until_waiting(0).await?;
+    }
+    arena.until_waiting(1).await?;
+    go_on(arena, A_LONG_WHILE).await?;
+    gate.open().await
+}
+
+/// Messages wait for a retry while what is compared when a key comes back becomes something else.
+pub(super) async fn policy_changes(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(5, Act::Fail, "f")).await?;
+    arena
+        .until("a failure", "select least(count(*), 5) from oncely.audit where outcome = 'retried'", 5)
+        .await?;
+    arena.change(&testbed::Change::Fingerprint("canonical_json")).await
+}
