@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions};
+use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions};
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use sqlx::{PgConnection, Row as _};
@@ -105,6 +105,8 @@ impl Events {
                 delivery.ack(BasicAckOptions::default()).await?;
                 last = Instant::now();
             }
+            // By hand: a consumer that is dropped cancels itself, and meets a channel that is closing.
+            channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
             self.arrived.push(arrived);
         }
         connection.close(200, "done".into()).await?;
