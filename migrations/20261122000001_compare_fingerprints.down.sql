@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 create or replace function oncely.decide(status text, known bytea, fingerprint bytea, on_conflict text) returns text
 language sql immutable parallel safe
 as $$

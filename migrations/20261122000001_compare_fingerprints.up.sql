@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- A fingerprint names the policy that made it: four bytes for the policy, sixteen of the digest. Prints of different policies can't be
 -- compared: that a consumer compares something else since its last release makes no payload another one.
 create function oncely.stored_fingerprint(fingerprint bytea) returns bytea

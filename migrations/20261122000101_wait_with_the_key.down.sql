@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 create or replace function oncely.error_class(code text) returns text
 language sql immutable parallel safe
 as $$

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- How long a failed message waits was known to its copy alone: each further copy of it (a producer's repetition, an original that is
 -- redelivered beside its copy) ran at once and spent an attempt. The time belongs to the key.
 alter table oncely.idempotency_keys add column not_before timestamptz;
@@ -13,7 +15,7 @@ alter table oncely.idempotency_keys add column marked_backend_start timestamptz;
 comment on column oncely.idempotency_keys.marked_pid is 'With crash_attempts: the PostgreSQL process that serves the run counted last. As long as it is there, that run is no death.';
 comment on column oncely.idempotency_keys.marked_backend_start is 'When that PostgreSQL process started: tells it from a later one of the same number.';
 
--- As pg::class_of in Rust. Class 54 (limits) and 2200H (an exhausted sequence) strike every message alike, so they are the environment's.
+-- As pg::class_of in Rust. 2200H (an exhausted sequence) strikes every message alike, so it is the environment's.
 create or replace function oncely.error_class(code text) returns text
 language sql immutable parallel safe
 as $$
@@ -22,9 +24,9 @@ as $$
         when code = 'ONC02' then 'invalid_json'
         when code in ('ONC04', 'ONC05', 'ONC11', 'ONC15') then 'poison'
         when code = '57014' then 'transient'
-        when code in ('25006', '2200H') or left(code, 2) in ('08', '57', '53', '54', '58', '42', '3F', '3D', '28', 'XX', 'F0')
+        when code in ('25006', '2200H') or left(code, 2) in ('08', '57', '53', '58', '42', '3F', '3D', '28', 'XX', 'F0')
             then 'environment'
-        when left(code, 2) = '22' then 'poison'
+        when left(code, 2) in ('22', '54') then 'poison'
         else 'transient'
     end
 $$;

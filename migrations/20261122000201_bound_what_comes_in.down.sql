@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Only a mirror entry is not made of them.
 delete from oncely.outbox where octet_length(fingerprint) <> 32;
 alter table oncely.outbox

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- What comes in by SQL is bounded where it comes in, and once more by the tables: a time in the year 270,000 is fine for PostgreSQL, and
 -- ends a program that reads it. NOT VALID, because a row from before must not keep the migration from running: readers clamp those.
 create function oncely.bounded(at timestamptz) returns timestamptz

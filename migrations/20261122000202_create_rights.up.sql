@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Who may consume and emit what. The roles oncely_consumer and oncely_emitter open the functions' door; behind it a login may do what is
 -- written here, and nothing else. By the session's user: whoever SET ROLE or a function of the application makes of it stays the same.
 create table oncely.rights (

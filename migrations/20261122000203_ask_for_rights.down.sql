@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 drop function oncely.claim(text, text, text, bytea, interval, text);
 drop function oncely.fail(text, text, text, bytea, integer, text, text, text, integer, interval, text, text, text, text, interval);
 create or replace function oncely.check_call(tenant text, consumer text, key text, fingerprint bytea, retention interval, on_conflict text)

@@ -1,6 +1,8 @@
 -- Rights, bounds and the caller's name in what clients call. The functions run with their owner's rights, so what they do not ask nobody
 -- asks.
 
+set local search_path = pg_catalog, pg_temp;
+
 alter table oncely.audit add column login text collate "C";
 comment on column oncely.audit.worker is 'The name that the worker process, or the caller of oncely.complete or oncely.fail, gives itself.';
 comment on column oncely.audit.login is 'The session''s user, where oncely.complete or oncely.fail wrote the row; null where a worker process did (role oncely_worker).';

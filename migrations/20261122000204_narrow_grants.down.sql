@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 do $$
 declare
     role text;

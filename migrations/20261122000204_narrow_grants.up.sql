@@ -1,6 +1,8 @@
 -- Each role as little as its work takes: the columns that it changes instead of whole tables, and functions where a row must only change
 -- in one way.
 
+set local search_path = pg_catalog, pg_temp;
+
 -- A worker wrote replies straight into the table of events, and so could anything that ran as it.
 create function oncely.write_replies(
     consumer text, at timestamptz, tenants text[], keys text[], ids uuid[], reply_tos text[], message_ids text[], correlation_ids text[],

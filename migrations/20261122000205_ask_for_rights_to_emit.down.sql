@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 create or replace function oncely.add_event(
     exchange text, routing_key text, payload bytea, headers jsonb, content_type text, message_id text, ordering_key text,
     delay interval, type text, source text, correlation_id text, reply_to text, app_id text, tenant text, cause oncely.message

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- An emitter used the relay's rights for whatever it liked: any queue there is, through the default exchange.
 create or replace function oncely.add_event(
     exchange text, routing_key text, payload bytea, headers jsonb, content_type text, message_id text, ordering_key text,

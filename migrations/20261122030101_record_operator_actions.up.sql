@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Who did what is for the database to say: an operator could insert rows of his own, under another's name and at another time.
 create function oncely.record_action(tenant text, verb text, filter jsonb, count bigint, reason text, os_user text) returns void
 language plpgsql security definer

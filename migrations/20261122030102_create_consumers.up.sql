@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- What decides about a key stands here, where every process sees the same: a collection that believed its own file deleted what a
 -- worker with another file still had to remember.
 create table oncely.consumers (

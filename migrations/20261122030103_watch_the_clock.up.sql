@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- One forward jump of the database's clock (a failover to a skewed host, say) makes every key look old, and the next collection
 -- deletes them all. A clock that goes right leaves a trace as it goes: the upkeep looks at it every hour, and decisions carry its time.
 create table oncely.upkeep (

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 create or replace function oncely.make_audit_partitions(from_time timestamptz, until_time timestamptz) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Rows of a week without a partition wait in the default one. While they were moved others came after them, and ATTACH refused: under
 -- load a missing partition could never be made. So whoever writes waits for a moment. And one week is one transaction now: one that
 -- can't be made keeps no other from being made, nor an old one from being dropped.

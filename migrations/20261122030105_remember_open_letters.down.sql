@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 do $$
 begin
     if exists (select from pg_roles where rolname = 'oncely_relay') then

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Oncely makes no copy of a message that is older than the memory that would recognise it. A letter that is being requeued may have
 -- been published already: its key stays until it is known. And what waited longer than its key is remembered is published again only
 -- where the trail, which is kept longer, says that it never took effect.

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 create or replace function oncely.drop_audit_partitions(before_time timestamptz) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

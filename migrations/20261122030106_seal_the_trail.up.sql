@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- The trail is evidence only where nobody can change it without a trace. Rows are written by everybody's transactions, so they can't
 -- be chained one by one; the upkeep seals closed spans of time instead: the hash of what they hold, and of the seal before. Whoever
 -- changes a row afterwards must forge all later seals, and the last hash that somebody has written down elsewhere (the relay logs it).
@@ -196,7 +198,7 @@ begin
     if partition is not null or gone > 0 then
         select max(s.until_time) into known from oncely.audit_seals as s where s.kind = 'dropped';
         if known is null or known < cutoff then
-            perform oncely.append_seal('dropped', coalesce(known, '-infinity'), cutoff);
+            perform oncely.append_seal('dropped', coalesce(known, '1970-01-01 00:00:00+00'), cutoff);
         end if;
     end if;
     return partition;

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Who is alive, and how it fares: a person at night asks the database, not the log of each process. One small row a process, written
 -- anew every few seconds by a connection of its own.
 create table oncely.processes (

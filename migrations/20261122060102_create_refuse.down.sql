@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 alter table oncely.audit drop constraint audit_outcome;
 do $$
 declare

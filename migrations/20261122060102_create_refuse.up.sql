@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- A business "no" (sold out, account closed) is no failure: nothing is to be mended, and nobody requeues it. It is recorded like an
 -- effect, with its answer, and makes no dead letter.
 create function oncely.refuse(reason text) returns void
@@ -27,9 +29,9 @@ as $$
         when code = 'ONC02' then 'invalid_json'
         when code in ('ONC04', 'ONC05', 'ONC11', 'ONC15') then 'poison'
         when code = '57014' then 'transient'
-        when code in ('25006', '2200H') or left(code, 2) in ('08', '57', '53', '54', '58', '42', '3F', '3D', '28', 'XX', 'F0')
+        when code in ('25006', '2200H', 'ONC16') or left(code, 2) in ('08', '57', '53', '58', '42', '3F', '3D', '28', 'XX', 'F0')
             then 'environment'
-        when left(code, 2) = '22' then 'poison'
+        when left(code, 2) in ('22', '54') then 'poison'
         else 'transient'
     end
 $$;

@@ -1,1 +1,3 @@
+set local search_path = pg_catalog, pg_temp;
+
 drop function oncely.park(text, text, text, text);

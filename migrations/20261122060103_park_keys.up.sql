@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes a dead letter
 -- without having run.
 create function oncely.park(tenant text, consumer text, key text, why text, out outcome text, out known_reason text)

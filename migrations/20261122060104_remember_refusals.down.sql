@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 create or replace function oncely.letter_memory(tenant text, consumer text, key text, dead_lettered_at timestamptz, at timestamptz) returns text
 language plpgsql stable
 set search_path = pg_catalog, pg_temp

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- A message that was refused has its answer, like one that took effect: what is known of it from the trail alone is not run again.
 create or replace function oncely.letter_memory(tenant text, consumer text, key text, dead_lettered_at timestamptz, at timestamptz) returns text
 language plpgsql stable

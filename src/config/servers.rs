@@ -120,12 +120,7 @@ pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSetti
         url,
         connect_timeout: section.duration("connect_timeout", 5 * SECOND, SECOND..=300 * SECOND, problems),
         statement_timeout: section.duration("statement_timeout", 30 * SECOND, SECOND..=HOUR, problems),
-        lock_timeout: section.duration(
-            "lock_timeout",
-            10 * SECOND,
-            Duration::from_millis(1)..=HOUR,
-            problems,
-        ),
+        lock_timeout: section.duration("lock_timeout", 5 * SECOND, Duration::from_millis(1)..=HOUR, problems),
     };
     if settings.lock_timeout > settings.statement_timeout {
         problems.add(section.place("lock_timeout"), "must not be longer than statement_timeout");

@@ -41,8 +41,8 @@ pub enum PgFault {
 /// | 57014 cancelled (statement timeout) | transient |
 /// | 40 rollback (deadlock, serialisation), 55P03 lock timeout | contention |
 /// | 0A000 (a cached plan whose table has changed), 26000 (a prepared statement that is gone) | session |
-/// | 53 resources, 54 limits, 58 system, 42 and 3F (missing object, no grant), 28 login, XX internal, 2200H (a sequence is used up) | environment |
-/// | 22 data | poison |
+/// | 53 resources, 58 system, 42 and 3F (missing object, no grant), 28 login, XX internal, 2200H (a sequence is used up), `ONC16` (no right to claim or emit) | environment |
+/// | 22 data, 54 limits | poison |
 /// | `ONC01` (`oncely.reject`) | rejected |
 /// | `ONC07` (`oncely.refuse`) | refused |
 /// | `ONC02` (body is not JSON) | not JSON |
@@ -189,10 +189,10 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
         (_, "42" | "3F") if planted("environment_is_poison") => FaultClass::Poison,
-        ("2200H", _) | (_, "53" | "54" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => {
+        ("2200H" | "ONC16", _) | (_, "53" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => {
             FaultClass::Environment
         }
-        (_, "22") => FaultClass::Poison,
+        (_, "22" | "54") => FaultClass::Poison,
         ("55P03", _) | (_, "40") => FaultClass::Contention,
         ("0A000" | "26000", _) => FaultClass::Session,
         _ => FaultClass::Transient,
@@ -234,7 +234,7 @@ mod tests {
             ("3F000", FaultClass::Environment),
             ("22P02", FaultClass::Poison),
             ("22021", FaultClass::Poison),
-            ("54001", FaultClass::Environment),
+            ("54001", FaultClass::Poison),
             ("ONC01", FaultClass::Rejected),
             ("ONC02", FaultClass::NotJson),
             ("ONC07", FaultClass::Refused),

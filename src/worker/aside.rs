@@ -78,16 +78,14 @@ impl<T> Default for Aside<T> {
 
 impl<T> Aside<T> {
     /// Puts a delivery aside for so long.
-    pub(crate) fn put(&self, delivery: T, cause: Cause, wait: Duration) {
-        let since = Instant::now();
-        self.lock().waiting.push(Waiting { due: since + wait, since, cause, delivery });
+    pub(crate) fn put(&self, now: Instant, delivery: T, cause: Cause, wait: Duration) {
+        self.lock().waiting.push(Waiting { due: now + wait, since: now, cause, delivery });
         self.changed.notify_waiters();
     }
 
     /// Nothing of a batch succeeded, and nobody answers for that: the consumer pauses, longer each time. Is it the first time?
-    pub(crate) fn pause(&self) -> bool {
+    pub(crate) fn pause(&self, now: Instant) -> bool {
         let mut state = self.lock();
-        let now = Instant::now();
         let before = state.pause;
         let length = before.map_or(Duration::from_millis(250), |pause| (pause.length * 2).min(LONGEST));
         let arrivals = now + ARRIVALS.min(length);
@@ -98,12 +96,11 @@ impl<T> Aside<T> {
     }
 
     /// A message has succeeded: what waited for that comes back. Was the consumer paused?
-    pub(crate) fn resume(&self) -> bool {
+    pub(crate) fn resume(&self, now: Instant) -> bool {
         let mut state = self.lock();
         if state.pause.take().is_none() {
             return false;
         }
-        let now = Instant::now();
         for one in state.waiting.iter_mut().filter(|one| one.cause == Cause::Environment) {
             one.due = now;
         }
@@ -118,8 +115,7 @@ impl<T> Aside<T> {
     }
 
     /// What is due. While the consumer is paused, one at a time of what failed.
-    pub(crate) fn due(&self) -> Due<T> {
-        let now = Instant::now();
+    pub(crate) fn due(&self, now: Instant) -> Due<T> {
         let mut state = self.lock();
         let pause = state.pause;
         let mut back = Vec::new();
@@ -146,9 +142,14 @@ impl<T> Aside<T> {
 
     /// Takes out what is more than `room`, in number or in bytes, and what has waited for more than two minutes: where that many wait, what is behind them in the
     /// queue would not come, and the broker closes a channel that owes an acknowledgement for too long (RabbitMQ's `consumer_timeout`).
-    pub(crate) fn overflow(&self, room: usize, bytes: usize, size: impl Fn(&T) -> usize) -> Vec<T> {
+    pub(crate) fn overflow(
+        &self,
+        now: Instant,
+        room: usize,
+        bytes: usize,
+        size: impl Fn(&T) -> usize,
+    ) -> Vec<T> {
         let mut state = self.lock();
-        let now = Instant::now();
         state.waiting.sort_by_key(|one| one.since);
         let old = state.waiting.iter().take_while(|one| now - one.since > PATIENCE).count();
         let mut held: usize = state.waiting.iter().map(|one| size(&one.delivery)).sum();
@@ -183,60 +184,63 @@ impl<T> Aside<T> {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn while_nothing_succeeds_one_at_a_time_is_tried_and_the_first_success_brings_all_back() {
-        let aside = Aside::default();
+    const fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn while_nothing_succeeds_one_at_a_time_is_tried_and_the_first_success_brings_all_back() {
+        let (aside, start) = (Aside::default(), Instant::now());
         for number in 0..40 {
-            aside.put(number, Cause::Environment, Duration::from_millis(100));
+            aside.put(start, number, Cause::Environment, millis(100));
         }
-        assert!(aside.pause());
-        assert!(aside.due().back.is_empty());
-        tokio::time::advance(Duration::from_millis(250)).await;
-        assert_eq!(aside.due().back, [0]);
-        assert!(!aside.pause(), "it was paused");
-        assert!(aside.due().back.is_empty());
-        tokio::time::advance(Duration::from_millis(500)).await;
-        assert_eq!(aside.due().back, [1], "another one");
-        assert!(aside.resume());
-        assert_eq!(aside.due().back.len(), AT_ONCE);
-        assert_eq!(aside.due().back.len(), AT_ONCE);
+        assert!(aside.pause(start));
+        assert!(aside.due(start).back.is_empty());
+        let now = start + millis(250);
+        assert_eq!(aside.due(now).back, [0]);
+        assert!(!aside.pause(now), "it was paused");
+        assert!(aside.due(now).back.is_empty());
+        let now = now + millis(500);
+        assert_eq!(aside.due(now).back, [1], "another one");
+        assert!(aside.resume(now));
+        assert_eq!(aside.due(now).back.len(), AT_ONCE);
+        assert_eq!(aside.due(now).back.len(), AT_ONCE);
         assert_eq!(aside.len(), 6);
-        assert!(!aside.resume());
+        assert!(!aside.resume(now));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_arrives_never_waits_longer_than_a_second() {
-        let aside: Aside<u32> = Aside::default();
+    #[test]
+    fn what_arrives_never_waits_longer_than_a_second() {
+        let (aside, start): (Aside<u32>, _) = (Aside::default(), Instant::now());
         for _ in 0..20 {
-            aside.pause();
+            aside.pause(start);
         }
-        let arrivals = aside.due().arrivals.unwrap();
-        assert_eq!(arrivals - Instant::now(), ARRIVALS);
+        assert_eq!(aside.due(start).arrivals, Some(start + ARRIVALS));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_somebody_holds_is_tried_whether_others_succeed_or_not() {
-        let aside = Aside::default();
-        aside.put("held", Cause::Held, Duration::from_millis(100));
-        aside.put("failed", Cause::Environment, Duration::from_millis(100));
-        aside.pause();
-        tokio::time::advance(Duration::from_millis(100)).await;
-        assert_eq!(aside.due().back, ["held"]);
-        assert_eq!(aside.due().next, Some(Instant::now() + Duration::from_millis(150)));
-        assert_eq!(aside.overflow(0, 100, |_| 0), ["failed"]);
+    #[test]
+    fn what_somebody_holds_is_tried_whether_others_succeed_or_not() {
+        let (aside, start) = (Aside::default(), Instant::now());
+        aside.put(start, "held", Cause::Held, millis(100));
+        aside.put(start, "failed", Cause::Environment, millis(100));
+        aside.pause(start);
+        let now = start + millis(100);
+        assert_eq!(aside.due(now).back, ["held"]);
+        assert_eq!(aside.due(now).next, Some(start + millis(250)));
+        assert_eq!(aside.overflow(now, 0, 100, |_| 0), ["failed"]);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_waits_too_long_makes_room_as_what_is_too_much_does() {
-        let aside = Aside::default();
+    #[test]
+    fn what_waits_too_long_makes_room_as_what_is_too_much_does() {
+        let (aside, start) = (Aside::default(), Instant::now());
         for number in 0..5 {
-            aside.put(number, Cause::Environment, Duration::from_secs(30));
-            tokio::time::advance(Duration::from_secs(1)).await;
+            aside.put(start + millis(1_000) * number, number, Cause::Environment, millis(30_000));
         }
-        assert_eq!(aside.overflow(4, 100, |_| 0), [0]);
-        tokio::time::advance(PATIENCE - Duration::from_secs(3)).await;
-        assert_eq!(aside.overflow(4, 100, |_| 0), [1]);
-        assert_eq!(aside.overflow(4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
+        let now = start + millis(5_000);
+        assert_eq!(aside.overflow(now, 4, 100, |_| 0), [0]);
+        let now = start + PATIENCE + millis(2_000);
+        assert_eq!(aside.overflow(now, 4, 100, |_| 0), [1]);
+        assert_eq!(aside.overflow(now, 4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
         assert_eq!(aside.len(), 2);
     }
 }

@@ -283,7 +283,8 @@ impl Lane {
                     shared.health.resumed();
                     self.note_history();
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
-                    if shared.progress.note(decided) && self.intake.aside.resume() {
+                    if shared.progress.note(decided) && self.intake.aside.resume(tokio::time::Instant::now())
+                    {
                         shared.health.resumed();
                         tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
                     }

@@ -64,7 +64,7 @@ impl<T> Intake<T> {
 
     /// What is aside and has to make room, so that what is behind it in the queue comes.
     pub(crate) fn overflow(&self, size: impl Fn(&T) -> usize) -> Vec<T> {
-        self.aside.overflow(self.room, self.bytes, size)
+        self.aside.overflow(Instant::now(), self.room, self.bytes, size)
     }
 
     /// The next batch, into `batch`, which is empty; it stays empty when there will be none any more.
@@ -93,7 +93,7 @@ impl<T> Intake<T> {
                     return Taken::Arrived;
                 }
             }
-            let due = self.aside.due();
+            let due = self.aside.due(Instant::now());
             if !due.back.is_empty() {
                 *was_back = true;
                 batch.extend(due.back);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::aside::Cause;
 use super::forecast::Forecast;
 use super::intake::{AtWork, Intake, Taken};
@@ -246,21 +248,22 @@ impl Lane {
     /// queue, without an attempt.
     fn put_aside(&mut self, undecided: Vec<(Candidate, Fault)>) -> Vec<(Box<Delivery>, Known, Outcome)> {
         let shared = &self.shared;
+        let now = Instant::now();
         let mut example = None;
         for (Candidate { delivery, identity, .. }, fault) in undecided {
             let wait = shared.progress.undecided(&identity);
             if fault.class == FaultClass::Contention {
                 tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                     error = %fault, "a message waits for what another transaction holds");
-                self.intake.aside.put(delivery, Cause::Held, wait.min(LONGEST_HELD));
+                self.intake.aside.put(now, delivery, Cause::Held, wait.min(LONGEST_HELD));
             } else {
-                self.intake.aside.put(delivery, Cause::Environment, wait);
+                self.intake.aside.put(now, delivery, Cause::Environment, wait);
                 example.get_or_insert((identity, fault));
             }
         }
         if let Some((identity, fault)) = example {
             shared.health.stalled(&fault, Some(&identity));
-            self.intake.aside.pause();
+            self.intake.aside.pause(now);
             tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                 error = %fault, waiting = self.intake.aside.len(),
                 "no message succeeds: consuming waits until this is mended; no attempt is spent");

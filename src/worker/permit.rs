@@ -29,11 +29,12 @@ pub(crate) struct Permits {
     /// can be what kills this one.
     process: Arc<RwLock<()>>,
     serial: AtomicU32,
+    alone: Duration,
 }
 
 impl Permits {
     pub(crate) fn new(process: Arc<RwLock<()>>) -> Self {
-        Self { lanes: Arc::default(), process, serial: AtomicU32::new(0) }
+        Self { lanes: Arc::default(), process, serial: AtomicU32::new(0), alone: ALONE }
     }
 
     /// Two batches of this consumer stood in each other's way: their lanes go one after another for a while.
@@ -72,7 +73,7 @@ impl Permits {
             Company::Any | Company::Suspects => Process::Shared(process.read_owned().await),
             Company::Nobody => {
                 let alone = tokio::time::timeout(PATIENCE, process.write_owned()).await.ok()?;
-                Process::Alone(Alone::for_a_while(alone))
+                Process::Alone(Alone::hold(alone, self.alone))
             }
         };
         Some(Permit { exclusive, _lanes: lanes, _process: process })
@@ -105,9 +106,9 @@ enum Process {
 struct Alone(JoinHandle<()>);
 
 impl Alone {
-    fn for_a_while(guard: OwnedRwLockWriteGuard<()>) -> Self {
+    fn hold(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
         Self(tokio::spawn(async move {
-            tokio::time::sleep(ALONE).await;
+            tokio::time::sleep(limit).await;
             drop(guard);
         }))
     }
@@ -126,16 +127,16 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_suspect_is_alone_in_the_process_and_not_for_long() {
         let process = Arc::default();
-        let (one, other) = (Permits::new(Arc::clone(&process)), Permits::new(process));
+        let one = Permits { alone: Duration::from_millis(100), ..Permits::new(Arc::clone(&process)) };
+        let other = Permits::new(process);
         let alone = one.take(Company::Nobody).await.unwrap();
         for company in [Company::Any, Company::Suspects, Company::Nobody] {
             assert!(other.take(company).now_or_never().flatten().is_none());
         }
-        tokio::time::sleep(ALONE * 2).await;
-        let beside = other.take(Company::Any).now_or_never().flatten();
+        let beside = tokio::time::timeout(Duration::from_secs(30), other.take(Company::Any)).await.unwrap();
         assert!(beside.is_some(), "it is still at work, and nobody waits for it");
         assert!(one.take(Company::Nobody).await.is_none(), "who must be alone gives up after a while");
         assert!(other.take(Company::Any).now_or_never().flatten().is_some(), "and is not waited for either");

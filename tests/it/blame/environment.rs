@@ -139,6 +139,11 @@ async fn a_server_that_one_branch_calls_and_that_is_away_stops_nobody_else() {
     publish_many(&world, "broken", "bad", 2, "{}").await;
     publish_many(&world, "healthy", "good", 50, "{}").await;
     world.wait_for("select count(*) from app.effects", 50).await;
+    // One that failed late needs a witness of its own.
+    let failed =
+        "select count(*) from oncely.idempotency_keys where tenant = 'broken' and last_error is not null";
+    world.wait_for(failed, 2).await;
+    publish_many(&world, "healthy", "more", 1, "{}").await;
     world.wait_for("select count(*) from oncely.audit where outcome = 'dead_lettered'", 2).await;
     world.stop(worker).await;
 }

@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Every time of every table that came after the first bounds.
 do $$
 declare

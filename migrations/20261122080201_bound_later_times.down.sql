@@ -1,3 +1,5 @@
+set local search_path = pg_catalog, pg_temp;
+
 -- Those that this migration added are the tables' that go with theirs; nothing else is known of them.
 do $$
 declare
