@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
-use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions};
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 use sqlx::{PgConnection, Row as _};
@@ -80,6 +80,8 @@ impl Events {
         let connection = Connection::connect(url, ConnectionProperties::default())
             .await
             .context("cannot connect to RabbitMQ")?;
+        // Until the connection is closed: what is dropped before closes itself meanwhile, and the two meet.
+        let mut open = Vec::new();
         for (queue, is_ordered) in [(ORDERED.0, true), (FREE.0, false)] {
             let mut missing: HashSet<&str> = self
                 .committed
@@ -105,11 +107,11 @@ impl Events {
                 delivery.ack(BasicAckOptions::default()).await?;
                 last = Instant::now();
             }
-            // By hand: a consumer that is dropped cancels itself, and meets a channel that is closing.
-            channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
             self.arrived.push(arrived);
+            open.push((channel, consumer));
         }
         connection.close(200, "done".into()).await?;
+        drop(open);
         Ok(())
     }
 

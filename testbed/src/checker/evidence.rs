@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
-use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Connection, ConnectionProperties};
 use sqlx::{PgConnection, Row as _};
@@ -168,8 +168,6 @@ pub async fn empty(url: &str, queue: &str, quiet: Duration) -> anyhow::Result<Ve
         letters.push(letter(&delivery.properties, &delivery.data));
         delivery.ack(BasicAckOptions::default()).await?;
     }
-    // By hand: a consumer that is dropped cancels itself, and meets a channel that is closing.
-    channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
     // The acknowledgements are on their way before this; the answer says that they have arrived.
     connection.close(200, "done".into()).await?;
     Ok(letters)
