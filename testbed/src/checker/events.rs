@@ -80,6 +80,8 @@ impl Events {
         let connection = Connection::connect(url, ConnectionProperties::default())
             .await
             .context("cannot connect to RabbitMQ")?;
+        // Until the connection is closed: what is dropped before closes itself meanwhile, and the two meet.
+        let mut open = Vec::new();
         for (queue, is_ordered) in [(ORDERED.0, true), (FREE.0, false)] {
             let mut missing: HashSet<&str> = self
                 .committed
@@ -106,8 +108,10 @@ impl Events {
                 last = Instant::now();
             }
             self.arrived.push(arrived);
+            open.push((channel, consumer));
         }
         connection.close(200, "done".into()).await?;
+        drop(open);
         Ok(())
     }
 
