@@ -61,7 +61,7 @@ pub enum Outcome {
     },
     /// It came before its key may run again; it comes back after a delay, and has spent nothing.
     Postponed {
-        /// When it comes back.
+        /// When it comes back; zero for at once, behind all others of its queue.
         delay: Duration,
     },
     /// It failed, and nobody answers for that yet ([`crate::blame`]): it waits, unacknowledged, and has spent nothing.
@@ -103,7 +103,7 @@ impl Outcome {
 pub enum Disposition {
     /// Acknowledge.
     Ack,
-    /// Publish a copy to the retry queue of this delay, then acknowledge.
+    /// Publish a copy to the retry queue of this delay, or, where it is zero, to the end of its own queue; then acknowledge.
     Retry(Duration),
     /// Publish a copy to the dead-letter exchange, then acknowledge.
     DeadLetter(Rejection),

@@ -23,7 +23,7 @@ pub(crate) async fn consumer_states(
         ConsumerState,
         r#"select c.consumer as "consumer!",
             (
-                select max(i.completed_at) from oncely.idempotency_keys as i
+                select oncely.bounded(max(i.completed_at)) from oncely.idempotency_keys as i
                 where i.status = 'COMPLETED' and i.consumer = c.consumer
             ) as completed_at,
             (
@@ -63,7 +63,7 @@ pub(crate) async fn failing_keys(
     sqlx::query_as!(
         FailingKey,
         r#"select f.consumer as "consumer!", f.tenant as "tenant!", f.key as "key!", f.attempts as "attempts!",
-            f.created_at as "created_at!", f.last_error, f.not_before
+            oncely.bounded(f.created_at) as "created_at!", f.last_error, oncely.bounded(f.not_before) as not_before
         from unnest($1::text[]) as c (consumer)
         cross join lateral (
             select i.consumer, i.tenant, i.key, i.attempts, i.created_at, i.last_error, i.not_before

@@ -94,11 +94,12 @@ pub(crate) async fn processes(
 ) -> Result<Vec<ProcessRow>, sqlx::Error> {
     sqlx::query_as!(
         ProcessRow,
-        "select kind, name, version, host, pid, login, started_at, last_seen_at, consumers
+        r#"select kind, name, version, host, pid, login, oncely.bounded(started_at) as "started_at!",
+            oncely.bounded(last_seen_at) as "last_seen_at!", consumers
          from oncely.processes
          where last_seen_at >= $1
          order by kind, name, started_at
-         limit 1000",
+         limit 1000"#,
         since
     )
     .fetch_all(connection)

@@ -44,7 +44,7 @@ struct State<T> {
 #[derive(Debug)]
 struct Waiting<T> {
     due: Instant,
-    /// Since when it waits.
+    /// Since when it waits, the times in between that it was tried included.
     since: Instant,
     cause: Cause,
     delivery: T,
@@ -77,9 +77,9 @@ impl<T> Default for Aside<T> {
 }
 
 impl<T> Aside<T> {
-    /// Puts a delivery aside for so long.
-    pub(crate) fn put(&self, now: Instant, delivery: T, cause: Cause, wait: Duration) {
-        self.lock().waiting.push(Waiting { due: now + wait, since: now, cause, delivery });
+    /// Puts a delivery aside until it is due; it may have been here before, `since` then.
+    pub(crate) fn put(&self, due: Instant, since: Instant, cause: Cause, delivery: T) {
+        self.lock().waiting.push(Waiting { due, since, cause, delivery });
         self.changed.notify_waiters();
     }
 
@@ -192,7 +192,7 @@ mod tests {
     fn while_nothing_succeeds_one_at_a_time_is_tried_and_the_first_success_brings_all_back() {
         let (aside, start) = (Aside::default(), Instant::now());
         for number in 0..40 {
-            aside.put(start, number, Cause::Environment, millis(100));
+            aside.put(start + millis(100), start, Cause::Environment, number);
         }
         assert!(aside.pause(start));
         assert!(aside.due(start).back.is_empty());
@@ -221,8 +221,8 @@ mod tests {
     #[test]
     fn what_somebody_holds_is_tried_whether_others_succeed_or_not() {
         let (aside, start) = (Aside::default(), Instant::now());
-        aside.put(start, "held", Cause::Held, millis(100));
-        aside.put(start, "failed", Cause::Environment, millis(100));
+        aside.put(start + millis(100), start, Cause::Held, "held");
+        aside.put(start + millis(100), start, Cause::Environment, "failed");
         aside.pause(start);
         let now = start + millis(100);
         assert_eq!(aside.due(now).back, ["held"]);
@@ -234,7 +234,7 @@ mod tests {
     fn what_waits_too_long_makes_room_as_what_is_too_much_does() {
         let (aside, start) = (Aside::default(), Instant::now());
         for number in 0..5 {
-            aside.put(start + millis(1_000) * number, number, Cause::Environment, millis(30_000));
+            aside.put(start + millis(30_000), start + millis(1_000) * number, Cause::Environment, number);
         }
         let now = start + millis(5_000);
         assert_eq!(aside.overflow(now, 4, 100, |_| 0), [0]);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sqlx::Connection as _;
+
 use super::call::{Attempt, Pass};
 use super::deadline::in_time;
 use super::forecast::Expect;
@@ -19,7 +21,7 @@ use crate::fault::{Fault, FaultClass};
 use crate::handler::Run;
 use crate::identity::Identity;
 use crate::outcome::Outcome;
-use crate::pg::{AuditRecord, Session};
+use crate::pg::{self, AuditRecord, Session};
 use crate::plant::planted;
 
 /// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
@@ -191,11 +193,16 @@ impl Lane {
                 continue;
             }
             match before.as_ref().map(|fault| fault.class) {
-                Some(FaultClass::Contention) => self.shared.permits.contended(),
+                // Not of a key that somebody holds: no lane of ours is in its way.
+                Some(FaultClass::Contention) if is_collision(before.as_ref()) => {
+                    self.shared.permits.contended()
+                }
                 // Its plans and prepared statements are of another time.
                 Some(FaultClass::Session) => self.session = None,
                 _ => {}
             }
+            // The others need not wait for all of them.
+            self.permit = None;
             let started = Instant::now();
             let outcome = self.by_itself(company, witness, work[index]).await?;
             if started.elapsed() > LONG {
@@ -265,6 +272,15 @@ impl Lane {
             self.session().await?;
             let exclusive = shared.permits.is_serial();
             if self.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
+                // Rolled back first: what is left of a failed transaction must hold no locks that another lane waits for, who has the permit.
+                if let Some(session) = &mut self.session
+                    && session.connection.should_flush()
+                    && let Err(error) =
+                        pg::within(shared.postgres.patience(), session.connection.ping()).await
+                {
+                    self.wait_out(Stop::of_ours(error)).await?;
+                    continue;
+                }
                 self.permit = None;
                 let company = match work {
                     // It has waited often enough for all others to pause.
@@ -378,6 +394,7 @@ impl Lane {
             match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
                 Ok(outcome) => {
                     self.note_history();
+                    shared.progress.note(std::iter::once((&one.identity, &outcome)));
                     return Ok(outcome);
                 }
                 // The key itself: it is left for later, and with it what would have been recorded.
@@ -484,6 +501,11 @@ impl Lane {
         }
         self.session.as_mut().ok_or(Abandoned)
     }
+}
+
+/// Did two of our own transactions stand in each other's way?
+fn is_collision(fault: Option<&Fault>) -> bool {
+    fault.and_then(|fault| fault.code.as_deref()).is_some_and(|code| code.starts_with("40"))
 }
 
 /// Puts the outcomes of a part of a batch where they belong.

@@ -12,7 +12,7 @@ use super::shared::Shared;
 use super::stop::Stop;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::{Context, Grouping, HandlerError, Incoming, Run, call};
-use crate::pg::{Backend, PgFault, classify};
+use crate::pg::{self, Backend, PgFault, classify};
 
 /// How the handler is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,9 +89,12 @@ pub(crate) async fn handle(
             let mut results = Results::with_capacity(incoming.len());
             match run {
                 Run::RustBatch(handler) => {
-                    let mut context = Context::new(transaction, None);
-                    let called = caught(async { handler.handle_batch(&mut context, incoming).await });
-                    let called = async { called.await?.map_err(stop_of) };
+                    let called = async {
+                        let mut context = Context::new(transaction, None);
+                        let done =
+                            caught(async { handler.handle_batch(&mut context, incoming).await }).await?;
+                        or_stop(context.connection(), done).await
+                    };
                     let responses = until_deadline(shared, backend, Handling::InProcess, called).await?;
                     if responses.len() != incoming.len() {
                         return Err(Stop::Failed(wrong_count(responses.len(), incoming.len())));
@@ -100,7 +103,10 @@ pub(crate) async fn handle(
                 }
                 _ => {
                     for message in incoming {
-                        let called = async { call_one(run, transaction, message).await?.map_err(stop_of) };
+                        let called = async {
+                            let done = call_one(run, transaction, message).await?;
+                            or_stop(transaction, done).await
+                        };
                         let response = until_deadline(shared, backend, Handling::InProcess, called).await?;
                         // What the next one wrote would be committed without its key.
                         if !transaction.is_in_transaction() {
@@ -117,7 +123,10 @@ pub(crate) async fn handle(
             let mut results = Results::with_capacity(incoming.len());
             for message in incoming {
                 begin_guard(transaction).await?;
-                let called = async { call_one(run, transaction, message).await?.map_err(stop_of) };
+                let called = async {
+                    let done = call_one(run, transaction, message).await?;
+                    or_stop(transaction, done).await
+                };
                 match until_deadline(shared, backend, Handling::InProcess, called).await {
                     Ok(response) => match end_guard(transaction).await {
                         Ok(()) => results.push(Ok(response)),
@@ -144,11 +153,25 @@ fn wrong_count(got: usize, wanted: usize) -> Fault {
     Fault::new(FaultClass::Transient, None, text)
 }
 
-fn stop_of(error: HandlerError) -> Stop {
-    match error.into_fault() {
-        PgFault::Outage(outage) => Stop::Outage(outage),
+/// Longest wait for our own connection's word that it is there.
+const PING: Duration = Duration::from_secs(5);
+
+/// What a handler's error stops. A connection that is lost may be one of its own, to another server: ours is asked.
+async fn or_stop<T>(connection: &mut PgConnection, done: Result<T, HandlerError>) -> Result<T, Stop> {
+    let error = match done {
+        Ok(done) => return Ok(done),
+        Err(error) => error,
+    };
+    Err(match error.into_fault() {
+        PgFault::Outage(outage) => match pg::within(PING, connection.ping()).await {
+            Ok(()) => {
+                let text = format!("what the handler asks is away: {outage}");
+                Stop::of_fault(Fault::new(FaultClass::Environment, None, text))
+            }
+            Err(_) => Stop::Outage(outage),
+        },
         PgFault::Fault(fault) => Stop::of_fault(fault),
-    }
+    })
 }
 
 /// Runs a handler, from its call on. A panic is the handler's failure; what it left on the connection nobody knows.

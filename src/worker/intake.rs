@@ -33,7 +33,7 @@ pub(crate) struct Intake<T> {
     most: usize,
     /// From so many on, a batch is not waited for: the broker may send no more as long as the other lanes hold theirs.
     full: usize,
-    /// Most deliveries aside: half of what the broker sends ahead.
+    /// Most deliveries aside: half of what the broker sends ahead of one queue.
     room: usize,
     /// Most bytes of them.
     bytes: usize,
@@ -47,18 +47,17 @@ struct Arriving<T> {
 }
 
 impl<T> Intake<T> {
-    /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`. What waits aside holds
-    /// at most so many `bytes`.
+    /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`. Of what waits aside
+    /// there is `room` for so many, with at most so many `bytes`.
     pub(crate) fn new(
         receiver: mpsc::Receiver<T>,
         most: usize,
         prefetch: usize,
         lanes: usize,
-        bytes: usize,
+        (room, bytes): (usize, usize),
     ) -> Self {
         let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
         let arriving = Mutex::new(Arriving { receiver, was_back: false });
-        let room = prefetch / 2;
         Self { arriving, aside: Aside::default(), at_work: watch::Sender::new(0), most, full, room, bytes }
     }
 
@@ -169,7 +168,7 @@ mod tests {
     fn with(messages: usize) -> (mpsc::Sender<usize>, Intake<usize>) {
         let (sender, arriving) = mpsc::channel(4_000);
         send(&sender, 0..messages);
-        (sender, Intake::new(arriving, 500, 2_000, 2, 0))
+        (sender, Intake::new(arriving, 500, 2_000, 2, (0, 0)))
     }
 
     fn send(sender: &mpsc::Sender<usize>, messages: std::ops::Range<usize>) {
@@ -239,7 +238,7 @@ mod tests {
     async fn a_batch_is_no_fuller_than_the_broker_lets_it_become() {
         let (sender, arriving) = mpsc::channel(400);
         send(&sender, 0..100);
-        let intake = Intake::new(arriving, 500, 400, 2, 0);
+        let intake = Intake::new(arriving, 500, 400, 2, (0, 0));
         let _other = intake.at_work();
         assert_eq!(at_once(&intake), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
     }

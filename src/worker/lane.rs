@@ -1,5 +1,6 @@
 //! A lane takes batches, one after another, through its own connection to PostgreSQL.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -239,44 +240,52 @@ impl Lane {
             }
         }
         self.at_work = None;
-        settled.extend(self.put_aside(undecided));
+        if !undecided.is_empty() {
+            settled.extend(self.put_aside(undecided));
+            // What was settled behind what waits is acknowledged all the same.
+            for epoch in &self.epochs {
+                if let Err(error) = epoch.release().await {
+                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+                }
+            }
+        }
         settle(&shared, settled).await?;
         Ok(again)
     }
 
-    /// Leaves aside what nobody answers for yet. Returns what has waited longest where there is no room for all: it waits in a retry
+    /// Leaves aside what nobody answers for yet. Returns what has waited longest where there is no room for all: it goes to the end of its
     /// queue, without an attempt.
     fn put_aside(&mut self, undecided: Vec<(Candidate, Fault)>) -> Vec<(Box<Delivery>, Known, Outcome)> {
         let shared = &self.shared;
         let now = Instant::now();
         let mut example = None;
+        // Copies wait as long as the first of them.
+        let mut waits: HashMap<Identity, (Duration, Instant)> = HashMap::new();
         for (Candidate { delivery, identity, .. }, fault) in undecided {
-            let wait = shared.progress.undecided(&identity);
+            let known = waits.entry(identity.clone());
+            let (wait, since) = *known.or_insert_with(|| shared.progress.undecided(&identity, now));
             if fault.class == FaultClass::Contention {
                 tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                     error = %fault, "a message waits for what another transaction holds");
-                self.intake.aside.put(now, delivery, Cause::Held, wait.min(LONGEST_HELD));
+                self.intake.aside.put(now + wait.min(LONGEST_HELD), since, Cause::Held, delivery);
             } else {
-                self.intake.aside.put(now, delivery, Cause::Environment, wait);
+                self.intake.aside.put(now + wait, since, Cause::Environment, delivery);
                 example.get_or_insert((identity, fault));
             }
         }
         if let Some((identity, fault)) = example {
             shared.health.stalled(&fault, Some(&identity));
+            shared.progress.stall();
             self.intake.aside.pause(now);
             tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                 error = %fault, waiting = self.intake.aside.len(),
                 "no message succeeds: consuming waits until this is mended; no attempt is spent");
         }
-        let Some(delay) = shared.consumer.retry.rung_for(LONGEST_HELD) else { return Vec::new() };
-        let overflow = self
-            .intake
-            .overflow(|delivery| delivery.message.body.len())
-            .into_iter()
-            .filter_map(|delivery| prepare(shared, delivery).ok());
-        let postponed = overflow.map(|Candidate { delivery, identity, .. }| {
+        let overflow = self.intake.overflow(|delivery| delivery.message.body.len()).into_iter();
+        let postponed = overflow.filter_map(|delivery| prepare(shared, delivery).ok());
+        let postponed = postponed.map(|Candidate { delivery, identity, .. }| {
             shared.progress.forget(&identity);
-            (delivery, Known::from(&identity), Outcome::Postponed { delay })
+            (delivery, Known::from(&identity), Outcome::Postponed { delay: Duration::ZERO })
         });
         postponed.collect()
     }

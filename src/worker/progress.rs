@@ -1,9 +1,11 @@
 //! Whether a consumer's messages succeed: the witnesses by which a failure is judged ([`crate::blame`]).
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::identity::Identity;
 use crate::outcome::Outcome;
@@ -17,6 +19,8 @@ const MOST: usize = 100_000;
 pub(crate) struct Progress {
     /// Messages that have taken effect since the process started.
     completed: AtomicU64,
+    /// Nothing has succeeded since a message failed that nobody answers for.
+    stalled: AtomicBool,
     /// Messages given up as poison since the last one that took effect.
     poisoned: AtomicU32,
     /// Messages that have failed and that nobody answers for yet. As many as wait aside.
@@ -25,8 +29,9 @@ pub(crate) struct Progress {
 
 #[derive(Clone, Copy, Debug)]
 struct Undecided {
-    /// What `completed` was when it failed first.
+    /// What `completed` was when it failed first, and when that was.
     completed: u64,
+    since: Instant,
     tries: u32,
 }
 
@@ -55,6 +60,7 @@ impl Progress {
         if completed > 0 {
             self.completed.fetch_add(completed, Ordering::AcqRel);
             self.poisoned.store(0, Ordering::Release);
+            self.stalled.store(false, Ordering::Release);
         } else if poisoned > 0 {
             self.poisoned.fetch_add(poisoned, Ordering::AcqRel);
         }
@@ -67,24 +73,34 @@ impl Progress {
         undecided.get(identity).is_some_and(|one| self.completed.load(Ordering::Acquire) > one.completed)
     }
 
+    /// Nothing succeeds at the moment.
+    pub(crate) fn stall(&self) {
+        self.stalled.store(true, Ordering::Release);
+    }
+
+    /// Does nothing succeed at the moment?
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Acquire)
+    }
+
     /// Messages in a row that were given up as poison.
     pub(crate) fn poisoned(&self) -> u32 {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    /// Nobody answers for this one's failure yet. How long it waits until it is tried again: from a quarter of a second, doubling, up
-    /// to half a minute.
-    pub(crate) fn undecided(&self, identity: &Identity) -> Duration {
+    /// Nobody answers for this one's failure yet. How long it waits until it is tried again, from a quarter of a second, doubling, up
+    /// to half a minute; and since when it fails.
+    pub(crate) fn undecided(&self, identity: &Identity, now: Instant) -> (Duration, Instant) {
         let completed = self.completed.load(Ordering::Acquire);
         let mut undecided = self.lock();
         // Of messages whose channel went, and that another process got. They only begin anew.
         if undecided.len() >= MOST {
             undecided.clear();
         }
-        let one = undecided.entry(identity.clone()).or_insert(Undecided { completed, tries: 0 });
+        let one = undecided.entry(identity.clone()).or_insert(Undecided { completed, since: now, tries: 0 });
         let pause = Duration::from_millis(250) * 2_u32.pow(one.tries.min(7));
         one.tries += 1;
-        pause.min(Duration::from_secs(30))
+        (pause.min(Duration::from_secs(30)), one.since)
     }
 
     /// How often it has been left undecided.
@@ -121,7 +137,7 @@ mod tests {
         let progress = Progress::default();
         let (bad, good) = (identity("bad"), identity("good"));
         assert!(progress.note([(&good, &DONE)].into_iter()));
-        progress.undecided(&bad);
+        progress.undecided(&bad, Instant::now());
         assert!(!progress.has_witness(&bad), "it succeeded before");
         assert!(!progress.has_witness(&good), "it did not fail");
         progress.note([(&good, &DONE)].into_iter());
@@ -144,7 +160,8 @@ mod tests {
     #[test]
     fn pauses_grow_up_to_half_a_minute() {
         let progress = Progress::default();
-        let pauses: Vec<u128> = (0..9).map(|_| progress.undecided(&identity("k")).as_millis()).collect();
+        let pauses: Vec<u128> =
+            (0..9).map(|_| progress.undecided(&identity("k"), Instant::now()).0.as_millis()).collect();
         assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
     }
 }

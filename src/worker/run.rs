@@ -263,7 +263,8 @@ impl Worker {
             let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
             // A quarter of what deliveries may hold; as much may be unsettled.
             let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
-            let intake = Arc::new(Intake::new(receiver, most, capacity, count, bytes));
+            let room = usize::from(consumer.prefetch / 2);
+            let intake = Arc::new(Intake::new(receiver, most, capacity, count, (room, bytes)));
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
             }

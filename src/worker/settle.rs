@@ -77,7 +77,14 @@ fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, delay: std::t
     let headers = delivery.properties.headers().clone().unwrap_or_default();
     // A dead letter that somebody has moved back by hand is none any more.
     let mut headers = without(&without_deaths(&headers), &[LETTER_HEADER, LETTER_SEAL_HEADER]);
-    put(&mut headers, RUNG_HEADER, &rung_name(delay));
+    // Without a delay it goes to the end of its own queue, by the way on which copies return.
+    let exchange = match delay.is_zero() {
+        true => Topology::return_exchange(&message.queue),
+        false => {
+            put(&mut headers, RUNG_HEADER, &rung_name(delay));
+            Topology::retry_exchange(&message.queue)
+        }
+    };
     let user_id = message.properties.user_id.as_deref();
     if let (Some(tenant), Some(key)) = (&known.tenant, &known.key) {
         let identity =
@@ -86,7 +93,7 @@ fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, delay: std::t
             put(&mut headers, SEAL_HEADER, &seal);
         }
     }
-    copy(delivery, Topology::retry_exchange(&message.queue), headers)
+    copy(delivery, exchange, headers)
 }
 
 fn dead_letter(

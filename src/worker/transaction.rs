@@ -168,7 +168,8 @@ async fn run_step_by_step(
                 let circumstances = Circumstances {
                     by_itself: attempt.pass == Pass::Single,
                     witness: witness
-                        || before.is_some() && before == fault.code
+                        // While nothing succeeds it may be everybody's after all.
+                        || before.is_some() && before == fault.code && !shared.progress.is_stalled()
                         || shared.progress.has_witness(&candidates[index].identity),
                     is_last: shared.consumer.retry.after(number).is_none(),
                     poisoned,

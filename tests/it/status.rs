@@ -119,7 +119,7 @@ async fn a_consumer_that_stands_still_says_since_when_and_why() {
     let (code, findings) = told(&world, "stands still since").await;
     assert_eq!(code, 5, "{findings}");
     assert!(findings.contains("tenant acme · key k"), "{findings}");
-    assert!(findings.contains("SQLSTATE 42P01") && findings.contains("not_there"), "{findings}");
+    assert!(findings.contains("undefined table (SQLSTATE 42P01)"), "{findings}");
     sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
     world.wait_for("select count(*) from app.effects", 1).await;
     eventually("it goes on", || async {
@@ -147,7 +147,7 @@ async fn no_worker_a_silent_one_and_a_missing_queue_are_told() {
         .unwrap();
     let (_, findings) = told(&world, "is silent for").await;
     assert!(findings.contains("worker worker"), "{findings}");
-    let worker = world.start("worker");
+    let worker = world.start_as("worker", "second");
     world.wait_for_line(&worker, "subscribed").await;
     world.broker.delete_queue(&format!("{}.dead", world.queue("payments"))).await.unwrap();
     let (code, findings) = told(&world, "does not exist").await;
