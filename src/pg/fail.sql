@@ -15,7 +15,8 @@ set status = excluded.status,
     reason = excluded.reason,
     last_error = excluded.last_error,
     not_before = excluded.not_before,
-    error_code = excluded.error_code,
+    -- Left undecided, it has answered for nothing new.
+    error_code = coalesce(excluded.error_code, i.error_code),
     expires_at = null,
     -- The process lives: it reports this failure.
     crash_attempts = case when excluded.status = 'FAILED' then i.crash_attempts else 0 end,

@@ -9,7 +9,7 @@ with failed as materialized (
     for update of i
 )
 update oncely.idempotency_keys as i
-set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerprint = f.fingerprint, last_error = null, error_code = null,
+set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerprint = f.fingerprint, last_error = null,
     -- A client of oncely.claim may have failed at it: from now on the worker's retention counts.
     expires_at = null, not_before = null, marked_pid = null, marked_backend_start = null
 from failed as f

@@ -91,6 +91,7 @@ async fn a_copy_that_is_at_work_in_another_lane_is_no_death() {
 #[tokio::test]
 async fn a_suspect_that_runs_alone_stops_no_other_consumer() {
     let mut world = World::new().await;
+    world.configure("[postgres]\nlock_timeout = \"25s\"");
     world.consumer("payments", "lanes = 1");
     world.consumer("orders", "");
     world.apply_topology().await;
