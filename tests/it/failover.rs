@@ -239,7 +239,7 @@ async fn a_commit_that_never_reached_the_synchronous_standby_is_not_acknowledged
 #[tokio::test]
 async fn a_commit_whose_wait_for_the_standby_is_cancelled_at_the_deadline_is_not_acknowledged() {
     let (mut world, mut primary, mut standby) = with_standby().await;
-    world.consumer("payments", "handler = { function = \"app.quiet\" }\nlanes = 1\ndeadline = \"5s\"");
+    world.consumer("payments", "handler = { function = \"app.quiet\" }\nlanes = 1\ndeadline = \"2s\"");
     world.apply_topology().await;
     make_synchronous(&mut world).await;
     let worker = world.start("worker");
