@@ -230,7 +230,7 @@ fn unexpected(found: &mut Preflight, server: &str, error: sqlx::Error) {
     match classify(error) {
         PgFault::Outage(outage) => found.unreachable.push(format!("PostgreSQL at {server}: {outage}")),
         // A server that is too slow for its own limits, most likely: it is waited for.
-        PgFault::Fault(fault) if fault.class == FaultClass::Transient => {
+        PgFault::Fault(fault) if matches!(fault.class, FaultClass::Transient | FaultClass::Contention) => {
             found.unreachable.push(format!("PostgreSQL at {server}: {fault}"));
         }
         PgFault::Fault(fault) => found.problems.add("postgres", format!("{server}: {fault}")),

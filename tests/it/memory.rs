@@ -75,7 +75,12 @@ async fn a_worker_s_memory_is_bounded_while_a_handler_takes_its_time() {
     .execute(&mut world.sql)
     .await
     .unwrap();
-    world.consumer("payments", "handler = { function = \"app.wait\", json = \"off\" }\nbuffer = 16777216");
+    // Nothing but the gate ends a batch.
+    world.configure("[postgres]\nstatement_timeout = \"5m\"\nlock_timeout = \"5m\"");
+    world.consumer(
+        "payments",
+        "handler = { function = \"app.wait\", json = \"off\" }\nbuffer = 16777216\ndeadline = \"5m\"",
+    );
     world.apply_topology().await;
     let mut gate = world.database.connect().await.unwrap();
     sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();

@@ -16,11 +16,8 @@ async fn a_consumer_that_waits_holds_no_locks_that_cost_another_its_attempts() {
          insert into app.account values (1, 0);
          create function app.first(m oncely.message) returns jsonb language plpgsql as $$
          begin
-             case m.payload ->> 'do'
-                 when 'fail' then raise exception 'boom';
-                 when 'missing_table' then execute 'insert into app.not_there values (1)';
-                 else update app.account set n = n + 1 where id = 1;
-             end case;
+             update app.account set n = n + 1 where id = 1;
+             execute 'insert into app.not_there values (1)';
              return null;
          end $$;
          create function app.second(m oncely.message) returns jsonb language plpgsql as $$
@@ -35,9 +32,9 @@ async fn a_consumer_that_waits_holds_no_locks_that_cost_another_its_attempts() {
     world.consumer("payments", "handler = { function = \"app.first\" }");
     world.consumer("ledger", "handler = { function = \"app.second\" }");
     world.apply_topology().await;
-    // Each in a subtransaction of its own: the good one has its lock when the environment turns out to be broken.
-    for (key, body) in [("a", r#"{"do": "fail"}"#), ("good", "{}"), ("b", r#"{"do": "missing_table"}"#)] {
-        world.publish("payments", message("acme", key), body).await;
+    // It has its lock when the environment turns out to be broken.
+    for key in ["a", "b", "c"] {
+        world.publish("payments", message("acme", key), "{}").await;
     }
     let worker = world.start("worker");
     // By then its pauses are longer than the other one's patience.
