@@ -109,7 +109,9 @@ begin
         );
     end if;
     for one in
-        select a.attrelid::regclass as name, string_agg(format('%1$I = %1$I - $1', a.attname), ', ') as sets
+        -- What stands at the beginning of all times (the first seal of the trail) stays there.
+        select a.attrelid::regclass as name,
+            string_agg(format('%1$I = case when %1$I > ''1971-01-01'' then %1$I - $1 else %1$I end', a.attname), ', ') as sets
         from pg_attribute as a
         join pg_class as c on c.oid = a.attrelid
         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
