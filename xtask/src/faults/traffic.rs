@@ -35,7 +35,7 @@ const BESIDE: u16 = 60;
 /// Messages of tenants that have a schema of their own, in per cent.
 const BRANCHES: u8 = 12;
 /// A copy may come so many days later: well within the retention, and what waits in the queue meanwhile.
-const REMEMBERED: usize = 6;
+const REMEMBERED: usize = 3;
 /// The same key with another payload, in per mille.
 const CONFLICTS: u16 = 20;
 /// Most duplicates come soon.
