@@ -53,6 +53,9 @@ pub(crate) struct Arguments {
     /// Leave out what goes on beside the faults: days, changes, errands, missing schemas, neighbours
     #[arg(long)]
     quiet: bool,
+    /// Violations of these names, such as unjustified_dead_letter, are told, and fail nothing
+    #[arg(long, value_delimiter = ',')]
+    tolerate: Vec<String>,
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
@@ -115,11 +118,11 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else {
         report.print()?;
     }
-    if !report.is_good() {
+    if !report.is_good(&arguments.tolerate) {
         eprintln!("logs: {}", arena.keep_logs()?.display());
     }
     anyhow::ensure!(
-        report.is_good(),
+        report.is_good(&arguments.tolerate),
         "an invariant is broken: this is a bug; the seed is {}",
         arguments.seed
     );
