@@ -474,7 +474,7 @@ create table judge.log (
 create table judge.hot (n bigint);
 insert into judge.hot values (0);
 create table judge.trail (
-    tenant text, key text, outcome text, attempt integer, reason text, error_code text, at numeric
+    place bigint, tenant text, key text, outcome text, attempt integer, reason text, error_code text, at numeric
 );
 create table judge.discarded (tenant text, key text);
 create table judge.trespasses (who text, what text);
@@ -587,6 +587,40 @@ async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_history()
     let _: () = set.query_async(&mut redis).await.unwrap();
     assert!(entries(&servers.urls().redis).await.unwrap().contains(&foreign));
     let _: () = redis::cmd("DEL").arg(&bucket).query_async(&mut redis).await.unwrap();
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_trail_keeps_its_order_and_its_times_while_clocks_are_set_back_and_days_go_by() {
+    let servers = Servers::start().await.unwrap();
+    let database = Database::create(&servers.urls().postgres).await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations");
+    let mut migrator = sqlx::migrate::Migrator::new(folder).await.unwrap();
+    migrator.dangerous_set_table_name("oncely._sqlx_migrations");
+    run(&mut connection, "create schema oncely").await;
+    migrator.run(&mut connection).await.unwrap();
+    run(&mut connection, testbed::checker::SCHEMA).await;
+    let failed = |attempt: i32, outcome: &str| {
+        format!(
+            "insert into oncely.audit (occurred_at, worker, queue, tenant, consumer, key, outcome, attempt, reason)
+             values (clock_timestamp(), 'w', 'q', 'acme', 'faults', 'a', '{outcome}', {attempt}, 'error')"
+        )
+    };
+    run(&mut connection, &failed(1, "retried")).await;
+    run(&mut connection, "select judge.age('-3 seconds')").await;
+    run(&mut connection, &failed(2, "retried")).await;
+    run(&mut connection, "select judge.age('3 seconds')").await;
+    run(&mut connection, "select judge.age('2 days')").await;
+    run(&mut connection, &failed(3, "dead_lettered")).await;
+    let mut evidence = Evidence::default();
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    let steps = &evidence.trail[&key("a")];
+    assert_eq!(steps.iter().map(|step| step.attempt).collect::<Vec<_>>(), [1, 2, 3]);
+    let gaps: Vec<f64> = steps.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+    assert!((0.0..2.0).contains(&gaps[0]), "{gaps:?}");
+    assert!((172_800.0..172_810.0).contains(&gaps[1]), "{gaps:?}");
     drop(connection);
     database.drop_now().await.unwrap();
 }

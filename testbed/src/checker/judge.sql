@@ -2,9 +2,9 @@
 -- judge.effects catches it, judge.log says who did it.
 create schema judge;
 
--- How many days have gone by: judge.age lets one go by at once.
-create table judge.calendar (days integer not null);
-insert into judge.calendar values (0);
+-- How many days have gone by, and how far all stored times have been moved: judge.age does both.
+create table judge.calendar (days integer not null, moved interval not null);
+insert into judge.calendar values (0, '0');
 create function judge.today() returns integer language sql stable as 'select days from judge.calendar';
 
 create table judge.effects (
@@ -52,16 +52,20 @@ $$;
 -- Who ran what strangers have left lying about.
 create table judge.trespasses (who text not null, what text not null);
 
--- The trail, day by day, before it is aged or dropped: `at` is the time of the decision with the days that have gone by.
+-- The trail, noted before each change of the stored times, in the order in which it came about.
 create table judge.trail (
+    place bigint generated always as identity,
     tenant text collate "C" not null,
     key text collate "C" not null,
     outcome text not null,
     attempt integer not null,
     reason text,
     error_code text,
+    -- When it was decided, with the days that had gone by: a clock that is set back later does not change it.
     at numeric not null,
-    unique (tenant, key, outcome, attempt, at)
+    -- The same row of the product's trail has the same time here, however often the stored times have changed.
+    stored_at numeric not null,
+    unique (tenant, key, outcome, attempt, stored_at)
 );
 
 -- What an operator has thrown away.
@@ -75,10 +79,12 @@ create function judge.note() returns void
 language sql
 set search_path = pg_catalog
 as $$
-    insert into judge.trail (tenant, key, outcome, attempt, reason, error_code, at)
-    select tenant, key, outcome, attempt, reason, error_code, extract(epoch from occurred_at) + judge.today() * 86400
-    from oncely.audit
+    insert into judge.trail (tenant, key, outcome, attempt, reason, error_code, at, stored_at)
+    select tenant, key, outcome, attempt, reason, error_code,
+        extract(epoch from occurred_at) + days * 86400, extract(epoch from occurred_at + moved)
+    from oncely.audit, judge.calendar
     where outcome in ('retried', 'dead_lettered') and occurred_at > clock_timestamp() - interval '3 days'
+    order by occurred_at
     on conflict do nothing;
     insert into judge.discarded select tenant, key from oncely.dead_letters where state = 'discarded' on conflict do nothing;
 $$;
@@ -101,8 +107,8 @@ begin
     loop
         execute format('lock table %s in exclusive mode', one.name);
     end loop;
+    perform judge.note();
     if by > interval '0' then
-        perform judge.note();
         -- Weeks gone by have had their partitions.
         perform oncely.make_audit_partitions(
             coalesce((select min(occurred_at) from oncely.audit), clock_timestamp()) - by, clock_timestamp()
@@ -123,7 +129,7 @@ begin
     if to_regclass('oncely.audit_seals') is not null then
         perform judge.seal_again();
     end if;
-    update judge.calendar set days = days + extract(days from by)::integer;
+    update judge.calendar set days = days + extract(days from by)::integer, moved = moved + by;
 end
 $$;
 

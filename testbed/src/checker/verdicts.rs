@@ -44,7 +44,7 @@ pub struct Step {
     pub reason: String,
     /// SQLSTATE, where there was one.
     pub code: String,
-    /// Seconds since 1970, the days that went by at once included.
+    /// Seconds since 1970 by the clock of that moment, the days that went by at once included.
     pub at: f64,
 }
 
@@ -72,7 +72,7 @@ pub(super) async fn read_trail(
 ) -> Result<BTreeMap<Key, Vec<Step>>, sqlx::Error> {
     let rows = sqlx::query(
         "select tenant, key, outcome, attempt, coalesce(reason, ''), coalesce(error_code, ''), at::double precision
-         from judge.trail order by at",
+         from judge.trail order by place",
     )
     .fetch_all(connection)
     .await?;
