@@ -241,6 +241,12 @@ fn attempts_that_lie_on_their_ladder_justify_a_verdict() {
     steps.push(Step { at: 110.0, ..steps[4].clone() });
     steps.extend(ladder("attempts_exhausted", &SLOWLY.map(|at| at + 86_400.0)));
     assert_eq!(found_of_trail(steps.clone()), BTreeMap::new());
+    // A copy whose transaction began first, and waited for the verdict's.
+    let mut waited = ladder("attempts_exhausted", &SLOWLY);
+    waited.insert(4, Step { attempt: 0, at: waited[4].at - 0.1, ..waited[4].clone() });
+    assert_eq!(found_of_trail(waited.clone()), BTreeMap::new());
+    waited[4].reason = "crash".to_owned();
+    assert_eq!(found_of_trail(waited), unjustified(1), "nothing says why");
     // A copy that comes when the key is forgotten begins anew.
     let mut twice = steps[..2].to_vec();
     twice.extend(ladder("attempts_exhausted", &SLOWLY.map(|at| at + 864_000.0)));

@@ -2,6 +2,7 @@
 //! `crash`, a second payload behind each `key_conflict`, a missing schema behind what only that explains.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use sqlx::{PgConnection, Row as _};
 
@@ -48,6 +49,12 @@ pub struct Step {
     pub at: f64,
 }
 
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} at {:.3}", self.outcome, self.attempt, self.at)
+    }
+}
+
 /// What happened meanwhile that a verdict may rest on; times as in [`Step::at`].
 #[derive(Clone, Debug, Default)]
 pub struct Meanwhile {
@@ -63,6 +70,8 @@ pub struct Meanwhile {
 
 /// So much too early a copy may come, in seconds: the clocks of different processes differ.
 const GRAIN: f64 = 0.12;
+/// Longest transaction, in seconds: a handler's deadline, and waits for locks.
+const TRANSACTION: f64 = 60.0;
 /// A schema is missing a little longer than the books say: what was under way ends later.
 const AFTERMATH: f64 = 5.0;
 
@@ -89,7 +98,6 @@ pub(super) async fn read_trail(
 pub(super) fn judge(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     for (key, steps) in &evidence.trail {
         let mut ladder: Vec<&Step> = Vec::new();
-        let mut last: Option<&Step> = None;
         for step in steps {
             if step.outcome != "dead_lettered" {
                 // A key that was forgotten or requeued begins anew: that gives attempts, and takes none.
@@ -100,19 +108,27 @@ pub(super) fn judge(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
                 continue;
             }
             // A copy of what was given up already is told the same again: it ran nothing.
-            let ran_nothing = ladder.is_empty() || step.attempt == 0;
-            let again = ran_nothing && last.is_some_and(|last| last.reason == step.reason);
+            let again = (ladder.is_empty() || step.attempt == 0) && repeats(steps, step);
             if !again && let Some(why) = doubt(sent, &evidence.meanwhile, key, &ladder, step) {
-                let text = format!("{}/{}: {} {why}", key.0, key.1, step.reason);
+                let trail: Vec<String> = steps.iter().map(Step::to_string).collect();
+                let text = format!("{}/{}: {} {why} [{}]", key.0, key.1, step.reason, trail.join(", "));
                 found.add(Invariant::I13, What::UnjustifiedDeadLetter, text);
             }
-            // Another payload's verdict says nothing of this one's runs.
-            if step.reason != "key_conflict" {
-                last = Some(step);
+            // Another payload's verdict says nothing of this one's runs, nor does one that repeats another.
+            if step.reason != "key_conflict" && step.attempt > 0 {
                 ladder.clear();
             }
         }
     }
+}
+
+/// Is there a verdict that ran something, and said the same? Times are those of a transaction's begin: one that begins first may wait for
+/// the verdict that it repeats.
+fn repeats(steps: &[Step], again: &Step) -> bool {
+    steps.iter().any(|step| {
+        let is_verdict = step.outcome == "dead_lettered" && step.reason == again.reason;
+        is_verdict && step.attempt > 0 && !std::ptr::eq(step, again) && step.at <= again.at + TRANSACTION
+    })
 }
 
 /// What is wrong with a verdict.
