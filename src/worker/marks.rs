@@ -8,7 +8,7 @@ use super::stop::Stop;
 use crate::decide::OnConflict;
 use crate::failpoint::step;
 use crate::identity::Identity;
-use crate::pg::{self, Session};
+use crate::pg::{self, Backend, Session};
 
 /// The keys whose run this lane has counted in PostgreSQL.
 ///
@@ -17,6 +17,8 @@ use crate::pg::{self, Session};
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     held: HashSet<Identity>,
+    /// The session that these marks name: while it is open, their runs live.
+    session: Option<Backend>,
     /// Of earlier work: to be taken back, which PostgreSQL could not be asked for yet.
     owed: Vec<Identity>,
 }
@@ -34,6 +36,11 @@ impl Marks {
         session: &mut Session,
         work: &[&Candidate],
     ) -> Result<(), Stop> {
+        // The runs go on in a new session: marks that name the old one would count as deaths.
+        if self.session != Some(session.backend) {
+            self.begin();
+            self.session = Some(session.backend);
+        }
         if !self.owed.is_empty() {
             let asked = pg::unmark(&mut session.connection, &shared.consumer.name, &self.owed);
             pg::within(shared.postgres.patience(), asked).await.map_err(Stop::of_ours)?;

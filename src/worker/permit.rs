@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// For how many batches after one that stood in another's way a consumer's lanes go one after another.
 const SERIAL: u32 = 64;
 
-/// How long a suspect that runs alone keeps all others of the process waiting. What kills a process does so soon; one that takes longer
-/// goes on in company.
+/// How long one that runs alone keeps the others waiting. What kills a process does so soon, and a batch that holds its locks for longer
+/// is not what the others collide with: one that takes longer goes on in company.
 const ALONE: Duration = Duration::from_secs(5);
 
 /// What the lanes of one consumer hold their permits of.
@@ -61,19 +61,19 @@ impl Permits {
         let alone = async { tokio::time::timeout(PATIENCE, Arc::clone(&self.lanes).write_owned()).await };
         // Always in this order: lanes that wait for one of both can't wait for each other.
         let lanes = match exclusive {
-            true => alone.await.ok().map(Lanes::Alone),
+            true => alone.await.ok().map(|guard| Right::Alone(Alone::hold(guard, self.alone))),
             false => None,
         };
         let lanes = match lanes {
             Some(lanes) => lanes,
-            None => Lanes::Shared(Arc::clone(&self.lanes).read_owned().await),
+            None => Right::Shared(Arc::clone(&self.lanes).read_owned().await),
         };
         let process = Arc::clone(&self.process);
         let process = match company {
-            Company::Any | Company::Suspects => Process::Shared(process.read_owned().await),
+            Company::Any | Company::Suspects => Right::Shared(process.read_owned().await),
             Company::Nobody => {
                 let alone = tokio::time::timeout(PATIENCE, process.write_owned()).await.ok()?;
-                Process::Alone(Alone::hold(alone, self.alone))
+                Right::Alone(Alone::hold(alone, self.alone))
             }
         };
         Some(Permit { exclusive, _lanes: lanes, _process: process })
@@ -85,23 +85,17 @@ impl Permits {
 pub(crate) struct Permit {
     /// It was asked for alone.
     pub(crate) exclusive: bool,
-    _lanes: Lanes,
-    _process: Process,
+    _lanes: Right,
+    _process: Right,
 }
 
 #[derive(Debug)]
-enum Lanes {
-    Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
-    Alone(#[expect(dead_code, reason = "held")] OwnedRwLockWriteGuard<()>),
-}
-
-#[derive(Debug)]
-enum Process {
+enum Right {
     Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
     Alone(#[expect(dead_code, reason = "held")] Alone),
 }
 
-/// The process for itself, until it is dropped or [`ALONE`] is over.
+/// The lanes or the process for itself, until it is dropped or [`ALONE`] is over.
 #[derive(Debug)]
 struct Alone(JoinHandle<()>);
 
@@ -157,5 +151,14 @@ mod tests {
         permits.decided();
         let _one = permits.take(Company::Any).await.unwrap();
         assert!(permits.take(Company::Any).now_or_never().flatten().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_runs_alone_among_its_lanes_keeps_them_waiting_for_a_while_only() {
+        let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(Arc::default()) };
+        permits.contended();
+        let _long = permits.take(Company::Any).await.unwrap();
+        let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Company::Any)).await;
+        assert!(beside.is_ok_and(|permit| permit.is_some()), "nobody waits for a handler up to its deadline");
     }
 }

@@ -66,7 +66,7 @@ async fn a_copy_that_is_at_work_in_another_lane_is_no_death() {
         "payments",
         "lanes = 1\nprefetch = 1\nretry = { delays = [\"100ms\"], max_attempts = 3, max_crashes = 1 }",
     );
-    world.configure("[postgres]\nlock_timeout = \"25s\"");
+    world.configure("[audit]\nduplicates = true\n[postgres]\nlock_timeout = \"25s\"");
     world.apply_topology().await;
     let mut gate = world.database.connect().await.unwrap();
     sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
@@ -80,11 +80,48 @@ async fn a_copy_that_is_at_work_in_another_lane_is_no_death() {
     world.wait_for_line(&second, "another session runs a copy of this message").await;
     sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 1).await;
     world.stop(first).await;
     world.stop(second).await;
     assert_eq!(world.broker.ready(&format!("{}.dead", world.queue("payments"))).await.unwrap(), 0);
     assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0, "both are acknowledged");
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+}
+
+#[tokio::test]
+async fn a_run_that_goes_on_in_a_new_session_is_no_death() {
+    let mut world = World::new().await;
+    let retry = "retry = { delays = [\"100ms\"], max_attempts = 3, max_crashes = 1 }";
+    let settings = "lanes = 1\nprefetch = 1\nhandler = { function = \"app.stale_once\" }";
+    world.consumer("payments", &format!("{settings}\n{retry}"));
+    world.configure("[postgres]\nlock_timeout = \"25s\"");
+    let stale_once = "
+        create sequence app.runs;
+        create function app.stale_once(message oncely.message) returns jsonb language plpgsql as $$
+        begin
+            -- As of a prepared statement that this session does not have.
+            if nextval('app.runs') = 1 then raise exception 'stale' using errcode = '26000'; end if;
+            return app.handle(message);
+        end $$";
+    world.sql.execute(stale_once).await.unwrap();
+    world.apply_topology().await;
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
+    for _ in 0..2 {
+        world.publish("payments", message("acme", "k"), r#"{"do": "wait"}"#).await;
+    }
+    deliver_once_in_vain(&world, "payments", 2).await;
+    let first = world.start_as("worker", "first");
+    world.wait_for(WAITING, 1).await;
+    assert_eq!(world.count("select last_value from app.runs").await, 2, "it runs again");
+    let second = world.start_with("worker", "second", &[("RUST_LOG", "oncely=debug".to_owned())]);
+    world.wait_for_line(&second, "another session runs a copy of this message").await;
+    sqlx::query("select pg_advisory_unlock(4711)").execute(&mut gate).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.stop(first).await;
+    world.stop(second).await;
+    assert_eq!(world.broker.ready(&format!("{}.dead", world.queue("payments"))).await.unwrap(), 0);
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
 }
 
