@@ -37,7 +37,6 @@
 //!
 //! # Features
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
-//! - `plants`: for tests: `PLANT` plants a bug that the checker must find ([`plant::BUGS`]). Never in a release.
 //! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
 
@@ -65,7 +64,6 @@ pub mod message;
 pub mod mirror;
 pub mod outcome;
 pub mod pg;
-pub mod plant;
 pub(crate) mod preflight;
 pub mod reason;
 pub mod relay;

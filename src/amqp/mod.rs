@@ -7,7 +7,6 @@ mod delivery;
 mod depth;
 mod headers;
 mod outlet;
-mod planted;
 mod publisher;
 mod stored;
 mod subscription;

@@ -12,7 +12,6 @@ use super::connection::{AmqpError, answer, connect};
 use super::copy::header;
 use super::headers::table_size;
 use crate::config::RabbitSettings;
-use crate::plant::planted;
 
 /// A message to publish.
 #[derive(Debug)]
@@ -216,8 +215,7 @@ impl Outlet {
             Ok(channel) => channel,
             Err(error) => return Said::Away { known: nothing(), error },
         };
-        let options =
-            BasicPublishOptions { mandatory: !planted("no_mandatory"), ..BasicPublishOptions::default() };
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         // The same for all.
         let name_header = messages.first().map_or("", |message| message.header);
         let mut confirms = Vec::with_capacity(messages.len());
@@ -265,7 +263,7 @@ impl Outlet {
         }
         settled.resize(messages.len(), None);
         let known = messages.iter().zip(settled).map(|(message, settled)| match settled {
-            _ if returned.contains(&message.name) && !planted("mandatory_ignored") => Some(Fate::Unroutable),
+            _ if returned.contains(&message.name) => Some(Fate::Unroutable),
             Some((false, _)) => Some(Fate::Refused),
             // A return comes before its confirm, and each confirm takes the oldest return that waits. With none left, this
             // message's own would have been seen; with another's, its own may be lost behind a failure.

@@ -14,9 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::budget::{Budget, Valve};
 use super::connection::{AmqpError, answer, connect_through};
 use super::delivery::Delivery;
-use super::planted;
 use crate::config::RabbitSettings;
-use crate::plant::planted;
 use crate::settlement::{Ack, Settlement};
 
 /// The life of one channel. Deliveries carry it, so that an acknowledgement can't reach another channel's delivery of the
@@ -53,11 +51,7 @@ impl Epoch {
     /// held by the broker in another queue. On a channel that is gone nothing is sent: redelivery decides.
     pub(crate) async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
         let _turn = self.sending.lock().await;
-        let tags: Vec<u64> = tags.into_iter().collect();
-        let mut acks = self.lock().settle(tags.iter().copied());
-        if planted("ack_over_a_gap") {
-            acks = planted::up_to_the_last(&tags);
-        }
+        let acks = self.lock().settle(tags);
         self.send(acks).await
     }
 
@@ -71,7 +65,6 @@ impl Epoch {
     async fn send(&self, acks: Vec<Ack>) -> Result<(), AmqpError> {
         for ack in acks {
             if self.is_over() {
-                planted::on_the_successor(ack).await;
                 return Ok(());
             }
             let (tag, multiple) = match ack {
@@ -133,7 +126,6 @@ impl Subscription {
             ),
         )
         .await?;
-        planted::remember(&channel);
         Ok(Self {
             connection,
             consumer,

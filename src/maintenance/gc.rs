@@ -68,10 +68,6 @@ pub(crate) async fn sweep(
         let before = before(now, consumer.retention);
         let name = consumer.consumer.as_str();
         let mut deleted = [0; 3];
-        #[cfg(feature = "plants")]
-        if crate::plant::planted("collect_pending") {
-            deleted[0] = pg::collect_pending(&mut session.connection, name, before).await?;
-        }
         for (count, status) in
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {

@@ -9,7 +9,6 @@ use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use super::condition::{condition, is_written};
 use crate::fault::{Fault, FaultClass};
-use crate::plant::planted;
 
 /// The connection or the server is away; whether a commit in flight happened is unknown. No message is to blame.
 #[derive(Debug, thiserror::Error)]
@@ -188,7 +187,6 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
         ("25006", _) | (_, "08") => return None,
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
-        (_, "42" | "3F") if planted("environment_is_poison") => FaultClass::Poison,
         ("2200H" | "ONC16", _) | (_, "53" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => {
             FaultClass::Environment
         }

@@ -21,8 +21,6 @@ mod outbox;
 mod park;
 mod partition;
 mod picture;
-#[cfg(feature = "plants")]
-mod planted;
 mod process;
 mod refuse;
 mod reply;
@@ -63,14 +61,12 @@ pub(crate) use operator::{
 };
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use ordering_key::collect_ordering_keys;
-pub(crate) use outbox::{MirrorRecord, Mirrored, append_mirror, delete as delete_outbox, take_mirror};
+pub(crate) use outbox::{Mirrored, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use park::{Parked, park};
 pub(crate) use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
 pub(crate) use picture::{
     ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
 };
-#[cfg(feature = "plants")]
-pub(crate) use planted::collect_pending;
 pub(crate) use process::{
     Process, ProcessRow, beat, bury as bury_processes, leave, open_for_heartbeats, processes,
 };

@@ -6,7 +6,6 @@ use sqlx::{Connection as _, PgConnection};
 use crate::failpoint::step;
 use crate::mirror::{Mirror, MirrorError, Tag, TagKey};
 use crate::pg::{self, Mirrored, Session};
-use crate::plant::planted;
 
 /// What one batch did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,18 +45,9 @@ pub(crate) async fn drain(
     step("relay.take.before");
     let records = pg::take_mirror(&mut transaction, i64::from(limit)).await?;
     step("relay.take.after");
-    let records = match planted("id_cursor") {
-        true => beyond_the_cursor(records),
-        false => records,
-    };
     if records.is_empty() {
         transaction.rollback().await?;
         return Ok(DrainReport::default());
-    }
-    if planted("relay_deletes_first") {
-        pg::delete_outbox(&mut transaction, &records).await?;
-        transaction.commit().await?;
-        transaction = session.connection.begin().await?;
     }
     let mut written = 0;
     if let Some((mirror, tag_key)) = mirror {
@@ -65,7 +55,7 @@ pub(crate) async fn drain(
         let ends = mirror.expires_at(now);
         let tags: Vec<Tag> = records
             .iter()
-            .filter(|record| record.expires_at >= ends || planted("collect_pending"))
+            .filter(|record| record.expires_at >= ends)
             .flat_map(|record| match &record.content {
                 Mirrored::Tags(tags) => {
                     tags.as_chunks::<{ Tag::BYTES }>().0.iter().map(|bytes| Tag(*bytes)).collect()
@@ -92,7 +82,7 @@ pub(crate) async fn drain(
     step("relay.delete.before");
     let deleted = pg::delete_outbox(&mut transaction, &records).await?;
     step("relay.delete.after");
-    if usize::try_from(deleted) != Ok(records.len()) && !planted("relay_deletes_first") {
+    if usize::try_from(deleted) != Ok(records.len()) {
         return Err(DrainError::Deleted { deleted, taken: records.len() });
     }
     step("relay.commit.before");
@@ -103,13 +93,4 @@ pub(crate) async fn drain(
         tags: written,
         oldest: records.iter().map(|record| record.created_at).min(),
     })
-}
-
-/// Only for the planted bug: what lies behind the highest id so far is never looked at again.
-fn beyond_the_cursor(records: Vec<pg::MirrorRecord>) -> Vec<pg::MirrorRecord> {
-    static LAST: std::sync::Mutex<uuid::Uuid> = std::sync::Mutex::new(uuid::Uuid::nil());
-    let mut last = LAST.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let records: Vec<_> = records.into_iter().filter(|record| record.id > *last).collect();
-    *last = records.iter().map(|record| record.id).max().unwrap_or(*last);
-    records
 }

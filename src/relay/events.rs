@@ -12,7 +12,6 @@ use crate::amqp::{AmqpError, Fate, Outgoing, Outlet, restore_headers};
 use crate::config::EventSettings;
 use crate::failpoint::step;
 use crate::pg::{self, Cursor, EventFailure, Session, TakeLimits, TakenEvent};
-use crate::plant::planted;
 
 /// Most payload in one batch.
 const BYTES: i64 = 8 << 20;
@@ -111,14 +110,6 @@ impl Drain<'_> {
         if let Some(witness) = witness {
             pg::within(patience, pg::await_standby(witness)).await?;
         }
-        if planted("event_deleted_before_confirm") {
-            let all: Vec<&TakenEvent> = events.iter().collect();
-            pg::within(patience, pg::delete_events(&mut transaction, &all)).await?;
-            pg::within(patience, transaction.commit()).await?;
-            let (_, failed) = publish(outlet, &events, Instant::now() + longest).await;
-            let report = EventReport { taken: all.len(), published: all.len(), ..EventReport::default() };
-            return failed.map_or(Ok(report), |error| Err(error.into()));
-        }
         step("events.publish.before");
         let (fates, failed) = publish(outlet, &events, Instant::now() + longest).await;
         step("events.publish.after");
@@ -208,8 +199,7 @@ async fn publish(
         let (said, failed) = outlet.publish(&messages).await;
         for (index, fate) in going.into_iter().zip(said) {
             let event = &events[index];
-            if event.ordering_key.is_some() && fate != Some(Fate::Arrived) && !planted("event_order_ignored")
-            {
+            if event.ordering_key.is_some() && fate != Some(Fate::Arrived) {
                 stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
             }
             fates[index] = fate;

@@ -22,7 +22,6 @@ use crate::handler::Run;
 use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Session};
-use crate::plant::planted;
 
 /// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
@@ -310,15 +309,6 @@ impl Lane {
             };
             match stop {
                 Stop::Known => {}
-                Stop::Outage(outage) if planted("outage_spends_attempt") => {
-                    self.session = None;
-                    let fault = Fault::new(FaultClass::Transient, None, outage.to_string());
-                    let mut outcomes = Vec::with_capacity(work.len());
-                    for &one in work {
-                        outcomes.push(self.failed(one, &fault).await?);
-                    }
-                    return Ok(Ok(outcomes));
-                }
                 // The connection's own fault: once more on a new one.
                 Stop::Failed(fault) if fault.class == FaultClass::Session && !is_renewed => {
                     is_renewed = true;

@@ -10,14 +10,13 @@ use super::prepare::Candidate;
 use super::shared::Shared;
 use super::stop::Stop;
 use super::unconfirmed::Unconfirmed;
-use crate::decide::{EARLY, KeyDecision, OnConflict, decide, wait};
+use crate::decide::{EARLY, KeyDecision, decide, wait};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{self, FreshClaim};
-use crate::plant::planted;
 use crate::reason::Rejection;
 
 /// What the claim says of a candidate.
@@ -56,24 +55,6 @@ pub(crate) async fn claim(
         indices.iter().map(|&index| (&candidates[index].identity, candidates[index].fingerprint)).collect()
     };
     let mut open: Vec<usize> = (0..candidates.len()).collect();
-    let on_conflict = match planted("conflict_is_duplicate") {
-        true => OnConflict::Duplicate,
-        false => consumer.on_conflict,
-    };
-    if planted("check_then_act") || planted("claim_in_one_statement") {
-        let identities: Vec<&Identity> = candidates.iter().map(|candidate| &candidate.identity).collect();
-        let seen = pg::look_up(transaction, &consumer.name, &identities).await.map_err(Stop::of_ours)?;
-        if planted("claim_in_one_statement") {
-            pg::claim(transaction, &consumer.name, now, &of(&open)).await.map_err(Stop::of_ours)?;
-        }
-        return Ok(seen
-            .iter()
-            .map(|record| match record {
-                Some(_) => Claim::Duplicate,
-                None => FIRST,
-            })
-            .collect());
-    }
     if expect == Expect::Fresh {
         step("worker.claim_fresh.before");
         let claimed = pg::claim_fresh(transaction, &consumer.name, now, &of(&open)).await;
@@ -102,7 +83,7 @@ pub(crate) async fn claim(
         for (&index, record) in open.iter().zip(records) {
             // Neither claimed nor there: collected in between, so it is claimed in the next round.
             let Some(record) = record else { continue };
-            match decide(&record, candidates[index].fingerprint.as_ref(), on_conflict) {
+            match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
                 KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
                 KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {

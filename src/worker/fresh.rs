@@ -17,20 +17,16 @@ use crate::failpoint::{step, step_with};
 use crate::handler::{Incoming, Record, Run, SqlHandler, call_fresh, needs_a_look};
 use crate::outcome::Outcome;
 use crate::pg::{self, Backend, Session};
-use crate::plant::planted;
 
-/// The handler, where a batch may go this way. What the planted bugs are in is the other way.
+/// The handler, where a batch may go this way.
 pub(super) fn handler_for(
     shared: &Shared,
     attempt: Attempt,
     expect: Expect,
     messages: usize,
 ) -> Option<&SqlHandler> {
-    let bugs = ["check_then_act", "claim_in_one_statement", "commit_tag_ignored", "conflict_is_duplicate"];
     match (&shared.run, attempt.pass, expect) {
-        (Run::Sql(handler), Pass::Together, Expect::Fresh)
-            if messages <= SMALL && !attempt.contended && !bugs.into_iter().any(planted) =>
-        {
+        (Run::Sql(handler), Pass::Together, Expect::Fresh) if messages <= SMALL && !attempt.contended => {
             Some(handler)
         }
         _ => None,

@@ -29,7 +29,6 @@ use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, Session};
-use crate::plant::planted;
 
 /// The batch was given up without a decision: its messages are not settled, so they come again.
 #[derive(Debug)]
@@ -125,11 +124,6 @@ impl Lane {
         for delivery in &deliveries {
             if !self.epochs.iter().any(|epoch| Arc::ptr_eq(epoch, &delivery.epoch)) {
                 self.epochs.push(Arc::clone(&delivery.epoch));
-            }
-        }
-        if planted("ack_before_commit") {
-            for delivery in &deliveries {
-                let _ = delivery.epoch.settle([delivery.tag]).await;
             }
         }
         let mut candidates = Vec::with_capacity(deliveries.len());
@@ -298,7 +292,7 @@ impl Lane {
         work: &[&Candidate],
     ) -> Result<Vec<(usize, Outcome)>, Abandoned> {
         let back = taken == Taken::Back;
-        if !has_suspects(work) || planted("never_isolate") {
+        if !has_suspects(work) {
             return Ok(self.commit(Company::Any, back, work).await?.into_iter().enumerate().collect());
         }
         let mut outcomes = Vec::new();

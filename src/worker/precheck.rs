@@ -7,7 +7,6 @@ use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::mirror::Tag;
 use crate::pg::{self, Session};
-use crate::plant::planted;
 
 /// Which candidates are known to have taken effect. Whatever goes wrong here, the answer is "not known": then PostgreSQL
 /// decides. `histories` gets the history of the database of which the answer is, where it knows any.
@@ -60,8 +59,7 @@ async fn ask(
             return Some((hits, standing.epoch.clone()));
         }
     }
-    let may_lose_commits = standing.may_lose_commits && !planted("trust_without_durability");
-    match on_hit(precheck.mode, may_lose_commits, standing.is_fresh()) {
+    match on_hit(precheck.mode, standing.may_lose_commits, standing.is_fresh()) {
         HitDecision::Believe => return Some((hits, standing.epoch.clone())),
         HitDecision::Ignore => return None,
         HitDecision::Confirm => {}

@@ -25,8 +25,7 @@ use crate::fault::Fault;
 use crate::handler::Incoming;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, AuditRecord, Backend, Session};
-use crate::plant::planted;
-use crate::reason::{Reason, Rejection};
+use crate::reason::Reason;
 
 /// Runs one transaction for `candidates` (with distinct identities). When it returns outcomes, they are committed.
 pub(crate) async fn transact(
@@ -66,15 +65,7 @@ pub(crate) async fn transact(
         Some(handler) => run_fresh(shared, &mut transaction, place, times, handler, candidates).await?,
         None => {
             let how = (attempt, expect);
-            let run = run_step_by_step(shared, &mut transaction, place, times, how, candidates, unconfirmed);
-            match run.await {
-                Err(Stop::Failed(_)) if planted("commit_tag_ignored") => {
-                    transaction.commit().await.map_err(Stop::of_ours)?;
-                    let done = Outcome::Completed { attempt: 1, response: None };
-                    return Ok(vec![done; candidates.len()]);
-                }
-                outcomes => outcomes?,
-            }
+            run_step_by_step(shared, &mut transaction, place, times, how, candidates, unconfirmed).await?
         }
     };
     // What the handler deferred runs at COMMIT.
@@ -82,13 +73,7 @@ pub(crate) async fn transact(
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     unconfirmed.remember(candidates, &outcomes);
     step("worker.commit.before");
-    match pg::within(shared.postgres.patience(), transaction.commit()).await {
-        Err(error) if planted("unknown_commit_is_failure") => {
-            let rejection = Rejection::new(Reason::AttemptsExhausted, error.to_string());
-            return Ok(vec![Outcome::refused(rejection); candidates.len()]);
-        }
-        committed => committed.map_err(Stop::of_handler)?,
-    }
+    pg::within(shared.postgres.patience(), transaction.commit()).await.map_err(Stop::of_handler)?;
     step("worker.commit.after");
     unconfirmed.clear();
     Ok(outcomes)
@@ -180,11 +165,6 @@ async fn run_step_by_step(
         if outcomes[index].reason() == Some(Reason::Poison) {
             poisoned += 1;
         }
-    }
-    if planted("check_then_act") {
-        let all: Vec<_> = candidates.iter().map(|one| (&one.identity, one.fingerprint)).collect();
-        let late = pg::claim(transaction, &shared.consumer.name, now, &all).await;
-        late.map_err(Stop::of_ours)?;
     }
     let recorded = async {
         if open.len() == candidates.len() {

@@ -19,7 +19,6 @@ use crate::backoff::Backoff;
 use crate::config::Consumer;
 use crate::failpoint::step;
 use crate::outcome::Outcome;
-use crate::plant::planted;
 
 /// A lane waits so long for the first try, where nothing is in trouble: what is settled before its next batch can't come again.
 const FIRST_TRY: Duration = Duration::from_secs(1);
@@ -231,8 +230,8 @@ async fn publish(shared: &Shared, leaving: Vec<Leaving>) -> Vec<(Leaving, Publis
     let mut failed = Vec::new();
     for (leaving, result) in leaving.into_iter().zip(results) {
         match result {
-            Err(error) if !planted("copy_unconfirmed") => failed.push((leaving, error)),
-            _ => arrived.push(leaving),
+            Err(error) => failed.push((leaving, error)),
+            Ok(_) => arrived.push(leaving),
         }
     }
     acknowledge(shared, arrived.iter().map(|leaving| (&*leaving.delivery, &leaving.outcome))).await;

@@ -27,15 +27,15 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds `worker`, `relay` and `oncely` with bugs that can be planted and steps at which they can end; returns a folder of their
-/// own, so that nobody takes them for the real ones.
-pub(crate) fn build_planted() -> anyhow::Result<PathBuf> {
-    eprintln!("building worker, relay and oncely with bugs to plant");
-    let features = ["build", "--package", "oncely", "--bins", "--features", "plants,failpoints"];
+/// Builds `worker`, `relay` and `oncely` with steps at which they can end; returns a folder of their own, so that nobody takes them
+/// for the real ones.
+pub(crate) fn build_with_failpoints() -> anyhow::Result<PathBuf> {
+    eprintln!("building worker, relay and oncely with failpoints");
+    let features = ["build", "--package", "oncely", "--bins", "--features", "failpoints"];
     run(cargo(&root()).args(features))?;
     let here = std::env::current_exe()?;
     let from = here.parent().context("no folder")?;
-    let to = from.join("planted");
+    let to = from.join("failpoints");
     std::fs::create_dir_all(&to)?;
     for program in ["worker", "relay", "oncely"] {
         std::fs::copy(from.join(program), to.join(program))?;

@@ -18,7 +18,7 @@ use testbed::{Arena, ArenaConfig, Servers};
 
 use crate::process;
 use patch::Patch;
-use scripts::{MUTANTS, Mutant, Origin};
+use scripts::{MUTANTS, Mutant};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -85,7 +85,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .filter(|mutant| arguments.only.is_empty() || arguments.only.iter().any(|name| name == mutant.bug))
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "there is no such bug");
-    let binaries = process::build_planted()?;
+    let binaries = process::build_with_failpoints()?;
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
     let mut servers = Some(Servers::start_private().await?);
     let started = Instant::now();
@@ -95,11 +95,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut verdicts = Vec::new();
     for mutant in chosen {
         bar.set_message(mutant.bug);
-        let planted = match mutant.origin {
-            Origin::Planted => Ok(binaries.clone()),
-            Origin::Patch => built(&patches, mutant.bug),
-        };
-        let found = match planted {
+        let found = match built(&patches, mutant.bug) {
             Ok(planted) => trial(mutant, true, &planted, &mut servers).await,
             Err(error) => Err(format!("{error:#}")),
         };
@@ -163,9 +159,6 @@ async fn attempt(
     config.neighbours = mutant.neighbours.to_vec();
     for (section, key, value) in mutant.settings {
         config = config.set(section, key, value);
-    }
-    if planted && mutant.origin == Origin::Planted {
-        config.environment.push(("PLANT".to_owned(), mutant.bug.to_owned()));
     }
     config.environment.extend(mutant.failpoint.map(|at| ("FAILPOINT".to_owned(), at.to_owned())));
     let free = match servers.take() {

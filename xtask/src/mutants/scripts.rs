@@ -13,21 +13,10 @@ use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
 
 use super::findings;
 
-/// Where a bug comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// `src/plant.rs`.
-    Planted,
-    /// `xtask/mutants/NAME.patch`.
-    Patch,
-}
-
 /// A bug, and how its trial is set up.
 pub(crate) struct Mutant {
-    /// As `PLANT` names it, or its patch.
+    /// The name of its patch.
     pub(crate) bug: &'static str,
-    /// Where it comes from.
-    pub(crate) origin: Origin,
     /// How many workers.
     pub(crate) workers: usize,
     /// Settings: section, key, value.
@@ -103,19 +92,7 @@ const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
 const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
 const fn mutant(bug: &'static str, script: Script) -> Mutant {
-    Mutant {
-        bug,
-        origin: Origin::Planted,
-        workers: 1,
-        settings: &[],
-        neighbours: &[],
-        failpoint: None,
-        script,
-    }
-}
-
-const fn patch(bug: &'static str, script: Script) -> Mutant {
-    Mutant { origin: Origin::Patch, ..mutant(bug, script) }
+    Mutant { bug, workers: 1, settings: &[], neighbours: &[], failpoint: None, script }
 }
 
 /// All bugs that can be planted.
@@ -141,28 +118,28 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("event_deleted_before_confirm", Script::KillRelayInPublish),
     mutant("event_order_ignored", Script::FirstIsUnroutable),
     mutant("mandatory_ignored", Script::Unroutable),
-    Mutant { settings: ONE_BY_ONE, ..patch("copies_spend_attempts", Script::CopiesFail) },
-    patch("environment_pins_its_lane", Script::TemporaryTables),
-    patch("environment_is_nobodys", Script::BranchIsMissing),
-    patch("held_key_pins_its_batch", Script::KeyIsHeld),
-    Mutant { settings: ONE_ATTEMPT, ..patch("contention_is_charged", Script::HotRows) },
-    patch("used_up_sequence_is_poison", Script::SequenceIsUsedUp),
-    Mutant { settings: ONE_CRASH, ..patch("live_runs_are_deaths", Script::CopiesRedelivered) },
+    Mutant { settings: ONE_BY_ONE, ..mutant("copies_spend_attempts", Script::CopiesFail) },
+    mutant("environment_pins_its_lane", Script::TemporaryTables),
+    mutant("environment_is_nobodys", Script::BranchIsMissing),
+    mutant("held_key_pins_its_batch", Script::KeyIsHeld),
+    Mutant { settings: ONE_ATTEMPT, ..mutant("contention_is_charged", Script::HotRows) },
+    mutant("used_up_sequence_is_poison", Script::SequenceIsUsedUp),
+    Mutant { settings: ONE_CRASH, ..mutant("live_runs_are_deaths", Script::CopiesRedelivered) },
     Mutant {
         settings: TRUSTING,
         neighbours: &[Neighbour::Listener],
-        ..patch("mirror_hit_without_evidence", Script::FailOnce)
+        ..mutant("mirror_hit_without_evidence", Script::FailOnce)
     },
-    Mutant { settings: ONE_LANE, ..patch("copy_keeps_its_lane", Script::CopyStays) },
-    Mutant { settings: PATIENT, ..patch("suspect_stops_everybody", Script::SuspectIsSlow) },
-    patch("letters_are_published_unremembered", Script::RequeueBrokenOff),
-    patch("policies_are_compared", Script::PolicyChanges),
-    patch("collection_believes_its_file", Script::AnotherFile),
-    patch("clock_jump_is_believed", Script::ClockJumps),
-    patch("trail_without_a_floor", Script::TrailDropped),
-    Mutant { neighbours: &[Neighbour::Client], ..patch("claims_without_rights", Script::Overheard) },
-    Mutant { neighbours: &[Neighbour::Stranger], ..patch("emits_without_rights", Script::Overheard) },
-    Mutant { neighbours: &[Neighbour::Creator], ..patch("names_are_looked_up_anywhere", Script::UsualWork) },
+    Mutant { settings: ONE_LANE, ..mutant("copy_keeps_its_lane", Script::CopyStays) },
+    Mutant { settings: PATIENT, ..mutant("suspect_stops_everybody", Script::SuspectIsSlow) },
+    mutant("letters_are_published_unremembered", Script::RequeueBrokenOff),
+    mutant("policies_are_compared", Script::PolicyChanges),
+    mutant("collection_believes_its_file", Script::AnotherFile),
+    mutant("clock_jump_is_believed", Script::ClockJumps),
+    mutant("trail_without_a_floor", Script::TrailDropped),
+    Mutant { neighbours: &[Neighbour::Client], ..mutant("claims_without_rights", Script::Overheard) },
+    Mutant { neighbours: &[Neighbour::Stranger], ..mutant("emits_without_rights", Script::Overheard) },
+    Mutant { neighbours: &[Neighbour::Creator], ..mutant("names_are_looked_up_anywhere", Script::UsualWork) },
 ];
 
 pub(super) fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
