@@ -6,7 +6,6 @@ RUN apt-get update && apt-get install --yes --no-install-recommends cmake && rm 
 COPY Cargo.toml Cargo.lock build.rs sqlx.toml sqlx-data.json oncely.default.toml README.md ./
 COPY migrations migrations
 COPY src src
-COPY vendor vendor
 # Members of the workspace, so that Cargo can read it; nothing of them is built.
 COPY bench bench
 COPY testbed testbed

@@ -10,13 +10,13 @@ use lapin::message::Delivery;
 use lapin::types::ShortString;
 use serde_json::Value;
 
-use crate::amqp::{fit, read};
+use crate::amqp::{fit, fit_properties, read};
 use crate::decide::{FailureDecision, KeyDecision, KeyRecord, KeyStatus, OnConflict, after_failure, decide};
 use crate::extract::{Property, Source, identify};
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::{Fingerprint, FingerprintPolicy};
 use crate::identity::{Identity, IdentityPart, MAX_BYTES};
-use crate::message::Message;
+use crate::message::RawMessage;
 use crate::pg::class_of;
 use crate::retry::RetryPolicy;
 use crate::seal::{Opened, SEAL_HEADER, SealKey};
@@ -48,7 +48,9 @@ fn part<'a>(input: &mut &'a [u8]) -> &'a [u8] {
 pub fn decode_identify_classify(input: &[u8]) {
     let mut rest = input;
     let (properties, routing_key) = (part(&mut rest), part(&mut rest));
-    let Ok((_, properties)) = lapin::protocol::basic::parse_properties(properties) else { return };
+    let mut properties = properties.to_vec();
+    let _ = fit_properties(&mut properties);
+    let Ok((_, properties)) = lapin::protocol::basic::parse_properties(properties.as_slice()) else { return };
     // As the AMQP client does: what is not UTF-8 is no text.
     let routing_key = String::from_utf8_lossy(routing_key);
     let Ok(routing_key) = ShortString::try_new(routing_key) else { return };
@@ -96,7 +98,7 @@ fn sources() -> [Source; 7] {
     ]
 }
 
-fn identified(message: &Message, identity: &Identity) {
+fn identified(message: &RawMessage, identity: &Identity) {
     for part in [&identity.tenant, &identity.key] {
         let text = part.as_str();
         assert!((1..=MAX_BYTES).contains(&text.len()) && !text.contains('\0'));

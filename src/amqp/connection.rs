@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use async_rs::{Runtime, Tokio};
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use secrecy::ExposeSecret as _;
 
 use super::budget::Valve;
+use super::transport;
 use crate::config::RabbitSettings;
 
 /// What can go wrong with the broker. Texts hold no URL.
@@ -64,7 +66,8 @@ pub(crate) async fn answer<T>(
 /// When the broker does not answer, or refuses.
 pub async fn connect(settings: &RabbitSettings, purpose: &str) -> Result<Connection, AmqpError> {
     let (uri, properties) = prepare(settings, purpose)?;
-    answer("connect", settings.timeout, Connection::connect_uri(uri, properties)).await
+    let connecting = transport::connect(uri, properties, Runtime::new(Tokio::current()));
+    answer("connect", settings.timeout, connecting).await
 }
 
 /// Opens a connection that reads only what its valve lets through.
@@ -74,7 +77,7 @@ pub(super) async fn connect_through(
     purpose: &str,
 ) -> Result<Connection, AmqpError> {
     let (uri, properties) = prepare(settings, purpose)?;
-    let connecting = Connection::connect_uri_with_runtime(uri, properties, valve.runtime());
+    let connecting = transport::connect(uri, properties, valve.runtime());
     answer("connect", settings.timeout, connecting).await
 }
 

@@ -10,13 +10,13 @@ use lapin::types::{AMQPValue, FieldArray, FieldTable};
 use super::budget::{Budget, Share};
 use super::headers::table_size;
 use super::subscription::Epoch;
-use crate::message::{HeaderValue, Message, Properties};
+use crate::message::{HeaderValue, Properties, RawMessage};
 
 /// A message as handed over, with the life of the channel that it came on.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     /// The message.
-    pub(crate) message: Message,
+    pub(crate) message: RawMessage,
     /// Its properties as they came, for a copy that keeps them all.
     pub(crate) properties: BasicProperties,
     /// Its number on its channel.
@@ -48,10 +48,10 @@ impl Delivery {
 }
 
 /// The message of a delivery, and its properties as they came.
-pub(crate) fn read(delivery: lapin::message::Delivery, queue: &str) -> (Message, BasicProperties) {
+pub(crate) fn read(delivery: lapin::message::Delivery, queue: &str) -> (RawMessage, BasicProperties) {
     let properties = delivery.properties;
     let text = |value: Option<lapin::types::ShortString>| value.map(|text| text.as_str().to_owned());
-    let message = Message {
+    let message = RawMessage {
         body: delivery.data.into(),
         queue: queue.to_owned(),
         exchange: delivery.exchange.as_str().to_owned(),
@@ -72,24 +72,17 @@ pub(crate) fn read(delivery: lapin::message::Delivery, queue: &str) -> (Message,
                 .filter(|seconds| *seconds < 9_000_000_000_000)
                 .and_then(|seconds| DateTime::from_timestamp(seconds, 0)),
         },
-        headers: properties.headers().as_ref().map(|headers| table(headers, 0)).unwrap_or_default(),
+        headers: properties.headers().as_ref().map(table).unwrap_or_default(),
     };
     (message, properties)
 }
 
-/// Levels of nested tables and arrays that are looked into; what lies deeper is left out for handlers (a copy for another
-/// queue keeps all). As deep as PostgreSQL's jsonb and people care for.
-const DEEPEST: u32 = 64;
-
-fn table(table: &FieldTable, depth: u32) -> BTreeMap<String, HeaderValue> {
-    if depth > DEEPEST {
-        return BTreeMap::new();
-    }
+fn table(table: &FieldTable) -> BTreeMap<String, HeaderValue> {
     // Of several entries of one name the last one counts: lapin's table is a map.
-    table.inner().iter().map(|(name, value)| (name.as_str().to_owned(), header(value, depth + 1))).collect()
+    table.inner().iter().map(|(name, value)| (name.as_str().to_owned(), header(value))).collect()
 }
 
-fn header(value: &AMQPValue, depth: u32) -> HeaderValue {
+fn header(value: &AMQPValue) -> HeaderValue {
     match value {
         AMQPValue::Boolean(truth) => HeaderValue::Boolean(*truth),
         AMQPValue::ShortShortInt(number) => HeaderValue::Integer(i64::from(*number)),
@@ -107,16 +100,13 @@ fn header(value: &AMQPValue, depth: u32) -> HeaderValue {
         AMQPValue::ShortString(text) => HeaderValue::Text(text.as_str().as_bytes().to_vec()),
         AMQPValue::LongString(text) => HeaderValue::Text(text.as_bytes().to_vec()),
         AMQPValue::ByteArray(bytes) => HeaderValue::Text(bytes.as_slice().to_vec()),
-        AMQPValue::FieldArray(values) => HeaderValue::Array(array(values, depth)),
+        AMQPValue::FieldArray(values) => HeaderValue::Array(array(values)),
         AMQPValue::Timestamp(seconds) => HeaderValue::Timestamp(*seconds),
-        AMQPValue::FieldTable(inner) => HeaderValue::Table(table(inner, depth)),
+        AMQPValue::FieldTable(inner) => HeaderValue::Table(table(inner)),
         AMQPValue::Void => HeaderValue::Void,
     }
 }
 
-fn array(values: &FieldArray, depth: u32) -> Vec<HeaderValue> {
-    if depth > DEEPEST {
-        return Vec::new();
-    }
-    values.as_slice().iter().map(|value| header(value, depth + 1)).collect()
+fn array(values: &FieldArray) -> Vec<HeaderValue> {
+    values.as_slice().iter().map(header).collect()
 }

@@ -5,6 +5,7 @@ mod connection;
 mod copy;
 mod delivery;
 mod depth;
+mod frames;
 mod headers;
 mod outlet;
 mod publisher;
@@ -12,6 +13,7 @@ mod stored;
 mod subscription;
 mod taker;
 mod topology;
+mod transport;
 
 pub(crate) use budget::Budget;
 pub use connection::{AmqpError, connect};
@@ -20,6 +22,8 @@ pub(crate) use delivery::Delivery;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use delivery::read;
 pub(crate) use depth::depth;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use frames::properties as fit_properties;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
 pub(crate) use outlet::{Fate, Outgoing, Outlet};

@@ -3,16 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use oncely::{cli, exit, stack};
-
-fn main() -> ExitCode {
-    // A sweep reads dead letters, whose headers may nest deep. Before there is any other thread.
-    stack::deepen();
-    work()
-}
+use oncely::{cli, exit};
 
 #[tokio::main]
-async fn work() -> ExitCode {
+async fn main() -> ExitCode {
     match cli::run(cli::Arguments::parse()).await {
         Ok(code) => code,
         Err(error) => exit::failed(&error),

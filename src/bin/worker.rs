@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use oncely::config::{Config, DEFAULT_FILE};
 use oncely::worker::Worker;
-use oncely::{exit, shutdown, stack, telemetry};
+use oncely::{exit, shutdown, telemetry};
 
 /// Consumes RabbitMQ queues so that each message takes effect in PostgreSQL once
 #[derive(Debug, Parser)]
@@ -22,8 +22,6 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    // Before there is any other thread.
-    stack::deepen();
     match work(Arguments::parse()) {
         Ok(code) => code,
         Err(error) => exit::failed(&error),

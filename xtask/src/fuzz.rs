@@ -15,8 +15,7 @@ pub(crate) struct Arguments {
     seconds: u32,
 }
 
-/// Longest input. A header can nest a level in five bytes, and the parser recurses; workers have a deep stack for that
-/// (`src/stack.rs`), a fuzzer has not.
+/// Longest input.
 const LONGEST: usize = 4_096;
 
 /// What cargo-fuzz passes, without a sanitizer: the product has no unsafe code, and is several times faster without. Known to

@@ -70,6 +70,26 @@ impl RawValue {
         Ok(Self::Plain(letter, from.take(length)?.to_vec()))
     }
 
+    /// With tables and arrays below so many levels as bytes of the same meaning; this is a value in the first one.
+    #[must_use]
+    pub fn in_bytes_below(&self, levels: u32) -> Self {
+        match self {
+            Self::Array(_) | Self::Table(_) if levels == 1 => {
+                let mut encoded = Vec::new();
+                self.encode(&mut encoded);
+                // Without letter and length.
+                Self::Text(b'x', encoded.split_off(5))
+            }
+            Self::Array(values) => {
+                Self::Array(values.iter().map(|one| one.in_bytes_below(levels - 1)).collect())
+            }
+            Self::Table(entries) => Self::Table(
+                entries.iter().map(|(name, one)| (name.clone(), one.in_bytes_below(levels - 1))).collect(),
+            ),
+            other => other.clone(),
+        }
+    }
+
     /// What it means: the same for all ways to write one value, so that what a client library writes anew can be compared
     /// with what was sent. `U` and `s`, `L` and `l` are one type to RabbitMQ; every byte but 0 is true; of several
     /// entries of one name the last one counts.

@@ -160,6 +160,9 @@ const OF_RETRY: [&str; 8] = [
     "x-last-death-reason",
 ];
 
+/// Tables and arrays below so many levels come as bytes.
+const DEEPEST: u32 = 64;
+
 /// Body, properties and headers are as they were, but for what the dead letter must say or can't keep.
 fn dead_letter(
     findings: &mut Findings<'_>,
@@ -176,9 +179,12 @@ fn dead_letter(
         _ => None,
     };
     let mut properties = sent.properties.by_name();
-    // What is not UTF-8 in a property is lost on the way in; its place is kept.
+    // What is not UTF-8 in a property is lost on the way in; its place is kept, byte for byte.
     for value in properties.values_mut() {
-        *value = as_text(value).into_bytes();
+        let kept = |chunk: std::str::Utf8Chunk<'_>| {
+            [chunk.valid().as_bytes(), &vec![0; chunk.invalid().len()]].concat()
+        };
+        *value = value.utf8_chunks().flat_map(kept).collect();
     }
     let shown = |properties: &BTreeMap<&str, Vec<u8>>| -> BTreeMap<String, String> {
         properties.iter().map(|(name, value)| ((*name).to_owned(), as_text(value))).collect()
@@ -210,6 +216,7 @@ fn dead_letter(
     let retried = want == "attempts_exhausted" || by_broker;
     for (name, value) in sent.properties.headers_by_name() {
         let name = as_text(&name);
+        let value = value.in_bytes_below(DEEPEST);
         if !ours(&name) && !left_out.contains(&name) && headers.get(name.as_bytes()) != Some(&value) {
             let found = format!("{:?}", headers.get(name.as_bytes()));
             findings.same(&format!("header {name}"), format!("{value:?}"), found);
