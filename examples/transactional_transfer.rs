@@ -4,12 +4,9 @@
 //! `create table accounts (id text primary key, balance bigint not null check (balance >= 0))`. Messages look like
 //! `{"from": "alice", "to": "bob", "amount": 5}`.
 
-use oncely::config::Config;
-use oncely::handler::{Context, Handler, HandlerError, HandlerResult, Incoming};
-use oncely::worker::Worker;
-use oncely::{shutdown, telemetry};
+use oncely::{Config, Context, Handler, HandlerError, Message, Worker, shutdown, telemetry};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[derive(Deserialize)]
 struct Transfer {
@@ -21,7 +18,9 @@ struct Transfer {
 struct Transfers;
 
 impl Handler for Transfers {
-    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+    type Response = Value;
+
+    async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<Value, HandlerError> {
         // A body that is no transfer will never be one: dead-lettered.
         let Transfer { from, to, amount } = message.json()?;
         if amount <= 0 {
@@ -42,7 +41,7 @@ impl Handler for Transfers {
             }
         }
         // Stored with the key: what a duplicate gets.
-        Ok(Some(json!({ "transferred": amount })))
+        Ok(json!({ "transferred": amount }))
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::identity::{Identity, IdentityError, IdentityPart};
-use crate::message::{HeaderValue, Message};
+use crate::message::{HeaderValue, RawMessage};
 use crate::reason::{Reason, Rejection};
 
 /// A place in a message where a tenant or a key is found. Which one may be *trusted* is the operator's choice: only
@@ -56,7 +56,7 @@ impl Property {
         }
     }
 
-    fn of(self, message: &Message) -> Option<&str> {
+    fn of(self, message: &RawMessage) -> Option<&str> {
         let properties = &message.properties;
         match self {
             Self::MessageId => properties.message_id.as_deref(),
@@ -96,7 +96,7 @@ pub struct Unidentified {
 /// # Errors
 /// A [`Rejection`] that names what is missing or malformed, tenant before key.
 pub fn identify(
-    message: &Message,
+    message: &RawMessage,
     consumer: &IdentityPart,
     tenant: &Source,
     key: &Source,
@@ -131,7 +131,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<Value, Rejection> {
     })
 }
 
-fn find(message: &Message, json: Option<&Value>, source: &Source) -> Result<IdentityPart, IdentityError> {
+fn find(message: &RawMessage, json: Option<&Value>, source: &Source) -> Result<IdentityPart, IdentityError> {
     let missing = IdentityError::Missing;
     match source {
         Source::Property(property) => IdentityPart::new(property.of(message).ok_or(missing)?.as_bytes()),
@@ -171,18 +171,18 @@ mod tests {
         IdentityPart::new(b"payments").unwrap()
     }
 
-    fn key_of(message: &Message, source: Source) -> Result<String, Reason> {
+    fn key_of(message: &RawMessage, source: Source) -> Result<String, Reason> {
         identify(message, &consumer(), &Source::Fixed("acme".into()), &source)
             .map(|identity| identity.key.as_str().to_owned())
             .map_err(|unidentified| unidentified.rejection.reason)
     }
 
-    fn header(value: HeaderValue) -> Message {
-        Message { headers: [("id".to_owned(), value)].into(), ..Message::default() }
+    fn header(value: HeaderValue) -> RawMessage {
+        RawMessage { headers: [("id".to_owned(), value)].into(), ..RawMessage::default() }
     }
 
-    fn body(text: &str) -> Message {
-        Message { body: text.to_owned().into(), ..Message::default() }
+    fn body(text: &str) -> RawMessage {
+        RawMessage { body: text.to_owned().into(), ..RawMessage::default() }
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         ] {
             assert_eq!(of(other), Err(Reason::KeyInvalid));
         }
-        assert_eq!(key_of(&Message::default(), Source::Header("id".into())), Err(Reason::KeyMissing));
+        assert_eq!(key_of(&RawMessage::default(), Source::Header("id".into())), Err(Reason::KeyMissing));
     }
 
     #[test]
@@ -217,10 +217,10 @@ mod tests {
 
     #[test]
     fn words_of_the_routing_key_are_counted_from_one() {
-        let message = Message { routing_key: "eu.acme.paid".into(), ..Message::default() };
+        let message = RawMessage { routing_key: "eu.acme.paid".into(), ..RawMessage::default() };
         assert_eq!(key_of(&message, Source::RoutingKey(2)), Ok("acme".into()));
         assert_eq!(key_of(&message, Source::RoutingKey(4)), Err(Reason::KeyMissing));
-        let gap = Message { routing_key: "eu..paid".into(), ..Message::default() };
+        let gap = RawMessage { routing_key: "eu..paid".into(), ..RawMessage::default() };
         assert_eq!(key_of(&gap, Source::RoutingKey(2)), Err(Reason::KeyInvalid));
     }
 
@@ -234,14 +234,14 @@ mod tests {
     fn a_missing_tenant_is_reported_before_a_missing_key() {
         let tenant = Source::Property(Property::UserId);
         let key = Source::Property(Property::MessageId);
-        let unidentified = identify(&Message::default(), &consumer(), &tenant, &key).unwrap_err();
+        let unidentified = identify(&RawMessage::default(), &consumer(), &tenant, &key).unwrap_err();
         assert_eq!(unidentified.rejection.reason, Reason::TenantMissing);
         assert_eq!(unidentified.tenant, None);
     }
 
     #[test]
     fn a_tenant_outside_the_body_is_known_even_where_the_body_is_broken() {
-        let message = Message { routing_key: "eu.acme".into(), ..body("{") };
+        let message = RawMessage { routing_key: "eu.acme".into(), ..body("{") };
         let key = Source::JsonPointer("/id".into());
         let unidentified = identify(&message, &consumer(), &Source::RoutingKey(2), &key).unwrap_err();
         assert_eq!(unidentified.rejection.reason, Reason::InvalidJson);
@@ -257,10 +257,10 @@ mod tests {
         ) {
             let of = |[tenant, key]: &[String; 2]| {
                 let text = |text: &String| HeaderValue::Text(text.clone().into_bytes());
-                let message = Message {
+                let message = RawMessage {
                     headers: [("t".to_owned(), text(tenant))].into(),
                     body: serde_json::json!({ "id": key }).to_string().into(),
-                    ..Message::default()
+                    ..RawMessage::default()
                 };
                 identify(&message, &consumer(), &Source::Header("t".into()), &Source::JsonPointer("/id".into())).unwrap()
             };

@@ -76,6 +76,7 @@ impl fmt::Debug for IdentityPart {
 
 /// Why bytes can't be part of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum IdentityError {
     /// Nothing there to find it in.
     #[error("is missing")]

@@ -6,28 +6,23 @@
 //! may be absent, stale or wrong without changing the result.
 //!
 //! ```no_run
-//! use oncely::config::Config;
-//! use oncely::handler::{Context, Handler, HandlerResult, Incoming};
-//! use oncely::worker::Worker;
+//! use oncely::handler::handler_fn;
+//! use oncely::{Config, Context, HandlerError, Message, Worker};
 //!
-//! struct Payments;
-//!
-//! impl Handler for Payments {
-//!     async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
-//!         sqlx::query("insert into payments (tenant, order_id) values ($1, $2)")
-//!             .bind(message.identity.tenant.as_str())
-//!             .bind(message.identity.key.as_str())
-//!             .execute(context.connection())
-//!             .await?;
-//!         Ok(None)
-//!     }
+//! async fn pay(mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
+//!     sqlx::query("insert into payments (tenant, order_id) values ($1, $2)")
+//!         .bind(message.tenant())
+//!         .bind(message.key())
+//!         .execute(context.connection())
+//!         .await?;
+//!     Ok(())
 //! }
 //!
 //! #[tokio::main]
 //! async fn main() -> anyhow::Result<()> {
 //!     let config = Config::load("oncely.toml".as_ref())?;
 //!     let stop = oncely::shutdown::on_signal()?;
-//!     Worker::builder(config).handler("payments", Payments).build()?.run(stop).await?;
+//!     Worker::builder(config).handler("payments", handler_fn(pay)).build()?.run(stop).await?;
 //!     Ok(())
 //! }
 //! ```
@@ -36,21 +31,37 @@
 //! ([`identity`], [`message`], [`decide`], …), which know no I/O and no clock, down to the programs.
 //!
 //! # Features
+//! - `cli` (default): the programs `oncely`, `worker` and `relay`. An embedding program does without.
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
 //! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
 
+// Hidden modules are public for the tests beside this crate, and no part of the interface.
+// What only the command line uses.
+#![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
+
+#[doc(hidden)]
 pub mod amqp;
 pub(crate) mod backoff;
+#[doc(hidden)]
 pub mod blame;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
 pub mod cli;
 pub mod config;
+#[doc(hidden)]
 pub mod decide;
 pub mod event;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
 pub mod exit;
+#[doc(hidden)]
 pub mod extract;
+#[doc(hidden)]
 pub mod failpoint;
+#[doc(hidden)]
 pub mod fault;
+#[doc(hidden)]
 pub mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -58,21 +69,33 @@ pub mod fuzzing;
 pub mod handler;
 mod heartbeat;
 pub mod identity;
+#[doc(hidden)]
 pub mod letter;
 pub(crate) mod maintenance;
 pub mod message;
+#[doc(hidden)]
 pub mod mirror;
+#[doc(hidden)]
 pub mod outcome;
+#[doc(hidden)]
 pub mod pg;
 pub(crate) mod preflight;
 pub mod reason;
 pub mod relay;
+#[doc(hidden)]
 pub mod retry;
 pub(crate) mod seal;
+#[doc(hidden)]
 pub mod settlement;
 pub(crate) mod shown;
 pub mod shutdown;
-pub mod stack;
 pub mod telemetry;
+#[doc(hidden)]
 pub mod watchdog;
 pub mod worker;
+
+pub use config::Config;
+pub use event::Event;
+pub use handler::{BatchHandler, Context, Handler, HandlerError, Message};
+pub use relay::Relay;
+pub use worker::Worker;

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 
 /// A message as it was delivered.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Message {
+pub struct RawMessage {
     /// The body, byte for byte.
     pub body: Bytes,
     /// The queue it came from.
@@ -24,7 +24,7 @@ pub struct Message {
     pub headers: BTreeMap<String, HeaderValue>,
 }
 
-impl Message {
+impl RawMessage {
     /// The trace id of its W3C `traceparent` header, where it has a valid one.
     #[must_use]
     pub fn trace_id(&self) -> Option<&str> {
@@ -68,6 +68,7 @@ pub struct Properties {
 
 /// A value of a header.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum HeaderValue {
     /// Text or bytes: AMQP does not tell them apart.
     Text(Vec<u8>),
@@ -130,9 +131,9 @@ impl HeaderValue {
 mod tests {
     use super::*;
 
-    fn with_traceparent(value: &str) -> Message {
+    fn with_traceparent(value: &str) -> RawMessage {
         let headers = BTreeMap::from([("traceparent".to_owned(), HeaderValue::Text(value.into()))]);
-        Message { headers, ..Message::default() }
+        RawMessage { headers, ..RawMessage::default() }
     }
 
     #[test]
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn headers_that_json_or_jsonb_cannot_hold_are_left_out() {
-        let message = Message {
+        let message = RawMessage {
             headers: BTreeMap::from([
                 ("good".to_owned(), HeaderValue::Text(b"x".to_vec())),
                 ("nul".to_owned(), HeaderValue::Text(b"a\0".to_vec())),
@@ -160,7 +161,7 @@ mod tests {
                 ("number".to_owned(), HeaderValue::Integer(-7)),
                 ("n\0l".to_owned(), HeaderValue::Integer(1)),
             ]),
-            ..Message::default()
+            ..RawMessage::default()
         };
         assert_eq!(message.headers_json(), serde_json::json!({"good": "x", "number": -7}));
     }

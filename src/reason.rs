@@ -7,6 +7,7 @@ use crate::identity::IdentityError;
 /// A reason code, as in the header `x-oncely-reason`, the audit row and `idempotency_keys.reason`. Codes are only added,
 /// never changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Reason {
     /// Nothing where the tenant should be.
     TenantMissing,
@@ -38,7 +39,7 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, for documentation and tests.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: &[Self] = &[
         Self::TenantMissing,
         Self::TenantInvalid,
         Self::KeyMissing,
@@ -77,7 +78,7 @@ impl Reason {
     /// The reason with this code.
     #[must_use]
     pub fn from_code(code: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|reason| reason.as_str() == code)
+        Self::ALL.iter().copied().find(|reason| reason.as_str() == code)
     }
 }
 
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn every_code_names_one_reason() {
-        for reason in Reason::ALL {
+        for &reason in Reason::ALL {
             assert_eq!(Reason::from_code(reason.as_str()), Some(reason));
         }
         assert_eq!(Reason::from_code("nonsense"), None);

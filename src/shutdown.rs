@@ -2,16 +2,17 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 /// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or something failed that should not.
 pub(crate) const SOFTWARE: u8 = 70;
 
-/// A token that the first SIGTERM or SIGINT cancels; the second one ends the process at once (exit code 130), which is
+/// Is over with the first SIGTERM or SIGINT, awaited or not; the second one ends the process at once (exit code 130), which is
 /// safe at any moment: what is not committed is rolled back and comes again.
 ///
 /// # Errors
 /// When the process may not listen for signals.
-pub fn on_signal() -> std::io::Result<CancellationToken> {
+pub fn on_signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     let token = CancellationToken::new();
     let stop = token.clone();
     let mut terminate = signal(SignalKind::terminate())?;
@@ -32,11 +33,26 @@ pub fn on_signal() -> std::io::Result<CancellationToken> {
             stop.cancel();
         }
     });
-    Ok(token)
+    Ok(token.cancelled_owned())
+}
+
+/// Cancels a token when `stop` is over, for as long as the handle lives.
+pub(crate) fn when(
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> (CancellationToken, AbortOnDropHandle<()>) {
+    let token = CancellationToken::new();
+    // A future that panics stops, too.
+    let guard = token.clone().drop_guard();
+    let waiting = tokio::spawn(async move {
+        stop.await;
+        drop(guard);
+    });
+    (token, AbortOnDropHandle::new(waiting))
 }
 
 /// How a worker or a relay stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Stopped {
     /// All work that was begun is finished and settled.
     Clean,

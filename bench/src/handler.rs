@@ -3,10 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use oncely::config::Config;
-use oncely::handler::{BatchHandler, Context, Handler, HandlerError, HandlerResult, Incoming};
-use oncely::worker::Worker;
-use oncely::{shutdown, telemetry};
+use oncely::{BatchHandler, Config, Context, Handler, HandlerError, Message, Worker, shutdown, telemetry};
 
 use crate::payment::Payment;
 
@@ -22,34 +19,38 @@ pub(crate) struct Arguments {
 struct Payments;
 
 impl Handler for Payments {
-    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+    type Response = ();
+
+    async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
         let payment: Payment = message.json()?;
         sqlx::query(
             "insert into bench.payments (tenant, key, customer, amount, currency, sent_at)
              values ($1, $2, $3, $4, $5, $6)",
         )
-        .bind(message.identity.tenant.as_str())
-        .bind(message.identity.key.as_str())
+        .bind(message.tenant())
+        .bind(message.key())
         .bind(payment.customer)
         .bind(payment.amount)
         .bind(payment.currency)
         .bind(payment.sent_at)
         .execute(context.connection())
         .await?;
-        Ok(None)
+        Ok(())
     }
 }
 
 impl BatchHandler for Payments {
+    type Responses = ();
+
     async fn handle_batch(
         &self,
-        context: &mut Context<'_>,
-        messages: &[Incoming<'_>],
-    ) -> Result<Vec<Option<serde_json::Value>>, HandlerError> {
+        mut context: Context<'_>,
+        messages: &[Message<'_>],
+    ) -> Result<(), HandlerError> {
         let payments = messages.iter().map(|message| message.json::<Payment>());
         let payments = payments.collect::<Result<Vec<_>, _>>()?;
-        let tenants: Vec<&str> = messages.iter().map(|message| message.identity.tenant.as_str()).collect();
-        let keys: Vec<&str> = messages.iter().map(|message| message.identity.key.as_str()).collect();
+        let tenants: Vec<&str> = messages.iter().map(|message| message.tenant()).collect();
+        let keys: Vec<&str> = messages.iter().map(|message| message.key()).collect();
         sqlx::query(
             "insert into bench.payments (tenant, key, customer, amount, currency, sent_at)
              select p.tenant, p.key, p.customer, p.amount, p.currency, p.sent_at
@@ -64,7 +65,7 @@ impl BatchHandler for Payments {
         .bind(payments.iter().map(|payment| payment.sent_at).collect::<Vec<_>>())
         .execute(context.connection())
         .await?;
-        Ok(vec![None; messages.len()])
+        Ok(())
     }
 }
 

@@ -7,13 +7,9 @@ use futures::StreamExt as _;
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Connection, ConnectionProperties};
-use oncely::config::Config;
-use oncely::event::Event;
-use oncely::handler::{Context, Handler, HandlerError, HandlerResult, Incoming};
-use oncely::worker::Worker;
-use oncely::{shutdown, telemetry};
+use oncely::{Config, Context, Event, Handler, HandlerError, Message, Worker, shutdown, telemetry};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[derive(Deserialize)]
 struct Order {
@@ -23,12 +19,14 @@ struct Order {
 struct Orders;
 
 impl Handler for Orders {
-    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+    type Response = Value;
+
+    async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<Value, HandlerError> {
         let Order { cents } = message.json()?;
         if cents <= 0 {
             return Err(HandlerError::permanent("an order must cost something"));
         }
-        let (tenant, order) = (message.identity.tenant.as_str(), message.identity.key.as_str());
+        let (tenant, order) = (message.tenant(), message.key());
         sqlx::query("insert into shop.orders (tenant, id, cents) values ($1, $2, $3)")
             .bind(tenant)
             .bind(order)
@@ -43,7 +41,7 @@ impl Handler for Orders {
             .ordering_key(order);
         context.emit(&event).await?;
         // The reply, for every copy of the request.
-        Ok(Some(json!({ "placed": order, "cents": cents })))
+        Ok(json!({ "placed": order, "cents": cents }))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::identity::IdentityPart;
 use crate::retry::RetryPolicy;
 /// The kind of queue that `oncely topology apply` declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum QueueType {
     /// Replicated; RabbitMQ's recommendation.
     Quorum,
@@ -34,6 +35,7 @@ impl QueueType {
 
 /// What becomes of a response that is over the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LargeResponse {
     /// Its message is dead-lettered, with nothing of its effect.
     Refuse,
@@ -43,6 +45,7 @@ pub enum LargeResponse {
 
 /// A consumer.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Consumer {
     /// Part of the identity: stays the same when queues are split or renamed.
     pub name: IdentityPart,

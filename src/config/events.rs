@@ -7,6 +7,7 @@ use crate::retry::RetryPolicy;
 
 /// How the relay publishes events.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EventSettings {
     /// Most events in one transaction.
     pub batch: u32,

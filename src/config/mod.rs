@@ -36,6 +36,7 @@ pub const DEFAULTS: &str = include_str!("../../oncely.default.toml");
 
 /// A valid configuration.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// Name of the cell that the database must be.
     pub cell: String,
@@ -123,44 +124,82 @@ impl Config {
         }
     }
 
+    /// Takes a configuration from any value that serializes as `oncely.toml` reads, without a file or the environment:
+    ///
+    /// ```
+    /// # use oncely::Config;
+    /// # use serde_json::json;
+    /// let config = Config::from_value(json!({
+    ///     "postgres": { "url": "postgres://localhost/shop" },
+    ///     "rabbitmq": { "url": "amqp://localhost" },
+    ///     "consumers": [{
+    ///         "name": "payments",
+    ///         "queue": "payments",
+    ///         "tenant": { "header": "x-tenant-id" },
+    ///         "key": { "property": "message_id" },
+    ///     }],
+    /// }))?;
+    /// # Ok::<(), oncely::config::Problems>(())
+    /// ```
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once.
+    pub fn from_value(value: impl serde::Serialize) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        match Figment::from(Serialized::defaults(value)).extract() {
+            Ok(values) => match Self::of(values, &mut problems) {
+                Some(config) => problems.or(config),
+                None => Err(problems),
+            },
+            Err(error) => {
+                problems.add("configuration", without_source(&error.to_string()));
+                Err(problems)
+            }
+        }
+    }
+
     fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {
         let mut problems = Problems::default();
-        let values = match values(text, environment) {
-            Ok(values) => values,
+        let config = match values(text, environment) {
+            Ok(values) => Self::of(values, &mut problems),
             Err(error) => {
                 problems.add(name, error);
-                return (None, problems);
+                None
             }
         };
+        (config, problems)
+    }
+
+    fn of(values: Dict, problems: &mut Problems) -> Option<Self> {
         let mut root = Section::new("", values);
         let cell = {
-            let mut section = root.table("cell", &mut problems);
-            let name = section.text("name", &mut problems).unwrap_or_else(|| "main".to_owned());
-            section.finish(&mut problems);
+            let mut section = root.table("cell", problems);
+            let name = section.text("name", problems).unwrap_or_else(|| "main".to_owned());
+            section.finish(problems);
             name
         };
-        let section = root.table("postgres", &mut problems);
+        let section = root.table("postgres", problems);
         let is_set = section.has("statement_timeout");
-        let postgres = servers::postgres(section, &mut problems);
+        let postgres = servers::postgres(section, problems);
         let statement = consumer::StatementLimit { timeout: postgres.statement_timeout, is_set };
-        let rabbitmq = servers::rabbitmq(root.table("rabbitmq", &mut problems), &mut problems);
-        let redis = root.table("redis", &mut problems);
-        let mirror = servers::mirror(redis, root.table("mirror", &mut problems), &mut problems);
-        let worker = tasks::worker(root.table("worker", &mut problems), &mut problems);
-        let relay = tasks::relay(root.table("relay", &mut problems), &mut problems);
-        let events = events::events(root.table("events", &mut problems), &mut problems);
-        let gc = tasks::gc(root.table("gc", &mut problems), &mut problems);
-        let audit = tasks::audit(root.table("audit", &mut problems), &mut problems);
-        let dead_letters = tasks::dead_letters(root.table("dead_letters", &mut problems), &mut problems);
-        let log = tasks::log(root.table("log", &mut problems), &mut problems);
+        let rabbitmq = servers::rabbitmq(root.table("rabbitmq", problems), problems);
+        let redis = root.table("redis", problems);
+        let mirror = servers::mirror(redis, root.table("mirror", problems), problems);
+        let worker = tasks::worker(root.table("worker", problems), problems);
+        let relay = tasks::relay(root.table("relay", problems), problems);
+        let events = events::events(root.table("events", problems), problems);
+        let gc = tasks::gc(root.table("gc", problems), problems);
+        let audit = tasks::audit(root.table("audit", problems), problems);
+        let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
+        let log = tasks::log(root.table("log", problems), problems);
         let consumers: Vec<Consumer> = root
-            .tables("consumers", &mut problems)
+            .tables("consumers", problems)
             .into_iter()
-            .filter_map(|section| consumer::consumer(section, statement, &mut problems))
+            .filter_map(|section| consumer::consumer(section, statement, problems))
             .collect();
-        root.finish(&mut problems);
-        contradictions(&consumers, mirror.as_ref(), &audit, &mut problems);
-        let config = gc.map(|gc| Self {
+        root.finish(problems);
+        contradictions(&consumers, mirror.as_ref(), &audit, problems);
+        gc.map(|gc| Self {
             cell,
             postgres,
             rabbitmq,
@@ -173,8 +212,7 @@ impl Config {
             dead_letters,
             log,
             consumers,
-        });
-        (config, problems)
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// One thing that is wrong: where, what, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Problem {
     /// The key, as `consumers[0].retention`, or the thing that was looked at.
     pub place: String,

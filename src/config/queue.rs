@@ -6,6 +6,7 @@ use super::{Problems, Section};
 
 /// A further argument of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum QueueArgument {
     /// A text.
     Text(String),
@@ -17,6 +18,7 @@ pub enum QueueArgument {
 
 /// A binding of the queue to an exchange of yours.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QueueBinding {
     /// The exchange: it must be there.
     pub exchange: String,

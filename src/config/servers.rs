@@ -11,6 +11,7 @@ use crate::pg::PgSettings;
 
 /// How to reach RabbitMQ.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RabbitSettings {
     /// `amqp://user:password@host:port/vhost`.
     pub url: SecretString,
@@ -22,6 +23,7 @@ pub struct RabbitSettings {
 
 /// How to reach Redis and how to use it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MirrorSettings {
     /// `redis://host:port/database`.
     pub url: SecretString,

@@ -11,6 +11,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// The worker process.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct WorkerSettings {
     /// Name in the audit trail; by default `<host>-<process id>`.
     pub name: String,
@@ -24,6 +25,7 @@ pub struct WorkerSettings {
 
 /// The relay process.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RelaySettings {
     /// Outbox records taken at once.
     pub batch: u32,
@@ -33,6 +35,7 @@ pub struct RelaySettings {
 
 /// The garbage collection.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct GcSettings {
     /// When it runs.
     pub schedule: Cron,
@@ -46,6 +49,7 @@ pub struct GcSettings {
 
 /// The audit trail.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct AuditSettings {
     /// Partitions older than this are dropped.
     pub retention: Duration,
@@ -57,6 +61,7 @@ pub struct AuditSettings {
 
 /// The searchable copies of dead letters.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DeadLetterSettings {
     /// Largest body in bytes that is stored.
     pub max_body: u32,
@@ -64,6 +69,7 @@ pub struct DeadLetterSettings {
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LogFormat {
     /// For people.
     Text,
@@ -73,6 +79,7 @@ pub enum LogFormat {
 
 /// Logging.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct LogSettings {
     /// How lines look.
     pub format: LogFormat,

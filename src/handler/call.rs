@@ -7,10 +7,10 @@ use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
 use super::row::MessageRow;
-use super::{Incoming, JsonPolicy, SqlHandler};
+use super::{JsonPolicy, Message, SqlHandler};
 use crate::fault::Fault;
 use crate::identity::IdentityPart;
-use crate::pg::{enter_handler, handler_class_of, told};
+use crate::pg::{LockWait, enter_handler, handler_class_of, told};
 
 /// How messages share subtransactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,8 @@ pub(crate) enum Grouping {
     Each,
 }
 
-/// Runs the handler on all messages, in one statement; returns a response or a fault per message, in their order.
+/// Runs the handler on all messages, in one statement; returns a response or a fault per message, in their order. `wait` counts where
+/// they share no subtransactions: else whoever calls has set the limit.
 ///
 /// # Errors
 /// All together: the first error of any message. Else: only what ends the whole statement, such as a timeout or a lost
@@ -33,11 +34,12 @@ pub(crate) async fn call(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
-    messages: &[Incoming<'_>],
+    messages: &[Message<'_>],
     grouping: Grouping,
+    wait: LockWait,
 ) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
     let function = &handler.function;
-    let is_json = |one: &Incoming<'_>| function.json != JsonPolicy::Off && one.is_json;
+    let is_json = |one: &Message<'_>| function.json != JsonPolicy::Off && one.is_json;
     let needs_json = function.json == JsonPolicy::Required;
     let rows: Vec<MessageRow<'_>> = messages
         .iter()
@@ -51,7 +53,7 @@ pub(crate) async fn call(
     let answers = match grouping {
         Grouping::All => {
             let statement = handler.together(connection).await?;
-            enter_handler(connection).await?;
+            enter_handler(connection, wait).await?;
             let row = sqlx::query(statement).bind(rows).fetch_one(connection).await?;
             return Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect());
         }
@@ -108,10 +110,10 @@ pub(crate) async fn call_fresh(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
-    messages: &[Incoming<'_>],
+    messages: &[Message<'_>],
     record: &Record<'_>,
 ) -> Result<Vec<Option<Value>>, sqlx::Error> {
-    let is_json = |one: &Incoming<'_>| handler.function.json != JsonPolicy::Off && one.is_json;
+    let is_json = |one: &Message<'_>| handler.function.json != JsonPolicy::Off && one.is_json;
     let rows: Vec<MessageRow<'_>> = messages
         .iter()
         .enumerate()

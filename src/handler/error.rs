@@ -32,6 +32,7 @@ use crate::pg::{Outage, PgFault, classify_handler, fault_within};
 ///
 /// Like `anyhow::Error` it is no [`std::error::Error`] itself: only so can `?` take all of those.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum HandlerError {
     /// May pass: tried again after a delay, as often as the consumer allows.
     Transient(String),

@@ -12,7 +12,7 @@ use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo};
 use sqlx::types::Json;
 use sqlx::{Postgres, Type};
 
-use super::Incoming;
+use super::Message;
 use crate::identity::IdentityPart;
 
 /// The fields of `oncely.message`, in the type's order.
@@ -43,8 +43,8 @@ pub(crate) struct MessageRow<'a> {
 
 impl<'a> MessageRow<'a> {
     /// The message with the number `seq`. With `payload`, the body is sent as jsonb, too.
-    pub(crate) fn of(seq: usize, consumer: &'a IdentityPart, incoming: &Incoming<'a>, payload: bool) -> Self {
-        let message = incoming.message;
+    pub(crate) fn of(seq: usize, consumer: &'a IdentityPart, incoming: &Message<'a>, payload: bool) -> Self {
+        let message = incoming.raw;
         let properties = &message.properties;
         Self {
             seq: i32::try_from(seq).unwrap_or(i32::MAX),

@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::event::Event;
-use crate::message::{HeaderValue, Message};
+use crate::message::{HeaderValue, RawMessage};
 
 /// Writes an event in the caller's transaction; it is published once that has committed. Returns its id.
 ///
@@ -19,7 +19,7 @@ pub async fn emit(connection: &mut PgConnection, event: &Event) -> Result<Uuid, 
 pub(crate) async fn emit_for(
     connection: &mut PgConnection,
     event: &Event,
-    cause: Option<(&str, &Message)>,
+    cause: Option<(&str, &RawMessage)>,
 ) -> Result<Uuid, sqlx::Error> {
     let mut headers = event.headers.clone();
     if let Some((_, message)) = cause

@@ -17,7 +17,7 @@ use crate::maintenance;
 use crate::mirror::{Mirror, TagKey};
 use crate::pg::{History, Session, secret, within};
 use crate::preflight::preflight;
-use crate::shutdown::Stopped;
+use crate::shutdown::{self, Stopped};
 use crate::watchdog;
 
 /// A relay: the outbox's way to Redis, and the maintenance of the tables. Several may run.
@@ -36,14 +36,13 @@ impl Relay {
         Self { config }
     }
 
-    /// Relays until `stop` is cancelled; a batch that has begun is finished, for up to `worker.shutdown`. Servers that are away
+    /// Relays until `stop` is over; a batch that has begun is finished, for up to `worker.shutdown`. Servers that are away
     /// are waited for.
     ///
     /// # Errors
     /// When the configuration contradicts what the servers hold.
-    pub async fn run(self, stop: CancellationToken) -> Result<Stopped, Problems> {
-        // Ours to cancel, too, without stopping the rest of an embedding program.
-        let stop = stop.child_token();
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<Stopped, Problems> {
+        let (stop, _waiting) = shutdown::when(stop);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         if !self.start(&stop).await? {
             return Ok(Stopped::Clean);

@@ -14,7 +14,7 @@ use super::replies::{check_responses, wants_reply, write_replies};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::failpoint::{step, step_with};
-use crate::handler::{Incoming, Record, Run, SqlHandler, call_fresh, needs_a_look};
+use crate::handler::{Message, Record, Run, SqlHandler, call_fresh, needs_a_look};
 use crate::outcome::Outcome;
 use crate::pg::{self, Backend, Session};
 
@@ -112,12 +112,12 @@ fn described<'a>(
     (started, now): (Instant, DateTime<Utc>),
     candidates: &[&'a Candidate],
     alone: bool,
-) -> (Vec<Incoming<'a>>, Record<'a>) {
+) -> (Vec<Message<'a>>, Record<'a>) {
     let incoming = candidates
         .iter()
-        .map(|one| Incoming {
+        .map(|one| Message {
             identity: &one.identity,
-            message: &one.delivery.message,
+            raw: &one.delivery.message,
             attempt: 1,
             is_json: one.is_json,
         })

@@ -14,7 +14,7 @@ use super::stop::Stop;
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
-use crate::message::Message;
+use crate::message::RawMessage;
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Failure, Refusal};
 
@@ -192,7 +192,7 @@ pub(crate) fn audit_record<'a>(candidate: &'a Candidate, outcome: &'a Outcome) -
 
 /// The audit row of a decision about a message that may not be known by name.
 pub(crate) fn refusal_record<'a>(
-    message: &'a Message,
+    message: &'a RawMessage,
     known: &'a Known,
     outcome: &'a Outcome,
 ) -> AuditRecord<'a> {
@@ -200,7 +200,7 @@ pub(crate) fn refusal_record<'a>(
 }
 
 fn decision<'a>(
-    message: &'a Message,
+    message: &'a RawMessage,
     tenant: &'a str,
     key: &'a str,
     outcome: &'a Outcome,

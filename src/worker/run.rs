@@ -28,11 +28,12 @@ use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
 use crate::pg::{History, PgSettings, Session};
 use crate::preflight::preflight;
 use crate::seal::SealKey;
-use crate::shutdown::Stopped;
+use crate::shutdown::{self, Stopped};
 use crate::watchdog;
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WorkerError {
     /// The configuration, or what the servers hold, is not fit.
     #[error(transparent)]
@@ -43,22 +44,20 @@ pub enum WorkerError {
 ///
 /// ```no_run
 /// # async fn run() -> anyhow::Result<()> {
-/// use oncely::config::Config;
-/// use oncely::handler::{HandlerResult, handler_fn};
-/// use oncely::worker::Worker;
-/// use tokio_util::sync::CancellationToken;
+/// use oncely::handler::handler_fn;
+/// use oncely::{Config, Context, Message, Worker};
 ///
 /// let config = Config::load("oncely.toml".as_ref())?;
 /// let worker = Worker::builder(config)
-///     .handler("payments", handler_fn(|context, message| Box::pin(async move {
+///     .handler("payments", handler_fn(async |mut context: Context<'_>, message: Message<'_>| {
 ///         sqlx::query("insert into payments (id) values ($1)")
-///             .bind(message.identity.key.as_str())
+///             .bind(message.key())
 ///             .execute(context.connection())
 ///             .await?;
-///         Ok(None)
-///     })))
+///         Ok(())
+///     }))
 ///     .build()?;
-/// worker.run(CancellationToken::new()).await?;
+/// worker.run(async { tokio::signal::ctrl_c().await.unwrap_or_default() }).await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -155,14 +154,13 @@ impl Worker {
         WorkerBuilder { config, runs: BTreeMap::new() }
     }
 
-    /// Consumes until `stop` is cancelled; then finishes what has begun, settles it and returns. Servers that are away are
+    /// Consumes until `stop` is over (a signal, a token's `cancelled_owned()`, any future); then finishes what has begun, settles it and returns. Servers that are away are
     /// waited for, at the start too.
     ///
     /// # Errors
     /// When the configuration contradicts what the servers hold: a missing queue, schema or function.
-    pub async fn run(self, stop: CancellationToken) -> Result<Stopped, WorkerError> {
-        // Ours to cancel, too, without stopping the rest of an embedding program.
-        let stop = stop.child_token();
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<Stopped, WorkerError> {
+        let (stop, _waiting) = shutdown::when(stop);
         crate::pg::tell_server_texts(self.config.log.server_errors);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let Some((mut session, cell_secret)) = self.start(&stop).await? else {

@@ -14,6 +14,7 @@ mod crash_points;
 mod crashes;
 mod data;
 mod documents;
+mod embedding;
 mod events;
 mod examples;
 mod failed;

@@ -1,8 +1,7 @@
 //! A business "no": recorded and answered like an effect, and no dead letter.
 
-use oncely::handler::{BatchHandler, Context, HandlerError, HandlerResult, Incoming, handler_fn};
-use oncely::worker::Worker;
-use serde_json::Value;
+use oncely::handler::handler_fn;
+use oncely::{BatchHandler, Context, HandlerError, Message, Worker};
 use testbed::Redis;
 use tokio_util::sync::CancellationToken;
 
@@ -137,7 +136,7 @@ async fn a_refusal_after_a_failure_and_its_duplicates_are_mirrored_and_answered(
     let text = String::from_utf8_lossy(&explained.stdout).into_owned();
     assert!(text.contains("REFUSED: the handler said no") && text.contains("sold out"), "{text}");
     let rows = world.oncely(&["audit", "list", "--outcome", "refused", "--json"]).await;
-    let rows: Value = serde_json::from_slice(&rows.stdout).unwrap();
+    let rows: serde_json::Value = serde_json::from_slice(&rows.stdout).unwrap();
     assert_eq!(rows["rows"].as_array().unwrap().len(), 1);
 }
 
@@ -145,15 +144,17 @@ async fn a_refusal_after_a_failure_and_its_duplicates_are_mirrored_and_answered(
 struct Shop;
 
 impl BatchHandler for Shop {
+    type Responses = ();
+
     async fn handle_batch(
         &self,
-        context: &mut Context<'_>,
-        messages: &[Incoming<'_>],
-    ) -> Result<Vec<Option<Value>>, HandlerError> {
+        mut context: Context<'_>,
+        messages: &[Message<'_>],
+    ) -> Result<(), HandlerError> {
         for message in messages {
-            sell(context, message).await?;
+            sell(context.reborrow(), *message).await?;
         }
-        Ok(vec![None; messages.len()])
+        Ok(())
     }
 }
 
@@ -175,13 +176,13 @@ impl ShopError {
     }
 }
 
-async fn insert(context: &mut Context<'_>, message: &Incoming<'_>) -> Result<(), ShopError> {
+async fn insert(mut context: Context<'_>, message: Message<'_>) -> Result<(), ShopError> {
     sqlx::query("insert into app.effects (tenant, consumer, key) values ($1, 'shop', $2)")
-        .bind(message.identity.tenant.as_str())
-        .bind(message.identity.key.as_str())
+        .bind(message.tenant())
+        .bind(message.key())
         .execute(context.connection())
         .await?;
-    match message.identity.key.as_str() {
+    match message.key() {
         "no" => Err(ShopError::SoldOut),
         "bad" => {
             sqlx::query("select 'x'::integer").execute(context.connection()).await?;
@@ -191,9 +192,8 @@ async fn insert(context: &mut Context<'_>, message: &Incoming<'_>) -> Result<(),
     }
 }
 
-async fn sell(context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
-    insert(context, message).await.map_err(ShopError::meant)?;
-    Ok(None)
+async fn sell(context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
+    insert(context, message).await.map_err(ShopError::meant)
 }
 
 /// A consumer without a function: the program brings the handler.
@@ -216,7 +216,7 @@ async fn rust_refuses(with: impl FnOnce(oncely::worker::WorkerBuilder) -> oncely
     }
     let stop = CancellationToken::new();
     let worker = with(Worker::builder(world.config())).build().unwrap();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     books_are_right(&mut world, 2).await;
     stop.cancel();
     running.await.unwrap().unwrap();
@@ -224,10 +224,7 @@ async fn rust_refuses(with: impl FnOnce(oncely::worker::WorkerBuilder) -> oncely
 
 #[tokio::test]
 async fn a_rust_handler_refuses() {
-    rust_refuses(|builder| {
-        builder.handler("shop", handler_fn(|context, message| Box::pin(sell(context, message))))
-    })
-    .await;
+    rust_refuses(|builder| builder.handler("shop", handler_fn(sell))).await;
 }
 
 #[tokio::test]
@@ -242,15 +239,11 @@ async fn an_application_s_own_error_goes_through_the_question_mark() {
     for key in ["no", "bad", "fine"] {
         world.publish("shop", message("acme", key), "{}").await;
     }
-    let handler = handler_fn(|context, message| {
-        Box::pin(async move {
-            insert(context, message).await?;
-            Ok(None)
-        })
-    });
+    let handler =
+        handler_fn(async |context: Context<'_>, message: Message<'_>| Ok(insert(context, message).await?));
     let stop = CancellationToken::new();
     let worker = Worker::builder(world.config()).handler("shop", handler).build().unwrap();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     world.wait_for("select count(*) from oncely.dead_letters", 2).await;
     let reasons = "select string_agg(key || ' ' || reason || ' ' || attempt, ', ' order by key) from oncely.dead_letters";
     assert_eq!(world.text(reasons).await.as_deref(), Some("bad poison 1, no attempts_exhausted 2"));

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use oncely::handler::{BatchHandler, Context, Handler, HandlerError, HandlerResult, Incoming, handler_fn};
-use oncely::worker::{Stopped, Worker};
+use oncely::handler::{Json, handler_fn};
+use oncely::worker::Stopped;
+use oncely::{BatchHandler, Context, Handler, HandlerError, Message, Worker};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Executor as _};
 use tokio::sync::Notify;
@@ -22,19 +23,21 @@ struct Obedient {
 }
 
 impl Handler for Obedient {
-    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+    type Response = Value;
+
+    async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<Value, HandlerError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let payload: Value = message.json()?;
         let insert = "insert into app.effects (tenant, consumer, key, attempt) values ($1, 'rust', $2, $3)";
         sqlx::query(insert)
-            .bind(message.identity.tenant.as_str())
-            .bind(message.identity.key.as_str())
-            .bind(i32::try_from(message.attempt).unwrap_or(0))
+            .bind(message.tenant())
+            .bind(message.key())
+            .bind(i32::try_from(message.attempt()).unwrap_or(0))
             .execute(context.connection())
             .await?;
         match payload["do"].as_str() {
             Some("fail") => return Err(HandlerError::transient("boom")),
-            Some("fail_once") if message.attempt == 1 => return Err(HandlerError::transient("boom")),
+            Some("fail_once") if message.attempt() == 1 => return Err(HandlerError::transient("boom")),
             Some("reject") => return Err(HandlerError::permanent("no such account")),
             Some("panic") => panic!("out of luck"),
             Some("hang") => std::future::pending().await,
@@ -52,14 +55,14 @@ impl Handler for Obedient {
             }
             _ => {}
         }
-        Ok(Some(json!({ "done": message.identity.key.as_str() })))
+        Ok(json!({ "done": message.key() }))
     }
 }
 
 fn run(worker: Worker) -> (CancellationToken, JoinHandle<Stopped>) {
     let stop = CancellationToken::new();
     let token = stop.clone();
-    (stop, tokio::spawn(async move { worker.run(token).await.expect("worker") }))
+    (stop, tokio::spawn(async move { worker.run(token.cancelled_owned()).await.expect("worker") }))
 }
 
 async fn end((stop, task): (CancellationToken, JoinHandle<Stopped>)) {
@@ -183,33 +186,47 @@ async fn a_handler_that_ends_its_transaction_is_noticed() {
     assert_eq!(world.broker.ready(&world.queue("rust")).await.unwrap(), 0);
 }
 
+/// Drops a nested `begin()` for one message, and waits at a gate with another one.
+struct Dropping {
+    inside: Arc<Notify>,
+    opened: Arc<Notify>,
+}
+
+impl Handler for Dropping {
+    type Response = ();
+
+    async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
+        match message.key() {
+            "gate" => {
+                self.inside.notify_one();
+                self.opened.notified().await;
+            }
+            // The SAVEPOINT is on its way; sqlx takes back everything.
+            "culprit" => {
+                assert!(context.connection().begin().now_or_never().is_none());
+            }
+            _ => {}
+        }
+        if message.key() != "culprit" {
+            insert(context, message).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn insert(mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
+    let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
+    sqlx::query(insert).bind(message.key()).execute(context.connection()).await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_handler_that_drops_a_nested_transaction_half_way_doubles_no_neighbour() {
     let mut world = world().await;
     world.configure("lanes = 1");
     let (entered, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (inside, opened) = (Arc::clone(&entered), Arc::clone(&gate));
-    let handler = handler_fn(move |context, message| {
-        let (inside, opened) = (Arc::clone(&inside), Arc::clone(&opened));
-        Box::pin(async move {
-            match message.identity.key.as_str() {
-                "gate" => {
-                    inside.notify_one();
-                    opened.notified().await;
-                }
-                // The SAVEPOINT is on its way; sqlx takes back everything.
-                "culprit" => {
-                    assert!(context.connection().begin().now_or_never().is_none());
-                }
-                _ => {}
-            }
-            let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
-            if message.identity.key.as_str() != "culprit" {
-                sqlx::query(insert).bind(message.identity.key.as_str()).execute(context.connection()).await?;
-            }
-            Ok(None)
-        })
-    });
+    let handler = Dropping { inside, opened };
     let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
     world.publish("rust", message("acme", "gate"), "{}").await;
     entered.notified().await;
@@ -231,15 +248,17 @@ async fn a_handler_that_drops_a_nested_transaction_half_way_doubles_no_neighbour
 struct Batched;
 
 impl BatchHandler for Batched {
+    type Responses = Vec<()>;
+
     async fn handle_batch(
         &self,
-        context: &mut Context<'_>,
-        messages: &[Incoming<'_>],
-    ) -> Result<Vec<Option<Value>>, HandlerError> {
-        let keys: Vec<String> = messages.iter().map(|m| m.identity.key.as_str().to_owned()).collect();
+        mut context: Context<'_>,
+        messages: &[Message<'_>],
+    ) -> Result<Vec<()>, HandlerError> {
+        let keys: Vec<String> = messages.iter().map(|m| m.key().to_owned()).collect();
         let insert = "insert into app.effects (tenant, consumer, key) select 'acme', 'rust', key from unnest($1::text[]) as key";
         sqlx::query(insert).bind(&keys).execute(context.connection()).await?;
-        Ok(messages.iter().filter(|m| m.message.body.as_ref() != b"forget").map(|_| None).collect())
+        Ok(messages.iter().filter(|m| m.body() != b"forget").map(|_| ()).collect())
     }
 }
 
@@ -261,16 +280,12 @@ async fn a_batch_handler_answers_for_every_message() {
 async fn a_handler_that_dawdles_in_its_transaction_uses_up_its_attempts() {
     let mut world = world().await;
     world.configure("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"");
-    let handler = handler_fn(|context, message| {
-        Box::pin(async move {
-            if message.identity.key.as_str() == "slow" {
-                // Longer than idle_in_transaction_session_timeout: the server ends the session meanwhile.
-                tokio::time::sleep(Duration::from_millis(2_500)).await;
-            }
-            let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
-            sqlx::query(insert).bind(message.identity.key.as_str()).execute(context.connection()).await?;
-            Ok(None)
-        })
+    let handler = handler_fn(async |context: Context<'_>, message: Message<'_>| {
+        if message.key() == "slow" {
+            // Longer than idle_in_transaction_session_timeout: the server ends the session meanwhile.
+            tokio::time::sleep(Duration::from_millis(2_500)).await;
+        }
+        insert(context, message).await
     });
     let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
     world.publish("rust", message("acme", "slow"), "{}").await;
@@ -285,14 +300,16 @@ async fn a_handler_that_dawdles_in_its_transaction_uses_up_its_attempts() {
 struct Hasty;
 
 impl Handler for Hasty {
+    type Response = ();
+
     #[allow(clippy::manual_async_fn)]
     fn handle(
         &self,
-        _: &mut Context<'_>,
-        message: &Incoming<'_>,
-    ) -> impl Future<Output = HandlerResult> + Send {
-        assert!(message.identity.key.as_str() != "bad", "out of luck");
-        async { Ok(None) }
+        _: Context<'_>,
+        message: Message<'_>,
+    ) -> impl Future<Output = Result<(), HandlerError>> + Send {
+        assert!(message.key() != "bad", "out of luck");
+        async { Ok(()) }
     }
 }
 
@@ -308,19 +325,24 @@ async fn a_panic_before_the_handlers_future_is_that_messages_failure_too() {
 }
 
 #[tokio::test]
-async fn a_closure_is_a_handler() {
+async fn functions_and_closures_are_handlers() {
     let mut world = world().await;
-    let handler = handler_fn(|context, message| {
-        Box::pin(async move {
-            let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
-            sqlx::query(insert).bind(message.identity.key.as_str()).execute(context.connection()).await?;
-            Ok(None)
-        })
+    let closure = handler_fn(async |mut context: Context<'_>, message: Message<'_>| {
+        let insert = "insert into app.effects (tenant, consumer, key) values ('acme', 'rust', $1)";
+        sqlx::query(insert).bind(message.key()).execute(context.connection()).await?;
+        Ok(Json(vec![message.key().to_owned()]))
     });
-    let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
-    world.publish("rust", message("acme", "k"), "{}").await;
+    let running = run(Worker::builder(world.config()).handler("rust", closure).build().unwrap());
+    world.publish("rust", message("acme", "1"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
     end(running).await;
+    let function = Worker::builder(world.config()).handler("rust", handler_fn(insert));
+    let running = run(function.build().unwrap());
+    world.publish("rust", message("acme", "2"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 2).await;
+    end(running).await;
+    let responses = "select string_agg(key || coalesce(response::text, '-'), ' ' order by key) from oncely.idempotency_keys";
+    assert_eq!(world.text(responses).await.as_deref(), Some("1[\"1\"] 2-"));
 }
 
 #[tokio::test]
@@ -339,15 +361,17 @@ async fn a_builder_refuses_consumers_without_handlers_and_handlers_without_consu
 struct Reader;
 
 impl Handler for Reader {
-    async fn handle(&self, context: &mut Context<'_>, message: &Incoming<'_>) -> HandlerResult {
+    type Response = ();
+
+    async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
         sqlx::query("select * from app.wide").fetch_all(context.connection()).await?;
         sqlx::query("insert into app.effects (tenant, consumer, key, attempt) values ($1, 'rust', $2, $3)")
-            .bind(message.identity.tenant.as_str())
-            .bind(message.identity.key.as_str())
-            .bind(i32::try_from(message.attempt).unwrap_or(0))
+            .bind(message.tenant())
+            .bind(message.key())
+            .bind(i32::try_from(message.attempt()).unwrap_or(0))
             .execute(context.connection())
             .await?;
-        Ok(None)
+        Ok(())
     }
 }
 

@@ -1,8 +1,9 @@
 //! What `oncely.emit` writes, and what it refuses.
 
 use oncely::event::Event;
-use oncely::handler::{Context, HandlerResult, Incoming, handler_fn};
+use oncely::handler::handler_fn;
 use oncely::worker::Worker;
+use oncely::{Context, Message};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Row as _};
 
@@ -227,18 +228,14 @@ async fn an_event_carries_on_the_tenant_and_the_trace_of_the_delivery_that_cause
     };
     world.publish("sql", traced("1"), r#"{"n": 1}"#).await;
     world.publish("rust", traced("2"), r#"{"n": 2}"#).await;
-    let told = handler_fn(|context: &mut Context<'_>, message: &Incoming<'_>| {
-        let (body, key) = (message.message.body.to_vec(), message.identity.key.to_string());
-        Box::pin(async move {
-            let event =
-                Event::new("x", "told").body(body, "application/json").header("h", true).message_id(key);
-            context.emit(&event).await?;
-            HandlerResult::Ok(None)
-        })
+    let told = handler_fn(async |mut context: Context<'_>, message: Message<'_>| {
+        let event = Event::new("x", "told").body(message.body().to_vec(), "application/json");
+        context.emit(&event.header("h", true).message_id(message.key())).await?;
+        Ok(())
     });
     let stop = CancellationToken::new();
     let worker = Worker::builder(world.config()).handler("rust", told).build().unwrap();
-    let running = tokio::spawn(worker.run(stop.clone()));
+    let running = tokio::spawn(worker.run(stop.clone().cancelled_owned()));
     world
         .wait_for(
             "select count(*) from oncely.events
