@@ -1,5 +1,6 @@
 -- Records failed runs: rows claimed in this transaction, or (alone, after a rollback) rows that may not be there yet.
--- Without a claim of its own it touches only a key that may run again: never one that took effect or was given up.
+-- Without a claim of its own it touches only a key that may run again, never one that took effect or was given up, and counts an
+-- attempt once: another copy may have failed at the same time, and have recorded it.
 insert into oncely.idempotency_keys as i
     (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, last_error, not_before, error_code)
 select f.tenant, $1, f.key, f.status, f.attempts, $2, case when f.status = 'FAILED' then $2::timestamptz end,
@@ -22,4 +23,4 @@ set status = excluded.status,
     crash_attempts = case when excluded.status = 'FAILED' then i.crash_attempts else 0 end,
     marked_pid = null,
     marked_backend_start = null
-where i.status = 'IN_PROGRESS' or $10
+where (i.status = 'IN_PROGRESS' and i.attempts < excluded.attempts) or $10

@@ -15,9 +15,36 @@ pub(crate) async fn begin(connection: &mut PgConnection) -> Result<Transaction<'
     connection.begin_with("begin; set local search_path = pg_catalog, pg_temp").await
 }
 
+/// [`begin`] for claims: a key that somebody holds is left for later, so they wait only for a moment, until [`enter_handler`].
+pub(crate) async fn begin_to_claim(
+    connection: &mut PgConnection,
+    alone: bool,
+) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+    connection
+        .begin_with(match alone {
+            // It has met a held key before, most likely this one.
+            true => "begin; set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms'",
+            false => "begin; set local search_path = pg_catalog, pg_temp; set local lock_timeout = '500ms'",
+        })
+        .await
+}
+
+/// How long a handler waits for locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockWait {
+    /// As long as its session may.
+    Session,
+    /// A moment: its batch has met another transaction's locks.
+    Moment,
+}
+
 /// What follows in the transaction is the handler's: its statements, or at COMMIT what it deferred.
-pub(crate) async fn enter_handler(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    connection.execute("set local search_path to default").await.map(drop)
+pub(crate) async fn enter_handler(connection: &mut PgConnection, wait: LockWait) -> Result<(), sqlx::Error> {
+    let entered = connection.execute(match wait {
+        LockWait::Session => "set local search_path to default; set local lock_timeout to default",
+        LockWait::Moment => "set local search_path to default; set local lock_timeout = '500ms'",
+    });
+    entered.await.map(drop)
 }
 
 /// A session of a lane, before anything else runs in it.

@@ -278,6 +278,12 @@ fn reason(event: &TakenEvent, fate: &Fate) -> Option<(&'static str, String)> {
     })
 }
 
+/// Is it a matter of this event alone, and will be tomorrow? It is parked at once: each try of it closes a channel, and its neighbours
+/// on that channel are published again.
+fn is_final(fate: &Fate) -> bool {
+    matches!(fate, Fate::Closed(406, _) | Fate::HeadersTooLarge | Fate::Unreadable)
+}
+
 fn failures<'a>(
     settings: &EventSettings,
     now: DateTime<Utc>,
@@ -287,8 +293,9 @@ fn failures<'a>(
         .filter_map(|(event, fate)| {
             let (reason, error) = reason(event, fate)?;
             let attempts = event.attempts.saturating_add(1);
-            let again_at = settings
-                .after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply)
+            let again_at = (!is_final(fate))
+                .then(|| settings.after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply))
+                .flatten()
                 .and_then(|delay| now.checked_add_signed(chrono::Duration::from_std(delay).ok()?));
             Some(EventFailure { event, attempts, again_at, reason, error })
         })

@@ -1,10 +1,13 @@
 //! Deliveries that wait beside the lanes: unacknowledged, in nobody's way, until their time comes.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::identity::IdentityPart;
 
 /// Why a delivery waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +20,9 @@ pub(crate) enum Cause {
 
 /// Most deliveries that come back at once: a lane runs them one by one, and what has just arrived must not wait long for them.
 const AT_ONCE: usize = 16;
+
+/// Of them, most of one tenant while others have some: one whose keys are all held must not keep another's waiting.
+const OF_ONE: usize = 4;
 
 /// While nothing succeeds: how long what arrives waits after a batch that failed. Each message is tried that soon, since it may be the
 /// one that succeeds.
@@ -47,6 +53,8 @@ struct Waiting<T> {
     /// Since when it waits, the times in between that it was tried included.
     since: Instant,
     cause: Cause,
+    /// Whose it is.
+    tenant: IdentityPart,
     delivery: T,
 }
 
@@ -78,8 +86,8 @@ impl<T> Default for Aside<T> {
 
 impl<T> Aside<T> {
     /// Puts a delivery aside until it is due; it may have been here before, `since` then.
-    pub(crate) fn put(&self, due: Instant, since: Instant, cause: Cause, delivery: T) {
-        self.lock().waiting.push(Waiting { due, since, cause, delivery });
+    pub(crate) fn put(&self, due: Instant, since: Instant, cause: Cause, tenant: IdentityPart, delivery: T) {
+        self.lock().waiting.push(Waiting { due, since, cause, tenant, delivery });
         self.changed.notify_waiters();
     }
 
@@ -122,16 +130,24 @@ impl<T> Aside<T> {
         let mut probes = pause.map_or(usize::MAX, |pause| usize::from(pause.probe <= now));
         // The one that has waited longest first, so that each gets its turn.
         state.waiting.sort_by_key(|one| one.due);
-        let mut kept = Vec::with_capacity(state.waiting.len());
-        for one in std::mem::take(&mut state.waiting) {
-            if one.due <= now && back.len() < AT_ONCE && (one.cause == Cause::Held || probes > 0) {
-                probes = probes.saturating_sub(usize::from(one.cause == Cause::Environment));
-                back.push(one.delivery);
-            } else {
-                kept.push(one);
+        for most in [OF_ONE, AT_ONCE] {
+            let mut of_tenant: HashMap<IdentityPart, usize> = HashMap::new();
+            let mut kept = Vec::with_capacity(state.waiting.len());
+            for one in std::mem::take(&mut state.waiting) {
+                let may_run = one.due <= now
+                    && back.len() < AT_ONCE
+                    && (one.cause == Cause::Held || probes > 0)
+                    && of_tenant.get(&one.tenant).is_none_or(|taken| *taken < most);
+                if may_run {
+                    *of_tenant.entry(one.tenant).or_default() += 1;
+                    probes = probes.saturating_sub(usize::from(one.cause == Cause::Environment));
+                    back.push(one.delivery);
+                } else {
+                    kept.push(one);
+                }
             }
+            state.waiting = kept;
         }
-        state.waiting = kept;
         let soonest = |one: &Waiting<T>| match (one.cause, pause) {
             (Cause::Environment, Some(pause)) => one.due.max(pause.probe),
             _ => one.due,
@@ -184,6 +200,26 @@ impl<T> Aside<T> {
 mod tests {
     use super::*;
 
+    fn acme() -> IdentityPart {
+        IdentityPart::new(b"acme").unwrap()
+    }
+
+    #[test]
+    fn a_tenant_whose_keys_are_all_held_keeps_no_other_one_waiting() {
+        let (aside, start) = (Aside::default(), Instant::now());
+        for number in 0..1_000 {
+            aside.put(start, start, Cause::Held, acme(), number);
+        }
+        let globex = IdentityPart::new(b"globex").unwrap();
+        for number in 1_000..1_005 {
+            aside.put(start + millis(1), start, Cause::Held, globex.clone(), number);
+        }
+        let back = aside.due(start + millis(1)).back;
+        assert_eq!(back.len(), AT_ONCE);
+        assert_eq!(back.iter().filter(|number| **number >= 1_000).count(), OF_ONE);
+        assert_eq!(aside.len(), 1_005 - AT_ONCE);
+    }
+
     const fn millis(millis: u64) -> Duration {
         Duration::from_millis(millis)
     }
@@ -192,7 +228,7 @@ mod tests {
     fn while_nothing_succeeds_one_at_a_time_is_tried_and_the_first_success_brings_all_back() {
         let (aside, start) = (Aside::default(), Instant::now());
         for number in 0..40 {
-            aside.put(start + millis(100), start, Cause::Environment, number);
+            aside.put(start + millis(100), start, Cause::Environment, acme(), number);
         }
         assert!(aside.pause(start));
         assert!(aside.due(start).back.is_empty());
@@ -221,8 +257,8 @@ mod tests {
     #[test]
     fn what_somebody_holds_is_tried_whether_others_succeed_or_not() {
         let (aside, start) = (Aside::default(), Instant::now());
-        aside.put(start + millis(100), start, Cause::Held, "held");
-        aside.put(start + millis(100), start, Cause::Environment, "failed");
+        aside.put(start + millis(100), start, Cause::Held, acme(), "held");
+        aside.put(start + millis(100), start, Cause::Environment, acme(), "failed");
         aside.pause(start);
         let now = start + millis(100);
         assert_eq!(aside.due(now).back, ["held"]);
@@ -234,7 +270,13 @@ mod tests {
     fn what_waits_too_long_makes_room_as_what_is_too_much_does() {
         let (aside, start) = (Aside::default(), Instant::now());
         for number in 0..5 {
-            aside.put(start + millis(30_000), start + millis(1_000) * number, Cause::Environment, number);
+            aside.put(
+                start + millis(30_000),
+                start + millis(1_000) * number,
+                Cause::Environment,
+                acme(),
+                number,
+            );
         }
         let now = start + millis(5_000);
         assert_eq!(aside.overflow(now, 4, 100, |_| 0), [0]);

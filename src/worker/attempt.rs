@@ -1,5 +1,6 @@
 //! A lane's transactions: tried until they are decided, or until their messages will come again anyway.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::amqp::Delivery;
 use crate::blame::{Blame, Circumstances, blame};
 use crate::fault::{Fault, FaultClass};
 use crate::handler::Run;
-use crate::identity::Identity;
+use crate::identity::{Identity, IdentityPart};
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Session};
 
@@ -35,8 +36,8 @@ const WARY: u32 = 16;
 /// many strikes the others as well, and a lane has more to do.
 const UNWITNESSED: usize = 8;
 
-/// Messages of a batch that are run by themselves and find what they need held, before the rest is left aside untried. Each has waited
-/// for a lock.
+/// Messages of a tenant in a batch that are run by themselves and find what they need held, before its others are left aside untried.
+/// Each has waited for a lock.
 const HELD: usize = 8;
 
 /// How often a message waits for the process to be alone in it, before it runs beside others.
@@ -176,7 +177,9 @@ impl Lane {
         outcomes: &mut [Option<Outcome>],
         mut last: Option<Fault>,
     ) -> Result<(), Abandoned> {
-        let (mut unwitnessed, mut held) = (0, 0);
+        let (mut unwitnessed, mut is_slow) = (0, false);
+        // By tenant: one that holds all of its keys keeps no other one's untried.
+        let mut held: HashMap<&IdentityPart, usize> = HashMap::new();
         for index in 0..work.len() {
             let before = match &outcomes[index] {
                 None => last.clone(),
@@ -184,8 +187,10 @@ impl Lane {
                 Some(_) => continue,
             };
             let witness = outcomes.iter().any(|outcome| outcome.as_ref().is_some_and(Outcome::completes));
+            let tenant = &work[index].identity.tenant;
+            let is_held = is_slow || held.get(tenant).is_some_and(|held| *held >= HELD);
             if let Some(fault) = &before
-                && (held >= HELD && fault.class == FaultClass::Contention
+                && (is_held && fault.class == FaultClass::Contention
                     || unwitnessed >= UNWITNESSED && !witness)
             {
                 outcomes[index].get_or_insert(Outcome::Undecided { attempts: 0, fault: fault.clone() });
@@ -204,12 +209,10 @@ impl Lane {
             self.permit = None;
             let started = Instant::now();
             let outcome = self.by_itself(company, witness, work[index]).await?;
-            if started.elapsed() > LONG {
-                held = HELD;
-            }
+            is_slow |= started.elapsed() > LONG;
             if let Outcome::Undecided { fault, .. } = &outcome {
                 match fault.class {
-                    FaultClass::Contention => held += 1,
+                    FaultClass::Contention => *held.entry(tenant).or_default() += 1,
                     _ => unwitnessed += 1,
                 }
                 last = Some(fault.clone());
@@ -295,13 +298,15 @@ impl Lane {
             let stop = match self.once(&shared, company, attempt, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
-                    shared.health.resumed();
                     self.note_history();
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
                     if shared.progress.note(decided) && self.intake.aside.resume(tokio::time::Instant::now())
                     {
-                        shared.health.resumed();
                         tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
+                    }
+                    match shared.progress.is_stalled() {
+                        true => shared.health.committed(),
+                        false => shared.health.resumed(),
                     }
                     return Ok(Ok(outcomes));
                 }
@@ -441,12 +446,12 @@ impl Lane {
             }
             Stop::Known => return Ok(()),
             Stop::NotNow(fault) | Stop::Held(fault) | Stop::Failed(fault) => {
-                shared.health.stalled(&fault, None);
                 // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
                 // Other consumers must not wait for its locks meanwhile.
                 self.session = None;
                 shared.health.stalled(&fault, None);
-                tracing::error!(%consumer, error = %fault, "consuming waits until this is mended; no attempt is spent");
+                tracing::error!(%consumer, sqlstate = fault.code, error = %fault,
+                    "consuming waits until this is mended; no attempt is spent");
             }
             Stop::Tainted(fault) => {
                 self.give_up_session().await;

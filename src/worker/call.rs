@@ -11,8 +11,8 @@ use super::deadline::{Handling, until_deadline};
 use super::shared::Shared;
 use super::stop::Stop;
 use crate::fault::{Fault, FaultClass};
-use crate::handler::{Context, Grouping, HandlerError, Incoming, Run, call};
-use crate::pg::{self, Backend, PgFault, classify};
+use crate::handler::{Context, Grouping, HandlerError, Message, Run, call};
+use crate::pg::{self, Backend, LockWait, PgFault, classify};
 
 /// How the handler is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +52,17 @@ impl Attempt {
         Self { pass, witness: false, contended: false }
     }
 
-    /// Longest wait for a lock; `None` where the session's own limit holds.
-    pub(crate) fn lock_wait(self) -> Option<Duration> {
-        match self {
-            // A key that somebody holds is left for later.
-            Self { pass: Pass::Single, .. } => Some(Duration::from_millis(200)),
-            Self { contended: true, .. } => Some(Duration::from_millis(500)),
-            _ => None,
+    /// How long the handler waits for locks.
+    pub(crate) fn lock_wait(self) -> LockWait {
+        match self.contended {
+            true => LockWait::Moment,
+            false => LockWait::Session,
         }
+    }
+
+    /// Is it called within a statement of ours, which can't enter the handler's settings by itself?
+    pub(crate) fn is_within_a_statement(self, run: &Run) -> bool {
+        matches!((run, self.pass), (Run::Sql(_), Pass::Parts | Pass::Each | Pass::Single))
     }
 }
 
@@ -71,29 +74,29 @@ pub(crate) async fn handle(
     shared: &Shared,
     backend: Backend,
     transaction: &mut PgConnection,
-    pass: Pass,
-    incoming: &[Incoming<'_>],
+    attempt: Attempt,
+    incoming: &[Message<'_>],
 ) -> Result<Results, Stop> {
     let consumer = &shared.consumer.name;
-    match (&shared.run, pass) {
+    let wait = attempt.lock_wait();
+    match (&shared.run, attempt.pass) {
         (Run::Sql(handler), pass) => {
             let called = async {
-                call(transaction, handler, consumer, incoming, pass.grouping())
+                call(transaction, handler, consumer, incoming, pass.grouping(), wait)
                     .await
                     .map_err(Stop::of_handler)
             };
             until_deadline(shared, backend, Handling::InServer, called).await
         }
         (run, Pass::Together) => {
-            begin_guard(transaction).await?;
+            begin_guard(transaction, wait).await?;
             let mut results = Results::with_capacity(incoming.len());
             match run {
                 Run::RustBatch(handler) => {
                     let called = async {
-                        let mut context = Context::new(transaction, None);
-                        let done =
-                            caught(async { handler.handle_batch(&mut context, incoming).await }).await?;
-                        or_stop(context.connection(), done).await
+                        let context = Context::new(transaction, None);
+                        let done = caught(async { handler.handle_batch(context, incoming).await }).await?;
+                        or_stop(transaction, done).await
                     };
                     let responses = until_deadline(shared, backend, Handling::InProcess, called).await?;
                     if responses.len() != incoming.len() {
@@ -122,7 +125,7 @@ pub(crate) async fn handle(
         (run, Pass::Parts | Pass::Each | Pass::Single) => {
             let mut results = Results::with_capacity(incoming.len());
             for message in incoming {
-                begin_guard(transaction).await?;
+                begin_guard(transaction, wait).await?;
                 let called = async {
                     let done = call_one(run, transaction, message).await?;
                     or_stop(transaction, done).await
@@ -189,13 +192,13 @@ async fn caught<T>(called: impl Future<Output = T>) -> Result<T, Stop> {
 async fn call_one(
     run: &Run,
     transaction: &mut PgConnection,
-    message: &Incoming<'_>,
+    message: &Message<'_>,
 ) -> Result<Result<Option<Value>, HandlerError>, Stop> {
-    let mut context = Context::new(transaction, Some(*message));
+    let context = Context::new(transaction, Some(*message));
     match run {
-        Run::Rust(handler) => caught(async { handler.handle(&mut context, message).await }).await,
+        Run::Rust(handler) => caught(async { handler.handle(context, *message).await }).await,
         Run::RustBatch(handler) => {
-            let called = async { handler.handle_batch(&mut context, std::slice::from_ref(message)).await };
+            let called = async { handler.handle_batch(context, std::slice::from_ref(message)).await };
             let called = caught(called).await?;
             Ok(called.and_then(|mut responses| match (responses.pop(), responses.len()) {
                 (Some(response), 0) => Ok(response),
@@ -209,12 +212,16 @@ async fn call_one(
 /// A savepoint round Rust handlers: releasing it fails where the handler ended the transaction, or swallowed an error
 /// that aborted it. Without it, COMMIT of an aborted transaction reports success. Inside it names are looked up along the handler's
 /// search_path; rolling back to it brings back ours.
-async fn begin_guard(transaction: &mut PgConnection) -> Result<(), Stop> {
-    transaction
-        .execute("savepoint oncely_handler; set local search_path to default")
-        .await
-        .map(drop)
-        .map_err(Stop::of_ours)
+async fn begin_guard(transaction: &mut PgConnection, wait: LockWait) -> Result<(), Stop> {
+    let begun = transaction.execute(match wait {
+        LockWait::Session => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout to default"
+        }
+        LockWait::Moment => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '500ms'"
+        }
+    });
+    begun.await.map(drop).map_err(Stop::of_ours)
 }
 
 async fn end_guard(transaction: &mut PgConnection) -> Result<(), Stop> {

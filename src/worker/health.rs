@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 
 use super::counters::Counts;
@@ -26,6 +26,10 @@ pub(crate) struct Trouble {
     pub(crate) key: Option<String>,
 }
 
+/// When a stall is logged for the first time, and how often then.
+const TOLD_AFTER: TimeDelta = TimeDelta::seconds(1);
+const TOLD_AGAIN: TimeDelta = TimeDelta::seconds(10);
+
 /// A consumer's state as it is known in the process. Every method is short, and none waits for anything but the others.
 #[derive(Debug)]
 pub(crate) struct Health {
@@ -37,6 +41,8 @@ pub(crate) struct Health {
 struct State {
     completed_at: Option<DateTime<Utc>>,
     stalled: Option<Trouble>,
+    /// When the stall was logged last.
+    told: Option<DateTime<Utc>>,
     failed: Option<Trouble>,
     /// The channel of each queue.
     subscriptions: BTreeMap<String, Weak<Epoch>>,
@@ -108,22 +114,40 @@ impl Health {
         self.lock().failed = Some(trouble);
     }
 
-    /// Nothing goes on: all that is tried fails with this, for example this message. Said again, the beginning stays.
-    pub(crate) fn stalled(&self, fault: &Fault, example: Option<&Identity>) {
+    /// Nothing goes on: all that is tried fails with this, for example this message; without one, our own statements fail. Said again,
+    /// the beginning stays. Is it to be logged? Not in the first second, which may end with the next message, and then every ten.
+    pub(crate) fn stalled(&self, fault: &Fault, example: Option<&Identity>) -> bool {
         let now = self.clock.now();
         let mut state = self.lock();
+        let since = state.stalled.as_ref().map_or(now, |before| before.since);
         state.stalled = Some(Trouble {
-            since: state.stalled.as_ref().map_or(now, |before| before.since),
+            since,
             code: fault.code.clone(),
             text: fault.message.clone(),
             tenant: example.map(|identity| identity.tenant.as_str().to_owned()),
             key: example.map(|identity| identity.key.as_str().to_owned()),
         });
+        let is_due = now - since >= TOLD_AFTER && state.told.is_none_or(|told| now - told >= TOLD_AGAIN);
+        if is_due {
+            state.told = Some(now);
+        }
+        is_due
     }
 
     /// It goes on. Cheap where it never stopped.
     pub(crate) fn resumed(&self) {
-        self.lock().stalled = None;
+        let mut state = self.lock();
+        state.stalled = None;
+        state.told = None;
+    }
+
+    /// A transaction has committed, in which no message succeeded: only a stall of our own statements is over.
+    pub(crate) fn committed(&self) {
+        let mut state = self.lock();
+        if state.stalled.as_ref().is_some_and(|trouble| trouble.key.is_none()) {
+            state.stalled = None;
+            state.told = None;
+        }
     }
 
     /// A queue is subscribed to by this channel.
@@ -177,8 +201,14 @@ mod tests {
         health.stalled(&missing, Some(&identity));
         let second = health.condition().stalled.unwrap();
         assert_eq!((second.since, second.key.as_deref()), (first.since, Some("k1")));
+        health.committed();
+        let third = health.condition().stalled.unwrap();
+        assert_eq!(third.since, first.since, "a dead letter is no success");
         health.resumed();
         assert_eq!(health.condition().stalled, None);
+        health.stalled(&missing, None);
+        health.committed();
+        assert_eq!(health.condition().stalled, None, "our own statements work again");
     }
 
     #[test]

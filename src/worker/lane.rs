@@ -261,24 +261,44 @@ impl Lane {
             if fault.class == FaultClass::Contention {
                 tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                     error = %fault, "a message waits for what another transaction holds");
-                self.intake.aside.put(now + wait.min(LONGEST_HELD), since, Cause::Held, delivery);
+                self.intake.aside.put(
+                    now + wait.min(LONGEST_HELD),
+                    since,
+                    Cause::Held,
+                    identity.tenant.clone(),
+                    delivery,
+                );
             } else {
-                self.intake.aside.put(now + wait, since, Cause::Environment, delivery);
+                self.intake.aside.put(
+                    now + wait,
+                    since,
+                    Cause::Environment,
+                    identity.tenant.clone(),
+                    delivery,
+                );
                 example.get_or_insert((identity, fault));
             }
         }
         if let Some((identity, fault)) = example {
-            shared.health.stalled(&fault, Some(&identity));
             shared.progress.stall();
             self.intake.aside.pause(now);
-            tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
-                error = %fault, waiting = self.intake.aside.len(),
-                "no message succeeds: consuming waits until this is mended; no attempt is spent");
+            let consumer = &shared.consumer.name;
+            let (tenant, key, waiting) = (&identity.tenant, &identity.key, self.intake.aside.len());
+            match shared.health.stalled(&fault, Some(&identity)) {
+                true => {
+                    tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
+                    "no message succeeds: those that failed wait, each new one is tried; no attempt is spent")
+                }
+                false => {
+                    tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
+                    "a message has failed, and none has succeeded beside it: it waits; no attempt is spent")
+                }
+            }
         }
         let overflow = self.intake.overflow(|delivery| delivery.message.body.len()).into_iter();
         let postponed = overflow.filter_map(|delivery| prepare(shared, delivery).ok());
         let postponed = postponed.map(|Candidate { delivery, identity, .. }| {
-            shared.progress.forget(&identity);
+            shared.progress.leaves(&identity, now);
             (delivery, Known::from(&identity), Outcome::Postponed { delay: Duration::ZERO })
         });
         postponed.collect()

@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::reason::Reason;
 
 /// Most undecided messages that are remembered.
-const MOST: usize = 100_000;
+const MOST: usize = 20_000;
 
 /// Of one consumer, over all of its lanes.
 #[derive(Debug, Default)]
@@ -33,6 +33,8 @@ struct Undecided {
     completed: u64,
     since: Instant,
     tries: u32,
+    /// It waits in this process; else it has gone to the end of its queue.
+    is_here: bool,
 }
 
 impl Progress {
@@ -40,6 +42,7 @@ impl Progress {
     pub(crate) fn note<'a>(&self, decided: impl Iterator<Item = (&'a Identity, &'a Outcome)>) -> bool {
         let mut completed = 0;
         let mut poisoned = 0;
+        let mut decides_one_that_waited = false;
         // Nearly always empty: then no identity is looked up.
         let mut undecided = self.lock();
         for (identity, outcome) in decided {
@@ -52,11 +55,16 @@ impl Progress {
                 }
                 _ => {}
             }
-            if !undecided.is_empty() {
-                undecided.remove(identity);
+            // One that goes to the end of its queue is as undecided as before.
+            if !undecided.is_empty() && !matches!(outcome, Outcome::Postponed { .. }) {
+                decides_one_that_waited |= undecided.remove(identity).is_some();
             }
         }
+        let nobody_waits = decides_one_that_waited && !undecided.values().any(|one| one.is_here);
         drop(undecided);
+        if nobody_waits {
+            self.stalled.store(false, Ordering::Release);
+        }
         if completed > 0 {
             self.completed.fetch_add(completed, Ordering::AcqRel);
             self.poisoned.store(0, Ordering::Release);
@@ -93,11 +101,13 @@ impl Progress {
     pub(crate) fn undecided(&self, identity: &Identity, now: Instant) -> (Duration, Instant) {
         let completed = self.completed.load(Ordering::Acquire);
         let mut undecided = self.lock();
-        // Of messages whose channel went, and that another process got. They only begin anew.
+        // Of messages that another process got. They only begin anew.
         if undecided.len() >= MOST {
             undecided.clear();
         }
-        let one = undecided.entry(identity.clone()).or_insert(Undecided { completed, since: now, tries: 0 });
+        let fresh = Undecided { completed, since: now, tries: 0, is_here: true };
+        let one = undecided.entry(identity.clone()).or_insert(fresh);
+        one.is_here = true;
         let pause = Duration::from_millis(250) * 2_u32.pow(one.tries.min(7));
         one.tries += 1;
         (pause.min(Duration::from_secs(30)), one.since)
@@ -108,9 +118,12 @@ impl Progress {
         self.lock().get(identity).map_or(0, |one| one.tries)
     }
 
-    /// It waits no more in this process.
-    pub(crate) fn forget(&self, identity: &Identity) {
-        self.lock().remove(identity);
+    /// It goes to the end of its queue. If it comes back here, what succeeds until then is its witness; it then waits anew.
+    pub(crate) fn leaves(&self, identity: &Identity, now: Instant) {
+        if let Some(one) = self.lock().get_mut(identity) {
+            one.is_here = false;
+            one.since = now;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Identity, Undecided>> {
@@ -142,8 +155,30 @@ mod tests {
         assert!(!progress.has_witness(&good), "it did not fail");
         progress.note([(&good, &DONE)].into_iter());
         assert!(progress.has_witness(&bad));
+        progress.leaves(&bad, Instant::now());
+        progress.note([(&bad, &Outcome::Postponed { delay: Duration::ZERO })].into_iter());
+        assert!(progress.has_witness(&bad), "it comes back");
         progress.note([(&bad, &DONE)].into_iter());
         assert!(!progress.has_witness(&bad), "it is decided");
+    }
+
+    #[test]
+    fn a_stall_is_over_with_a_success_or_when_nobody_waits() {
+        let progress = Progress::default();
+        let (one, other, good) = (identity("one"), identity("other"), identity("good"));
+        let dead = Outcome::refused(Rejection::new(Reason::Parked, "x"));
+        for bad in [&one, &other] {
+            progress.undecided(bad, Instant::now());
+        }
+        progress.stall();
+        progress.note([(&one, &dead)].into_iter());
+        assert!(progress.is_stalled(), "the other one still waits");
+        progress.note([(&other, &dead)].into_iter());
+        assert!(!progress.is_stalled());
+        progress.undecided(&one, Instant::now());
+        progress.stall();
+        progress.note([(&good, &DONE)].into_iter());
+        assert!(!progress.is_stalled());
     }
 
     #[test]

@@ -22,9 +22,9 @@ use crate::blame::{Blame, Circumstances, blame};
 use crate::decide::{FailureDecision, KeyDecision, after_failure, decide, wait};
 use crate::failpoint::{step, step_with};
 use crate::fault::Fault;
-use crate::handler::Incoming;
+use crate::handler::Message;
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::pg::{self, AuditRecord, Backend, Session};
+use crate::pg::{self, AuditRecord, Backend, LockWait, Session};
 use crate::reason::Reason;
 
 /// Runs one transaction for `candidates` (with distinct identities). When it returns outcomes, they are committed.
@@ -54,7 +54,7 @@ pub(crate) async fn transact(
         match small {
             // Claims, runs and records in one statement: it begins in the handler's search_path.
             Some(_) => session.connection.begin().await,
-            None => pg::begin(&mut session.connection).await,
+            None => pg::begin_to_claim(&mut session.connection, attempt.pass == Pass::Single).await,
         }
         .map_err(Stop::of_ours)
     });
@@ -69,7 +69,10 @@ pub(crate) async fn transact(
         }
     };
     // What the handler deferred runs at COMMIT.
-    in_time(shared, async { pg::enter_handler(&mut transaction).await.map_err(Stop::of_ours) }).await?;
+    in_time(shared, async {
+        pg::enter_handler(&mut transaction, LockWait::Session).await.map_err(Stop::of_ours)
+    })
+    .await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     unconfirmed.remember(candidates, &outcomes);
     step("worker.commit.before");
@@ -89,13 +92,13 @@ async fn run_step_by_step(
     candidates: &[&Candidate],
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Stop> {
-    if let Some(limit) = attempt.lock_wait() {
-        in_time(shared, async { limit_lock_wait(transaction, limit).await }).await?;
-    }
     let claims = in_time(shared, claim(shared, transaction, now, candidates, expect, unconfirmed)).await?;
-    if attempt.pass == Pass::Single {
-        // A handler waits as long as it is entitled to.
-        in_time(shared, async { limit_lock_wait(transaction, shared.postgres.lock_timeout).await }).await?;
+    if attempt.is_within_a_statement(&shared.run) {
+        let limit = match attempt.lock_wait() {
+            LockWait::Session => shared.postgres.lock_timeout,
+            LockWait::Moment => CONTENDED,
+        };
+        in_time(shared, async { limit_lock_wait(transaction, limit).await }).await?;
     }
     let running: Vec<(usize, u32)> = claims
         .iter()
@@ -105,11 +108,11 @@ async fn run_step_by_step(
             _ => None,
         })
         .collect();
-    let incoming: Vec<Incoming<'_>> = running
+    let incoming: Vec<Message<'_>> = running
         .iter()
-        .map(|&(index, attempt)| Incoming {
+        .map(|&(index, attempt)| Message {
             identity: &candidates[index].identity,
-            message: &candidates[index].delivery.message,
+            raw: &candidates[index].delivery.message,
             attempt,
             is_json: candidates[index].is_json,
         })
@@ -118,7 +121,7 @@ async fn run_step_by_step(
         Vec::new()
     } else {
         step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
-        let results = handle(shared, backend, transaction, attempt.pass, &incoming).await?;
+        let results = handle(shared, backend, transaction, attempt, &incoming).await?;
         check_responses(&shared.consumer, &results)?;
         step("worker.handle.after");
         results
@@ -234,7 +237,7 @@ pub(crate) async fn record_failure(
         let attempt = *counted.get_or_insert(attempts.saturating_add(1));
         let failed = outcome_of(shared, fault.clone(), attempt);
         if attempts >= attempt {
-            // Ours, of a COMMIT whose reply was lost: it is counted, with its audit row.
+            // Ours, of a COMMIT whose reply was lost, or that of a copy which failed at the same time: it is counted, with its audit row.
             transaction.commit().await.map_err(Stop::of_ours)?;
             return Ok(failed);
         }
@@ -307,6 +310,9 @@ pub(crate) async fn refuse(
     step("worker.refuse.after");
     Ok(())
 }
+
+/// A handler's longest wait for a lock in a batch that has met another transaction's.
+const CONTENDED: Duration = Duration::from_millis(500);
 
 /// Longest wait for the key of a message whose failure is recorded.
 const KEYS_LOCK_WAIT: Duration = Duration::from_secs(1);

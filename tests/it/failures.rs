@@ -203,7 +203,7 @@ async fn a_broken_environment_pauses_consuming_and_spends_no_attempt() {
     world.apply_topology().await;
     let worker = world.start("worker");
     world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
-    world.wait_for_line(&worker, "consuming waits until this is mended").await;
+    world.wait_for_line(&worker, "no attempt is spent").await;
     assert_eq!(world.broker.ready(&format!("{}.dead", world.queue("payments"))).await.unwrap(), 0);
     sqlx::query("create table app.not_there (n integer)").execute(&mut world.sql).await.unwrap();
     world.wait_for("select count(*) from app.effects where attempt = 1", 1).await;

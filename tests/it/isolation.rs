@@ -102,7 +102,7 @@ async fn a_channel_that_goes_again_and_again_leaves_no_mark_on_what_it_delivered
     testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
     let (proxy, through) = world.proxied_rabbitmq().await;
     let worker = world.start_with("worker", "worker", &[("AMQP_URL", through)]);
-    let waiting = "consuming waits until this is mended";
+    let waiting = "no attempt is spent";
     // The environment is broken, and the message is interrupted at its work, as often as would prove it guilty.
     for round in 1..=4 {
         // Cut while it connects, it would have no subscription to lose.

@@ -126,6 +126,39 @@ async fn a_run_that_goes_on_in_a_new_session_is_no_death() {
 }
 
 #[tokio::test]
+async fn copies_that_fail_at_their_commits_at_the_same_time_are_counted_once() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 1\nprefetch = 1\nretry = { delays = [\"1h\"], max_attempts = 3 }");
+    // Whoever records a failure waits at a gate before it writes.
+    let at_a_gate = "
+        insert into app.numbers values ('7');
+        create function app.at_the_gate() returns trigger language plpgsql as $$
+        begin
+            perform pg_catalog.pg_advisory_xact_lock_shared(4712);
+            return new;
+        end $$;
+        create trigger gate before insert on oncely.idempotency_keys for each row
+        when (new.last_error is not null) execute function app.at_the_gate()";
+    sqlx::raw_sql(at_a_gate).execute(&mut world.sql).await.unwrap();
+    world.apply_topology().await;
+    let mut gate = world.database.connect().await.unwrap();
+    sqlx::query("select pg_advisory_lock(4712)").execute(&mut gate).await.unwrap();
+    let workers = [world.start_as("worker", "first"), world.start_as("worker", "second")];
+    for _ in 0..2 {
+        // It fails at COMMIT: a deferred constraint.
+        world.publish("payments", message("acme", "k"), r#"{"do": "number", "number": "7"}"#).await;
+    }
+    world.wait_for(&WAITING.replace("4711", "4712"), 2).await;
+    sqlx::query("select pg_advisory_unlock(4712)").execute(&mut gate).await.unwrap();
+    world.wait_for_ready(&format!("{}.retry.1h", world.queue("payments")), 2).await;
+    for worker in workers {
+        world.stop(worker).await;
+    }
+    assert_eq!(world.count("select attempts::bigint from oncely.idempotency_keys").await, 1);
+    assert_eq!(world.count("select count(*) from oncely.audit").await, 1, "one attempt, one row");
+}
+
+#[tokio::test]
 async fn a_suspect_that_runs_alone_stops_no_other_consumer() {
     let mut world = World::new().await;
     world.configure("[postgres]\nlock_timeout = \"25s\"");

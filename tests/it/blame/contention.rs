@@ -40,6 +40,29 @@ async fn keys_that_a_client_holds_keep_no_other_message_waiting_and_spend_nothin
 }
 
 #[tokio::test]
+async fn a_tenant_whose_keys_are_all_held_keeps_no_other_tenant_waiting() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let mut client = world.database.connect().await.unwrap();
+    let mut transaction = client.begin().await.unwrap();
+    let hold = "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+        select 'acme', 'payments', 'held' || n, 'COMPLETED', 1, now(), now() from generate_series(0, 599) as n";
+    sqlx::query(hold).execute(&mut *transaction).await.unwrap();
+    publish_many(&world, "acme", "held", 600, "{}").await;
+    let worker = world.start("worker");
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    for round in 1..=3 {
+        publish_many(&world, "globex", &format!("free{round}-"), 5, "{}").await;
+        world.wait_within(Duration::from_secs(15), "select count(*) from app.effects", 5 * round).await;
+    }
+    transaction.rollback().await.unwrap();
+    world.wait_for("select count(*) from app.effects where attempt = 1", 615).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome <> 'completed'").await, 0);
+}
+
+#[tokio::test]
 async fn batches_that_lock_the_same_rows_in_another_order_spend_no_attempt() {
     let mut world = World::new().await;
     world

@@ -16,7 +16,7 @@ async fn two_messages_of_a_broken_branch_keep_no_healthy_one_waiting() {
     // Before anybody else is there: nothing says yet whose failure it is.
     publish_many(&world, "broken", "bad", 2, r#"{"do": "missing_table"}"#).await;
     world.wait_for("select count(*) from oncely.idempotency_keys where status = 'IN_PROGRESS'", 2).await;
-    world.wait_for_line(&worker, "no message succeeds: consuming waits until this is mended").await;
+    world.wait_for_line(&worker, "no message succeeds").await;
     assert!(worker.output().contains("42P01") && worker.output().contains("bad"), "{}", worker.output());
     publish_many(&world, "healthy", "good", 50, "{}").await;
     world.wait_within(Duration::from_secs(5), "select count(*) from app.effects", 50).await;
@@ -44,7 +44,7 @@ async fn a_broken_branch_in_the_middle_of_a_batch_is_charged_at_once() {
         world.wait_for("select count(*) from app.effects", 40).await;
         world.wait_for("select count(*) from oncely.audit where outcome = 'dead_lettered'", 1).await;
         assert_eq!(world.count("select count(*) from oncely.audit where tenant = 'broken'").await, 3);
-        assert!(!worker.output().contains("no message succeeds"), "{}", worker.output());
+        assert!(!worker.output().contains("no attempt is spent"), "{}", worker.output());
         world.stop(worker).await;
     }
 }
@@ -56,7 +56,7 @@ async fn a_table_that_all_miss_pauses_the_consumer_and_spends_no_attempt() {
     world.apply_topology().await;
     publish_many(&world, "acme", "k", 60, r#"{"do": "missing_table"}"#).await;
     let worker = world.start("worker");
-    world.wait_for_lines(&worker, "no message succeeds", 4).await;
+    world.wait_for_lines(&worker, "no attempt is spent", 4).await;
     assert_eq!(world.count("select count(*) from oncely.audit").await, 0, "no attempt is spent");
     world.sql.execute("create table app.not_there (n integer)").await.unwrap();
     world.wait_for("select count(*) from app.effects where attempt = 1", 60).await;
@@ -176,7 +176,7 @@ async fn a_handler_that_finds_poison_in_all_stops_and_says_so() {
     std::fs::write(world.file(), text).unwrap();
     publish_many(&world, "acme", "k", 300, "{}").await;
     let worker = world.start("worker");
-    world.wait_for_lines(&worker, "no message succeeds", 3).await;
+    world.wait_for_lines(&worker, "no attempt is spent", 3).await;
     let dead = "select count(*) from oncely.audit where outcome = 'dead_lettered'";
     let given_up = world.count(dead).await;
     // Each of the two lanes may be at its first batch when the other one's is counted.
