@@ -8,10 +8,12 @@ use oncely::handler::handler_fn;
 use oncely::worker::Worker;
 use oncely::{shutdown, telemetry};
 
+// ANCHOR: worker
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let config = Config::load("examples/oncely.toml".as_ref())?;
     telemetry::start(&config.log);
+    // ANCHOR: handler
     let handler = handler_fn(|context, message| {
         Box::pin(async move {
             // Commits together with the key of the message, or not at all.
@@ -24,5 +26,7 @@ async fn main() -> anyhow::Result<()> {
         })
     });
     Worker::builder(config).handler("transfers", handler).build()?.run(shutdown::on_signal()?).await?;
+    // ANCHOR_END: handler
     Ok(())
 }
+// ANCHOR_END: worker

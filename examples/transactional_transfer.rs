@@ -11,6 +11,7 @@ use oncely::{shutdown, telemetry};
 use serde::Deserialize;
 use serde_json::json;
 
+// ANCHOR: handler
 #[derive(Deserialize)]
 struct Transfer {
     from: String,
@@ -45,6 +46,7 @@ impl Handler for Transfers {
         Ok(Some(json!({ "transferred": amount })))
     }
 }
+// ANCHOR_END: handler
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

@@ -35,6 +35,7 @@ impl Handler for Orders {
             .bind(cents)
             .execute(context.connection())
             .await?;
+        // ANCHOR: emit
         // Leaves when this transaction has committed, and never otherwise.
         let event = Event::new("shop", "order.placed")
             .json(&json!({ "order": order, "cents": cents }))
@@ -42,6 +43,7 @@ impl Handler for Orders {
             .header("x-tenant-id", tenant)
             .ordering_key(order);
         context.emit(&event).await?;
+        // ANCHOR_END: emit
         // The reply, for every copy of the request.
         Ok(Some(json!({ "placed": order, "cents": cents })))
     }

@@ -38,16 +38,16 @@ fn every_test_that_proves_a_failure_mode_is_there() {
     for folder in ["tests", "testbed/tests", "src"] {
         functions(&root().join(folder), &mut there);
     }
-    let text = std::fs::read_to_string(root().join("docs/failure-modes.md")).unwrap();
+    let text = std::fs::read_to_string(root().join("docs/src/explanation/failure-modes.md")).unwrap();
     let named = named(&text);
     assert!(named.len() > 40, "{}", named.len());
     let gone: Vec<_> = named.into_iter().filter(|name| !there.contains(*name)).collect();
-    assert!(gone.is_empty(), "docs/failure-modes.md names tests that are not there: {gone:?}");
+    assert!(gone.is_empty(), "docs/src/explanation/failure-modes.md names tests that are not there: {gone:?}");
 }
 
 #[test]
 fn every_proof_that_a_cell_names_is_listed() {
-    let text = std::fs::read_to_string(root().join("docs/failure-modes.md")).unwrap();
+    let text = std::fs::read_to_string(root().join("docs/src/explanation/failure-modes.md")).unwrap();
     let (cells, list) = text.split_once("## The tests").unwrap();
     let marks = |text: &str| -> BTreeSet<String> {
         text.split('[')
