@@ -19,6 +19,7 @@ oncely publish payments '{"order": "1182", "amount": 20}' --message-id order-118
 oncely publish payments '{"order": "1182", "amount": 99}' --message-id order-1182 --header x-tenant-id=acme
 # ANCHOR_END: run
 
+pids=$(jobs -p)
 # A person needs longer than the worker to type the next line; a script waits.
 until [ "$(psql "$DATABASE_URL" --quiet --tuples-only --no-align --command 'select count(*) from oncely.audit')" -ge 3 ]; do
     sleep 0.1
@@ -32,5 +33,6 @@ oncely explain order-1182
 # ANCHOR: stop
 kill %1 %2
 # ANCHOR_END: stop
-wait %1
-wait %2
+for pid in $pids; do
+    wait "$pid"
+done
