@@ -13,7 +13,6 @@ use oncely::{shutdown, telemetry};
 async fn main() -> anyhow::Result<()> {
     let config = Config::load("examples/oncely.toml".as_ref())?;
     telemetry::start(&config.log);
-    // ANCHOR: handler
     let handler = handler_fn(|context, message| {
         Box::pin(async move {
             // Commits together with the key of the message, or not at all.
@@ -26,7 +25,6 @@ async fn main() -> anyhow::Result<()> {
         })
     });
     Worker::builder(config).handler("transfers", handler).build()?.run(shutdown::on_signal()?).await?;
-    // ANCHOR_END: handler
     Ok(())
 }
 // ANCHOR_END: worker

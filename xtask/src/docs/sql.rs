@@ -147,7 +147,7 @@ pub(super) fn functions(catalogue: &Catalogue) -> anyhow::Result<String> {
     let mut page = head("SQL functions", "the migrated database");
     page.push_str(
         "All functions of the schema `oncely`. The first sections are for callers; what is below [Oncely's own](#oncelys-own) may \
-         change with any release.\n\n",
+         change with any release. Everybody is who may use the schema: each of the roles.\n\n",
     );
     for (title, text, names) in CALLERS {
         page.push_str(&format!("## {title}\n\n{text}\n\n"));
@@ -214,8 +214,8 @@ fn split(arguments: &str) -> Vec<&str> {
 
 /// The names of the arguments are enough where nobody is to call it.
 fn types(arguments: &str) -> String {
-    let names = split(arguments).into_iter().map(|argument| argument.split(' ').next().unwrap_or(argument));
-    names.collect::<Vec<_>>().join(", ")
+    let taken = split(arguments).into_iter().filter(|argument| !argument.starts_with("OUT "));
+    taken.map(|argument| argument.split(' ').next().unwrap_or(argument)).collect::<Vec<_>>().join(", ")
 }
 
 fn callers(function: &Function) -> String {
