@@ -16,6 +16,7 @@ async fn note(mut context: Context<'_>, message: Message<'_>) -> Result<(), Hand
     Ok(())
 }
 
+// ANCHOR: worker
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let config = Config::load("examples/oncely.toml".as_ref())?;
@@ -24,3 +25,4 @@ async fn main() -> anyhow::Result<()> {
     worker.run(shutdown::on_signal()?).await?;
     Ok(())
 }
+// ANCHOR_END: worker

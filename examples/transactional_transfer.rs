@@ -8,6 +8,7 @@ use oncely::{Config, Context, Handler, HandlerError, Message, Worker, shutdown, 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+// ANCHOR: handler
 #[derive(Deserialize)]
 struct Transfer {
     from: String,
@@ -44,6 +45,7 @@ impl Handler for Transfers {
         Ok(json!({ "transferred": amount }))
     }
 }
+// ANCHOR_END: handler
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

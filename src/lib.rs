@@ -1,9 +1,9 @@
 //! Messages that take effect once: idempotent RabbitMQ consumers and a transactional outbox on PostgreSQL.
 //!
-//! A [`worker::Worker`] consumes queues and runs handlers. The key of a message, your write, an audit row and an outbox row
+//! A [`worker::Worker`] consumes queues and runs handlers. The key of a message, your write, an audit row and a mirror record
 //! commit in one PostgreSQL transaction; the message is acknowledged only after that commit is known. A duplicate runs no
-//! handler; the same key with another payload is dead-lettered. A [`relay::Relay`] mirrors completed keys to Redis, which
-//! may be absent, stale or wrong without changing the result.
+//! handler; the same key with another payload is dead-lettered. A [`relay::Relay`] publishes events to RabbitMQ, mirrors completed keys to
+//! Redis (which may be absent, stale or wrong without changing the result), and keeps the tables.
 //!
 //! ```no_run
 //! use oncely::handler::handler_fn;
@@ -27,7 +27,8 @@
 //! }
 //! ```
 //!
-//! The map of the modules and the walk of one message are in `ARCHITECTURE.md`. Imports point one way, from the values
+//! The book (`docs/`) has a tutorial, guides and the references of configuration, command line and SQL. The map of the modules and the walk
+//! of one message are in `ARCHITECTURE.md`. Imports point one way, from the values
 //! ([`identity`], [`message`], [`decide`], …), which know no I/O and no clock, down to the programs.
 //!
 //! # Features

@@ -15,6 +15,7 @@ sql = psycopg.connect(os.environ["DATABASE_URL"], application_name="consumer.py"
 sql.execute("set lock_timeout = '10s'")  # For a claim that waits for another process's.
 
 
+# ANCHOR: handle
 def handle(channel, method, properties, body: bytes) -> None:
     tenant, key = (properties.headers or {}).get("x-tenant-id"), properties.message_id
     fingerprint = hashlib.sha256(body).digest()
@@ -53,6 +54,7 @@ def handle(channel, method, properties, body: bytes) -> None:
         channel.basic_nack(method.delivery_tag, requeue=True)
     else:
         channel.basic_nack(method.delivery_tag, requeue=False)  # To the dead-letter queue.
+# ANCHOR_END: handle
 
 
 def main() -> None:

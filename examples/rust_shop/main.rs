@@ -33,6 +33,7 @@ impl Handler for Orders {
             .bind(cents)
             .execute(context.connection())
             .await?;
+        // ANCHOR: emit
         // Leaves when this transaction has committed, and never otherwise.
         let event = Event::new("shop", "order.placed")
             .json(&json!({ "order": order, "cents": cents }))
@@ -40,6 +41,7 @@ impl Handler for Orders {
             .header("x-tenant-id", tenant)
             .ordering_key(order);
         context.emit(&event).await?;
+        // ANCHOR_END: emit
         // The reply, for every copy of the request.
         Ok(json!({ "placed": order, "cents": cents }))
     }

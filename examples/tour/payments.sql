@@ -9,6 +9,7 @@ create table if not exists app.payments (
     captured_at timestamptz not null default now()
 );
 
+-- ANCHOR: handler
 create or replace function app.capture_payment(message oncely.message) returns jsonb
 language plpgsql
 as $$
@@ -22,3 +23,4 @@ begin
     return jsonb_build_object('captured', message.payload ->> 'amount');
 end
 $$;
+-- ANCHOR_END: handler

@@ -20,7 +20,7 @@ use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::watchdog;
 
-/// A relay: the outbox's way to Redis, and the maintenance of the tables. Several may run.
+/// A relay: the way of mirror records to Redis, of events to RabbitMQ, and the maintenance of the tables. Several may run.
 #[derive(Debug)]
 pub struct Relay {
     config: Config,

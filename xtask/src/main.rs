@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod docs;
 mod faults;
 mod fuzz;
 mod mutants;
@@ -32,8 +33,10 @@ enum Task {
     Faults(faults::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
     Mutants(mutants::Arguments),
-    /// Draw the figures of docs/performance.md from what bench printed
+    /// Draw the figures of docs/src/explanation/performance.md from what bench printed
     Plot(plot::Arguments),
+    /// Write the generated references of the book, build the book, check its links
+    Docs(docs::Arguments),
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -60,6 +63,7 @@ async fn main() -> ExitCode {
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
         Task::Plot(arguments) => plot::run(&arguments),
+        Task::Docs(arguments) => docs::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Test { arguments } => suite::run(&arguments).await,
         Task::Fuzz(arguments) => fuzz::run(&arguments),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
+use sqlx::PgConnection;
 use sqlx::migrate::Migrator;
 use testbed::{Database, Postgres};
 
@@ -42,14 +43,19 @@ pub(crate) async fn run(check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn snapshot(root: &Path, database: &Database) -> anyhow::Result<String> {
+/// Runs the migrations of this tree, whatever is compiled in; returns the connection.
+pub(crate) async fn migrate(root: &Path, database: &Database) -> anyhow::Result<PgConnection> {
     // A schema of the same name as sqlx.toml's, since a migrator made at run time does not read that file.
     let mut connection = database.connect().await?;
     sqlx::query("create schema oncely").execute(&mut connection).await?;
     let mut migrator = Migrator::new(root.join("migrations")).await?;
     migrator.dangerous_set_table_name("oncely._sqlx_migrations");
     migrator.run(&mut connection).await?;
+    Ok(connection)
+}
 
+async fn snapshot(root: &Path, database: &Database) -> anyhow::Result<String> {
+    migrate(root, database).await?;
     let folder = root.join("target/sqlx-prepare");
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;

@@ -1,4 +1,4 @@
-//! `cargo xtask plot`: the figures of docs/performance.md, drawn from what `cargo xtask bench --json` printed.
+//! `cargo xtask plot`: the figures of docs/src/explanation/performance.md, drawn from what `cargo xtask bench --json` printed.
 
 mod bars;
 
@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Folder to write ratios.svg, rates.svg and cpu.svg to
-    #[arg(long, default_value = "docs/performance")]
+    #[arg(long, default_value = "docs/src/explanation/performance")]
     out: PathBuf,
 }
 
