@@ -1,11 +1,12 @@
 //! The smallest worker of one's own: `cargo run --example minimal_handler`.
 //!
 //! Needs DATABASE_URL and AMQP_URL, `oncely migrate`, `oncely topology apply --config examples/oncely.toml` and a table
-//! `create table seen (tenant text, key text)`.
+//! `create table seen (tenant text collate "C", key text collate "C")`.
 
 use oncely::handler::handler_fn;
 use oncely::{Config, Context, HandlerError, Message, Worker, shutdown, telemetry};
 
+// ANCHOR: worker
 async fn note(mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
     // Commits together with the key of the message, or not at all.
     sqlx::query("insert into seen (tenant, key) values ($1, $2)")
@@ -16,7 +17,6 @@ async fn note(mut context: Context<'_>, message: Message<'_>) -> Result<(), Hand
     Ok(())
 }
 
-// ANCHOR: worker
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let config = Config::load("examples/oncely.toml".as_ref())?;
