@@ -1,3 +1,3 @@
 set local search_path = pg_catalog, pg_temp;
 
-drop table oncely.outbox;
+drop table oncely.mirror_queue;

@@ -43,7 +43,7 @@ $$;
 comment on function oncely.claim_fresh is 'Claims the keys of a batch, all or none, and returns the batch.';
 
 create function oncely.record_fresh(
-    messages oncely.message[], consumer text, at timestamptz, worker text, waited_us bigint, outbox_id uuid, tags bytea,
+    messages oncely.message[], consumer text, at timestamptz, worker text, waited_us bigint, record_id uuid, tags bytea,
     expires_at timestamptz, alone boolean, seqs integer[], answered boolean
 )
 returns void
@@ -77,14 +77,14 @@ begin
         raise exception 'oncely: % audit rows were written instead of %', written, wanted;
     end if;
     if tags is not null then
-        insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
-        values ((messages[1]).tenant, outbox_id, 'mirror', at, record_fresh.expires_at, record_fresh.tags);
+        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
+        values ((messages[1]).tenant, record_id, 'mirror', at, record_fresh.expires_at, record_fresh.tags);
     end if;
 end
 $$;
 comment on function oncely.record_fresh is
-    'Writes the trail and the outbox of a batch that has taken effect for the first time. Alone, in a transaction '
-    'that ends with the statement: refuses (ONC06) what the worker has to look at before it commits.';
+    'Writes the trail and the mirror record of a batch that has taken effect for the first time. Alone, in a '
+    'transaction that ends with the statement: refuses (ONC06) what the worker has to look at before it commits.';
 
 -- The order is a matter of the data: the handler's argument is what the claim returns, and a list of results that holds
 -- aggregates is made up when the last row has come.
@@ -118,7 +118,7 @@ end
 $$;
 comment on function oncely.handler_calls is
     'The statements that run a handler on a batch ($1), for a worker to prepare: alone, and with the claim before '
-    'it and the trail and the outbox after it.';
+    'it and the trail and the mirror record after it.';
 
 -- Each message in a subtransaction of its own: one that fails takes back its own effect and leaves its neighbours
 -- theirs. A cancelled statement (statement_timeout) is not caught: "others" leaves query_canceled out.

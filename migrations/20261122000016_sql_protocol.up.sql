@@ -240,7 +240,7 @@ begin
     if complete.mirror then
         -- Created when the key was completed, and not later: the collection keeps what is not older than the oldest
         -- record.
-        insert into oncely.outbox (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
+        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
         values (
             complete.tenant, oncely.uuid_v7(now), 'identity', done.completed_at, done.expires_at, complete.consumer,
             complete.key, done.fingerprint

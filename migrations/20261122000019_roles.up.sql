@@ -50,7 +50,7 @@ begin
             ('oncely_worker', 'usage on schema oncely'),
             ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.upkeep, oncely.idempotency_keys, '
                 'oncely.dead_letters'),
-            ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.outbox'),
+            ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.mirror_queue'),
             ('oncely_worker', format('update (%s) on oncely.idempotency_keys', key_changed)),
             ('oncely_worker', format('update (%s) on oncely.dead_letters', letter_changed)),
             ('oncely_worker', 'insert (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, '
@@ -72,7 +72,7 @@ begin
             -- It makes the tags of identities, as the worker does. It can write to Redis whatever it likes anyway.
             ('oncely_relay', 'select (only_row, name, history_id, secret, audit_floor) on oncely.cell'),
             ('oncely_relay', 'select on oncely.consumers, oncely.upkeep, oncely.audit_seals'),
-            ('oncely_relay', 'select, delete, update (expires_at) on oncely.outbox'),
+            ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
             ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
                 'on oncely.events'),
             ('oncely_relay', 'select, delete, update (used_at) on oncely.ordering_keys'),
@@ -88,7 +88,7 @@ begin
             -- A person with the command line.
             ('oncely_operator', 'usage on schema oncely'),
             ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.upkeep, oncely.idempotency_keys, '
-                'oncely.outbox, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
+                'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
                 'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
                 'oncely.rights, oncely.processes'),
             ('oncely_operator', 'update (owner), delete on oncely.idempotency_keys'),
@@ -104,7 +104,7 @@ begin
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
             ('oncely_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
-            ('oncely_auditor', 'select on oncely.consumers, oncely.upkeep, oncely.outbox, oncely.audit, '
+            ('oncely_auditor', 'select on oncely.consumers, oncely.upkeep, oncely.mirror_queue, oncely.audit, '
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.ordering_keys, '
                 'oncely.operator_actions, oncely.rights, oncely.processes'),
             ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),

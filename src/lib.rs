@@ -1,6 +1,6 @@
 //! Messages that take effect once: idempotent RabbitMQ consumers and a transactional outbox on PostgreSQL.
 //!
-//! A [`worker::Worker`] consumes queues and runs handlers. The key of a message, your write, an audit row and an outbox row
+//! A [`worker::Worker`] consumes queues and runs handlers. The key of a message, your write, an audit row and a mirror record
 //! commit in one PostgreSQL transaction; the message is acknowledged only after that commit is known. A duplicate runs no
 //! handler; the same key with another payload is dead-lettered. A [`relay::Relay`] mirrors completed keys to Redis, which
 //! may be absent, stale or wrong without changing the result.

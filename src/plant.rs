@@ -15,11 +15,11 @@ pub const BUGS: [&str; 21] = [
     "ack_on_stale_channel",
     // Acknowledges up to the last settled delivery, whatever lies before it.
     "ack_over_a_gap",
-    // Deletes outbox records before it writes what they stand for.
+    // Deletes mirror records before it writes what they stand for.
     "relay_deletes_first",
     // Takes a confirm for an arrival: an unroutable message is confirmed too.
     "no_mandatory",
-    // Reads the outbox by "id > last".
+    // Reads the mirror queue by "id > last".
     "id_cursor",
     // Leaves the database's history out of the tags.
     "no_epoch",

@@ -182,24 +182,24 @@ pub async fn key_details(
     Ok(keys)
 }
 
-/// Depth and age of the outbox.
+/// Depth and age of the mirror queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OutboxStatus {
+pub struct MirrorQueueStatus {
     /// Records, counted up to 10,000.
     pub records: i64,
     /// When the oldest was written.
     pub oldest: Option<DateTime<Utc>>,
 }
 
-/// Depth and age of the outbox.
+/// Depth and age of the mirror queue.
 ///
 /// # Errors
 /// When the query fails.
-pub async fn outbox_status(connection: &mut PgConnection) -> Result<OutboxStatus, sqlx::Error> {
+pub async fn mirror_queue_status(connection: &mut PgConnection) -> Result<MirrorQueueStatus, sqlx::Error> {
     sqlx::query_as!(
-        OutboxStatus,
-        r#"select (select count(*) from (select 1 from oncely.outbox limit 10000) as o) as "records!",
-            (select oncely.bounded(min(created_at)) from oncely.outbox) as oldest"#
+        MirrorQueueStatus,
+        r#"select (select count(*) from (select 1 from oncely.mirror_queue limit 10000) as o) as "records!",
+            (select oncely.bounded(min(created_at)) from oncely.mirror_queue) as oldest"#
     )
     .fetch_one(connection)
     .await

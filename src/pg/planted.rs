@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-/// Collects without a look at the outbox.
+/// Collects without a look at the mirror queue.
 pub(crate) async fn collect_pending(
     connection: &mut PgConnection,
     consumer: &str,

@@ -196,7 +196,7 @@ async fn each_role_can_do_its_work_and_no_more() {
     for (role, statement, allowed) in [
         (
             "oncely_worker",
-            "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ('a', gen_random_uuid(), 'mirror', now(), now(), decode(repeat('ab', 16), 'hex'))",
+            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags) values ('a', gen_random_uuid(), 'mirror', now(), now(), decode(repeat('ab', 16), 'hex'))",
             true,
         ),
         (
@@ -239,7 +239,7 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_worker", "delete from oncely.audit", false),
         ("oncely_worker", "update oncely.audit set outcome = 'completed'", false),
         ("oncely_worker", "select oncely.drop_audit_partitions(now())", false),
-        ("oncely_relay", "select id from oncely.outbox for update skip locked", true),
+        ("oncely_relay", "select id from oncely.mirror_queue for update skip locked", true),
         ("oncely_relay", "delete from oncely.idempotency_keys where status = 'COMPLETED'", true),
         ("oncely_relay", "select oncely.make_audit_partitions(now(), now() + interval '60 days')", true),
         (

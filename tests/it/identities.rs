@@ -99,7 +99,7 @@ async fn key_conflict(with_redis: bool) {
     world.wait_for("select count(*) from app.effects", 1).await;
     if with_redis {
         // The same payload again is known to Redis, as soon as the relay has been there.
-        world.wait_for("select count(*) from oncely.outbox", 0).await;
+        world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
         world.publish("payments", message("acme", "k"), r#"{"amount": 1}"#).await;
         world.wait_for("select count(*) from oncely.audit where reason = 'mirror'", 1).await;
     }

@@ -12,7 +12,7 @@ const PREY: &str = "
         ('acme', 'payments', 'open', 'IN_PROGRESS', 1, now(), null, sha256('{}'), null, null),
         ('acme', 'payments', 'gone', 'FAILED', 6, now(), now(), sha256('{}'), null, 'poison'),
         ('acme', 'invoices', 'done', 'COMPLETED', 1, now(), now(), sha256('{}'), '{\"own\": 1}', null);
-    insert into oncely.outbox (tenant, id, kind, created_at, expires_at, consumer, key)
+    insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key)
     values ('acme', gen_random_uuid(), 'identity', now(), now() + interval '5 days', 'payments', 'done');
     insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
     values ('acme', now(), 1, 'payments', 'done', 'q', 'completed', 'w');
@@ -218,7 +218,7 @@ async fn a_worker_changes_no_key_that_is_done_and_writes_no_event_past_emit() {
         ("update oncely.dead_letters set tenant = 'mine'", "42501"),
         ("update oncely.dead_letters set updated_at = 'infinity'", "23514"),
         ("insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload) values ('acme', gen_random_uuid(), 'infinity', now(), '', 'q', '')", "42501"),
-        ("insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ('acme', gen_random_uuid(), 'mirror', '-infinity', now(), decode(repeat('00', 16), 'hex'))", "23514"),
+        ("insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags) values ('acme', gen_random_uuid(), 'mirror', '-infinity', now(), decode(repeat('00', 16), 'hex'))", "23514"),
         ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker, login) values ('acme', now(), 1, 'c', 'k', 'q', 'completed', 'w', 'somebody')", "42501"),
         ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker) values ('acme', 'infinity', 1, 'c', 'k', 'q', 'completed', 'w')", "23514"),
         ("select oncely.free_keys(array['acme'], array['00000000-0000-8000-8000-000000000001'::uuid])", "42501"),
@@ -247,9 +247,9 @@ async fn a_relay_rewrites_no_row_and_reads_no_response() {
             "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at) values ('a', 'c', 'k', 'IN_PROGRESS', 1, now())",
             "42501",
         ),
-        ("update oncely.outbox set tenant = 'mine'", "42501"),
-        ("update oncely.outbox set key = 'mine'", "42501"),
-        ("update oncely.outbox set expires_at = 'infinity'", "23514"),
+        ("update oncely.mirror_queue set tenant = 'mine'", "42501"),
+        ("update oncely.mirror_queue set key = 'mine'", "42501"),
+        ("update oncely.mirror_queue set expires_at = 'infinity'", "23514"),
         ("update oncely.ordering_keys set last_number = 0", "42501"),
         ("update oncely.events set payload = '', exchange = '', tenant = 'mine'", "42501"),
         ("update oncely.events set available_at = 'infinity'", "23514"),
@@ -280,7 +280,7 @@ async fn an_operator_opens_no_key_but_by_the_functions_and_leaves_its_name() {
         ("update oncely.idempotency_keys set tenant = 'mine'", "42501"),
         ("update oncely.dead_letters set key = 'done'", "42501"),
         ("update oncely.dead_letters set tenant = 'mine'", "42501"),
-        ("update oncely.outbox set tenant = 'mine'", "42501"),
+        ("update oncely.mirror_queue set tenant = 'mine'", "42501"),
         // What is done, and what was given up for another reason, is no unfinished claim.
         ("select oncely.settle_claim('acme', 'payments', 'done', false)", ""),
         ("select oncely.settle_claim('acme', 'payments', 'gone', false)", ""),

@@ -1,4 +1,4 @@
-//! What still has to leave PostgreSQL.
+//! Records on their way to Redis.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
@@ -38,7 +38,7 @@ pub(crate) async fn append_mirror(
     expires_at: DateTime<Utc>,
 ) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
-        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ($1, $2, 'mirror', $3, $4, $5)",
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags) values ($1, $2, 'mirror', $3, $4, $5)",
         tenant,
         Uuid::now_v7(),
         created_at,
@@ -87,7 +87,7 @@ pub(crate) async fn delete(
     let tenants: Vec<String> = records.iter().map(|record| record.tenant.clone()).collect();
     let ids: Vec<Uuid> = records.iter().map(|record| record.id).collect();
     let done = sqlx::query!(
-        "delete from oncely.outbox as o
+        "delete from oncely.mirror_queue as o
          using unnest($1::text[], $2::uuid[]) as d (tenant, id)
          where o.tenant = d.tenant and o.id = d.id",
         &tenants,
