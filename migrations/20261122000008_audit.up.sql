@@ -23,6 +23,10 @@ create table oncely.audit (
         least(occurred_at) >= '1970-01-01 00:00:00+00' and greatest(occurred_at) <= '9999-12-31 00:00:00+00'
     )
 ) partition by range (occurred_at);
+-- Where somebody has made a publication for all tables, PostgreSQL refuses to delete from one without a replica
+-- identity; rows are moved between partitions, and dropped from the default one. Not inherited: each partition has its
+-- own. It costs nothing while rows are only added.
+alter table oncely.audit replica identity full;
 comment on table oncely.audit is
     'Append-only: what was decided about which message, when and by whom. Weekly partitions.';
 comment on column oncely.audit.tenant is 'Whose message; empty where the message had no valid one.';
@@ -61,6 +65,7 @@ comment on view oncely.processed_keys is 'What took effect, from the audit trail
 
 -- A missing partition must never stop work: rows wait here until their partition is made.
 create table oncely.audit_default partition of oncely.audit default;
+alter table oncely.audit_default replica identity full;
 comment on table oncely.audit_default is 'Rows whose week has no partition yet.';
 
 -- Rows of a week without a partition wait in the default one. While they are moved others come after them, and ATTACH
@@ -91,6 +96,7 @@ begin
         return null;
     end if;
     execute format('create table oncely.%I (like oncely.audit including defaults including constraints)', partition);
+    execute format('alter table oncely.%I replica identity full', partition);
     -- Most of what waits, however much it is, while others go on writing.
     execute move using first, last;
     get diagnostics waited = row_count;
