@@ -4,3 +4,4 @@ drop function oncely.decide;
 drop function oncely.same_payload;
 drop function oncely.stored_fingerprint;
 drop table oncely.idempotency_keys;
+drop type oncely.key_status;

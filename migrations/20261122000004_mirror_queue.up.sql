@@ -23,7 +23,7 @@ create table oncely.mirror_queue (
         and octet_length(tenant) between 1 and 255
         and octet_length(consumer) between 1 and 255
         and octet_length(key) between 1 and 255
-        and octet_length(fingerprint) between 1 and 64
+        and octet_length(fingerprint) = 16
     ),
     constraint mirror_queue_times check (
         least(created_at, expires_at) >= '1970-01-01 00:00:00+00'

@@ -96,6 +96,7 @@ declare
     incomplete text := 'the transaction that claimed this key was committed without oncely.complete: whether it took '
         'effect is not known';
     known record;
+    print bytea := oncely.stored_fingerprint(claim.fingerprint);
 begin
     perform oncely.check_call(
         claim.tenant, claim.consumer, claim.key, claim.fingerprint, claim.retention, claim.on_conflict
@@ -110,7 +111,7 @@ begin
             last_error, expires_at
         )
         values (
-            claim.tenant, claim.consumer, claim.key, 'FAILED', 1, at, at, claim.fingerprint, own, 'incomplete_claim',
+            claim.tenant, claim.consumer, claim.key, 'FAILED', 1, at, at, print, own, 'incomplete_claim',
             incomplete, ends
         )
         on conflict (tenant, consumer, key) do nothing;
@@ -132,9 +133,9 @@ begin
         -- Who has no fingerprint does not know the payload: a key that came with one is not his to take, nor is its
         -- response.
         decision := case
-            when known.fingerprint is not null and claim.fingerprint is null and claim.on_conflict = 'dead_letter'
+            when known.fingerprint is not null and print is null and claim.on_conflict = 'dead_letter'
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, claim.fingerprint, claim.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, claim.on_conflict)
         end;
         case decision
             when 'conflict' then
@@ -146,7 +147,7 @@ begin
                 perform oncely.await_standby();
                 outcome := 'duplicate';
                 -- For whoever knows the payload, or says that it does not matter which one of its own it was.
-                if known.fingerprint is null or claim.fingerprint is not null then
+                if known.fingerprint is null or print is not null then
                     response := known.response;
                 end if;
                 return;
@@ -165,7 +166,7 @@ begin
                 -- Nothing updated: somebody else has completed it meanwhile, so it is looked at again.
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
-                    fingerprint = coalesce(claim.fingerprint, i.fingerprint), not_before = null,
+                    fingerprint = coalesce(print, i.fingerprint), not_before = null,
                     fencing_token = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends
                 where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key
                     -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
@@ -281,6 +282,7 @@ declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
     known record;
+    print bytea := oncely.stored_fingerprint(fail.fingerprint);
     -- For people: as much of it as they read.
     detail text := left(fail.error, 8000);
     ends timestamptz;
@@ -325,7 +327,7 @@ begin
             insert into oncely.idempotency_keys (
                 tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at
             )
-            values (fail.tenant, fail.consumer, fail.key, 'IN_PROGRESS', 0, at, fail.fingerprint, ends)
+            values (fail.tenant, fail.consumer, fail.key, 'IN_PROGRESS', 0, at, print, ends)
             on conflict (tenant, consumer, key) do nothing;
             continue;
         end if;
@@ -340,9 +342,9 @@ begin
             known.attempts := known.attempts - 1;
         end if;
         outcome := case
-            when known.fingerprint is not null and fail.fingerprint is null and fail.on_conflict = 'dead_letter'
+            when known.fingerprint is not null and print is null and fail.on_conflict = 'dead_letter'
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, fail.fingerprint, fail.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, fail.on_conflict)
         end;
         attempts := known.attempts;
         exit;
@@ -373,9 +375,10 @@ begin
             attempts := greatest(known.attempts, fail.attempt);
             final_reason := case when given_up then coalesce(why, 'attempts_exhausted') end;
             update oncely.idempotency_keys as i
-            set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end, attempts = fail.attempts,
+            set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
+                attempts = fail.attempts,
                 completed_at = case when given_up then at end, reason = final_reason, last_error = detail,
-                fencing_token = null, fingerprint = coalesce(fail.fingerprint, i.fingerprint),
+                fencing_token = null, fingerprint = coalesce(print, i.fingerprint),
                 not_before = case when not given_up then again end, expires_at = ends,
                 -- The process lives: it reports this failure.
                 crash_attempts = case when given_up then i.crash_attempts else 0 end

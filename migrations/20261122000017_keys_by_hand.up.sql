@@ -18,7 +18,7 @@ begin
             message = 'oncely: whether it took effect is for you to say: true or false';
     end if;
     update oncely.idempotency_keys as i
-    set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end,
+    set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
         completed_at = case when took_effect then i.completed_at end, reason = null, last_error = null
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and i.status = 'FAILED' and i.reason = 'incomplete_claim';

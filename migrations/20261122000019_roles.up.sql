@@ -9,13 +9,12 @@ declare
     role text;
     may text;
     -- Who a key is, and since when, is written once.
-    key_changed constant text := 'status, attempts, completed_at, fencing_token, lock_expires_at, fingerprint, '
-        'response, reason, last_error, owner, crash_attempts, expires_at, not_before, error_code, marked_pid, '
-        'marked_backend_start';
+    key_changed constant text := 'completed_at, attempts, crash_attempts, status, fingerprint, response, reason, '
+        'error_code, last_error, not_before, expires_at, fencing_token, marked_pid, marked_backend_start';
     -- Nothing of the message: not what a handler answered.
-    key_seen constant text := 'tenant, consumer, key, status, attempts, created_at, completed_at, fencing_token, '
-        'lock_expires_at, fingerprint, reason, last_error, owner, crash_attempts, expires_at, not_before, error_code, '
-        'marked_pid, marked_backend_start';
+    key_seen constant text := 'created_at, completed_at, attempts, crash_attempts, status, tenant, consumer, key, '
+        'fingerprint, reason, error_code, last_error, not_before, expires_at, fencing_token, marked_pid, '
+        'marked_backend_start';
     letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
         'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
         'body_size, updated_at, swept_at';
@@ -77,7 +76,7 @@ begin
                 'on oncely.events'),
             ('oncely_relay', 'select, delete, update (used_at) on oncely.ordering_keys'),
             ('oncely_relay', format(
-                'select (ctid, %s), update (owner), delete on oncely.idempotency_keys', key_seen
+                'select (ctid, %s), update (not_before), delete on oncely.idempotency_keys', key_seen
             )),
             ('oncely_relay', 'select (tenant, id, consumer, key, state, updated_at, swept_at), update (swept_at), '
                 'delete on oncely.dead_letters'),
@@ -91,7 +90,7 @@ begin
                 'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
                 'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
                 'oncely.rights, oncely.processes'),
-            ('oncely_operator', 'update (owner), delete on oncely.idempotency_keys'),
+            ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
             ('oncely_operator', format('delete, update (%s) on oncely.dead_letters', letter_changed)),
             ('oncely_operator', 'delete, update (available_at, attempts, state, reason, last_error) on oncely.events'),
             ('oncely_operator', 'delete, update (used_at) on oncely.ordering_keys'),

@@ -126,7 +126,7 @@ pub async fn key_details(
         Some(tenant) => {
             sqlx::query_as!(
                 KeyDetails,
-                r#"select tenant, consumer, key, status, attempts, oncely.bounded(created_at) as "created_at!",
+                r#"select tenant, consumer, key, status::text as "status!", attempts, oncely.bounded(created_at) as "created_at!",
                     oncely.bounded(completed_at) as completed_at, oncely.bounded(expires_at) as expires_at, fingerprint,
                     null::text as response, reason, last_error
                  from oncely.idempotency_keys
@@ -142,7 +142,7 @@ pub async fn key_details(
         None => {
             sqlx::query_as!(
                 KeyDetails,
-                r#"select i.tenant, i.consumer, i.key, i.status, i.attempts, oncely.bounded(i.created_at) as "created_at!",
+                r#"select i.tenant, i.consumer, i.key, i.status::text as "status!", i.attempts, oncely.bounded(i.created_at) as "created_at!",
                     oncely.bounded(i.completed_at) as completed_at, oncely.bounded(i.expires_at) as expires_at, i.fingerprint,
                     null::text as response, i.reason, i.last_error
                  from (

@@ -96,7 +96,7 @@ async fn books_are_right(world: &mut World, step: &str, expected: &Expected) {
     let found: BTreeMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     assert_eq!(found, expected.effects, "{step}: each effect once");
     let rows = sqlx::query(
-        "select i.key, i.status, (select count(*) from oncely.audit as a where a.key = i.key and a.outcome in ('completed', 'refused'))
+        "select i.key, i.status::text, (select count(*) from oncely.audit as a where a.key = i.key and a.outcome in ('completed', 'refused'))
          from oncely.idempotency_keys as i where starts_with(i.key, $1)",
     )
     .bind(format!("{step} "))
@@ -310,7 +310,7 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
                 "delete from oncely.idempotency_keys;
                  delete from oncely.mirror_queue;
                  insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason)
-                 select 'acme', 'payments', status || age || '-' || n, status, 1, now() - make_interval(days => age),
+                 select 'acme', 'payments', status || age || '-' || n, status::oncely.key_status, 1, now() - make_interval(days => age),
                     case when status <> 'IN_PROGRESS' then now() - make_interval(days => age) end,
                     case when status = 'FAILED' then 'poison' end
                  from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
@@ -338,7 +338,7 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
             })
             .await
             .unwrap();
-            let left = "select string_agg(distinct status || date_part('day', now() - created_at), ' ') from oncely.idempotency_keys";
+            let left = "select string_agg(distinct status::text || date_part('day', now() - created_at), ' ') from oncely.idempotency_keys";
             assert_eq!(
                 world.text(left).await.as_deref(),
                 Some("COMPLETED1 COMPLETED10 FAILED1 IN_PROGRESS1"),

@@ -13,7 +13,7 @@ async fn with_keys(retention: &str) -> World {
     world.register("longer", "60d").await;
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason)
-         select 'acme', consumer, status || age, status, 1, now() - make_interval(days => age),
+         select 'acme', consumer, status || age, status::oncely.key_status, 1, now() - make_interval(days => age),
             case when status <> 'IN_PROGRESS' then now() - make_interval(days => age) end,
             case when status = 'FAILED' then 'poison' end
          from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status

@@ -93,10 +93,11 @@ impl Evidence {
         for row in &rows {
             self.runs.entry(key(row)).or_default().push((row.get(2), row.get(3), row.get(4)));
         }
-        let rows = sqlx::query("select tenant, key, status from oncely.idempotency_keys where consumer = $1")
-            .bind(consumer)
-            .fetch_all(&mut *connection)
-            .await?;
+        let rows =
+            sqlx::query("select tenant, key, status::text from oncely.idempotency_keys where consumer = $1")
+                .bind(consumer)
+                .fetch_all(&mut *connection)
+                .await?;
         self.status = rows.iter().map(|row| (key(row), row.get(2))).collect();
         let rows = sqlx::query(
             "select tenant, key, count(*) from oncely.audit

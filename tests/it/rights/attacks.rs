@@ -8,10 +8,10 @@ use crate::support::{Login, World};
 /// What there is to read, to change and to forge.
 const PREY: &str = "
     insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, response, reason)
-    values ('acme', 'payments', 'done', 'COMPLETED', 1, now(), now(), sha256('{}'), '{\"card\": 4711}', null),
-        ('acme', 'payments', 'open', 'IN_PROGRESS', 1, now(), null, sha256('{}'), null, null),
-        ('acme', 'payments', 'gone', 'FAILED', 6, now(), now(), sha256('{}'), null, 'poison'),
-        ('acme', 'invoices', 'done', 'COMPLETED', 1, now(), now(), sha256('{}'), '{\"own\": 1}', null);
+    values ('acme', 'payments', 'done', 'COMPLETED', 1, now(), now(), oncely.stored_fingerprint(sha256('{}')), '{\"card\": 4711}', null),
+        ('acme', 'payments', 'open', 'IN_PROGRESS', 1, now(), null, oncely.stored_fingerprint(sha256('{}')), null, null),
+        ('acme', 'payments', 'gone', 'FAILED', 6, now(), now(), oncely.stored_fingerprint(sha256('{}')), null, 'poison'),
+        ('acme', 'invoices', 'done', 'COMPLETED', 1, now(), now(), oncely.stored_fingerprint(sha256('{}')), '{\"own\": 1}', null);
     insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key)
     values ('acme', gen_random_uuid(), 'identity', now(), now() + interval '5 days', 'payments', 'done');
     insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
@@ -240,7 +240,7 @@ async fn a_relay_rewrites_no_row_and_reads_no_response() {
         ("update oncely.idempotency_keys set key = 'mine'", "42501"),
         ("update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null", "42501"),
         // The one column that lets it lock rows.
-        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set not_before = now()", "42501"),
         ("select response from oncely.idempotency_keys", "42501"),
         ("select * from oncely.idempotency_keys", "42501"),
         (
@@ -276,7 +276,7 @@ async fn an_operator_opens_no_key_but_by_the_functions_and_leaves_its_name() {
     let attacks = [
         ("update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null", "42501"),
         ("update oncely.idempotency_keys set status = 'COMPLETED'", "42501"),
-        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set not_before = now()", "42501"),
         ("update oncely.idempotency_keys set tenant = 'mine'", "42501"),
         ("update oncely.dead_letters set key = 'done'", "42501"),
         ("update oncely.dead_letters set tenant = 'mine'", "42501"),
@@ -316,7 +316,7 @@ async fn an_auditor_reads_what_was_decided_and_no_message_and_no_response() {
         ("select body from oncely.dead_letters", "42501"),
         ("select payload from oncely.events", "42501"),
         ("select secret from oncely.cell", "42501"),
-        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set not_before = now()", "42501"),
         ("select tenant from oncely.idempotency_keys for update", "42501"),
         ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
         ("select oncely.emit('', 'q', 'x')", "42501"),

@@ -74,7 +74,7 @@ async fn keys_of_clients_live_as_long_as_their_claim_said_whatever_their_consume
     // Claimed 20 days ago with retentions around that, under a consumer of the configuration and under one of nobody's.
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason, expires_at)
-         select 'acme', consumer, status || n, status, 1, now() - interval '20 days',
+         select 'acme', consumer, status || n, status::oncely.key_status, 1, now() - interval '20 days',
             case when status <> 'IN_PROGRESS' then now() - interval '20 days' end, case when status = 'FAILED' then 'poison' end,
             now() + make_interval(days => n)
          from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
