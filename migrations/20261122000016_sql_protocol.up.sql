@@ -10,6 +10,11 @@ set local search_path = pg_catalog, pg_temp;
 -- client runs it again, and its reason says why. Dearer than the worker's claim, which is born COMPLETED, by one
 -- version of the row; but here the code between the two is not ours. complete() wants the claim of its very transaction
 -- (fencing_token is its number), so that autocommit is found out with the first message.
+--
+-- Reserved for the day when tenants are spread over cells, and said by nothing yet: the outcome "elsewhere" of claim
+-- and fail, and SQLSTATE ONC17 of whatever takes a tenant. This cell does not hold the tenant: nothing was done, and
+-- nothing is counted. A client does nothing but requeue the message (ROLLBACK; no fail, no dead letter, no
+-- acknowledgement): its next delivery may meet the right cell. A client that knows this needs no change on that day.
 
 create function oncely.protocol_version() returns integer
 language sql immutable parallel safe
@@ -17,7 +22,7 @@ set search_path = pg_catalog, pg_temp
 as 'select 1';
 comment on function oncely.protocol_version is
     'Version of oncely.claim, complete and fail. Within a version parameters with defaults and columns are only '
-    'added.';
+    'added. Reserved: the outcome elsewhere and SQLSTATE ONC17, not in this cell: do nothing, requeue.';
 
 create function oncely.check_call(
     tenant text, consumer text, key text, fingerprint bytea, retention interval, on_conflict text
@@ -187,7 +192,7 @@ $$;
 comment on function oncely.claim is
     'Claims a message for this transaction: granted (do the work, then oncely.complete, then COMMIT), duplicate '
     '(with the response), retry (its delay is not over: COMMIT, wait, requeue), conflict or refused (dead-letter '
-    'it). ONC16: no right. Protocol version 1.';
+    'it); reserved: elsewhere (not in this cell: ROLLBACK, requeue). ONC16: no right. Protocol version 1.';
 revoke execute on function oncely.claim from public;
 
 create function oncely.complete(
@@ -397,6 +402,6 @@ end
 $$;
 comment on function oncely.fail is
     'Records that a message failed, after its work was rolled back: retry (with delay: not before it is over), or '
-    'given_up, conflict, refused (dead-letter it), or duplicate (acknowledge it). ONC16: no right. Protocol version '
-    '1.';
+    'given_up, conflict, refused (dead-letter it), or duplicate (acknowledge it); reserved: elsewhere (not in this '
+    'cell: requeue it). ONC16: no right. Protocol version 1.';
 revoke execute on function oncely.fail from public;

@@ -82,7 +82,7 @@ async fn sql_reads_errors_as_the_worker_does() {
         "", "00000", "08006", "2200H", "22012", "22P02", "26000", "0A000", "23505", "25006", "28000",
         "3D000", "3F000", "40001", "40P01", "42501", "42P01", "53100", "54001", "55P03", "57014", "57P01",
         "58030", "F0000", "XX000", "P0001", "ONC01", "ONC02", "ONC03", "ONC04", "ONC05", "ONC07", "ONC10",
-        "ONC11", "ONC12", "ONC13", "ONC14", "ONC15",
+        "ONC11", "ONC12", "ONC13", "ONC14", "ONC15", "ONC16", "ONC17",
     ];
     for code in codes {
         let rust = match class_of(code) {
