@@ -12,10 +12,9 @@ create table oncely.rights (
     granted_by text collate "C" not null,
     constraint rights_pkey primary key (tenant, verb, object, login),
     constraint rights_verb check (verb in ('consume', 'emit')),
-    -- An event may have no tenant, and the default exchange has no name.
+    -- The default exchange has no name.
     constraint rights_object check (
-        octet_length(tenant) <= 255 and octet_length(object) <= 255
-        and (verb = 'emit' or (tenant <> '' and object <> ''))
+        octet_length(tenant) between 1 and 255 and octet_length(object) <= 255 and (verb = 'emit' or object <> '')
     ),
     constraint rights_login check (octet_length(login) between 1 and 63),
     constraint rights_times check (
@@ -92,8 +91,8 @@ begin
         raise exception using errcode = 'ONC11', message = 'oncely: a right is to consume or to emit';
     end if;
     if grant_right.object is null or octet_length(grant_right.object) > 255
-        or grant_right.tenant is null or octet_length(grant_right.tenant) > 255
-        or (grant_right.verb = 'consume' and (grant_right.object = '' or grant_right.tenant = ''))
+        or grant_right.tenant is null or octet_length(grant_right.tenant) not between 1 and 255
+        or (grant_right.verb = 'consume' and grant_right.object = '')
     then
         raise exception using errcode = 'ONC11', message = 'oncely: no such consumer, exchange or tenant',
             hint = 'A tenant is a name or * for any; names have up to 255 bytes.';

@@ -28,7 +28,7 @@ create table oncely.events (
     constraint events_state check (state in ('pending', 'parked')),
     constraint events_parked_has_reason check (state <> 'parked' or reason is not null),
     constraint events_ordered check ((ordering_key is null) = (ordering_number is null)),
-    constraint events_tenant check (octet_length(tenant) <= 255),
+    constraint events_tenant check (octet_length(tenant) between 1 and 255),
     constraint events_ordering_key check (octet_length(ordering_key) between 1 and 255),
     -- AMQP's short strings. A null passes.
     constraint events_short_strings check (
@@ -50,7 +50,7 @@ create table oncely.events (
 alter table oncely.events set (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.2);
 comment on table oncely.events is
     'Events on their way to RabbitMQ; a row goes when the broker has confirmed it. Write them with oncely.emit.';
-comment on column oncely.events.tenant is 'Whose event; empty where nobody said.';
+comment on column oncely.events.tenant is 'Whose event.';
 comment on column oncely.events.id is
     'Random (version 7); says nothing about order. Travels in the header x-oncely-event.';
 comment on column oncely.events.created_at is 'When it was written; travels as the property timestamp.';

@@ -2,6 +2,11 @@ set local search_path = pg_catalog, pg_temp;
 
 -- The one way to write an event, for any client in any language: a row in the caller's transaction, refused at once
 -- where no broker would take it. Runs with its owner's rights, so that an application needs no right on the tables.
+--
+-- Each event is some tenant's, or all that nobody named would lie in one bucket, which can never be spread. Whose: the
+-- one that the call names; else the one of the message that caused it; else the one of the claim in this transaction
+-- (oncely.claimed, which oncely.claim sets: "=" and the tenant, or "*" for claims of several); else the application's,
+-- where its role or database has one: alter role shop set oncely.tenant = 'acme'.
 
 create function oncely.add_event(
     exchange text, routing_key text, payload bytea, headers jsonb, content_type text, message_id text,
@@ -20,8 +25,25 @@ declare
     wrong text;
     number bigint;
     due timestamptz;
+    claimed text;
 begin
-    tenant := coalesce(tenant, cause.tenant, '');
+    tenant := coalesce(tenant, cause.tenant);
+    if tenant is null then
+        claimed := current_setting('oncely.claimed', true);
+        if claimed = '*' then
+            raise exception using errcode = 'ONC05',
+                message = 'the tenant of an event is not clear: this transaction has claims of several',
+                hint = 'Say which: tenant => …';
+        end if;
+        tenant := case
+            when claimed <> '' then substr(claimed, 2)
+            else coalesce(current_setting('oncely.tenant', true), '')
+        end;
+    end if;
+    if tenant = '' then
+        raise exception using errcode = 'ONC05', message = 'an event needs a tenant',
+            hint = 'Say it: tenant => …, or cause => the message. Or set oncely.tenant for the role or the database.';
+    end if;
     if exchange is null or routing_key is null or payload is null then
         raise exception using errcode = 'ONC05',
             message = 'an event needs an exchange, a routing key and a payload: one of them is null',

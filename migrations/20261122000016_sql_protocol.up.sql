@@ -75,6 +75,23 @@ $$;
 comment on function oncely.await_standby is
     'Makes the COMMIT of this transaction wait for the synchronous standby, where there is one.';
 
+-- A savepoint's claim is forgotten with it, as the setting is.
+create function oncely.note_claim(tenant text) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select set_config(
+        'oncely.claimed',
+        case
+            when coalesce(current_setting('oncely.claimed', true), '') in ('', '=' || tenant) then '=' || tenant
+            else '*'
+        end,
+        true
+    )
+$$;
+comment on function oncely.note_claim is 'Notes for oncely.emit whose message this transaction has claimed.';
+revoke execute on function oncely.note_claim from public;
+
 create function oncely.claim(
     tenant text,
     consumer text,
@@ -123,6 +140,7 @@ begin
         if found then
             outcome := 'granted';
             attempt := 1;
+            perform oncely.note_claim(claim.tenant);
             return;
         end if;
         -- A statement of its own, with a snapshot of its own: it sees the winner's row.
@@ -180,6 +198,7 @@ begin
                 returning i.attempts into attempt;
                 if found then
                     outcome := 'granted';
+                    perform oncely.note_claim(claim.tenant);
                     return;
                 end if;
                 attempt := 0;
