@@ -1,7 +1,7 @@
 //! The smallest worker of one's own: `cargo run --example minimal_handler`.
 //!
 //! Needs DATABASE_URL and AMQP_URL, `oncely migrate`, `oncely topology apply --config examples/oncely.toml` and a table
-//! `create table seen (tenant text, key text)`.
+//! `create table seen (tenant text collate "C", key text)`.
 
 use oncely::config::Config;
 use oncely::handler::handler_fn;
