@@ -30,7 +30,8 @@ comment on column oncely.cell.history_id is
     'Random; part of oncely.epoch(). A new one makes every mirror entry of before invisible: set it after a '
     'restore.';
 comment on column oncely.cell.secret is
-    'Key of the mirror tags and of the seals on retried copies, unless oncely.toml sets [mirror] key.';
+    'Key of the mirror tags, and of signed identities and letter marks, unless oncely.toml sets [mirror] key or '
+    '[cell] signing_key.';
 comment on column oncely.cell.audit_floor is
     'No younger part of the trail is dropped, whatever a process asks for. Only the owner of the schema can lower '
     'it: update oncely.cell set audit_floor = …';
