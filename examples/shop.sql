@@ -2,7 +2,7 @@
 create schema if not exists shop;
 
 create table if not exists shop.orders (
-    tenant text not null,
+    tenant text collate "C" not null,
     id text not null,
     cents bigint not null,
     primary key (tenant, id)
@@ -10,7 +10,7 @@ create table if not exists shop.orders (
 
 -- No unique constraint: that there is one invoice an order is the consumer's and Oncely's work.
 create table if not exists shop.invoices (
-    tenant text not null,
+    tenant text collate "C" not null,
     order_id text not null,
     cents bigint not null
 );

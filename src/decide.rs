@@ -247,7 +247,7 @@ mod tests {
     use crate::identity::IdentityPart;
 
     fn print(byte: u8) -> Fingerprint {
-        Fingerprint::new([0; 4], [byte; 16])
+        Fingerprint::new([0; 4], [byte; 12])
     }
 
     fn record(status: KeyStatus, fingerprint: Option<u8>) -> KeyRecord {
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_payload_under_another_policy_is_not_another_payload() {
-        let other = Fingerprint::new([1; 4], [2; 16]);
+        let other = Fingerprint::new([1; 4], [2; 12]);
         let of = |status| decide(&record(status, Some(1)), Some(&other), OnConflict::DeadLetter);
         assert_eq!(of(KeyStatus::Completed), KeyDecision::Duplicate);
         assert_eq!(of(KeyStatus::InProgress), KeyDecision::Retake);

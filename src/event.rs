@@ -79,7 +79,8 @@ impl Event {
         self
     }
 
-    /// Of a tenant; by default the one of the delivery that caused it.
+    /// Of a tenant; by default the one of the delivery that caused it, of the claim in the transaction, or what
+    /// `oncely.tenant` is for the role or database. Without any it is refused.
     #[must_use]
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.tenant = Some(tenant.into());

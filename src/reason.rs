@@ -9,6 +9,9 @@ use crate::identity::IdentityError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
+    /// What stands where the signed identity of a copy should be is none that counts: of another key, version, message or consumer, or
+    /// forged. The headers are not asked instead.
+    SignatureInvalid,
     /// Nothing where the tenant should be.
     TenantMissing,
     /// A tenant that can't be one: empty, over 255 bytes, NUL, not UTF-8, neither text nor integer.
@@ -40,6 +43,7 @@ pub enum Reason {
 impl Reason {
     /// All of them, for documentation and tests.
     pub const ALL: &[Self] = &[
+        Self::SignatureInvalid,
         Self::TenantMissing,
         Self::TenantInvalid,
         Self::KeyMissing,
@@ -59,6 +63,7 @@ impl Reason {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::SignatureInvalid => "signature_invalid",
             Self::TenantMissing => "tenant_missing",
             Self::TenantInvalid => "tenant_invalid",
             Self::KeyMissing => "key_missing",

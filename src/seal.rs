@@ -1,8 +1,8 @@
-//! An identity that a retried copy carries with it, so that it keeps the identity of its original.
+//! A signed identity, which a retried copy carries with it, so that it keeps the identity of its original.
 //!
 //! A copy that the worker publishes for a later try can't carry the broker-validated `user_id` of its original (the broker
 //! checks it against *our* user), and no header of an ordinary message may replace it: anybody could set one. So the
-//! worker seals the identity with a key that only workers know.
+//! worker signs the identity with a key that only workers know.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -10,23 +10,49 @@ use sha2::{Digest as _, Sha256};
 use crate::identity::{Identity, IdentityPart};
 use crate::letter::Letter;
 
-/// Header of a sealed identity.
-pub(crate) const SEAL_HEADER: &str = "x-oncely-seal";
+/// Header of a signed identity.
+pub(crate) const SEAL_HEADER: &str = "x-oncely-identity";
 
 /// Header that names a dead letter's row: `<id>/<generation>`.
 pub(crate) const LETTER_HEADER: &str = "x-oncely-dead-letter";
 
 /// Header that shows that the worker wrote [`LETTER_HEADER`] and [`TENANT_HEADER`] on this very body.
-pub(crate) const LETTER_SEAL_HEADER: &str = "x-oncely-dead-letter-seal";
+pub(crate) const LETTER_SEAL_HEADER: &str = "x-oncely-dead-letter-mark";
 
 /// Header of a dead letter's tenant; not there where it is not known.
 pub(crate) const TENANT_HEADER: &str = "x-oncely-tenant";
 
-/// The key of the seals.
+/// How what we write is laid out. A program that meets another number says so, and guesses nothing.
+const VERSION: &str = "1";
+
+/// The keys of signed identities and letter marks: one signs, all are known, so that one can be replaced while copies that it signed
+/// are on their way.
 #[derive(Clone)]
 pub(crate) struct SealKey {
+    signing: OneKey,
+    known: Vec<OneKey>,
+}
+
+#[derive(Clone)]
+struct OneKey {
+    /// Says which key it was, and nothing of the key.
+    id: String,
     retry: [u8; 32],
     letter: [u8; 32],
+}
+
+/// Why what stands where a signed identity should be is none that counts. Never a reason to look for an identity elsewhere: whoever
+/// could spoil it would choose one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unreadable {
+    #[error("is none")]
+    Malformed,
+    #[error("has a version that this program does not know: a newer one wrote it")]
+    Version,
+    #[error("is signed with the key {0}, which this process does not have (cell.known_keys)")]
+    Key(String),
+    #[error("does not fit this message and consumer, or is forged")]
+    Mismatch,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -38,7 +64,7 @@ struct Sealed {
     user_id: Option<String>,
 }
 
-/// What a seal holds.
+/// What a signed identity holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Opened {
     /// `None` where it was not known; the message is asked again.
@@ -46,16 +72,52 @@ pub(crate) struct Opened {
     pub(crate) user_id: Option<String>,
 }
 
-impl SealKey {
-    pub(crate) fn derive(secret: &[u8]) -> Self {
+impl OneKey {
+    fn derive(secret: &[u8]) -> Self {
+        let [a, b, c, d, ..] = blake3::derive_key("oncely 2026-11-22 signing key id v1", secret);
         Self {
-            retry: blake3::derive_key("oncely 2026-11-20 retry seal v1", secret),
-            letter: blake3::derive_key("oncely 2026-11-20 dead letter seal v1", secret),
+            id: format!("{:08x}", u32::from_be_bytes([a, b, c, d])),
+            retry: blake3::derive_key("oncely 2026-11-22 signed identity v1", secret),
+            letter: blake3::derive_key("oncely 2026-11-22 dead letter mark v1", secret),
         }
+    }
+
+    /// `<version>.<key id>.<MAC>`, and what follows is the content.
+    fn sign(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> String {
+        format!("{VERSION}.{}.{}", self.id, self.mac(consumer, body, content).to_hex())
     }
 
     fn mac(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
         keyed(&self.retry, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
+    }
+
+    fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
+        keyed(&self.letter, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+    }
+}
+
+impl SealKey {
+    /// The key that a configuration has for signing, those that are known besides, and the cell's own secret: it signs where there is
+    /// no other, and is always known.
+    pub(crate) fn derive<'a>(
+        signing: Option<&[u8]>,
+        known: impl IntoIterator<Item = &'a [u8]>,
+        secret: &'a [u8],
+    ) -> Self {
+        Self {
+            signing: OneKey::derive(signing.unwrap_or(secret)),
+            known: known.into_iter().chain([secret]).map(OneKey::derive).collect(),
+        }
+    }
+
+    fn named(&self, id: &str) -> Result<&OneKey, Unreadable> {
+        let mut keys = std::iter::once(&self.signing).chain(&self.known);
+        keys.find(|key| key.id == id).ok_or_else(|| {
+            match id.len() == 8 && id.bytes().all(|b| b.is_ascii_hexdigit()) {
+                true => Unreadable::Key(id.to_owned()),
+                false => Unreadable::Malformed,
+            }
+        })
     }
 
     /// The header's value for a copy of a message with this body.
@@ -75,40 +137,59 @@ impl SealKey {
 
     fn close(&self, sealed: &Sealed, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
         let content = serde_json::to_string(sealed).ok()?;
-        Some(format!("{}.{content}", self.mac(consumer, body, &content).to_hex()))
+        Some(format!("{}.{content}", self.signing.sign(consumer, body, &content)))
     }
 
-    /// What a header's value holds, if we sealed it, for this consumer and this body.
-    pub(crate) fn open(&self, value: &[u8], consumer: &IdentityPart, body: &[u8]) -> Option<Opened> {
-        let (mac, content) = std::str::from_utf8(value).ok()?.split_once('.')?;
-        // Compared in constant time by blake3.
-        if blake3::Hash::from_hex(mac).ok()? != self.mac(consumer, body, content) {
-            return None;
+    /// What a header's value holds, if we signed it, for this consumer and this body.
+    ///
+    /// # Errors
+    /// Why it does not count.
+    pub(crate) fn open(
+        &self,
+        value: &[u8],
+        consumer: &IdentityPart,
+        body: &[u8],
+    ) -> Result<Opened, Unreadable> {
+        let text = std::str::from_utf8(value).map_err(|_| Unreadable::Malformed)?;
+        let mut parts = text.splitn(4, '.');
+        let mut part = || parts.next().ok_or(Unreadable::Malformed);
+        let (version, id, mac, content) = (part()?, part()?, part()?, part()?);
+        if version != VERSION {
+            let is_number = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
+            return Err(if is_number { Unreadable::Version } else { Unreadable::Malformed });
         }
-        let sealed: Sealed = serde_json::from_str(content).ok()?;
+        let key = self.named(id)?;
+        // Compared in constant time by blake3.
+        if blake3::Hash::from_hex(mac).map_err(|_| Unreadable::Malformed)? != key.mac(consumer, body, content)
+        {
+            return Err(Unreadable::Mismatch);
+        }
+        let sealed: Sealed = serde_json::from_str(content).map_err(|_| Unreadable::Malformed)?;
+        let read = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| Unreadable::Malformed);
         let identity = match (sealed.tenant, sealed.key) {
-            (Some(tenant), Some(key)) => Some(Identity {
-                tenant: IdentityPart::new(tenant.as_bytes()).ok()?,
-                consumer: consumer.clone(),
-                key: IdentityPart::new(key.as_bytes()).ok()?,
-            }),
+            (Some(tenant), Some(key)) => {
+                Some(Identity { tenant: read(&tenant)?, consumer: consumer.clone(), key: read(&key)? })
+            }
             _ => None,
         };
-        Some(Opened { identity, user_id: sealed.user_id })
-    }
-
-    fn mark_of(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
-        keyed(&self.letter, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+        Ok(Opened { identity, user_id: sealed.user_id })
     }
 
     /// Marks a dead letter, so that no publisher can have a sweep take a message of his for another one.
     pub(crate) fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
-        self.mark_of(letter, tenant, body).to_hex().to_string()
+        format!("{VERSION}.{}.{}", self.signing.id, self.signing.mark(letter, tenant, body).to_hex())
     }
 
     /// Did we mark it?
     pub(crate) fn is_mark(&self, mark: &str, letter: Letter, tenant: &str, body: &[u8]) -> bool {
-        blake3::Hash::from_hex(mark).is_ok_and(|mark| mark == self.mark_of(letter, tenant, body))
+        let mut parts = mark.splitn(3, '.');
+        let (Some(VERSION), Some(id), Some(mac)) = (parts.next(), parts.next(), parts.next()) else {
+            return false;
+        };
+        let Ok(key) = self.named(id) else {
+            return false;
+        };
+        blake3::Hash::from_hex(mac).is_ok_and(|mac| mac == key.mark(letter, tenant, body))
     }
 }
 
@@ -132,7 +213,7 @@ mod tests {
 
     #[test]
     fn only_our_seal_on_this_body_for_this_consumer_opens() {
-        let key = SealKey::derive(b"secret");
+        let key = SealKey::derive(None, [], b"secret");
         let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k\u{1}\"") };
         let value = key.seal(&identity, Some("shop"), b"body").unwrap();
         let open = |key: &SealKey, value: &str, consumer: &str, body: &[u8]| {
@@ -140,28 +221,61 @@ mod tests {
         };
         assert_eq!(
             open(&key, &value, "payments", b"body"),
-            Some(Opened { identity: Some(identity), user_id: Some("shop".into()) })
+            Ok(Opened { identity: Some(identity), user_id: Some("shop".into()) })
         );
-        assert_eq!(open(&key, &value, "ledger", b"body"), None);
-        assert_eq!(open(&key, &value, "payments", b"other"), None);
-        assert_eq!(open(&SealKey::derive(b"other"), &value, "payments", b"body"), None);
-        assert_eq!(open(&key, &value.replace("acme", "evil"), "payments", b"body"), None);
-        for junk in ["", ".", "zz.{}", "x"] {
-            assert_eq!(open(&key, junk, "payments", b"body"), None);
+        assert_eq!(open(&key, &value, "ledger", b"body"), Err(Unreadable::Mismatch));
+        assert_eq!(open(&key, &value, "payments", b"other"), Err(Unreadable::Mismatch));
+        assert_eq!(
+            open(&SealKey::derive(None, [], b"other"), &value, "payments", b"body"),
+            Err(Unreadable::Key(key.signing.id.clone()))
+        );
+        assert_eq!(
+            open(&key, &value.replace("acme", "evil"), "payments", b"body"),
+            Err(Unreadable::Mismatch)
+        );
+        let newer = value.replacen("1.", "2.", 1);
+        assert_eq!(open(&key, &newer, "payments", b"body"), Err(Unreadable::Version));
+        for junk in ["", ".", "zz.{}", "x", "...", "1.2.3.4", "1.00000000"] {
+            assert_eq!(open(&key, junk, "payments", b"body"), Err(Unreadable::Malformed), "{junk}");
         }
     }
+
+    #[test]
+    fn a_key_is_replaced_while_copies_are_on_their_way() {
+        let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k") };
+        let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
+        let opens =
+            |key: &SealKey, value: &str| key.open(value.as_bytes(), &identity.consumer, b"body").is_ok();
+        let before = SealKey::derive(None, [], b"secret");
+        let (old, old_mark) =
+            (before.seal(&identity, None, b"body").unwrap(), before.mark(letter, "acme", b"body"));
+        // Known everywhere first, then signed with.
+        let known = SealKey::derive(None, [&b"new key"[..]], b"secret");
+        let after = SealKey::derive(Some(b"new key"), [], b"secret");
+        let new = after.seal(&identity, None, b"body").unwrap();
+        assert_ne!(old, new);
+        for key in [&known, &after] {
+            assert!(opens(key, &old) && opens(key, &new));
+            assert!(key.is_mark(&old_mark, letter, "acme", b"body"));
+            assert!(key.is_mark(&after.mark(letter, "acme", b"body"), letter, "acme", b"body"));
+        }
+        assert!(!opens(&before, &new), "who does not have the key says so");
+        let third = SealKey::derive(Some(b"newer key"), [&b"new key"[..]], b"secret");
+        assert!(opens(&third, &new) && opens(&third, &old));
+    }
+
     #[test]
     fn a_user_is_sealed_where_the_identity_is_not_known() {
-        let key = SealKey::derive(b"secret");
+        let key = SealKey::derive(None, [], b"secret");
         let value = key.seal_user(&part("payments"), "shop", b"body").unwrap();
         let opened = Opened { identity: None, user_id: Some("shop".into()) };
-        assert_eq!(key.open(value.as_bytes(), &part("payments"), b"body"), Some(opened));
-        assert_eq!(key.open(value.as_bytes(), &part("ledger"), b"body"), None);
+        assert_eq!(key.open(value.as_bytes(), &part("payments"), b"body"), Ok(opened));
+        assert_eq!(key.open(value.as_bytes(), &part("ledger"), b"body"), Err(Unreadable::Mismatch));
     }
 
     #[test]
     fn a_dead_letters_mark_fits_its_letter_tenant_and_body_only() {
-        let key = SealKey::derive(b"secret");
+        let key = SealKey::derive(None, [], b"secret");
         let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
         let next = Letter { generation: 2, ..letter };
         let mark = key.mark(letter, "acme", b"body");
@@ -169,7 +283,7 @@ mod tests {
         assert!(!key.is_mark(&mark, next, "acme", b"body"));
         assert!(!key.is_mark(&mark, letter, "globex", b"body"));
         assert!(!key.is_mark(&mark, letter, "acme", b"other"));
-        assert!(!SealKey::derive(b"other").is_mark(&mark, letter, "acme", b"body"));
+        assert!(!SealKey::derive(None, [], b"other").is_mark(&mark, letter, "acme", b"body"));
         assert!(!key.is_mark("", letter, "acme", b"body"));
     }
 
@@ -182,21 +296,22 @@ mod tests {
             body in prop::collection::vec(any::<u8>(), 0..50),
             flip in any::<prop::sample::Index>(),
         ) {
-            let seal_key = SealKey::derive(b"secret");
+            let seal_key = SealKey::derive(None, [], b"secret");
             let identity = Identity { tenant: part(&tenant), consumer: part("payments"), key: part(&key) };
             let sealed = seal_key.seal(&identity, user.as_deref(), &body).unwrap();
             let opened = seal_key.open(sealed.as_bytes(), &identity.consumer, &body);
-            prop_assert_eq!(opened, Some(Opened { identity: Some(identity.clone()), user_id: user }));
+            prop_assert_eq!(opened, Ok(Opened { identity: Some(identity.clone()), user_id: user }));
             let mut forged = sealed.into_bytes();
             let bit = flip.index(forged.len() * 8);
             forged[bit / 8] ^= 1 << (bit % 8);
             // The other case of a hexadecimal digit is the same seal.
             let opened = seal_key.open(&forged, &identity.consumer, &body);
-            let same_digit = bit % 8 == 5 && bit / 8 < 64 && forged[bit / 8].is_ascii_uppercase();
-            prop_assert_eq!(opened.is_some(), same_digit);
+            let in_mac = (11..75).contains(&(bit / 8));
+            let same_digit = bit % 8 == 5 && in_mac && forged[bit / 8].is_ascii_uppercase();
+            prop_assert_eq!(opened.is_ok(), same_digit);
             let mut body = body;
             body.push(0);
-            prop_assert_eq!(seal_key.open(&forged, &identity.consumer, &body), None);
+            prop_assert!(seal_key.open(&forged, &identity.consumer, &body).is_err());
         }
     }
 }

@@ -59,7 +59,7 @@ async fn insert(
             random.fill(&mut bytes);
             bytes
         };
-        let fingerprints: Vec<Vec<u8>> = (0..count).map(|_| bytes(20)).collect();
+        let fingerprints: Vec<Vec<u8>> = (0..count).map(|_| bytes(16)).collect();
         let tags = bytes(16 * count);
         let customers: Vec<i32> = (0..count).map(|_| random.i32(0..1_000)).collect();
         let amounts: Vec<i64> = (0..count).map(|_| random.i64(1..1_000_000)).collect();

@@ -54,6 +54,7 @@ async function outcomeOf(message) {
     });
   } catch (error) {
     if (error.code === "ONC11") return "refused"; // No tenant or no key: it will never have one.
+    if (error.code === "ONC17") return "elsewhere";
     // The work was rolled back; that it failed is counted.
     const { rows } = await sql.query(
       "select outcome from oncely.fail($1, $2, $3, $4, $5, $6, error_code => $7, queue => $8)",
@@ -85,7 +86,8 @@ await channel.consume(QUEUE, (message) => {
     // Only now: what was granted is known to be committed.
     if (outcome === "granted" || outcome === "duplicate") {
       channel.ack(message);
-    } else if (outcome === "retry") {
+    } else if (outcome === "retry" || outcome === "elsewhere") {
+      // Too early; or another cell's tenant, once there are cells.
       await pause(1000);
       channel.nack(message, false, true);
     } else {

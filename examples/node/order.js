@@ -14,8 +14,10 @@ async function place(tenant, order, cents) {
   // None: placed before this program was killed, with its event.
   if (placed.rowCount === 1) {
     await sql.query(
-      "select oncely.emit('shop', 'order.placed', $1::jsonb, headers => $2, ordering_key => $3)",
-      [{ order, cents }, { "x-tenant-id": tenant }, order],
+      `select oncely.emit(
+         'shop', 'order.placed', $1::jsonb, headers => $2, ordering_key => $3, tenant => $4
+       )`,
+      [{ order, cents }, { "x-tenant-id": tenant }, order, tenant],
     );
   }
   await sql.query("commit");

@@ -40,6 +40,8 @@ def handle(channel, method, properties, body: bytes) -> None:
             raise
         if error.sqlstate == "ONC11":
             outcome = "refused"  # No tenant or no key: it will never have one.
+        elif error.sqlstate == "ONC17":
+            outcome = "elsewhere"
         else:
             # The work was rolled back; that it failed is counted.
             outcome, = sql.execute(
@@ -49,7 +51,7 @@ def handle(channel, method, properties, body: bytes) -> None:
     # Only now: what was granted is known to be committed.
     if outcome in ("granted", "duplicate"):
         channel.basic_ack(method.delivery_tag)
-    elif outcome == "retry":
+    elif outcome in ("retry", "elsewhere"):  # Too early; or another cell's tenant, once there are cells.
         time.sleep(1)
         channel.basic_nack(method.delivery_tag, requeue=True)
     else:

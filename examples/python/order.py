@@ -16,8 +16,10 @@ def place(sql: psycopg.Connection, tenant: str, order: str, cents: int) -> None:
         if placed.rowcount == 0:
             return  # Placed before this program was killed, with its event.
         sql.execute(
-            "select oncely.emit('shop', 'order.placed', %s, headers => %s, ordering_key => %s)",
-            (Jsonb({"order": order, "cents": cents}), Jsonb({"x-tenant-id": tenant}), order),
+            """select oncely.emit(
+                'shop', 'order.placed', %s, headers => %s, ordering_key => %s, tenant => %s
+            )""",
+            (Jsonb({"order": order, "cents": cents}), Jsonb({"x-tenant-id": tenant}), order, tenant),
         )
 
 

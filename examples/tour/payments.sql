@@ -3,7 +3,7 @@
 create schema if not exists app;
 
 create table if not exists app.payments (
-    tenant text not null,
+    tenant text collate "C" not null,
     order_id text not null,
     amount numeric not null,
     captured_at timestamptz not null default now()

@@ -3,7 +3,7 @@ create schema if not exists webhooks;
 
 -- Each message as it came. No unique constraint: Oncely sees to it that a redelivery adds no row.
 create table if not exists webhooks.events (
-    tenant text not null,
+    tenant text collate "C" not null,
     message_id text not null,
     source text,
     type text,
@@ -15,7 +15,7 @@ create index if not exists events_of_a_tenant on webhooks.events (tenant, occurr
 
 -- Counters: what a handler that ran twice would get wrong.
 create table if not exists webhooks.activity (
-    tenant text not null,
+    tenant text collate "C" not null,
     day date not null,
     type text not null,
     events bigint not null,
@@ -23,7 +23,7 @@ create table if not exists webhooks.activity (
 );
 
 create table if not exists webhooks.actors (
-    tenant text not null,
+    tenant text collate "C" not null,
     actor text not null,
     events bigint not null,
     last_seen timestamptz not null,

@@ -58,7 +58,7 @@ enum Verb {
     Check(check::Arguments),
     /// Queues and exchanges around the consumers' queues
     Topology(topology::Arguments),
-    /// One screen: what needs a look, servers, queues, processes, outbox, recent outcomes
+    /// One screen: what needs a look, servers, queues, processes, events, recent outcomes
     Status(status::Arguments),
     /// The trail of decisions
     Audit(audit::Arguments),

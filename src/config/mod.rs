@@ -14,6 +14,7 @@ use std::path::Path;
 use figment::Figment;
 use figment::providers::{Env, Format as _, Serialized, Toml};
 use figment::value::Dict;
+use secrecy::{ExposeSecret as _, SecretString};
 
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
@@ -27,6 +28,7 @@ pub use tasks::{
 };
 
 use crate::pg::PgSettings;
+use crate::seal::SealKey;
 
 /// The file that is read where `--config` names none.
 pub const DEFAULT_FILE: &str = "oncely.toml";
@@ -40,6 +42,10 @@ pub const DEFAULTS: &str = include_str!("../../oncely.default.toml");
 pub struct Config {
     /// Name of the cell that the database must be.
     pub cell: String,
+    /// What signs identities and marks letters; by default the cell's own secret.
+    pub signing_key: Option<SecretString>,
+    /// Keys whose signatures count, too, beside that and the cell's own secret.
+    pub known_keys: Vec<SecretString>,
     /// How to reach PostgreSQL.
     pub postgres: PgSettings,
     /// How to reach RabbitMQ.
@@ -158,6 +164,14 @@ impl Config {
         }
     }
 
+    /// What signs identities and marks letters.
+    pub(crate) fn seal_key(&self, cell_secret: &[u8]) -> SealKey {
+        let bytes = |key: &SecretString| key.expose_secret().as_bytes().to_vec();
+        let known: Vec<_> = self.known_keys.iter().map(bytes).collect();
+        let signing = self.signing_key.as_ref().map(bytes);
+        SealKey::derive(signing.as_deref(), known.iter().map(Vec::as_slice), cell_secret)
+    }
+
     fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {
         let mut problems = Problems::default();
         let config = match values(text, environment) {
@@ -172,11 +186,18 @@ impl Config {
 
     fn of(values: Dict, problems: &mut Problems) -> Option<Self> {
         let mut root = Section::new("", values);
-        let cell = {
+        let (cell, signing_key, known_keys) = {
             let mut section = root.table("cell", problems);
             let name = section.text("name", problems).unwrap_or_else(|| "main".to_owned());
+            let signing = section.text("signing_key", problems);
+            let known = section.texts("known_keys", problems).unwrap_or_default();
+            for (name, keys) in [("signing_key", signing.as_slice()), ("known_keys", known.as_slice())] {
+                if keys.iter().any(|key| key.len() < 16) {
+                    problems.add(section.place(name), "must have at least 16 bytes, or be left out");
+                }
+            }
             section.finish(problems);
-            name
+            (name, signing.map(SecretString::from), known.into_iter().map(SecretString::from).collect())
         };
         let section = root.table("postgres", problems);
         let is_set = section.has("statement_timeout");
@@ -201,6 +222,8 @@ impl Config {
         contradictions(&consumers, mirror.as_ref(), &audit, problems);
         gc.map(|gc| Self {
             cell,
+            signing_key,
+            known_keys,
             postgres,
             rabbitmq,
             mirror,

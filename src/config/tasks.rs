@@ -27,9 +27,9 @@ pub struct WorkerSettings {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RelaySettings {
-    /// Outbox records taken at once.
+    /// Mirror records taken at once.
     pub batch: u32,
-    /// Longest pause between two looks at an empty outbox.
+    /// Longest pause between two looks at an empty mirror queue.
     pub poll: Duration,
 }
 

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use json::Json;
 
-/// What is stored of a payload: the policy that made it, and 128 bits of SHA-256 of what that policy compares. By default of the exact
+/// What is stored of a payload: the policy that made it, and 96 bits of SHA-256 of what that policy compares. By default of the exact
 /// body, so that SQL can recompute it: `oncely.stored_fingerprint(sha256(body))`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; Fingerprint::BYTES]);
@@ -27,25 +27,21 @@ type PolicyId = [u8; 4];
 
 impl Fingerprint {
     /// Length in bytes.
-    pub const BYTES: usize = 20;
+    pub const BYTES: usize = 16;
 
     /// From a policy and a digest.
     #[must_use]
-    pub fn new(policy: [u8; 4], digest: [u8; 16]) -> Self {
+    pub fn new(policy: [u8; 4], digest: [u8; 12]) -> Self {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&policy);
         bytes[4..].copy_from_slice(&digest);
         Self(bytes)
     }
 
-    /// From a column. Clients of `oncely.claim` pass `sha256(body)`, of 32 bytes: that is the policy [`FingerprintPolicy::Body`].
+    /// From a column; what clients of `oncely.claim` pass is stored in the same form (`oncely.stored_fingerprint`).
     #[must_use]
     pub fn from_stored(bytes: &[u8]) -> Option<Self> {
-        match bytes.len() {
-            Self::BYTES => bytes.try_into().ok().map(Self),
-            32 => bytes[..16].try_into().ok().map(|digest| Self::new(BODY, digest)),
-            _ => None,
-        }
+        bytes.try_into().ok().map(Self)
     }
 
     /// What this one and another say of their payloads.
@@ -136,8 +132,8 @@ impl FingerprintPolicy {
             },
         }
         let digest: [u8; 32] = hash.finalize().into();
-        let mut print = Fingerprint::new(self.id(), [0; 16]);
-        print.0[4..].copy_from_slice(&digest[..16]);
+        let mut print = Fingerprint::new(self.id(), [0; 12]);
+        print.0[4..].copy_from_slice(&digest[..12]);
         Some(print)
     }
 }
@@ -188,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_pass_is_the_policy_body() {
-        let sha: [u8; 32] = Sha256::digest(b"{}").into();
-        assert_eq!(Fingerprint::from_stored(&sha), FingerprintPolicy::Body.of(b"{}"));
+    fn what_is_stored_comes_back_and_nothing_else() {
         let own = FingerprintPolicy::CanonicalJson.of(b"{}").unwrap();
         assert_eq!(Fingerprint::from_stored(&own.0), Some(own));
-        assert_eq!(Fingerprint::from_stored(b"short"), None);
+        for wrong in [&b""[..], b"short", &[0; 20], &[0; 32]] {
+            assert_eq!(Fingerprint::from_stored(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

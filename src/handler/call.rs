@@ -102,7 +102,7 @@ pub(crate) fn needs_a_look(error: &sqlx::Error) -> bool {
 }
 
 /// Claims the keys of messages that nobody is expected to have, runs the handler on all of them, and writes the trail and the
-/// outbox, in one statement; returns the responses in the order of the messages.
+/// mirror record, in one statement; returns the responses in the order of the messages.
 ///
 /// # Errors
 /// As unique_violation on the table of keys where somebody has one of them; else as [`call`] does all together.

@@ -53,7 +53,7 @@ impl SqlHandler {
         Ok(safe(&self.calls(connection).await?.together))
     }
 
-    /// The same, with the claim before it and the trail and the outbox after it.
+    /// The same, with the claim before it and the trail and the mirror record after it.
     pub(super) async fn fresh(&self, connection: &mut PgConnection) -> Result<SqlStr, sqlx::Error> {
         Ok(safe(&self.calls(connection).await?.fresh))
     }

@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn everything_counts() {
         let key = TagKey::derive(b"secret");
-        let print = Fingerprint::new([0; 4], [7; 16]);
+        let print = Fingerprint::new([0; 4], [7; 12]);
         let base = key.tag("e1", &identity(["t", "c", "k"]), Some(&print));
         assert_eq!(base, key.tag("e1", &identity(["t", "c", "k"]), Some(&print)));
         for other in [
@@ -117,7 +117,7 @@ mod tests {
             key.tag("e1", &identity(["u", "c", "k"]), Some(&print)),
             key.tag("e1", &identity(["t", "d", "k"]), Some(&print)),
             key.tag("e1", &identity(["t", "c", "l"]), Some(&print)),
-            key.tag("e1", &identity(["t", "c", "k"]), Some(&Fingerprint::new([0; 4], [8; 16]))),
+            key.tag("e1", &identity(["t", "c", "k"]), Some(&Fingerprint::new([0; 4], [8; 12]))),
             key.tag("e1", &identity(["t", "c", "k"]), None),
             TagKey::derive(b"other").tag("e1", &identity(["t", "c", "k"]), Some(&print)),
         ] {
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn evidence_is_of_one_tag_in_one_bucket_and_of_one_key() {
-        let (key, tag) = (TagKey::derive(b"secret"), Tag([7; 16]));
+        let (key, tag) = (TagKey::derive(b"secret"), Tag([7; 12]));
         let evidence = key.evidence(&tag, "oncely:2:1:1:1:0");
         assert!(evidence.is(&evidence.bytes()));
         for other in [

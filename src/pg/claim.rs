@@ -63,16 +63,22 @@ pub(crate) async fn claim_fresh(
     match inserted {
         Ok(inserted) if usize::try_from(inserted.rows_affected()) == Ok(claims.len()) => Ok(FreshClaim::Won),
         Ok(_) => Ok(FreshClaim::Taken),
-        Err(error) if is_taken(&error) => Ok(FreshClaim::Taken),
+        // Nothing else is unique here, whatever a cluster calls its part of the table.
+        Err(error) if is_unique_violation(&error) => Ok(FreshClaim::Taken),
         Err(error) => Err(error),
     }
 }
 
-/// Has somebody one of the keys that a statement claims, all or none?
+/// Has somebody one of the keys that a statement claims, all or none? A handler's own unique constraint says nothing of that; a
+/// cluster's part of our table has a number behind the name, or none is given.
 pub(crate) fn is_taken(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(|error| {
-        error.is_unique_violation() && error.constraint() == Some("idempotency_keys_pkey")
-    })
+    let of_keys = |name: &str| name.starts_with("idempotency_keys_pkey");
+    is_unique_violation(error)
+        && error.as_database_error().is_some_and(|error| error.constraint().is_none_or(of_keys))
+}
+
+fn is_unique_violation(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("23505"))
 }
 
 /// What became of a claim of all or nothing.

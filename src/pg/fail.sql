@@ -3,7 +3,7 @@
 -- attempt once: another copy may have failed at the same time, and have recorded it.
 insert into oncely.idempotency_keys as i
     (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, last_error, not_before, error_code)
-select f.tenant, $1, f.key, f.status, f.attempts, $2, case when f.status = 'FAILED' then $2::timestamptz end,
+select f.tenant, $1, f.key, f.status::oncely.key_status, f.attempts, $2, case when f.status = 'FAILED' then $2::timestamptz end,
     f.fingerprint, f.reason, f.last_error, f.not_before, f.error_code
 from unnest($3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::text[], $9::text[], $11::timestamptz[], $12::text[])
     as f (tenant, key, status, attempts, fingerprint, reason, last_error, not_before, error_code)

@@ -126,7 +126,7 @@ pub async fn key_details(
         Some(tenant) => {
             sqlx::query_as!(
                 KeyDetails,
-                r#"select tenant, consumer, key, status, attempts, oncely.bounded(created_at) as "created_at!",
+                r#"select tenant, consumer, key, status::text as "status!", attempts, oncely.bounded(created_at) as "created_at!",
                     oncely.bounded(completed_at) as completed_at, oncely.bounded(expires_at) as expires_at, fingerprint,
                     null::text as response, reason, last_error
                  from oncely.idempotency_keys
@@ -142,7 +142,7 @@ pub async fn key_details(
         None => {
             sqlx::query_as!(
                 KeyDetails,
-                r#"select i.tenant, i.consumer, i.key, i.status, i.attempts, oncely.bounded(i.created_at) as "created_at!",
+                r#"select i.tenant, i.consumer, i.key, i.status::text as "status!", i.attempts, oncely.bounded(i.created_at) as "created_at!",
                     oncely.bounded(i.completed_at) as completed_at, oncely.bounded(i.expires_at) as expires_at, i.fingerprint,
                     null::text as response, i.reason, i.last_error
                  from (
@@ -182,24 +182,24 @@ pub async fn key_details(
     Ok(keys)
 }
 
-/// Depth and age of the outbox.
+/// Depth and age of the mirror queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OutboxStatus {
+pub struct MirrorQueueStatus {
     /// Records, counted up to 10,000.
     pub records: i64,
     /// When the oldest was written.
     pub oldest: Option<DateTime<Utc>>,
 }
 
-/// Depth and age of the outbox.
+/// Depth and age of the mirror queue.
 ///
 /// # Errors
 /// When the query fails.
-pub async fn outbox_status(connection: &mut PgConnection) -> Result<OutboxStatus, sqlx::Error> {
+pub async fn mirror_queue_status(connection: &mut PgConnection) -> Result<MirrorQueueStatus, sqlx::Error> {
     sqlx::query_as!(
-        OutboxStatus,
-        r#"select (select count(*) from (select 1 from oncely.outbox limit 10000) as o) as "records!",
-            (select oncely.bounded(min(created_at)) from oncely.outbox) as oldest"#
+        MirrorQueueStatus,
+        r#"select (select count(*) from (select 1 from oncely.mirror_queue limit 10000) as o) as "records!",
+            (select oncely.bounded(min(created_at)) from oncely.mirror_queue) as oldest"#
     )
     .fetch_one(connection)
     .await

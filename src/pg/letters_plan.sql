@@ -1,6 +1,6 @@
 -- What a requeue or a discard would touch, oldest first, with what is known of each letter's key by now.
 select d.tenant, d.id, d.consumer, d.key, oncely.bounded(d.dead_lettered_at) as "dead_lettered_at!", d.reason, d.detail, d.queue, d.state, d.generation,
-    d.failure_group, d.body_size, d.whole as "whole!", i.status as "key_status?",
+    d.failure_group, d.body_size, d.whole as "whole!", i.status::text as "key_status?",
     coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true) as "same_payload!",
     oncely.letter_memory(d.tenant, d.consumer, d.key, d.dead_lettered_at, $12::timestamptz) as "memory!"
 from oncely.dead_letters as d

@@ -15,9 +15,9 @@ mod history;
 mod inspect;
 mod memory;
 mod migrate;
+mod mirror_queue;
 mod operator;
 mod ordering_key;
-mod outbox;
 mod park;
 mod partition;
 mod picture;
@@ -49,19 +49,23 @@ pub(crate) use event_relay::{
     take_ordered,
 };
 pub(crate) use history::History;
-pub use inspect::{AuditFilter, AuditRow, KeyDetails, OutboxStatus, audit_list, key_details, outbox_status};
+pub use inspect::{
+    AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,
+};
 pub(crate) use inspect::{
     HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles,
     recent_outcomes, table_statistics,
 };
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
+pub(crate) use mirror_queue::{
+    Mirrored, append_mirror, delete as delete_mirrored, take_mirror,
+};
 pub(crate) use operator::{
     Action, Begun, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters,
     mark_swept, messages, plan as plan_letters, record_action, standings,
 };
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use ordering_key::collect_ordering_keys;
-pub(crate) use outbox::{Mirrored, append_mirror, delete as delete_outbox, take_mirror};
 pub(crate) use park::{Parked, park};
 pub(crate) use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
 pub(crate) use picture::{

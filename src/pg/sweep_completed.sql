@@ -1,7 +1,7 @@
 -- One bounded batch of keys that took effect before $2, through the partial index. By ctid, because that is five times
 -- cheaper than by key; in a file of its own, because Citus needs the form by key.
 -- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
--- Never a key whose mirror record may still be pending: nothing that is not older than the oldest record of the outbox.
+-- Never a key whose mirror record may still be pending: nothing that is not older than the oldest record of the mirror queue.
 -- Never one whose letter is being requeued: a copy of it may be on its way, and only the key would recognise it.
 -- It waits for whoever holds one of the rows, and then asks the conditions of the row's new version: a key that was taken again stays.
 -- (Servers from before the minor releases of November 2025 do not ask for the place again: "Add missing EPQ recheck for TID Scan".)
@@ -10,7 +10,7 @@ with due as materialized (
     from oncely.idempotency_keys as i
     where status = 'COMPLETED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity')
-      and completed_at < least($2, (select min(created_at) from oncely.outbox))
+      and completed_at < least($2, (select min(created_at) from oncely.mirror_queue))
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

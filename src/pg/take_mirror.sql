@@ -2,7 +2,7 @@
 select tenant, id, tags, consumer, key, fingerprint,
     greatest(least(expires_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "expires_at!",
     greatest(least(created_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "created_at!"
-from oncely.outbox
+from oncely.mirror_queue
 where kind in ('mirror', 'identity')
 order by created_at
 limit $1

@@ -1,4 +1,4 @@
-//! One batch of the outbox: take, write to the mirror, delete.
+//! One batch of the mirror queue: take, write to the mirror, delete.
 
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection};
@@ -18,14 +18,14 @@ pub(crate) struct DrainReport {
     pub(crate) oldest: Option<DateTime<Utc>>,
 }
 
-/// Why a batch stays in the outbox.
+/// Why a batch stays in the mirror queue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DrainError {
     #[error("PostgreSQL: {0}")]
     Postgres(#[from] sqlx::Error),
     #[error("{0}")]
     Mirror(#[from] MirrorError),
-    #[error("deleted {deleted} of {taken} outbox records")]
+    #[error("deleted {deleted} of {taken} mirror records")]
     Deleted { deleted: u64, taken: usize },
 }
 
@@ -63,7 +63,7 @@ pub(crate) async fn drain(
                 Mirrored::Key(identity, print) => vec![tag_key.tag(&epoch, identity, print.as_ref())],
                 // Its key stays known to PostgreSQL.
                 Mirrored::Unreadable => {
-                    tracing::error!(id = %record.id, "an outbox record that can't be read is dropped");
+                    tracing::error!(id = %record.id, "a mirror record that can't be read is dropped");
                     Vec::new()
                 }
             })
@@ -80,7 +80,7 @@ pub(crate) async fn drain(
         written = tags.len();
     }
     step("relay.delete.before");
-    let deleted = pg::delete_outbox(&mut transaction, &records).await?;
+    let deleted = pg::delete_mirrored(&mut transaction, &records).await?;
     step("relay.delete.after");
     if usize::try_from(deleted) != Ok(records.len()) {
         return Err(DrainError::Deleted { deleted, taken: records.len() });

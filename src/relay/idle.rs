@@ -1,4 +1,4 @@
-//! Pauses between looks at an empty outbox.
+//! Pauses between looks at an empty mirror queue.
 
 use std::time::Duration;
 

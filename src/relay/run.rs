@@ -59,7 +59,7 @@ impl Relay {
         };
         if mirror.is_none() {
             tracing::info!(
-                "no [redis] url: nothing is mirrored, outbox records of workers that have one are dropped"
+                "no [redis] url: nothing is mirrored, mirror records of workers that have one are dropped"
             );
         }
         let history = History::default();
@@ -119,7 +119,7 @@ impl Relay {
     }
 }
 
-/// Drains the outbox: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
+/// Drains the mirror queue: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
 async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: CancellationToken) {
     let application = format!("oncely relay {}", config.worker.name);
     let mut session: Option<(Sessions, Option<TagKey>)> = None;
@@ -137,7 +137,7 @@ async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: C
                 idle.after(report.records, config.relay.batch)
             }
             Err(error) => {
-                tracing::warn!(error, "the outbox was not relayed; tried again");
+                tracing::warn!(error, "the mirror queue was not relayed; tried again");
                 session = None;
                 backoff.next()
             }

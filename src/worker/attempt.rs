@@ -358,6 +358,7 @@ impl Lane {
                 self.forecast.nobody_knew();
             }
             Ok(_) | Err(Stop::Known) => self.forecast.postgres_knew(),
+            Err(_) if expect == Expect::Fresh => self.forecast.fresh_failed(),
             Err(_) => {}
         }
         done

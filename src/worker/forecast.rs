@@ -24,19 +24,22 @@ const WATCHED: u32 = 64;
 pub(crate) struct Forecast {
     /// Batches in a row none of whose keys was known.
     unknown: u32,
+    /// The last attempt that expected fresh keys failed, and none has succeeded since: perhaps one was known, and the error did not say
+    /// so.
+    fresh_failed: bool,
 }
 
 impl Default for Forecast {
     /// Nothing is known of a backlog's keys, but a storm of redeliveries may be what is there at the start.
     fn default() -> Self {
-        Self { unknown: WATCHED }
+        Self { unknown: WATCHED, fresh_failed: false }
     }
 }
 
 impl Forecast {
     /// What to expect of these keys.
     pub(super) fn expect(&self, work: &[&Candidate]) -> Expect {
-        match self.unknown >= WATCHED && !has_redelivered(work) {
+        match self.unknown >= WATCHED && !self.fresh_failed && !has_redelivered(work) {
             true => Expect::Fresh,
             false => Expect::Known,
         }
@@ -51,11 +54,19 @@ impl Forecast {
     /// A batch is done, and all of its keys were fresh.
     pub(super) fn nobody_knew(&mut self) {
         self.unknown = (self.unknown + 1).min(2 * WATCHED);
+        self.fresh_failed = false;
     }
 
     /// PostgreSQL knew a key.
     pub(super) fn postgres_knew(&mut self) {
         self.unknown = 0;
+        self.fresh_failed = false;
+    }
+
+    /// An attempt that expected fresh keys failed, with whatever: the same keys are not expected to be fresh again. A cluster may report
+    /// a key that is known in words of its own, and its duplicate must not meet the same failure for ever.
+    pub(super) fn fresh_failed(&mut self) {
+        self.fresh_failed = true;
     }
 
     /// The mirror knew a key, so it is worth asking; of the others nothing is said.
@@ -91,6 +102,19 @@ mod tests {
             forecast.nobody_knew();
         }
         assert_eq!(forecast.expect(&[]), Expect::Fresh);
+    }
+
+    #[test]
+    fn what_failed_as_fresh_is_expected_to_be_known_until_something_succeeds() {
+        let mut forecast = after(3);
+        forecast.fresh_failed();
+        assert_eq!(forecast.expect(&[]), Expect::Known);
+        assert_eq!(forecast.expect(&[]), Expect::Known, "again and again");
+        forecast.nobody_knew();
+        assert_eq!(forecast.expect(&[]), Expect::Fresh, "it was not the keys");
+        forecast.fresh_failed();
+        forecast.postgres_knew();
+        assert_eq!(forecast.expect(&[]), Expect::Known, "it was the keys");
     }
 
     #[test]

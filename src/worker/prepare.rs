@@ -10,7 +10,7 @@ use crate::handler::{JsonPolicy, Run};
 use crate::identity::{Identity, IdentityPart};
 use crate::message::HeaderValue;
 use crate::reason::{Reason, Rejection};
-use crate::seal::{Opened, SEAL_HEADER};
+use crate::seal::{Opened, SEAL_HEADER, Unreadable};
 
 /// A delivery that may run.
 #[derive(Clone, Debug)]
@@ -61,17 +61,24 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
         return Err(refuse(delivery, Rejection::new(Reason::BodyTooLarge, detail), Known::default()));
     }
-    let sealed = match delivery.message.headers.get(SEAL_HEADER) {
-        Some(HeaderValue::Text(value)) => shared.seal_key.open(value, &consumer.name, &delivery.message.body),
-        _ => None,
+    let opened = match delivery.message.headers.get(SEAL_HEADER) {
+        Some(HeaderValue::Text(value)) => {
+            shared.seal_key.open(value, &consumer.name, &delivery.message.body).map(Some)
+        }
+        Some(_) => Err(Unreadable::Malformed),
+        None => Ok(None),
     };
-    let sealed = match sealed {
+    let sealed = match opened {
         // A copy that we published for a later try.
-        Some(Opened { identity, user_id }) => {
+        Ok(Some(Opened { identity, user_id })) => {
             delivery.message.properties.user_id = user_id;
             identity
         }
-        None => None,
+        Ok(None) => None,
+        Err(why) => {
+            let detail = format!("the signed identity (header {SEAL_HEADER}) {why}");
+            return Err(refuse(delivery, Rejection::new(Reason::SignatureInvalid, detail), Known::default()));
+        }
     };
     let identity = match sealed {
         Some(identity) => identity,

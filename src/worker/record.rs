@@ -102,10 +102,10 @@ pub(crate) async fn record(
             let tags = mirror_tags(shared, epoch, completed.iter().copied());
             let expires_at = now + consumer.retention;
             let tenant = first.identity.tenant.as_str();
-            step("worker.outbox.before");
+            step("worker.mirror_queue.before");
             let written = pg::append_mirror(transaction, tenant, &tags, now, expires_at).await;
-            expect_rows("outbox rows", written, 1)?;
-            step("worker.outbox.after");
+            expect_rows("mirror records", written, 1)?;
+            step("worker.mirror_queue.after");
         }
     }
     let decided = candidates.iter().copied().zip(outcomes.iter());

@@ -27,7 +27,6 @@ use crate::heartbeat::Heartbeat;
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
 use crate::pg::{History, PgSettings, Session};
 use crate::preflight::preflight;
-use crate::seal::SealKey;
 use crate::shutdown::{self, Stopped};
 use crate::watchdog;
 
@@ -171,7 +170,7 @@ impl Worker {
             Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
             None => TagKey::derive(&cell_secret),
         };
-        let seal_key = SealKey::derive(&cell_secret);
+        let seal_key = config.seal_key(&cell_secret);
         let clock = session.clock.clone();
         let first = Standing::ask(&mut session.connection, &clock).await.ok();
         let session_epoch = session.cell.epoch.clone();

@@ -1,4 +1,4 @@
-//! One transaction: claim, handle, complete, audit, outbox, COMMIT.
+//! One transaction: claim, handle, complete, audit, mirror queue, COMMIT.
 
 use std::time::{Duration, Instant};
 

@@ -194,12 +194,12 @@ fn an_effect_of_what_was_to_fail_or_was_refused_is_named() {
 #[test]
 fn what_never_ends_is_named() {
     let (sent, mut evidence) = good();
-    evidence.outbox = 3;
+    evidence.mirror_queue = 3;
     evidence.memory = Some(("worker-1".to_owned(), 2 << 30));
     evidence.recoveries.push(("cut_redis".to_owned(), None));
     evidence.recoveries.push(("cut_postgres".to_owned(), Some(Duration::from_secs(31))));
     let expected = [
-        ((Invariant::I10, What::Outbox), 1),
+        ((Invariant::I10, What::MirrorQueue), 1),
         ((Invariant::I10, What::Memory), 1),
         ((Invariant::I11, What::NotRecovered), 2),
     ];
@@ -471,7 +471,7 @@ insert into oncely.cell values ('0123456789abcdef');
 create function oncely.epoch() returns text language sql as $$ select 'epoch-1' $$;
 create table oncely.idempotency_keys (tenant text, consumer text, key text, status text, fingerprint bytea);
 create table oncely.audit (tenant text, consumer text, key text, outcome text);
-create table oncely.outbox (id integer);
+create table oncely.mirror_queue (id integer);
 create schema judge;
 create table judge.effects (tenant text, key text, n bigint);
 create table judge.log (
@@ -521,14 +521,14 @@ async fn evidence_is_read_from_the_tables() {
     // A second effect as a second row, which no constraint stops.
     run(
         &mut connection,
-        "insert into judge.effects values ('acme', 'a', 1); insert into oncely.outbox values (1)",
+        "insert into judge.effects values ('acme', 'a', 1); insert into oncely.mirror_queue values (1)",
     )
     .await;
     evidence.read_tables(&mut connection, "faults").await.unwrap();
     let expected = [
         ((Invariant::I1, What::Doubled), 1),
         ((Invariant::I1, What::Books), 1),
-        ((Invariant::I10, What::Outbox), 1),
+        ((Invariant::I10, What::MirrorQueue), 1),
     ];
     assert_eq!(found(&sent, &evidence), expected.into());
     drop(connection);

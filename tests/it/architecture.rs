@@ -113,7 +113,7 @@ fn sql_on_our_tables_is_in_one_place() {
         let text = code(&path).to_lowercase();
         for table in [
             "oncely.idempotency_keys",
-            "oncely.outbox",
+            "oncely.mirror_queue",
             "oncely.audit",
             "oncely.cell",
             "oncely.dead_letters",

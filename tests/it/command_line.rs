@@ -105,7 +105,7 @@ async fn lived_in() -> World {
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.publish("payments", message("acme", "order-1"), r#"{"amount": 1}"#).await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     world.publish("payments", message("acme", "order-1"), r#"{"amount": 1}"#).await;
     world.publish("payments", message("acme", "order-1"), r#"{"amount": 2}"#).await;
     world.publish("payments", message("globex", "order-1"), r#"{"do": "reject"}"#).await;
@@ -236,7 +236,7 @@ async fn status_shows_servers_queues_outbox_and_recent_outcomes() {
         "✓ PostgreSQL",
         "✓ RabbitMQ",
         "✓ Redis",
-        "outbox       empty",
+        "mirror queue empty",
         "1 given up",
         "key_conflict",
         "dead_lettered",

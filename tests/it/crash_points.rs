@@ -96,7 +96,7 @@ async fn books_are_right(world: &mut World, step: &str, expected: &Expected) {
     let found: BTreeMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     assert_eq!(found, expected.effects, "{step}: each effect once");
     let rows = sqlx::query(
-        "select i.key, i.status, (select count(*) from oncely.audit as a where a.key = i.key and a.outcome in ('completed', 'refused'))
+        "select i.key, i.status::text, (select count(*) from oncely.audit as a where a.key = i.key and a.outcome in ('completed', 'refused'))
          from oncely.idempotency_keys as i where starts_with(i.key, $1)",
     )
     .bind(format!("{step} "))
@@ -243,7 +243,7 @@ async fn a_relay_dies_at_every_step_with_every_batch() {
             dies(world.start_with("relay", "dying", &at(step)), step, batch).await;
             let relay = world.start_as("relay", &format!("after {step}"));
             world.wait_for_line(&relay, "relaying").await;
-            world.wait_for("select count(*) from oncely.outbox", 0).await;
+            world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
             world.stop(relay).await;
             assert_eq!(
                 entries(&redis).await,
@@ -308,15 +308,15 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
             // Old ones in all states, young ones, and old ones whose mirror record is pending.
             sqlx::raw_sql(
                 "delete from oncely.idempotency_keys;
-                 delete from oncely.outbox;
+                 delete from oncely.mirror_queue;
                  insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason)
-                 select 'acme', 'payments', status || age || '-' || n, status, 1, now() - make_interval(days => age),
+                 select 'acme', 'payments', status || age || '-' || n, status::oncely.key_status, 1, now() - make_interval(days => age),
                     case when status <> 'IN_PROGRESS' then now() - make_interval(days => age) end,
                     case when status = 'FAILED' then 'poison' end
                  from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
                  cross join unnest(array[1, 10, 30]) as age
                  cross join generate_series(1, 120) as n;
-                 insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+                 insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
                  values ('acme', gen_random_uuid(), 'mirror', now() - interval '20 days', now(), '\\x00112233445566778899aabbccddeeff')",
             )
             .execute(&mut world.sql)
@@ -338,7 +338,7 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
             })
             .await
             .unwrap();
-            let left = "select string_agg(distinct status || date_part('day', now() - created_at), ' ') from oncely.idempotency_keys";
+            let left = "select string_agg(distinct status::text || date_part('day', now() - created_at), ' ') from oncely.idempotency_keys";
             assert_eq!(
                 world.text(left).await.as_deref(),
                 Some("COMPLETED1 COMPLETED10 FAILED1 IN_PROGRESS1"),
@@ -347,7 +347,7 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
             assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 480, "{step}");
         }
         let relay = world.start("relay");
-        world.wait_for("select count(*) from oncely.outbox", 0).await;
+        world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
         world.stop(relay).await;
         let ahead = "select count(*) from pg_inherits where inhparent = 'oncely.audit'::regclass";
         assert!(world.count(ahead).await >= 5, "the partitions are there");

@@ -17,7 +17,7 @@ fn numbered(letter: &str, count: usize) -> BTreeSet<String> {
 }
 
 const EFFECTS: &str = "select key from app.effects";
-const OUTBOX: &str = "select count(*) from oncely.outbox";
+const MIRROR_QUEUE: &str = "select count(*) from oncely.mirror_queue";
 
 async fn publish(world: &World, keys: &BTreeSet<String>) {
     for key in keys {
@@ -41,12 +41,12 @@ async fn lost_commits_run_again(mode: &str) {
 
     publish(&world, &kept).await;
     world.wait_for("select count(*) from app.effects", 20).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     primary.wait_for_standby().await.unwrap();
     standby.cut_off().await.unwrap();
     publish(&world, &lost).await;
     world.wait_for("select count(*) from app.effects", 35).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     // Redis says of the last ones, too, that they took effect.
     world.publish("payments", message("acme", "lost0"), "{}").await;
     world.wait_for("select count(*) from oncely.audit where key = 'lost0' and reason = 'mirror'", 1).await;
@@ -120,7 +120,7 @@ async fn a_duplicate_that_a_failover_forgets_while_its_batch_runs_runs_again() {
     standby.cut_off().await.unwrap();
     world.publish("payments", message("acme", "lost"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.publish("payments", message("acme", "lost"), "{}").await;
     world.wait_for("select count(*) from oncely.audit where key = 'lost' and reason = 'mirror'", 1).await;
 
@@ -195,7 +195,7 @@ async fn auto_does_not_trust_a_primary_whose_standby_was_cut_off() {
     world.wait_for(&asked, 1).await;
     publish(&world, &numbered("k", 1)).await;
     world.wait_for("select count(*) from app.effects", 2).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     // As the standby will have it when it takes over, before anybody knows that it did.
     sqlx::raw_sql(
         "delete from app.effects where key = 'k0'; delete from oncely.idempotency_keys where key = 'k0'",

@@ -13,7 +13,7 @@ async fn with_keys(retention: &str) -> World {
     world.register("longer", "60d").await;
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason)
-         select 'acme', consumer, status || age, status, 1, now() - make_interval(days => age),
+         select 'acme', consumer, status || age, status::oncely.key_status, 1, now() - make_interval(days => age),
             case when status <> 'IN_PROGRESS' then now() - make_interval(days => age) end,
             case when status = 'FAILED' then 'poison' end
          from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
@@ -59,7 +59,7 @@ async fn a_key_whose_mirror_record_is_pending_is_not_collected() {
     let mut world = with_keys("10d").await;
     // Written 15 days ago and not relayed since: a sweep must stop before it.
     sqlx::query(
-        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
          values ('acme', gen_random_uuid(), 'mirror', now() - interval '15 days', now(), decode(repeat('ab', 16), 'hex'))",
     )
     .execute(&mut world.sql)
@@ -69,7 +69,7 @@ async fn a_key_whose_mirror_record_is_pending_is_not_collected() {
         "select count(*) from oncely.idempotency_keys where consumer = 'payments' and status = 'COMPLETED'";
     assert!(world.oncely(&["gc", "run"]).await.status.success());
     assert_eq!(world.count(completed).await, 14, "ages 1 to 14 are left: 10 to 14 wait for the relay");
-    sqlx::query("delete from oncely.outbox").execute(&mut world.sql).await.unwrap();
+    sqlx::query("delete from oncely.mirror_queue").execute(&mut world.sql).await.unwrap();
     assert!(world.oncely(&["gc", "run"]).await.status.success());
     assert_eq!(world.count(completed).await, 9);
 }
@@ -106,7 +106,7 @@ async fn a_sweep_finds_its_rows_through_the_partial_index() {
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
          select 'acme', 'payments', 'k' || n, 'COMPLETED', 1, now() - make_interval(secs => n), now() - make_interval(secs => n)
          from generate_series(1, 200000) as n;
-         analyze oncely.idempotency_keys, oncely.outbox",
+         analyze oncely.idempotency_keys, oncely.mirror_queue",
     )
     .execute(&mut world.sql)
     .await

@@ -92,7 +92,7 @@ async fn who_sees_the_questions_and_writes_answers_makes_no_message_vanish() {
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.publish("payments", message("acme", "first"), "{}").await;
     world.wait_for(EFFECTS, 1).await;
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     for number in 0..20 {
         let key = format!("k{number}");
         world.publish("payments", message("acme", &key), r#"{"do": "fail_once"}"#).await;

@@ -99,7 +99,7 @@ async fn key_conflict(with_redis: bool) {
     world.wait_for("select count(*) from app.effects", 1).await;
     if with_redis {
         // The same payload again is known to Redis, as soon as the relay has been there.
-        world.wait_for("select count(*) from oncely.outbox", 0).await;
+        world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
         world.publish("payments", message("acme", "k"), r#"{"amount": 1}"#).await;
         world.wait_for("select count(*) from oncely.audit where reason = 'mirror'", 1).await;
     }
@@ -212,19 +212,52 @@ async fn a_retried_message_keeps_its_identity_its_routing_key_and_its_user() {
 }
 
 #[tokio::test]
-async fn a_forged_seal_gives_no_other_identity() {
+async fn a_forged_signature_gives_no_identity_at_all() {
     let mut world = World::new().await;
     world.consumer("payments", "");
     world.apply_topology().await;
     let worker = world.start("worker");
     let properties = message("acme", "k");
     let mut headers = properties.headers().clone().unwrap();
-    let forged = format!("{}.{}", "0".repeat(64), r#"{"tenant":"victim","key":"other","user_id":null}"#);
-    headers.insert("x-oncely-seal".into(), AMQPValue::LongString(forged.into()));
+    let forged =
+        format!("1.00000000.{}.{}", "0".repeat(64), r#"{"tenant":"victim","key":"other","user_id":null}"#);
+    headers.insert("x-oncely-identity".into(), AMQPValue::LongString(forged.into()));
     world.publish("payments", properties.with_headers(headers), "{}").await;
-    world.wait_for("select count(*) from app.effects", 1).await;
+    let told = "select count(*) from oncely.dead_letters where reason = 'signature_invalid' and tenant = '' and key = ''
+        and detail like '%signed with the key 00000000%'";
+    world.wait_for(told, 1).await;
     world.stop(worker).await;
-    assert_eq!(world.text("select tenant || '/' || key from app.effects").await.as_deref(), Some("acme/k"));
+    assert_eq!(world.count("select count(*) from app.effects").await, 0, "nor by its headers");
+}
+
+#[tokio::test]
+async fn a_key_of_signatures_is_replaced_and_one_that_nobody_knows_is_named() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retry = { delays = [\"2s\"], max_attempts = 3 }");
+    world.apply_topology().await;
+    let key = "sixteen bytes, or more";
+    for (number, (later, told)) in [
+        (vec![("ONCELY_CELL__KNOWN_KEYS", format!("[{key:?}]"))], "select count(*) from app.effects"),
+        (vec![], "select count(*) from oncely.dead_letters where reason = 'signature_invalid'"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let signing = [("ONCELY_CELL__SIGNING_KEY", key.to_owned())];
+        let worker = world.start_with("worker", &format!("signs-{number}"), &signing);
+        world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "fail_once"}"#).await;
+        let retried = "select count(*) from oncely.audit where outcome = 'retried'";
+        world.wait_for(retried, i64::try_from(number).unwrap() + 1).await;
+        world.stop(worker).await;
+        let worker = world.start_with("worker", &format!("reads-{number}"), &later);
+        world.wait_for(told, 1).await;
+        world.stop(worker).await;
+    }
+    assert_eq!(
+        world.count("select count(*) from app.effects").await,
+        1,
+        "the second did not run by its headers"
+    );
 }
 
 fn reason(letter: &lapin::message::Delivery) -> String {

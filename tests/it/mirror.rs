@@ -21,7 +21,7 @@ async fn world(redis: &Redis, settings: &str) -> World {
     world
 }
 
-const OUTBOX: &str = "select count(*) from oncely.outbox";
+const MIRROR_QUEUE: &str = "select count(*) from oncely.mirror_queue";
 
 fn duplicates(source: &str) -> String {
     format!("select count(*) from oncely.audit where outcome = 'duplicate' and reason = '{source}'")
@@ -35,7 +35,7 @@ async fn what_took_effect_is_mirrored_and_answers_for_duplicates() {
         let (worker, relay) = (world.start("worker"), world.start("relay"));
         world.publish("payments", message("acme", "k"), "{}").await;
         world.wait_for("select count(*) from app.effects", 1).await;
-        world.wait_for(OUTBOX, 0).await;
+        world.wait_for(MIRROR_QUEUE, 0).await;
         world.publish("payments", message("acme", "k"), "{}").await;
         world.wait_for(&duplicates("mirror"), 1).await;
         world.stop(worker).await;
@@ -58,7 +58,7 @@ async fn a_batch_that_is_known_is_answered_for_by_redis_alone_and_one_that_is_fr
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.broker.publish_all("", messages(0, 200)).await.unwrap();
     world.wait_for("select count(*) from app.effects", 200).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(worker).await;
     world.broker.publish_all("", messages(0, 200)).await.unwrap();
     let worker = world.start("worker");
@@ -90,7 +90,7 @@ async fn entries_live_no_longer_than_their_ttl_and_are_small() {
         (0..1_000).map(|n| (queue.clone(), message("acme", &format!("k{n}")), b"{}".to_vec())).collect();
     world.broker.publish_all("", messages).await.unwrap();
     world.wait_for("select count(*) from app.effects", 1_000).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(worker).await;
     world.stop(relay).await;
     let mut connection = connect(&redis).await;
@@ -117,11 +117,11 @@ async fn without_redis_everything_works_and_the_outbox_waits_for_it() {
     world.wait_for("select count(*) from app.effects", 1).await;
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for(&duplicates("postgres"), 1).await;
-    world.wait_for_line(&relay, "the outbox was not relayed; tried again").await;
+    world.wait_for_line(&relay, "the mirror queue was not relayed; tried again").await;
     // A relay that deletes before it writes would have lost the record by now.
-    assert_eq!(world.count(OUTBOX).await, 1, "what could not be written stays");
+    assert_eq!(world.count(MIRROR_QUEUE).await, 1, "what could not be written stays");
     redis.restart().await.unwrap();
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     // The breaker lets the worker try again after a while; until then PostgreSQL answers.
     let published = std::cell::Cell::new(0_u32);
     testbed::eventually_within(Duration::from_secs(60), "a duplicate that Redis answers", || async {
@@ -147,7 +147,7 @@ async fn an_emptied_redis_costs_a_question_to_postgresql_and_nothing_else() {
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     redis::cmd("FLUSHALL").query_async::<()>(&mut connect(&redis).await).await.unwrap();
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for(&duplicates("postgres"), 1).await;
@@ -163,7 +163,7 @@ async fn a_bucket_of_a_wrong_type_is_a_miss_and_stops_neither_worker_nor_relay()
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     let mut connection = connect(&redis).await;
     let buckets: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
     for bucket in &buckets {
@@ -174,7 +174,7 @@ async fn a_bucket_of_a_wrong_type_is_a_miss_and_stops_neither_worker_nor_relay()
     world.wait_for(&duplicates("postgres"), 1).await;
     world.publish("payments", message("acme", "k2"), "{}").await;
     world.wait_for("select count(*) from app.effects", 2).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(worker).await;
     world.stop(relay).await;
 }
@@ -186,7 +186,7 @@ async fn after_a_change_of_history_old_entries_count_no_more() {
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(worker).await;
     // A restored backup: the commit is gone, Redis still says COMPLETED, and the operator gives the history a new id.
     for statement in [
@@ -222,7 +222,7 @@ async fn hit_without_a_row(mode: &str, before: &'static str) {
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     // As after a failover or a crash that lost the commit, before anybody noticed.
     for statement in ["delete from oncely.idempotency_keys", "delete from app.effects"] {
         sqlx::query(statement).execute(&mut world.sql).await.unwrap();
@@ -244,7 +244,7 @@ async fn two_relays_share_the_outbox() {
     }
     world.wait_for("select count(*) from app.effects", 40).await;
     let relays = [world.start_as("relay", "one"), world.start_as("relay", "two")];
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(worker).await;
     for relay in relays {
         world.stop(relay).await;
@@ -264,14 +264,14 @@ async fn a_record_whose_keys_are_about_to_be_collected_is_not_mirrored() {
     let mut world = world(&redis, "").await;
     // An entry would outlive this key.
     sqlx::query(
-        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
          values ('acme', gen_random_uuid(), 'mirror', now() - interval '7 days', now() + interval '1 second', decode(repeat('ab', 16), 'hex'))",
     )
     .execute(&mut world.sql)
     .await
     .unwrap();
     let relay = world.start("relay");
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(relay).await;
     let mut connection = connect(&redis).await;
     assert_eq!(redis::cmd("DBSIZE").query_async::<i64>(&mut connection).await.unwrap(), 0);
@@ -298,7 +298,7 @@ async fn worker_and_relay_run_with_the_grants_of_their_roles_alone() {
     let relay = world.start_with("relay", "relay", &url(&users[1]));
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for(&duplicates("mirror"), 1).await;
     world.stop(worker).await;
@@ -318,7 +318,7 @@ async fn a_relay_without_redis_drops_mirror_records_that_would_hold_back_the_col
     world.publish("payments", message("acme", "k"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
     world.stop(worker).await;
-    assert_eq!(world.count(OUTBOX).await, 1);
+    assert_eq!(world.count(MIRROR_QUEUE).await, 1);
     let text = std::fs::read_to_string(world.file()).unwrap();
     let without: String = text
         .lines()
@@ -327,6 +327,6 @@ async fn a_relay_without_redis_drops_mirror_records_that_would_hold_back_the_col
         .collect();
     std::fs::write(world.file(), without).unwrap();
     let relay = world.start("relay");
-    world.wait_for(OUTBOX, 0).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(relay).await;
 }

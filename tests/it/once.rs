@@ -27,6 +27,43 @@ async fn duplicates_of_a_message_run_nothing_and_are_acknowledged() {
     assert_eq!(response.as_deref(), Some("order-1"));
 }
 
+/// As a cluster may say it: its part of the table has another name, or the error comes wrapped in another one.
+#[tokio::test]
+async fn a_duplicate_is_known_in_whatever_words_the_server_says_so() {
+    for words in [
+        "alter table oncely.idempotency_keys rename constraint idempotency_keys_pkey to anything",
+        "alter function oncely.claim_fresh rename to claim_fresh_plainly;
+         create function oncely.claim_fresh(messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz)
+         returns oncely.message[] language plpgsql as $$
+         begin
+             return oncely.claim_fresh_plainly(messages, fingerprints, consumer, at);
+         exception
+             when unique_violation then
+                 perform nextval('app.failures');
+                 raise exception using errcode = 'XX000', message = 'a node failed';
+         end $$",
+    ] {
+        let mut world = World::new().await;
+        world.consumer("payments", "lanes = 1");
+        world.configure("[audit]\nduplicates = true");
+        world.apply_topology().await;
+        sqlx::raw_sql("create sequence app.failures").execute(&mut world.sql).await.unwrap();
+        sqlx::raw_sql(words).execute(&mut world.sql).await.unwrap();
+        let worker = world.start("worker");
+        for duplicates in 0..5 {
+            world.publish("payments", message("acme", "order-1"), "{}").await;
+            let told = "select count(*) from oncely.audit where outcome = 'duplicate'";
+            world.wait_for(told, duplicates).await;
+            world.wait_for("select count(*) from oncely.audit where outcome = 'completed'", 1).await;
+        }
+        world.stop(worker).await;
+        assert_eq!(world.count("select count(*) from oncely.audit").await, 5, "nothing was retried");
+        assert_eq!(world.count("select count(*) from app.effects").await, 1);
+        let failures = "select case when is_called then last_value else 0 end from app.failures";
+        assert!(world.count(failures).await <= 1, "no duplicate meets the same failure again");
+    }
+}
+
 #[tokio::test]
 async fn two_workers_share_a_backlog_and_each_message_runs_once() {
     let mut world = World::new().await;

@@ -122,7 +122,7 @@ async fn a_refusal_after_a_failure_and_its_duplicates_are_mirrored_and_answered(
     world.publish("shop", question(), "{}").await;
     let first = world.broker.take_exactly(&replies, 1).await.unwrap().remove(0);
     assert_eq!(String::from_utf8_lossy(&first.data), r#"{"refused": "sold out"}"#);
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     world.publish("shop", question(), "{}").await;
     let again = world.broker.take_exactly(&replies, 1).await.unwrap().remove(0);
     assert_eq!(again.data, first.data);

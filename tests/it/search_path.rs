@@ -198,7 +198,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     let letters = "select count(*) from oncely.dead_letters where state = 'waiting'";
     world.wait_for(letters, 6).await;
     world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 450).await;
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     world.wait_for("select count(*) from app.notes", expected).await;
     let parked = "select count(*) from oncely.events where state = 'pending'";
     world.wait_within(Duration::from_secs(60), parked, 0).await;

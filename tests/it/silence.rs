@@ -80,7 +80,7 @@ async fn a_relay_whose_connection_is_silent_ends_in_time() {
     let mut relay = world.start_with("relay", "relay", &environment);
     world.wait_for_line(&relay, "relaying").await;
     proxy.forget();
-    // Until its next look at the outbox, it can stop at once.
+    // Until its next look at the mirror queue, it can stop at once.
     eventually("it looks", || async { if proxy.forgotten() > 0 { Ok(()) } else { Err("nothing was sent") } })
         .await
         .unwrap();

@@ -115,6 +115,46 @@ async fn a_week_that_cannot_be_made_keeps_no_other_from_being_made_nor_an_old_on
 }
 
 #[tokio::test]
+async fn a_publication_for_all_tables_keeps_no_partition_from_being_made_or_dropped() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    let without = "select string_agg(c.relname, ' ') from pg_class as c
+        where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and c.relreplident <> 'f'
+          and not exists (select from pg_index as x where x.indrelid = c.oid and x.indisprimary)";
+    assert_eq!(
+        world.text(without).await,
+        None,
+        "tables that nobody may delete from while they are published"
+    );
+    // Rows that wait for their week, one to come and one long gone.
+    sqlx::raw_sql(
+        "create publication everything for all tables;
+         insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+         select 'acme', now() + make_interval(days => days), 1, 'payments', 'k', 'q', 'completed', 'w'
+         from unnest(array[-400, 63]) as days",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    assert_eq!(world.count("select count(*) from oncely.audit_default").await, 2);
+    let made: Option<String> =
+        sqlx::query_scalar("select oncely.make_audit_partition(now() + interval '63 days')")
+            .fetch_one(&mut world.sql)
+            .await
+            .unwrap();
+    assert!(made.is_some(), "its row has moved there");
+    sqlx::query("select oncely.make_audit_partition(now() - interval '120 days')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let report = gc(&world).await;
+    assert_eq!(report["failures"].as_array().unwrap().len(), 0, "{report}");
+    assert_eq!(report["partitions_dropped"].as_array().unwrap().len(), 1, "{report}");
+    assert_eq!(world.count("select count(*) from oncely.audit_default").await, 0);
+    assert_eq!(world.count("select count(*) from oncely.audit").await, 1);
+}
+
+#[tokio::test]
 async fn nobody_drops_a_part_of_the_trail_that_is_younger_than_the_floor() {
     let mut world = World::new().await;
     world.consumer("payments", "");

@@ -1,7 +1,7 @@
 //! Models: every order of events of a small world, over the pure functions that decide in production.
 //!
 //! [`claim`] is a message's way from the broker through the transaction to its acknowledgement, with batches, crashes,
-//! channels that end and replies that get lost. [`mirror`] is the outbox's way to Redis, the garbage collection, and
+//! channels that end and replies that get lost. [`mirror`] is the mirror queue's way to Redis, the garbage collection, and
 //! failovers that lose commits. [`blame`] is who is charged for a failure
 //! and who waits for whom. [`order`] is the way of ordered events through two relays. Policies that are known to be wrong must fail: else a green run means nothing.
 

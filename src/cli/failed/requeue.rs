@@ -66,7 +66,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     if let Err(error) = connection.close(200, "done".into()).await {
         tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
     }
-    let seal_key = SealKey::derive(&pg::secret(&mut session.connection).await?);
+    let seal_key = config.seal_key(&pg::secret(&mut session.connection).await?);
 
     let mut transaction = session.connection.begin().await?;
     let Begun { taken, closed } =

@@ -122,7 +122,7 @@ async fn sweep(
     most: Option<u32>,
     asked: &[Named],
 ) -> anyhow::Result<Option<Swept>> {
-    let seal_key = SealKey::derive(&pg::secret(&mut session.connection).await?);
+    let seal_key = config.seal_key(&pg::secret(&mut session.connection).await?);
     let began = session.clock.now();
     let dead = Topology::dead_letter_queue(queue);
     let (taker, ready) = Taker::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;

@@ -55,7 +55,7 @@ pub(super) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
         found.growing(&database.recent);
         found.letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
         found.processes(database);
-        found.outbox(database);
+        found.relay(database);
     }
     if let Some(Err(error)) = &picture.redis {
         found.look(
@@ -208,7 +208,7 @@ impl Found {
         }
     }
 
-    fn outbox(&mut self, database: &Database) {
+    fn relay(&mut self, database: &Database) {
         let relays = database.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
         let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
         if !relays {
@@ -230,12 +230,12 @@ impl Found {
             }
             None => {}
         }
-        if let Some(oldest) = late(database.outbox.oldest) {
+        if let Some(oldest) = late(database.mirror_queue.oldest) {
             let text = format!(
                 "the oldest record waits for {}: duplicates cost more meanwhile",
                 age(oldest, database.now)
             );
-            self.look("outbox", text);
+            self.look("mirror queue", text);
         }
         if database.events.parked > 0 {
             let text = format!("{} parked (`oncely outbox list --state parked`)", database.events.parked);

@@ -11,7 +11,7 @@ use crate::config::{Config, Consumer, RabbitSettings};
 use crate::exit;
 use crate::mirror::Mirror;
 use crate::pg::{
-    self, ConsumerState, EventStatus, FailingKey, OutboxStatus, ProcessRow, QueueLetters, RecentOutcome,
+    self, ConsumerState, EventStatus, FailingKey, MirrorQueueStatus, ProcessRow, QueueLetters, RecentOutcome,
     Session, TableStatistics,
 };
 use crate::worker::Report;
@@ -41,7 +41,7 @@ pub(super) struct Database {
     pub(super) now: DateTime<Utc>,
     pub(super) cell: String,
     pub(super) epoch: String,
-    pub(super) outbox: OutboxStatus,
+    pub(super) mirror_queue: MirrorQueueStatus,
     pub(super) events: EventStatus,
     pub(super) tables: TableStatistics,
     pub(super) recent: Vec<RecentOutcome>,
@@ -129,7 +129,7 @@ async fn ask(config: &Config, session: &mut Session) -> Result<Database, sqlx::E
         now,
         cell: session.cell.name.clone(),
         epoch: session.cell.epoch.clone(),
-        outbox: pg::outbox_status(connection).await?,
+        mirror_queue: pg::mirror_queue_status(connection).await?,
         events: pg::event_status(connection, now).await?,
         tables: pg::table_statistics(connection).await?,
         recent: pg::recent_outcomes(connection, now - RECENT).await?,

@@ -112,13 +112,13 @@ fn processes(database: &Database) -> String {
 }
 
 fn tables(database: &Database, times: Times) -> Vec<String> {
-    let Database { now, outbox, events, tables, recent, .. } = database;
+    let Database { now, mirror_queue, events, tables, recent, .. } = database;
     let capped = |count: i64| if count >= 10_000 { "≥ 10000".to_owned() } else { count.to_string() };
     let oldest = |at: DateTime<Utc>| format!("oldest {} ({})", age(at, *now), times.show(at));
     let mut lines = vec![String::new()];
-    lines.push(match outbox.oldest {
-        None => "outbox       empty".to_owned(),
-        Some(at) => format!("outbox       {} records, {}", capped(outbox.records), oldest(at)),
+    lines.push(match mirror_queue.oldest {
+        None => "mirror queue empty".to_owned(),
+        Some(at) => format!("mirror queue {} records, {}", capped(mirror_queue.records), oldest(at)),
     });
     lines.push(match events.oldest_due {
         None if events.pending == 0 => "events       none on their way".to_owned(),

@@ -84,7 +84,7 @@ impl Arena {
         let mut connection = self.connect().await?;
         let row = sqlx::query(
             "select (select count(*) from judge.log), (select count(*) from oncely.audit),
-                (select count(*) from oncely.outbox), 
+                (select count(*) from oncely.mirror_queue), 
                 (select count(*) from oncely.events where tenant <> 'stranger')",
         )
         .fetch_one(&mut connection)
@@ -103,7 +103,7 @@ impl Arena {
         let mut connection = self.connect().await?;
         self.evidence.read_tables(&mut connection, CONSUMER).await?;
         let lost = judge(&self.sent(), &self.evidence).iter().any(|violation| violation.what == What::Lost);
-        Ok(!lost && self.evidence.outbox == 0)
+        Ok(!lost && self.evidence.mirror_queue == 0)
     }
 
     async fn take_dead_letters(&mut self) -> anyhow::Result<()> {

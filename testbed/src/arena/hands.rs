@@ -76,7 +76,7 @@ impl Arena {
 
     /// Waits until what has taken effect is in the mirror.
     pub async fn until_mirrored(&self) -> anyhow::Result<()> {
-        self.until("an empty outbox", "select count(*) from oncely.outbox", 0).await
+        self.until("an empty mirror queue", "select count(*) from oncely.mirror_queue", 0).await
     }
 
     /// Waits until a worker has said something so often.

@@ -38,8 +38,8 @@ pub struct Evidence {
     pub status: BTreeMap<Key, String>,
     /// Audit rows `completed`, by key.
     pub completed: BTreeMap<Key, i64>,
-    /// Records that never left the outbox.
-    pub outbox: i64,
+    /// Records that never left the mirror queue.
+    pub mirror_queue: i64,
     /// What was told the world, and what of it arrived.
     pub events: Events,
     /// What was in the dead-letter queue.
@@ -93,10 +93,11 @@ impl Evidence {
         for row in &rows {
             self.runs.entry(key(row)).or_default().push((row.get(2), row.get(3), row.get(4)));
         }
-        let rows = sqlx::query("select tenant, key, status from oncely.idempotency_keys where consumer = $1")
-            .bind(consumer)
-            .fetch_all(&mut *connection)
-            .await?;
+        let rows =
+            sqlx::query("select tenant, key, status::text from oncely.idempotency_keys where consumer = $1")
+                .bind(consumer)
+                .fetch_all(&mut *connection)
+                .await?;
         self.status = rows.iter().map(|row| (key(row), row.get(2))).collect();
         let rows = sqlx::query(
             "select tenant, key, count(*) from oncely.audit
@@ -106,8 +107,8 @@ impl Evidence {
         .fetch_all(&mut *connection)
         .await?;
         self.completed = rows.iter().map(|row| (key(row), row.get(2))).collect();
-        self.outbox =
-            sqlx::query("select count(*) from oncely.outbox").fetch_one(&mut *connection).await?.get(0);
+        self.mirror_queue =
+            sqlx::query("select count(*) from oncely.mirror_queue").fetch_one(&mut *connection).await?.get(0);
         self.read_books(connection).await
     }
 

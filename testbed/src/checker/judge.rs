@@ -27,7 +27,7 @@ pub enum Invariant {
     I6,
     /// Of several payloads under one key one takes effect at most.
     I8,
-    /// Outbox and memory are bounded.
+    /// Outbox, mirror queue and memory are bounded.
     I10,
     /// After a fault the work goes on, and ends.
     I11,
@@ -74,8 +74,10 @@ pub enum What {
     EventUnowed,
     /// An event that arrived for the first time after a later one of its ordering key.
     EventOrder,
-    /// Left in the outbox.
+    /// Events left in the outbox.
     Outbox,
+    /// Records left in the mirror queue.
+    MirrorQueue,
     /// Too much memory.
     Memory,
     /// The work did not go on in time.
@@ -114,6 +116,7 @@ impl What {
             Self::EventUnowed => "event_unowed",
             Self::EventOrder => "event_order",
             Self::Outbox => "outbox_not_drained",
+            Self::MirrorQueue => "mirror_queue_not_drained",
             Self::Memory => "memory",
             Self::NotRecovered => "not_recovered",
             Self::NotDrained => "not_drained",
@@ -341,8 +344,8 @@ fn bounds(evidence: &Evidence, found: &mut Findings) {
             }
         }
     }
-    if evidence.outbox != 0 {
-        found.add(Invariant::I10, What::Outbox, format!("{} records", evidence.outbox));
+    if evidence.mirror_queue != 0 {
+        found.add(Invariant::I10, What::MirrorQueue, format!("{} records", evidence.mirror_queue));
     }
     if let Some((who, bytes)) = &evidence.memory
         && *bytes > MEMORY_LIMIT

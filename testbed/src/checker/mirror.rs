@@ -103,10 +103,7 @@ async fn tags(
     let secret = key.map_or(secret, |key| key.as_bytes().to_vec());
     let tag_key = blake3::derive_key("oncely 2026-11-20 mirror tag v1", &secret);
     let rows = sqlx::query(
-        // SHA-256 of the body, from a client of the SQL protocol, counts as a worker's print of it.
-        "select tenant, consumer, key, coalesce(
-             case when octet_length(fingerprint) = 32 then '\\xd8470935'::bytea || substr(fingerprint, 1, 16) else fingerprint end, ''
-         ) from oncely.idempotency_keys
+        "select tenant, consumer, key, coalesce(fingerprint, '') from oncely.idempotency_keys
          where status = 'COMPLETED'",
     )
     .fetch_all(&mut *connection)

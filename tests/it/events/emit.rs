@@ -46,7 +46,7 @@ async fn any_client_emits_a_text_a_json_value_or_bytes() {
         assert_eq!((&event["exchange"], &event["routing_key"]), (&json!("x"), &json!("a.b")));
         assert_eq!(
             (&event["tenant"], &event["app_id"], &event["state"]),
-            (&json!(""), &json!("oncely"), &json!("pending"))
+            (&json!("shop"), &json!("oncely"), &json!("pending"))
         );
         sqlx::query("delete from oncely.events").execute(&mut world.sql).await.unwrap();
     }
@@ -62,6 +62,45 @@ async fn any_client_emits_a_text_a_json_value_or_bytes() {
     }
     let time = headers["cloudEvents:time"].as_str().unwrap();
     assert!(chrono::DateTime::parse_from_rfc3339(time).is_ok(), "{time}");
+}
+
+#[tokio::test]
+async fn an_event_is_of_whom_the_call_names_or_of_whom_the_transaction_has_claimed() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    sqlx::raw_sql("set oncely.tenant = ''").execute(&mut sql).await.unwrap();
+    let emit = "select oncely.emit('x', 'y', 'z')";
+    let named = "select oncely.emit('x', 'y', 'z', tenant => 'named')";
+    for nobodys in [emit, "select oncely.emit('x', 'y', 'z', tenant => '')"] {
+        let error = sqlx::query(nobodys).execute(&mut sql).await.unwrap_err();
+        assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("ONC05"), "{error}");
+    }
+    let claim = "select oncely.claim($1, 'payments', 'k', sha256('x'))";
+    let mut transaction = sql.begin().await.unwrap();
+    sqlx::query(claim).bind("one").execute(&mut *transaction).await.unwrap();
+    for call in [emit, named] {
+        sqlx::query(call).execute(&mut *transaction).await.unwrap();
+    }
+    // A claim that is taken back is none.
+    let mut inner = transaction.begin().await.unwrap();
+    sqlx::query(claim).bind("two").execute(&mut *inner).await.unwrap();
+    inner.rollback().await.unwrap();
+    sqlx::query(emit).execute(&mut *transaction).await.unwrap();
+    // Of two: whose it is is for the caller to say.
+    sqlx::query(claim).bind("two").execute(&mut *transaction).await.unwrap();
+    sqlx::query(named).execute(&mut *transaction).await.unwrap();
+    let mut inner = transaction.begin().await.unwrap();
+    let error = sqlx::query(emit).execute(&mut *inner).await.unwrap_err();
+    assert!(error.to_string().contains("claims of several"), "{error}");
+    inner.rollback().await.unwrap();
+    transaction.commit().await.unwrap();
+    let tenants = "select string_agg(tenant, ' ' order by tenant) from oncely.events";
+    assert_eq!(world.text(tenants).await.as_deref(), Some("named named one one"));
+    // The next transaction has claimed nothing.
+    assert!(sqlx::query(emit).execute(&mut sql).await.is_err());
+    sqlx::raw_sql("set oncely.tenant = 'shop'").execute(&mut sql).await.unwrap();
+    sqlx::query(emit).execute(&mut sql).await.unwrap();
+    assert_eq!(world.text(tenants).await.as_deref(), Some("named named one one shop"));
 }
 
 #[tokio::test]

@@ -78,23 +78,23 @@ async fn a_relay_without_events_needs_no_broker() {
     world.urls.rabbitmq = "amqp://guest:guest@127.0.0.1:9/%2f".to_owned();
     run(
         &mut world,
-        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
          values ('acme', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', '\\x00112233445566778899aabbccddeeff')",
     )
     .await;
     let relay = world.start("relay");
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     assert!(!relay.output().contains("RabbitMQ"), "{}", relay.output());
     // With one, it says what is missing, and the rest of its work goes on.
     run(&mut world, "select oncely.emit('', 'q', 'x')").await;
     world.wait_for_line(&relay, "events were not published; tried again").await;
     run(
         &mut world,
-        "insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags)
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
          values ('acme', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', '\\x00112233445566778899aabbccddeeff')",
     )
     .await;
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     assert_eq!(
         world.count("select attempts::bigint from oncely.events").await,
         0,

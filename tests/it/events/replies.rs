@@ -57,7 +57,7 @@ async fn a_duplicate_gets_the_same_reply_byte_for_byte_whoever_knows_it() {
     let first = world.broker.take_exactly(&replies, 1).await.unwrap().remove(0);
     assert_eq!(String::from_utf8_lossy(&first.data), r#"{"a": ["ü", null], "z": 1.5, "run": 1}"#);
     assert_eq!(text(first.properties.content_type()), "application/json");
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     // Known to the mirror by now, and twice in one batch.
     let again = vec![
         (world.queue("ask"), question("k", &replies, "second"), b"{}".to_vec()),

@@ -33,7 +33,7 @@ async fn a_discarded_letter_leaves_the_queue_and_its_neighbours_stay() {
         assert!(headers.contains_key("x-oncely-reason"));
     }
     assert_eq!(world.broker.ready(&dead(&world)).await.unwrap(), 0);
-    let key = "select status from oncely.idempotency_keys where key = 'two'";
+    let key = "select status::text from oncely.idempotency_keys where key = 'two'";
     assert_eq!(world.text(key).await.unwrap(), "FAILED", "a discarded message does not run");
 }
 

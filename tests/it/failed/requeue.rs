@@ -153,14 +153,16 @@ async fn a_key_conflict_is_not_requeued_and_another_payloads_failed_key_is_not_t
         "{refused:?}"
     );
     // The key is another payload's by now: its letter must not run under it, and the key stays given up.
-    sqlx::query("update oncely.idempotency_keys set fingerprint = sha256('other')")
-        .execute(&mut world.sql)
-        .await
-        .unwrap();
+    sqlx::query(
+        "update oncely.idempotency_keys set fingerprint = oncely.stored_fingerprint(sha256('other'))",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
     let plan = failed(&world, 1, &["requeue", "--all", "--yes"]).await;
     assert_eq!(plan["refused"].as_object().unwrap().len(), 2, "{plan}");
     world.stop(worker).await;
-    assert_eq!(world.text("select status from oncely.idempotency_keys").await.unwrap(), "FAILED");
+    assert_eq!(world.text("select status::text from oncely.idempotency_keys").await.unwrap(), "FAILED");
     assert_eq!(world.count(WAITING).await, 2);
     assert_eq!(world.count("select count(*) from app.effects").await, 0);
 }
@@ -243,7 +245,7 @@ async fn a_broker_that_is_away_leaves_everything_as_it_was() {
     world.urls.rabbitmq = "amqp://guest:guest@127.0.0.1:1/%2f".to_owned();
     failed(&world, 3, &["requeue", "--all", "--yes"]).await;
     assert_eq!(world.count(WAITING).await, 1);
-    assert_eq!(world.text("select status from oncely.idempotency_keys").await.unwrap(), "FAILED");
+    assert_eq!(world.text("select status::text from oncely.idempotency_keys").await.unwrap(), "FAILED");
     assert_eq!(world.count("select count(*) from oncely.operator_actions").await, 0);
 }
 

@@ -8,11 +8,11 @@ use crate::support::{Login, World};
 /// What there is to read, to change and to forge.
 const PREY: &str = "
     insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, response, reason)
-    values ('acme', 'payments', 'done', 'COMPLETED', 1, now(), now(), sha256('{}'), '{\"card\": 4711}', null),
-        ('acme', 'payments', 'open', 'IN_PROGRESS', 1, now(), null, sha256('{}'), null, null),
-        ('acme', 'payments', 'gone', 'FAILED', 6, now(), now(), sha256('{}'), null, 'poison'),
-        ('acme', 'invoices', 'done', 'COMPLETED', 1, now(), now(), sha256('{}'), '{\"own\": 1}', null);
-    insert into oncely.outbox (tenant, id, kind, created_at, expires_at, consumer, key)
+    values ('acme', 'payments', 'done', 'COMPLETED', 1, now(), now(), oncely.stored_fingerprint(sha256('{}')), '{\"card\": 4711}', null),
+        ('acme', 'payments', 'open', 'IN_PROGRESS', 1, now(), null, oncely.stored_fingerprint(sha256('{}')), null, null),
+        ('acme', 'payments', 'gone', 'FAILED', 6, now(), now(), oncely.stored_fingerprint(sha256('{}')), null, 'poison'),
+        ('acme', 'invoices', 'done', 'COMPLETED', 1, now(), now(), oncely.stored_fingerprint(sha256('{}')), '{\"own\": 1}', null);
+    insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key)
     values ('acme', gen_random_uuid(), 'identity', now(), now() + interval '5 days', 'payments', 'done');
     insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
     values ('acme', now(), 1, 'payments', 'done', 'q', 'completed', 'w');
@@ -218,7 +218,7 @@ async fn a_worker_changes_no_key_that_is_done_and_writes_no_event_past_emit() {
         ("update oncely.dead_letters set tenant = 'mine'", "42501"),
         ("update oncely.dead_letters set updated_at = 'infinity'", "23514"),
         ("insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload) values ('acme', gen_random_uuid(), 'infinity', now(), '', 'q', '')", "42501"),
-        ("insert into oncely.outbox (tenant, id, kind, created_at, expires_at, tags) values ('acme', gen_random_uuid(), 'mirror', '-infinity', now(), decode(repeat('00', 16), 'hex'))", "23514"),
+        ("insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags) values ('acme', gen_random_uuid(), 'mirror', '-infinity', now(), decode(repeat('00', 16), 'hex'))", "23514"),
         ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker, login) values ('acme', now(), 1, 'c', 'k', 'q', 'completed', 'w', 'somebody')", "42501"),
         ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker) values ('acme', 'infinity', 1, 'c', 'k', 'q', 'completed', 'w')", "23514"),
         ("select oncely.free_keys(array['acme'], array['00000000-0000-8000-8000-000000000001'::uuid])", "42501"),
@@ -240,16 +240,16 @@ async fn a_relay_rewrites_no_row_and_reads_no_response() {
         ("update oncely.idempotency_keys set key = 'mine'", "42501"),
         ("update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null", "42501"),
         // The one column that lets it lock rows.
-        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set not_before = now()", "42501"),
         ("select response from oncely.idempotency_keys", "42501"),
         ("select * from oncely.idempotency_keys", "42501"),
         (
             "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at) values ('a', 'c', 'k', 'IN_PROGRESS', 1, now())",
             "42501",
         ),
-        ("update oncely.outbox set tenant = 'mine'", "42501"),
-        ("update oncely.outbox set key = 'mine'", "42501"),
-        ("update oncely.outbox set expires_at = 'infinity'", "23514"),
+        ("update oncely.mirror_queue set tenant = 'mine'", "42501"),
+        ("update oncely.mirror_queue set key = 'mine'", "42501"),
+        ("update oncely.mirror_queue set expires_at = 'infinity'", "23514"),
         ("update oncely.ordering_keys set last_number = 0", "42501"),
         ("update oncely.events set payload = '', exchange = '', tenant = 'mine'", "42501"),
         ("update oncely.events set available_at = 'infinity'", "23514"),
@@ -276,11 +276,11 @@ async fn an_operator_opens_no_key_but_by_the_functions_and_leaves_its_name() {
     let attacks = [
         ("update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null", "42501"),
         ("update oncely.idempotency_keys set status = 'COMPLETED'", "42501"),
-        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set not_before = now()", "42501"),
         ("update oncely.idempotency_keys set tenant = 'mine'", "42501"),
         ("update oncely.dead_letters set key = 'done'", "42501"),
         ("update oncely.dead_letters set tenant = 'mine'", "42501"),
-        ("update oncely.outbox set tenant = 'mine'", "42501"),
+        ("update oncely.mirror_queue set tenant = 'mine'", "42501"),
         // What is done, and what was given up for another reason, is no unfinished claim.
         ("select oncely.settle_claim('acme', 'payments', 'done', false)", ""),
         ("select oncely.settle_claim('acme', 'payments', 'gone', false)", ""),
@@ -316,7 +316,7 @@ async fn an_auditor_reads_what_was_decided_and_no_message_and_no_response() {
         ("select body from oncely.dead_letters", "42501"),
         ("select payload from oncely.events", "42501"),
         ("select secret from oncely.cell", "42501"),
-        ("update oncely.idempotency_keys set owner = 'mine'", "42501"),
+        ("update oncely.idempotency_keys set not_before = now()", "42501"),
         ("select tenant from oncely.idempotency_keys for update", "42501"),
         ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
         ("select oncely.emit('', 'q', 'x')", "42501"),

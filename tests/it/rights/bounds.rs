@@ -46,7 +46,7 @@ const PLANTED: &str = "
             execute format('alter table %s drop constraint %I', wall.place, wall.conname);
         end loop;
     end $$;
-    insert into oncely.outbox (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
+    insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
     select 'acme', gen_random_uuid(), 'identity', at, ends, 'payments', key, print
     from (values
         (timestamptz '270000-01-01', timestamptz 'infinity', 'k', sha256('')),
@@ -95,7 +95,7 @@ async fn rows_that_no_program_can_hold_end_none_and_keep_nobody() {
     world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
     run(&mut world, &PLANTED.replace("QUEUE", &queue)).await;
     let relay = world.start("relay");
-    world.wait_for("select count(*) from oncely.outbox", 0).await;
+    world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     // What can be published is, by its time or not; the rest is set aside with a reason, and holds up nobody else.
     let aside = "select count(*) from oncely.events where state = 'parked' and reason = 'unreadable'";
     world.wait_for(aside, 8).await;

@@ -14,7 +14,7 @@ use super::{claim, code, fail, once, status};
 #[tokio::test]
 async fn sql_decides_as_rust_does() {
     let mut world = World::new().await;
-    let print = |byte: Option<u8>| byte.map(|byte| Fingerprint::new([byte / 2; 4], [byte; 16]));
+    let print = |byte: Option<u8>| byte.map(|byte| Fingerprint::new([byte / 2; 4], [byte; 12]));
     let mut cases = 0;
     for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
         // 2 and 3 are of one policy, 1 of another.
@@ -44,14 +44,15 @@ async fn sql_decides_as_rust_does() {
                         OnConflict::DeadLetter => "dead_letter",
                         OnConflict::Duplicate => "duplicate",
                     };
-                    let sql: String = sqlx::query_scalar("select oncely.decide($1, $2, $3, $4)")
-                        .bind(status.as_str())
-                        .bind(print(known).map(|print| print.0.to_vec()))
-                        .bind(print(new).map(|print| print.0.to_vec()))
-                        .bind(name)
-                        .fetch_one(&mut world.sql)
-                        .await
-                        .unwrap();
+                    let sql: String =
+                        sqlx::query_scalar("select oncely.decide($1::text::oncely.key_status, $2, $3, $4)")
+                            .bind(status.as_str())
+                            .bind(print(known).map(|print| print.0.to_vec()))
+                            .bind(print(new).map(|print| print.0.to_vec()))
+                            .bind(name)
+                            .fetch_one(&mut world.sql)
+                            .await
+                            .unwrap();
                     assert_eq!(sql, rust, "{status:?}, {known:?}, {new:?}, {on_conflict:?}");
                     cases += 1;
                 }
@@ -65,6 +66,13 @@ async fn sql_decides_as_rust_does() {
         .await
         .unwrap();
     assert_eq!(FingerprintPolicy::Body.of(b"{\"a\": 1}").unwrap().0.to_vec(), sql);
+    // What a client passes of another kind is compared with its like, and with no worker's.
+    let sql = "select concat_ws(' ', oncely.same_payload(a, a), oncely.same_payload(a, b), oncely.same_payload(a, c), octet_length(a))
+        from (
+            select oncely.stored_fingerprint(decode(md5('a'), 'hex')), oncely.stored_fingerprint(decode(md5('b'), 'hex')),
+                oncely.stored_fingerprint(sha256('a'))
+        ) as p (a, b, c)";
+    assert_eq!(world.text(sql).await.as_deref(), Some("t f t 16"));
 }
 
 #[tokio::test]
@@ -74,7 +82,7 @@ async fn sql_reads_errors_as_the_worker_does() {
         "", "00000", "08006", "2200H", "22012", "22P02", "26000", "0A000", "23505", "25006", "28000",
         "3D000", "3F000", "40001", "40P01", "42501", "42P01", "53100", "54001", "55P03", "57014", "57P01",
         "58030", "F0000", "XX000", "P0001", "ONC01", "ONC02", "ONC03", "ONC04", "ONC05", "ONC07", "ONC10",
-        "ONC11", "ONC12", "ONC13", "ONC14", "ONC15",
+        "ONC11", "ONC12", "ONC13", "ONC14", "ONC15", "ONC16", "ONC17",
     ];
     for code in codes {
         let rust = match class_of(code) {

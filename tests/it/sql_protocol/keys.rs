@@ -19,7 +19,7 @@ async fn what_a_client_completed_is_mirrored_and_the_workers_precheck_believes_i
         let mut sql = world.database.connect().await.unwrap();
         once(&mut sql, "k").await;
         let relay = world.start("relay");
-        world.wait_for("select count(*) from oncely.outbox", 0).await;
+        world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
         let worker = world.start("worker");
         world.publish("payments", message("acme", "k"), "{}").await;
         let by_mirror = "select count(*) from oncely.audit where outcome = 'duplicate' and reason = 'mirror'";
@@ -74,13 +74,13 @@ async fn keys_of_clients_live_as_long_as_their_claim_said_whatever_their_consume
     // Claimed 20 days ago with retentions around that, under a consumer of the configuration and under one of nobody's.
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason, expires_at)
-         select 'acme', consumer, status || n, status, 1, now() - interval '20 days',
+         select 'acme', consumer, status || n, status::oncely.key_status, 1, now() - interval '20 days',
             case when status <> 'IN_PROGRESS' then now() - interval '20 days' end, case when status = 'FAILED' then 'poison' end,
             now() + make_interval(days => n)
          from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
          cross join unnest(array['payments', 'orders']) as consumer
          cross join unnest(array[-5, -1, 1, 5]) as n;
-         insert into oncely.outbox (tenant, id, kind, created_at, expires_at, consumer, key)
+         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key)
          values ('acme', gen_random_uuid(), 'identity', now() - interval '20 days', now() + interval '5 days', 'orders', 'COMPLETED5')",
     )
     .execute(&mut world.sql)
@@ -94,7 +94,7 @@ async fn keys_of_clients_live_as_long_as_their_claim_said_whatever_their_consume
     // Those whose mirror record may be pending wait for the relay.
     assert_eq!(collect(&world, &["gc", "run", "--dry-run", "--json"]).await["expired"], 8);
     assert_eq!(collect(&world, &["gc", "run", "--json"]).await["expired"], 8);
-    sqlx::query("delete from oncely.outbox").execute(&mut world.sql).await.unwrap();
+    sqlx::query("delete from oncely.mirror_queue").execute(&mut world.sql).await.unwrap();
     let report = collect(&world, &["gc", "run", "--json"]).await;
     assert_eq!((&report["expired"], &report["consumers"][0]["completed"]), (&json!(4), &json!(0)));
     let left = "select string_agg(distinct key, ' ' order by key) from oncely.idempotency_keys";
@@ -130,7 +130,7 @@ async fn an_application_with_the_consumers_role_can_consume_and_touch_nothing_el
     for statement in [
         "select * from oncely.idempotency_keys",
         "insert into oncely.audit select * from oncely.audit",
-        "delete from oncely.outbox",
+        "delete from oncely.mirror_queue",
         "select secret from oncely.cell",
         "select oncely.drop_audit_partitions(now())",
     ] {

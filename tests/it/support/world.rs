@@ -23,6 +23,11 @@ pub(crate) struct World {
     configuration: String,
 }
 
+/// Whose events are for which nobody says it: as an application with one tenant has it.
+const TENANT: &str = "
+    do $$ begin execute format('alter database %I set oncely.tenant = shop', current_database()); end $$;
+    set oncely.tenant = shop";
+
 /// Properties of a message with a tenant and a key.
 pub(crate) fn message(tenant: &str, key: &str) -> BasicProperties {
     let mut headers = FieldTable::default();
@@ -42,6 +47,7 @@ impl World {
         let mut sql = database.connect().await.expect("connection");
         oncely::pg::MIGRATOR.run(&mut sql).await.expect("migrations");
         sqlx::raw_sql(HANDLER).execute(&mut sql).await.expect("handler");
+        sqlx::raw_sql(TENANT).execute(&mut sql).await.expect("tenant");
         Self {
             broker: Broker::connect(&urls.rabbitmq).await.expect("broker"),
             prefix: format!("test-{}", uuid::Uuid::new_v4().simple()),

@@ -1,4 +1,4 @@
-//! Outbox, relay, mirror, garbage collection, and failovers that lose commits.
+//! Mirror queue, relay, mirror, garbage collection, and failovers that lose commits.
 
 mod steps;
 mod world;
@@ -236,7 +236,7 @@ fn two_relays_evictions_and_the_collection_leave_no_entry_without_its_key() {
 #[test]
 fn the_collection_spares_what_is_pending_and_the_relay_what_is_past() {
     let greedy = Mirrored { spares_pending: false, ..upkeep() };
-    breaks("GC without a look at the outbox", greedy.clone(), PENDING);
+    breaks("GC without a look at the mirror queue", greedy.clone(), PENDING);
     breaks("… and a relay that mirrors what is past", Mirrored { minds_expiry: false, ..greedy }, ENTRY);
 }
 

@@ -5,9 +5,9 @@ use oncely::decide::{KeyRecord, KeyStatus};
 /// What a transaction did, in the order of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Written {
-    /// A key took effect, with an outbox record of this number.
+    /// A key took effect, with a mirror record of this number.
     Key { key: u8, id: u8, epoch: u8 },
-    /// A relay deleted the key's outbox record.
+    /// A relay deleted the key's mirror record.
     Relayed(u8),
     /// The garbage collection deleted the key.
     Collected(u8),
@@ -17,7 +17,7 @@ pub enum Written {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     pub done: bool,
-    /// Its outbox record is there.
+    /// Its mirror record is there.
     pub pending: bool,
     pub id: u8,
     pub epoch: u8,
@@ -121,7 +121,7 @@ pub struct State {
     /// How much of it the standby has flushed.
     pub flushed: usize,
     pub is_standby_connected: bool,
-    /// Transactions that have taken their outbox record's number: key and number.
+    /// Transactions that have taken their mirror record's number: key and number.
     pub open: Vec<(u8, u8)>,
     pub next_id: u8,
     /// Past their retention, by key.

@@ -3,6 +3,7 @@ select count(oncely.emit(
     $2::text, $3::text,
     jsonb_build_object('payment', gen_random_uuid(), 'customer', 1000 + n % greatest($4, 1), 'amount', 100000000 + n,
         'currency', 'EUR', 'note', repeat('x', 179)),
-    ordering_key => case when $4 > 0 then 'customer-' || (1000 + n % $4) end
+    ordering_key => case when $4 > 0 then 'customer-' || (1000 + n % $4) end,
+    tenant => 'shop'
 ))
 from generate_series(1, $1) as n

@@ -1,6 +1,6 @@
 //! How long after its commit a batch is known to Redis, under full load.
 //!
-//! A batch's outbox record is deleted after its tags are in Redis. So from the record's commit (`track_commit_timestamp`) to the
+//! A batch's mirror record is deleted after its tags are in Redis. So from the record's commit (`track_commit_timestamp`) to the
 //! first look that doesn't find it any more is an upper bound of the lag. A record that no look has seen was there for no longer
 //! than the pause between two looks.
 
@@ -74,7 +74,7 @@ async fn one(rounds: &Rounds<'_>, seed: u64) -> anyhow::Result<Lag> {
     })
 }
 
-/// Looks at the outbox until told to stop: the lags in milliseconds, and the longest pause between two looks.
+/// Looks at the mirror queue until told to stop: the lags in milliseconds, and the longest pause between two looks.
 async fn look(
     mut watch: PgConnection,
     mut stopped: tokio::sync::oneshot::Receiver<()>,
@@ -87,7 +87,7 @@ async fn look(
         let rows = sqlx::query(
             "select (extract(epoch from clock_timestamp()) * 1000000)::bigint, o.id,
                 (extract(epoch from pg_xact_commit_timestamp(o.xmin)) * 1000000)::bigint
-             from (select) as once left join oncely.outbox as o on true",
+             from (select) as once left join oncely.mirror_queue as o on true",
         )
         .fetch_all(&mut watch)
         .await?;

@@ -2,7 +2,7 @@
 with filled as (
     insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint)
     select 'tenant-' || lpad((n % 16)::text, 2, '0'), 'payments', gen_random_uuid()::text, 'COMPLETED', 1, t.at, t.at,
-        sha256(n::text::bytea)
+        oncely.stored_fingerprint(sha256(n::text::bytea))
     from generate_series(1, $1) as n
     cross join lateral (select now() - $2 * interval '1 day' + (n / 256) * interval '5 milliseconds' as at) as t
     returning tenant, key, completed_at

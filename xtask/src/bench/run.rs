@@ -2,7 +2,7 @@
 //!
 //! The clock runs from the first effect that is seen to the last one: what it takes a process to start and to connect is
 //! left out on both sides. The same messages are counted: those that came after the first look. CPU time is read at the same
-//! two moments, and for us once more when the relay has emptied the outbox.
+//! two moments, and for us once more when the relay has emptied the mirror queue.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub(crate) struct Measured {
     pub(crate) cpu: BTreeMap<&'static str, f64>,
     /// Bytes of WAL a message.
     pub(crate) wal: f64,
-    /// From the last effect to an empty outbox, in seconds.
+    /// From the last effect to an empty mirror queue, in seconds.
     pub(crate) drained_after: f64,
     /// Most memory that a worker has held (resident set), in bytes.
     pub(crate) memory: u64,

@@ -313,19 +313,22 @@ impl<'s> Site<'s> {
         Ok(Member { role, process })
     }
 
-    /// Waits until the relay has emptied the outbox, where there is one.
+    /// Waits until the relay has emptied the mirror queue, where there is one.
     pub(crate) async fn drained(&self) -> anyhow::Result<()> {
         if !matches!(&self.job.consumer, Consumer::Ours(ours) if ours.relay) {
             return Ok(());
         }
         let mut connection = self.connect().await?;
         let start = Instant::now();
-        while sqlx::query("select exists (select from oncely.outbox)")
+        while sqlx::query("select exists (select from oncely.mirror_queue)")
             .fetch_one(&mut connection)
             .await?
             .get(0)
         {
-            anyhow::ensure!(start.elapsed() < Duration::from_secs(60), "the outbox does not become empty");
+            anyhow::ensure!(
+                start.elapsed() < Duration::from_secs(60),
+                "the mirror queue does not become empty"
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Ok(())

@@ -54,7 +54,7 @@ pub(crate) async fn verify(
                 ),
             ]);
             if matches!(&site.job.consumer, Consumer::Ours(ours) if ours.relay) {
-                facts.push(("outbox records", "select count(*) from oncely.outbox", 0));
+                facts.push(("mirror records", "select count(*) from oncely.mirror_queue", 0));
             }
         }
         // It has no effects; see published.rs.

@@ -102,10 +102,10 @@ impl Stage {
         Ok(())
     }
 
-    /// Is no message waiting and no outbox record left?
+    /// Is no message waiting and no mirror record left?
     pub(crate) async fn at_rest(&self) -> anyhow::Result<bool> {
         let ready = Broker::connect(&self.amqp_url()).await?.ready(&self.queue).await?;
-        let row = sqlx::query("select count(*) from oncely.outbox")
+        let row = sqlx::query("select count(*) from oncely.mirror_queue")
             .fetch_one(&mut self.database.connect().await?)
             .await?;
         Ok(ready == 0 && row.get::<i64, _>(0) == 0)

@@ -319,7 +319,7 @@ async fn rejected_without_a_way(arena: &mut Arena) -> anyhow::Result<()> {
     arena.oncely(&["topology", "apply"]).await
 }
 
-/// A transaction whose outbox record came first commits last.
+/// A transaction whose mirror record came first commits last.
 async fn late_commit(arena: &mut Arena) -> anyhow::Result<()> {
     let mut other = arena.connect().await?;
     let mut holds = other.begin().await?;
@@ -334,7 +334,8 @@ async fn late_commit(arena: &mut Arena) -> anyhow::Result<()> {
 }
 
 /// Everything is lost but what Redis remembers.
-const LOSE: &str = "delete from oncely.idempotency_keys; delete from oncely.audit; delete from oncely.outbox;
+const LOSE: &str =
+    "delete from oncely.idempotency_keys; delete from oncely.audit; delete from oncely.mirror_queue;
     delete from judge.effects; delete from judge.log";
 
 /// The database comes back from a backup that is older than the mirror; then the messages come again.
@@ -377,7 +378,7 @@ async fn collect_pending(arena: &mut Arena) -> anyhow::Result<()> {
         .sql(
             "update oncely.idempotency_keys
              set created_at = created_at - interval '30 days', completed_at = completed_at - interval '30 days';
-             update oncely.outbox
+             update oncely.mirror_queue
              set created_at = created_at - interval '30 days', expires_at = expires_at - interval '30 days'",
         )
         .await?;

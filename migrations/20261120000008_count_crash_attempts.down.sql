@@ -1,1 +1,0 @@
-alter table oncely.idempotency_keys drop column crash_attempts;

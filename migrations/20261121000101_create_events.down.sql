@@ -1,2 +1,0 @@
-drop table oncely.ordering_keys;
-drop table oncely.events;

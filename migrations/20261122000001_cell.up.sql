@@ -1,0 +1,67 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- Names this database and its history, so that a mirror entry, a backup or a wrong URL can't be taken for another's.
+--
+-- Of all functions here: names are looked up along the session's search_path, and where types don't fit exactly an
+-- object of any schema on it may win over pg_catalog's: whoever may create in one (public, before PostgreSQL 15) had
+-- his functions run with the rights of whoever called ours. So ours see pg_catalog alone, and so does each migration; a
+-- handler sees what its role and database say, and the text that calls it says of everything where it is.
+create schema if not exists oncely;
+comment on schema oncely is 'Oncely: messages that take effect once. Idempotency keys, outbox and audit.';
+
+create table oncely.cell (
+    only_row boolean not null default true,
+    name text collate "C" not null default 'main',
+    history_id uuid not null default gen_random_uuid(),
+    -- Two random uuids: 244 random bits.
+    secret bytea not null
+        default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'),
+    audit_floor interval not null default interval '30 days',
+    constraint cell_pkey primary key (only_row),
+    constraint cell_has_one_row check (only_row),
+    constraint cell_name_length check (octet_length(name) between 1 and 255),
+    constraint cell_audit_floor check (audit_floor between interval '1 day' and interval '3650 days')
+);
+comment on table oncely.cell is
+    'One row: which cell this database is. A worker refuses a database whose name is not the configured one.';
+comment on column oncely.cell.only_row is 'Always true: keeps the table at one row.';
+comment on column oncely.cell.name is 'Name of the cell, [cell] name in oncely.toml.';
+comment on column oncely.cell.history_id is
+    'Random; part of oncely.epoch(). A new one makes every mirror entry of before invisible: set it after a '
+    'restore.';
+comment on column oncely.cell.secret is
+    'Key of the mirror tags, and of signed identities and letter marks, unless oncely.toml sets [mirror] key or '
+    '[cell] signing_key.';
+comment on column oncely.cell.audit_floor is
+    'No younger part of the trail is dropped, whatever a process asks for. Only the owner of the schema can lower '
+    'it: update oncely.cell set audit_floor = …';
+insert into oncely.cell default values;
+
+-- A server's identity is not enough: two databases of one server share the system identifier, a promoted standby
+-- continues it on another timeline, and a restored copy may share all three, but gets a new history id.
+create function oncely.epoch() returns text
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select s.system_identifier::text
+        || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
+        || '-' || d.oid::text
+        || '-' || c.history_id::text
+    from pg_control_system() as s
+    cross join oncely.cell as c
+    join pg_database as d on d.datname = current_database()
+$$;
+comment on function oncely.epoch is
+    'The history that a row belongs to: system identifier, timeline, database oid and history id. Fails on a '
+    'standby.';
+
+-- Frozen for ever: the first two bytes of SHA-256 of the tenant, modulo 1,024. Cells will own buckets, not tenants.
+create function oncely.bucket(tenant text) returns integer
+language sql immutable strict parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select (
+        get_byte(sha256(convert_to(tenant, 'UTF8')), 0) * 256 + get_byte(sha256(convert_to(tenant, 'UTF8')), 1)
+    ) % 1024
+$$;
+comment on function oncely.bucket is 'Bucket 0..1023 of a tenant; never changes.';

@@ -1,0 +1,8 @@
+set local search_path = pg_catalog, pg_temp;
+
+drop function oncely.error_class;
+drop function oncely.worker_name;
+drop function oncely.try_jsonb;
+drop function oncely.check_argument;
+drop function oncely.uuid_v7;
+drop function oncely.bounded;

@@ -1,0 +1,99 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- Values that several tables and functions share: what is a time, an id, an argument, a body, an error.
+
+-- What comes in by SQL is bounded where it comes in, and once more by the tables: a time in the year 270,000 is fine
+-- for PostgreSQL, and ends a program that reads it. Each table with a time has a constraint <table>_times; short, since
+-- PostgreSQL reads a constraint's text anew with each statement that writes (greatest and least leave nulls out).
+create function oncely.bounded(at timestamptz) returns timestamptz
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when at > '9999-12-31 00:00:00+00' then '9999-12-31 00:00:00+00'
+        when at < '1970-01-01 00:00:00+00' then '1970-01-01 00:00:00+00'
+        else at
+    end
+$$;
+comment on function oncely.bounded is
+    'A time as every program can hold it: between 1970 and 9999. For rows that came past the tables'' constraints.';
+
+-- PostgreSQL 18 brings its own uuidv7(). Time first, so that new rows lie together. Parsed now, once and for all: it
+-- needs no search_path of its own, which would cost more than the rest, once for each event.
+create function oncely.uuid_v7(at timestamptz) returns uuid
+language sql volatile parallel safe
+begin atomic
+    select encode(
+        set_bit(set_bit(
+            overlay(
+                uuid_send(gen_random_uuid())
+                placing substring(int8send(floor(extract(epoch from at) * 1000)::bigint) from 3) from 1 for 6
+            ),
+            52, 1), 53, 1),
+        'hex')::uuid;
+end;
+comment on function oncely.uuid_v7 is 'A random uuid of version 7 for a time.';
+revoke execute on function oncely.uuid_v7 from public;
+
+create function oncely.check_argument(name text, value text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if value is null or octet_length(value) not between 1 and 255 then
+        raise exception using errcode = 'ONC11',
+            message = format(
+                'oncely: %s %s', name,
+                case when value is null then 'is null' else format('has %s bytes', octet_length(value)) end
+            ),
+            hint = 'Tenant, consumer and key have 1 to 255 bytes each.';
+    end if;
+end
+$$;
+comment on function oncely.check_argument is 'Refuses a tenant, consumer or key that can''t be one (SQLSTATE ONC11).';
+
+-- A body as jsonb, or null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, deep nesting.
+create function oncely.try_jsonb(body bytea) returns jsonb
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return convert_from(body, 'UTF8')::jsonb;
+exception
+    when data_exception or program_limit_exceeded then
+        return null;
+end
+$$;
+comment on function oncely.try_jsonb is 'The body as jsonb, or null where it is not JSON that PostgreSQL can hold.';
+
+create function oncely.worker_name(worker text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$ select coalesce(nullif(worker, ''), nullif(current_setting('application_name'), ''), session_user) $$;
+comment on function oncely.worker_name is
+    'What the caller calls itself, for the audit trail: the name given, else application_name, else the user. Who '
+    'it was stands in login.';
+
+-- As the worker reads SQLSTATEs (pg::class_of in src/pg/error.rs); a test goes through all of them with both. 2200H (an
+-- exhausted sequence) strikes every message alike, so it is the environment's. A client that tells oncely.fail of a
+-- refusal (ONC07) wants the message given up; one that takes it for an answer completes its claim with it. ONC17 is
+-- reserved: not in this cell (see oncely.claim).
+create function oncely.error_class(code text) returns text
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when code in ('ONC01', 'ONC07') then 'handler_rejected'
+        when code = 'ONC02' then 'invalid_json'
+        when code in ('ONC04', 'ONC05', 'ONC11', 'ONC15') then 'poison'
+        when code = '57014' then 'transient'
+        when code in ('25006', '2200H', 'ONC16', 'ONC17')
+            or left(code, 2) in ('08', '57', '53', '58', '42', '3F', '3D', '28', 'XX', 'F0')
+            then 'environment'
+        when left(code, 2) in ('22', '54') then 'poison'
+        else 'transient'
+    end
+$$;
+comment on function oncely.error_class is
+    'What a SQLSTATE says of a failure: transient, environment (not the message''s fault), or the reason to give '
+    'the message up.';

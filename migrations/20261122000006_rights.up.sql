@@ -1,0 +1,160 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- Who may consume and emit what. The roles oncely_consumer and oncely_emitter open the functions' door; behind it a
+-- login may do what is written here, and nothing else. By the session's user: whoever SET ROLE or a function of the
+-- application makes of it stays the same.
+create table oncely.rights (
+    tenant text collate "C" not null,
+    verb text collate "C" not null,
+    object text collate "C" not null,
+    login text collate "C" not null,
+    granted_at timestamptz not null,
+    granted_by text collate "C" not null,
+    constraint rights_pkey primary key (tenant, verb, object, login),
+    constraint rights_verb check (verb in ('consume', 'emit')),
+    -- The default exchange has no name.
+    constraint rights_object check (
+        octet_length(tenant) between 1 and 255 and octet_length(object) <= 255 and (verb = 'emit' or object <> '')
+    ),
+    constraint rights_login check (octet_length(login) between 1 and 63),
+    constraint rights_times check (
+        granted_at >= '1970-01-01 00:00:00+00' and granted_at <= '9999-12-31 00:00:00+00'
+    )
+);
+comment on table oncely.rights is
+    'What logins may do by oncely.claim, complete, fail (consume) and oncely.emit. Without a row: nothing. Workers '
+    'and the schema''s owner need none.';
+comment on column oncely.rights.tenant is 'For messages of which tenant; * is any.';
+comment on column oncely.rights.verb is 'consume: claim, complete and fail. emit: write events.';
+comment on column oncely.rights.object is
+    'consume: the consumer. emit: the exchange; empty for the default exchange, through which every queue can be '
+    'reached.';
+comment on column oncely.rights.login is
+    'The login, or a role that logins are members of. By its name: revoke before the role is dropped.';
+comment on column oncely.rights.granted_at is 'When, by the database''s clock.';
+comment on column oncely.rights.granted_by is 'The session''s user who granted it.';
+
+-- Only for functions that run with their owner's rights: there current_user is the owner.
+create function oncely.check_right(verb text, object text, tenant text) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    -- What runs inside a worker is the operator's own code, and a worker writes keys, effects and events of every
+    -- tenant anyway. No role of that name: null.
+    if pg_has_role(session_user, to_regrole('oncely_worker'), 'member')
+        or pg_has_role(session_user, current_user, 'member')
+    then
+        return;
+    end if;
+    if exists (
+        select from oncely.rights as r
+        where r.tenant in (check_right.tenant, '*') and r.verb = check_right.verb and r.object = check_right.object
+          and (r.login = session_user or pg_has_role(session_user, to_regrole(quote_ident(r.login)), 'member'))
+    ) then
+        return;
+    end if;
+    raise exception using errcode = 'ONC16',
+        message = case check_right.verb
+            when 'emit' then format(
+                'oncely: %I may not emit to the exchange %L for the tenant %L',
+                session_user, check_right.object, check_right.tenant
+            )
+            else format(
+                'oncely: %I may not consume as %L for the tenant %L',
+                session_user, check_right.object, check_right.tenant
+            )
+        end,
+        hint = format(
+            'An operator may grant it: oncely grant %s %s --tenant %s', session_user,
+            case check_right.verb
+                when 'emit' then format('--emit --exchange %L', check_right.object)
+                else format('--consumer %L', check_right.object)
+            end,
+            quote_literal(check_right.tenant)
+        );
+end
+$$;
+comment on function oncely.check_right is 'Refuses (SQLSTATE ONC16) a session''s user who has no right to it.';
+revoke execute on function oncely.check_right from public;
+
+create function oncely.grant_right(login text, verb text, object text, tenant text) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    written boolean;
+begin
+    if grant_right.verb is null or grant_right.verb not in ('consume', 'emit') then
+        raise exception using errcode = 'ONC11', message = 'oncely: a right is to consume or to emit';
+    end if;
+    if grant_right.object is null or octet_length(grant_right.object) > 255
+        or grant_right.tenant is null or octet_length(grant_right.tenant) not between 1 and 255
+        or (grant_right.verb = 'consume' and grant_right.object = '')
+    then
+        raise exception using errcode = 'ONC11', message = 'oncely: no such consumer, exchange or tenant',
+            hint = 'A tenant is a name or * for any; names have up to 255 bytes.';
+    end if;
+    if to_regrole(quote_ident(grant_right.login)) is null then
+        raise exception using errcode = 'undefined_object',
+            message = format('oncely: there is no login %L', grant_right.login);
+    end if;
+    insert into oncely.rights (tenant, verb, object, login, granted_at, granted_by)
+    values (grant_right.tenant, grant_right.verb, grant_right.object, grant_right.login, at, session_user)
+    on conflict do nothing;
+    written := found;
+    if written then
+        insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count)
+        values (
+            case when grant_right.tenant = '*' then '' else grant_right.tenant end, oncely.uuid_v7(at), at,
+            session_user, 'grant',
+            jsonb_build_object(
+                'login', grant_right.login, 'verb', grant_right.verb, 'object', grant_right.object,
+                'tenant', grant_right.tenant
+            ), 1
+        );
+    end if;
+    return written;
+end
+$$;
+comment on function oncely.grant_right is
+    'Lets a login consume as a consumer, or emit to an exchange, for a tenant (* for any). False where it might '
+    'already. For operators.';
+revoke execute on function oncely.grant_right from public;
+
+create function oncely.revoke_rights(
+    login text, verb text default null, object text default null, tenant text default null
+) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    gone bigint;
+begin
+    delete from oncely.rights as r
+    where r.login = revoke_rights.login
+      and (revoke_rights.verb is null or r.verb = revoke_rights.verb)
+      and (revoke_rights.object is null or r.object = revoke_rights.object)
+      and (revoke_rights.tenant is null or r.tenant = revoke_rights.tenant);
+    get diagnostics gone = row_count;
+    if gone > 0 then
+        insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count)
+        values (
+            case when revoke_rights.tenant = '*' then '' else coalesce(revoke_rights.tenant, '') end,
+            oncely.uuid_v7(at), at, session_user, 'revoke',
+            jsonb_strip_nulls(jsonb_build_object(
+                'login', revoke_rights.login, 'verb', revoke_rights.verb, 'object', revoke_rights.object,
+                'tenant', revoke_rights.tenant
+            )), gone
+        );
+    end if;
+    return gone;
+end
+$$;
+comment on function oncely.revoke_rights is
+    'Takes a login''s rights back: those that match, where null matches any. Returns how many. For operators.';
+revoke execute on function oncely.revoke_rights from public;

@@ -1,0 +1,127 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- What decides about a key stands here, where every process sees the same: a collection that believed its own file
+-- deleted what a worker with another file still had to remember.
+create table oncely.consumers (
+    consumer text collate "C" not null,
+    retention interval not null,
+    redelivery_horizon interval not null,
+    fingerprint text collate "C" not null,
+    on_conflict text collate "C" not null,
+    registered_at timestamptz not null,
+    changed_at timestamptz not null,
+    changed_by text not null,
+    constraint consumers_pkey primary key (consumer),
+    constraint consumers_consumer check (octet_length(consumer) between 1 and 255),
+    constraint consumers_retention check (retention between interval '1 second' and interval '3650 days'),
+    constraint consumers_redelivery_horizon check (
+        redelivery_horizon between interval '1 second' and interval '3650 days'
+    ),
+    constraint consumers_fingerprint check (octet_length(fingerprint) between 1 and 100000),
+    constraint consumers_on_conflict check (on_conflict in ('dead_letter', 'duplicate')),
+    constraint consumers_times check (
+        least(registered_at, changed_at) >= '1970-01-01 00:00:00+00'
+        and greatest(registered_at, changed_at) <= '9999-12-31 00:00:00+00'
+    )
+);
+comment on table oncely.consumers is
+    'Consumers whose workers have started here, and what decides about their keys. The garbage collection deletes '
+    'no key of a consumer that is not listed.';
+comment on column oncely.consumers.consumer is 'The consumer.';
+comment on column oncely.consumers.retention is
+    'How long its keys are remembered: the longest that a worker has started with, until an operator shortens it '
+    '(oncely retention set).';
+comment on column oncely.consumers.redelivery_horizon is
+    'The oldest copy of a message that may still come, as the worker that started last has it.';
+comment on column oncely.consumers.fingerprint is
+    'What is compared when a key comes back, as the worker that started last has it.';
+comment on column oncely.consumers.on_conflict is
+    'What happens to a key that comes back with another payload, as the worker that started last has it.';
+comment on column oncely.consumers.registered_at is 'When a worker first started with it.';
+comment on column oncely.consumers.changed_at is 'When something here last changed.';
+comment on column oncely.consumers.changed_by is
+    'Who changed it: the database''s session user, and the worker or user that it named.';
+
+-- A worker may lengthen a retention, and never shorten one.
+create function oncely.register_consumer(
+    consumer text, retention interval, redelivery_horizon interval, fingerprint text, on_conflict text, worker text,
+    out known_retention interval, out former_fingerprint text
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    who text := concat(session_user, ' (', left(register_consumer.worker, 255), ')');
+begin
+    select c.fingerprint into former_fingerprint
+    from oncely.consumers as c
+    where c.consumer = register_consumer.consumer
+    for update;
+    insert into oncely.consumers as c
+        (consumer, retention, redelivery_horizon, fingerprint, on_conflict, registered_at, changed_at, changed_by)
+    values (
+        register_consumer.consumer, register_consumer.retention, register_consumer.redelivery_horizon,
+        register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
+    )
+    on conflict (consumer) do update
+    set retention = greatest(c.retention, excluded.retention), redelivery_horizon = excluded.redelivery_horizon,
+        fingerprint = excluded.fingerprint, on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
+        changed_by = excluded.changed_by
+    where (
+            greatest(c.retention, excluded.retention), excluded.redelivery_horizon, excluded.fingerprint,
+            excluded.on_conflict
+        )
+        is distinct from (c.retention, c.redelivery_horizon, c.fingerprint, c.on_conflict);
+    select c.retention into known_retention
+    from oncely.consumers as c
+    where c.consumer = register_consumer.consumer;
+end
+$$;
+comment on function oncely.register_consumer is
+    'Notes what a worker starts with. The longest retention stays; returns it, and the fingerprint policy of '
+    'before.';
+revoke execute on function oncely.register_consumer from public;
+
+create function oncely.set_retention(consumer text, retention interval, os_user text, reason text) returns interval
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    known record;
+begin
+    select c.retention, c.redelivery_horizon into known
+    from oncely.consumers as c
+    where c.consumer = set_retention.consumer
+    for update;
+    if not found then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: no worker of the consumer %s has started here', set_retention.consumer);
+    end if;
+    if set_retention.retention is null or set_retention.retention < known.redelivery_horizon then
+        raise exception using errcode = 'ONC11',
+            message = format(
+                'oncely: the retention would be shorter than the redelivery horizon, %s', known.redelivery_horizon
+            ),
+            hint = 'A copy that may still come would not be recognised.';
+    end if;
+    update oncely.consumers as c
+    set retention = set_retention.retention, changed_at = clock_timestamp(),
+        changed_by = concat(session_user, ' (', left(set_retention.os_user, 255), ')')
+    where c.consumer = set_retention.consumer;
+    perform oncely.record_action(
+        '', 'set retention',
+        jsonb_build_object(
+            'consumer', set_retention.consumer, 'from', known.retention::text, 'to', set_retention.retention::text
+        ), 1,
+        set_retention.reason, set_retention.os_user
+    );
+    return known.retention;
+end
+$$;
+comment on function oncely.set_retention is
+    'Sets how long a consumer''s keys are remembered, shorter too; recorded in operator_actions. Returns what it '
+    'was.';
+revoke execute on function oncely.set_retention from public;

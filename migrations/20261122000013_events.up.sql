@@ -1,0 +1,110 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- Events on their way to RabbitMQ, written in the transaction that decided them. A table of its own beside the queue of
+-- mirror records: it has other columns, other life times, and must not hold back the garbage collection of keys.
+create table oncely.events (
+    tenant text collate "C" not null,
+    id uuid not null,
+    created_at timestamptz not null,
+    available_at timestamptz not null,
+    ordering_number bigint,
+    attempts integer not null default 0,
+    state text collate "C" not null default 'pending',
+    exchange text collate "C" not null,
+    routing_key text collate "C" not null,
+    ordering_key text collate "C",
+    message_id text collate "C",
+    content_type text collate "C",
+    type text collate "C",
+    correlation_id text collate "C",
+    reply_to text collate "C",
+    app_id text collate "C",
+    headers jsonb,
+    payload bytea not null,
+    reason text collate "C",
+    last_error text,
+    reply boolean not null default false,
+    constraint events_pkey primary key (tenant, id),
+    constraint events_state check (state in ('pending', 'parked')),
+    constraint events_parked_has_reason check (state <> 'parked' or reason is not null),
+    constraint events_ordered check ((ordering_key is null) = (ordering_number is null)),
+    constraint events_tenant check (octet_length(tenant) between 1 and 255),
+    constraint events_ordering_key check (octet_length(ordering_key) between 1 and 255),
+    -- AMQP's short strings. A null passes.
+    constraint events_short_strings check (
+        octet_length(exchange) <= 255
+        and octet_length(routing_key) <= 255
+        and (message_id is null or octet_length(message_id) between 1 and 255)
+        and (content_type is null or octet_length(content_type) <= 255)
+        and (type is null or octet_length(type) <= 255)
+        and (correlation_id is null or octet_length(correlation_id) <= 255)
+        and (reply_to is null or octet_length(reply_to) <= 255)
+        and (app_id is null or octet_length(app_id) <= 255)
+    ),
+    constraint events_times check (
+        least(created_at, available_at) >= '1970-01-01 00:00:00+00'
+        and greatest(created_at, available_at) <= '9999-12-31 00:00:00+00'
+    )
+);
+-- Rows live for moments: without this the dead ones would pile up until a fifth of a large table is dead.
+alter table oncely.events set (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.2);
+comment on table oncely.events is
+    'Events on their way to RabbitMQ; a row goes when the broker has confirmed it. Write them with oncely.emit.';
+comment on column oncely.events.tenant is 'Whose event.';
+comment on column oncely.events.id is
+    'Random (version 7); says nothing about order. Travels in the header x-oncely-event.';
+comment on column oncely.events.created_at is 'When it was written; travels as the property timestamp.';
+comment on column oncely.events.available_at is
+    'Not published before: the delay asked for, or the pause after a failure.';
+comment on column oncely.events.ordering_number is
+    'Its place within the ordering key, in the order of the commits; null without one. Gaps are events that were '
+    'published or discarded.';
+comment on column oncely.events.attempts is 'How often the broker refused or returned it. Outages do not count.';
+comment on column oncely.events.state is
+    'pending: to be published. parked: given up until somebody retries or discards it (oncely outbox).';
+comment on column oncely.events.exchange is 'Where it is published to; empty for the default exchange.';
+comment on column oncely.events.routing_key is 'Its routing key.';
+comment on column oncely.events.ordering_key is
+    'Events of one key (and tenant) are published one after another, in the order of ordering_number. Null: no '
+    'order.';
+comment on column oncely.events.message_id is
+    'The consumer''s idempotency key: the same whenever the event is published. Null: the id.';
+comment on column oncely.events.content_type is 'The property content_type.';
+comment on column oncely.events.type is 'The property type.';
+comment on column oncely.events.correlation_id is 'The property correlation_id.';
+comment on column oncely.events.reply_to is 'The property reply_to.';
+comment on column oncely.events.app_id is 'The property app_id.';
+comment on column oncely.events.headers is 'The headers: texts, whole numbers, booleans and null.';
+comment on column oncely.events.payload is 'The body, byte for byte.';
+comment on column oncely.events.reason is
+    'Why it was not published the last time, a stable code: unroutable, requester_gone, exchange_missing, '
+    'access_refused, refused, precondition_failed, …';
+comment on column oncely.events.last_error is 'The broker''s words, for people.';
+comment on column oncely.events.reply is 'A handler''s response, for whoever asked for it (reply_to).';
+
+create index events_due on oncely.events (available_at)
+where state = 'pending' and ordering_key is null;
+comment on index oncely.events_due is 'For the relay: events without an order.';
+create unique index events_ordered on oncely.events (tenant, ordering_key, ordering_number)
+where ordering_key is not null;
+comment on index oncely.events_ordered is 'For the relay: the heads of the ordering keys, and what follows them.';
+create index events_created_at on oncely.events (created_at);
+comment on index oncely.events_created_at is 'For lists, and for the age of the oldest event.';
+
+create table oncely.ordering_keys (
+    tenant text collate "C" not null,
+    ordering_key text collate "C" not null,
+    last_number bigint not null,
+    used_at timestamptz not null,
+    constraint ordering_keys_pkey primary key (tenant, ordering_key),
+    constraint ordering_keys_times check (
+        least(used_at) >= '1970-01-01 00:00:00+00' and greatest(used_at) <= '9999-12-31 00:00:00+00'
+    )
+);
+comment on table oncely.ordering_keys is
+    'The last number given out within each ordering key. Who emits holds the row until his commit, so that numbers '
+    'follow the order of the commits. Collected when idle.';
+comment on column oncely.ordering_keys.tenant is 'Whose key.';
+comment on column oncely.ordering_keys.ordering_key is 'The key.';
+comment on column oncely.ordering_keys.last_number is 'The number of the last event.';
+comment on column oncely.ordering_keys.used_at is 'When it was given out.';

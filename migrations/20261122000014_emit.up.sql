@@ -1,0 +1,326 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- The one way to write an event, for any client in any language: a row in the caller's transaction, refused at once
+-- where no broker would take it. Runs with its owner's rights, so that an application needs no right on the tables.
+--
+-- Each event is some tenant's, or all that nobody named would lie in one bucket, which can never be spread. Whose: the
+-- one that the call names; else the one of the message that caused it; else the one of the claim in this transaction
+-- (oncely.claimed, which oncely.claim sets: "=" and the tenant, or "*" for claims of several); else the application's,
+-- where its role or database has one: alter role shop set oncely.tenant = 'acme'.
+
+create function oncely.add_event(
+    exchange text, routing_key text, payload bytea, headers jsonb, content_type text, message_id text,
+    ordering_key text, delay interval, type text, source text, correlation_id text, reply_to text, app_id text,
+    tenant text, cause oncely.message
+) returns uuid
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    at timestamptz := clock_timestamp();
+    id uuid := oncely.uuid_v7(at);
+    most bigint;
+    size bigint;
+    wrong text;
+    number bigint;
+    due timestamptz;
+    claimed text;
+begin
+    tenant := coalesce(tenant, cause.tenant);
+    if tenant is null then
+        claimed := current_setting('oncely.claimed', true);
+        if claimed = '*' then
+            raise exception using errcode = 'ONC05',
+                message = 'the tenant of an event is not clear: this transaction has claims of several',
+                hint = 'Say which: tenant => …';
+        end if;
+        tenant := case
+            when claimed <> '' then substr(claimed, 2)
+            else coalesce(current_setting('oncely.tenant', true), '')
+        end;
+    end if;
+    if tenant = '' then
+        raise exception using errcode = 'ONC05', message = 'an event needs a tenant',
+            hint = 'Say it: tenant => …, or cause => the message. Or set oncely.tenant for the role or the database.';
+    end if;
+    if exchange is null or routing_key is null or payload is null then
+        raise exception using errcode = 'ONC05',
+            message = 'an event needs an exchange, a routing key and a payload: one of them is null',
+            hint = 'The default exchange is an empty text; JSON''s null is ''null''::jsonb.';
+    end if;
+    -- Nulls don't count.
+    if greatest(
+        octet_length(exchange), octet_length(routing_key), octet_length(message_id), octet_length(content_type),
+        octet_length(type), octet_length(correlation_id), octet_length(reply_to), octet_length(app_id),
+        octet_length(tenant), octet_length(ordering_key)
+    ) > 255 then
+        select format('the %s of an event has %s bytes; the limit is 255', v.name, octet_length(v.value)) into wrong
+        from (values
+            ('exchange', exchange), ('routing_key', routing_key), ('message_id', message_id),
+            ('content_type', content_type),
+            ('type', type), ('correlation_id', correlation_id), ('reply_to', reply_to), ('app_id', app_id),
+            ('tenant', tenant), ('ordering_key', ordering_key)
+        ) as v (name, value)
+        where octet_length(v.value) > 255
+        limit 1;
+        raise exception using errcode = 'ONC04', message = wrong;
+    end if;
+    if message_id = '' or ordering_key = '' then
+        raise exception using errcode = 'ONC05',
+            message = 'the message_id and the ordering_key of an event must not be empty: leave them out';
+    end if;
+    -- Any session may set it: 128 MiB, RabbitMQ's own default limit for long, is the end of it.
+    most := least(coalesce(nullif(current_setting('oncely.max_event_bytes', true), ''), '16777216')::bigint, 134217728);
+    if octet_length(payload) > most then
+        raise exception using errcode = 'ONC04',
+            message = format('the payload of an event has %s bytes; the limit is %s', octet_length(payload), most),
+            hint = 'Put large content where its consumer can fetch it, or set oncely.max_event_bytes (and RabbitMQ''s '
+                'max_message_size).';
+    end if;
+    due := at;
+    if delay is not null then
+        if delay < interval '0' or delay > interval '3650 days' or extract(year from delay) not between -200 and 200
+        then
+            raise exception using errcode = 'ONC05',
+                message = format('the delay of an event is negative or longer than 3650 days: %s', delay);
+        end if;
+        due := at + delay;
+    end if;
+    -- What runs inside a worker is the operator's own code: asked for here, because a call of another function costs
+    -- more than the answer.
+    if pg_has_role(session_user, to_regrole('oncely_worker'), 'member') is not true then
+        perform oncely.check_right('emit', exchange, tenant);
+    end if;
+    if delay is not null and ordering_key is not null then
+        raise exception using errcode = 'ONC05',
+            message = 'an event has either a delay or an ordering_key',
+            hint = 'A delayed event would hold up all later ones of its key.';
+    end if;
+    -- CloudEvents, AMQP binding, binary mode.
+    if source is not null then
+        if coalesce(type, '') = '' or source = '' then
+            raise exception using errcode = 'ONC05',
+                message = 'an event with a source is a CloudEvent, and needs a source and a type that are not empty';
+        end if;
+        headers := coalesce(headers, '{}') || jsonb_build_object(
+            'cloudEvents:specversion', '1.0',
+            'cloudEvents:id', coalesce(message_id, id::text),
+            'cloudEvents:source', source,
+            'cloudEvents:type', type,
+            'cloudEvents:time', to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+        );
+    end if;
+    -- W3C trace context: what the delivery that caused it carries, unless the caller says otherwise.
+    if cause.headers ? 'traceparent' and not coalesce(headers ? 'traceparent', false) then
+        headers := coalesce(headers, '{}')
+            || jsonb_strip_nulls(jsonb_build_object(
+                'traceparent', cause.headers -> 'traceparent', 'tracestate', cause.headers -> 'tracestate'
+            ));
+    end if;
+    if jsonb_typeof(headers) <> 'object' then
+        raise exception using errcode = 'ONC05',
+            message = format('the headers of an event must be a JSON object, not %s', jsonb_typeof(headers));
+    end if;
+    if headers is not null then
+        -- As on the wire: name, type, length, text; a number takes 8 bytes.
+        select
+            sum(octet_length(h.key) + 2 + case jsonb_typeof(h.value)
+                when 'string' then 4 + octet_length(h.value #>> '{}')
+                else 8
+            end),
+            max(h.key) filter (where case jsonb_typeof(h.value)
+                when 'number' then scale(h.value::numeric) > 0
+                    or h.value::numeric not between -9223372036854775808 and 9223372036854775807
+                when 'object' then true
+                when 'array' then true
+                else false
+            end or octet_length(h.key) not between 1 and 255)
+        into size, wrong
+        from jsonb_each(headers) as h;
+        if wrong is not null then
+            raise exception using errcode = 'ONC05',
+                message = format(
+                    'the header %s of an event can''t be sent: a header is a text, a whole number, a boolean or null, '
+                    'with a name of 1 to 255 bytes',
+                    left(wrong, 300)
+                );
+        end if;
+        if size > 122880 then
+            raise exception using errcode = 'ONC04',
+                message = format('the headers of an event have %s bytes; the limit is 122880', size),
+                hint = 'AMQP can''t split the headers of a message: they must fit into one frame.';
+        end if;
+    end if;
+    if ordering_key is not null then
+        -- The row stays locked until the caller's commit: who comes next under this key waits, and gets a higher
+        -- number.
+        insert into oncely.ordering_keys as k (tenant, ordering_key, last_number, used_at)
+        values (tenant, ordering_key, 1, at)
+        on conflict on constraint ordering_keys_pkey do update
+        set last_number = k.last_number + 1, used_at = excluded.used_at
+        returning k.last_number into number;
+    end if;
+    insert into oncely.events (
+        tenant, id, created_at, available_at, exchange, routing_key, payload, headers, content_type, message_id,
+        ordering_key, ordering_number, type, correlation_id, reply_to, app_id
+    )
+    values (
+        tenant, id, at, due, exchange, routing_key, payload, headers, content_type, message_id,
+        ordering_key, number, type, correlation_id, reply_to, app_id
+    );
+    return id;
+end
+$$;
+comment on function oncely.add_event is 'What the forms of oncely.emit have in common. Not for callers.';
+revoke execute on function oncely.add_event from public;
+
+-- As it is. What was written as a literal, or sent by a driver without a type, arrives here.
+create function oncely.emit(
+    exchange text,
+    routing_key text,
+    payload text,
+    headers jsonb default null,
+    content_type text default null,
+    message_id text default null,
+    ordering_key text default null,
+    delay interval default null,
+    type text default null,
+    source text default null,
+    correlation_id text default null,
+    reply_to text default null,
+    app_id text default 'oncely',
+    tenant text default null,
+    cause oncely.message default null
+) returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    -- As it is. What was written as a literal, or sent by a driver without a type, arrives here.
+    if content_type is null then
+        content_type := case
+            when ltrim(payload, E' \t\r\n') ~ '^[\[{]' and oncely.try_jsonb(convert_to(payload, 'UTF8')) is not null
+                then 'application/json'
+            else 'text/plain; charset=utf-8'
+        end;
+    end if;
+    return oncely.add_event(
+        exchange, routing_key, convert_to(payload, 'UTF8'), headers, content_type,
+        message_id, ordering_key, delay, type, source, correlation_id, reply_to, app_id, tenant, cause
+    );
+end
+$$;
+comment on function oncely.emit(
+    text, text, text, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
+) is
+    'Emits an event with a text as its body, byte for byte (UTF-8). Its content type is JSON where the text is an '
+    'object or an array. Published when the caller''s transaction has committed, and never otherwise; returns its '
+    'id. ONC04: too large, ONC05: can''t be sent.';
+revoke execute on function oncely.emit(
+    text, text, text, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
+) from public;
+
+create function oncely.emit(
+    exchange text,
+    routing_key text,
+    payload jsonb,
+    headers jsonb default null,
+    content_type text default null,
+    message_id text default null,
+    ordering_key text default null,
+    delay interval default null,
+    type text default null,
+    source text default null,
+    correlation_id text default null,
+    reply_to text default null,
+    app_id text default 'oncely',
+    tenant text default null,
+    cause oncely.message default null
+) returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return oncely.add_event(
+        exchange, routing_key, convert_to(payload::text, 'UTF8'), headers, coalesce(content_type, 'application/json'),
+        message_id, ordering_key, delay, type, source, correlation_id, reply_to, app_id, tenant, cause
+    );
+end
+$$;
+comment on function oncely.emit(
+    text, text, jsonb, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
+) is
+    'Emits an event with a JSON body. Published when the caller''s transaction has committed, and never otherwise; '
+    'returns its id. ONC04: too large, ONC05: can''t be sent.';
+revoke execute on function oncely.emit(
+    text, text, jsonb, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
+) from public;
+
+create function oncely.emit(
+    exchange text,
+    routing_key text,
+    payload bytea,
+    headers jsonb default null,
+    content_type text default null,
+    message_id text default null,
+    ordering_key text default null,
+    delay interval default null,
+    type text default null,
+    source text default null,
+    correlation_id text default null,
+    reply_to text default null,
+    app_id text default 'oncely',
+    tenant text default null,
+    cause oncely.message default null
+) returns uuid
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return oncely.add_event(
+        exchange, routing_key, payload, headers, coalesce(content_type, 'application/octet-stream'),
+        message_id, ordering_key, delay, type, source, correlation_id, reply_to, app_id, tenant, cause
+    );
+end
+$$;
+comment on function oncely.emit(
+    text, text, bytea, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
+) is
+    'Emits an event with these bytes as its body. Published when the caller''s transaction has committed, and never '
+    'otherwise; returns its id. ONC04: too large, ONC05: can''t be sent.';
+revoke execute on function oncely.emit(
+    text, text, bytea, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
+) from public;
+
+-- A worker writes replies by this alone: what runs as it can't write straight into the table of events.
+create function oncely.write_replies(
+    consumer text, at timestamptz, tenants text[], keys text[], ids uuid[], reply_tos text[], message_ids text[],
+    correlation_ids text[], headers jsonb[]
+)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    written bigint;
+begin
+    -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
+    -- bytes.
+    insert into oncely.events (
+        tenant, id, created_at, available_at, exchange, routing_key, reply, message_id, correlation_id, content_type,
+        app_id, headers, payload
+    )
+    select r.tenant, r.id, write_replies.at, write_replies.at, '', r.reply_to, true, r.message_id, r.correlation_id,
+        'application/json', 'oncely', r.headers, convert_to(coalesce(i.response::text, 'null'), 'UTF8')
+    from unnest(tenants, keys, ids, reply_tos, message_ids, correlation_ids, headers)
+        as r (tenant, key, id, reply_to, message_id, correlation_id, headers)
+    join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = write_replies.consumer and i.key = r.key;
+    get diagnostics written = row_count;
+    return written;
+end
+$$;
+comment on function oncely.write_replies is
+    'Writes the stored responses of keys as events for whoever asked. For workers.';
+revoke execute on function oncely.write_replies from public;

@@ -1,0 +1,8 @@
+set local search_path = pg_catalog, pg_temp;
+
+drop function oncely.handle_parts;
+drop function oncely.handle_each;
+drop function oncely.handler_calls;
+drop function oncely.record_fresh;
+drop function oncely.claim_fresh;
+drop function oncely.handler_name;

@@ -1,0 +1,426 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- For teams that consume with a client of their own, in whatever language: the worker's claim, in SQL, in their
+-- transaction.
+--
+-- A claim is written as FAILED with the reason incomplete_claim, and complete() turns it into COMPLETED. Both are in
+-- one transaction, so nobody ever sees the first, unless it was used wrongly: committed without complete(), or claimed
+-- outside of a transaction (autocommit). Then whether the effect happened is not known, and of the three things that
+-- could be said of the key, COMPLETED may lose it, IN_PROGRESS may double it, and FAILED does neither: no worker and no
+-- client runs it again, and its reason says why. Dearer than the worker's claim, which is born COMPLETED, by one
+-- version of the row; but here the code between the two is not ours. complete() wants the claim of its very transaction
+-- (fencing_token is its number), so that autocommit is found out with the first message.
+--
+-- Reserved for the day when tenants are spread over cells, and said by nothing yet: the outcome "elsewhere" of claim
+-- and fail, and SQLSTATE ONC17 of whatever takes a tenant. This cell does not hold the tenant: nothing was done, and
+-- nothing is counted. A client does nothing but requeue the message (ROLLBACK; no fail, no dead letter, no
+-- acknowledgement): its next delivery may meet the right cell. A client that knows this needs no change on that day.
+
+create function oncely.protocol_version() returns integer
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as 'select 1';
+comment on function oncely.protocol_version is
+    'Version of oncely.claim, complete and fail. Within a version parameters with defaults and columns are only '
+    'added. Reserved: the outcome elsewhere and SQLSTATE ONC17, not in this cell: do nothing, requeue.';
+
+create function oncely.check_call(
+    tenant text, consumer text, key text, fingerprint bytea, retention interval, on_conflict text
+)
+returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    -- On an older snapshot the loser of a race would not see the winner's row.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'ONC10',
+            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
+            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    end if;
+    perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
+        oncely.check_argument('key', key);
+    if octet_length(fingerprint) not between 1 and 64 then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: fingerprint has %s bytes', octet_length(fingerprint)),
+            hint = 'It is sha256(body), or up to 64 bytes of another kind, or null where nothing is compared.';
+    end if;
+    if retention is null or retention <= interval '0' or retention > interval '36525 days'
+        or extract(year from retention) not between -200 and 200
+    then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: retention is not a time to come, of 100 years at most',
+            hint = 'Such as interval ''7 days''.';
+    end if;
+    if on_conflict is null or on_conflict not in ('dead_letter', 'duplicate') then
+        raise exception using errcode = 'ONC11', message = 'oncely: on_conflict is neither dead_letter nor duplicate';
+    end if;
+end
+$$;
+comment on function oncely.check_call is 'Refuses what claim and fail can''t work with (SQLSTATE ONC10, ONC11).';
+
+-- A commit whose wait for the synchronous standby was cut short is visible, and would be lost by a failover all the
+-- same. Who believes it must wait for the standby, too: by a commit of his own, which waits only if it has written
+-- something.
+create function oncely.await_standby() returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('synchronous_standby_names') <> '' then
+        perform pg_logical_emit_message(true, 'oncely', '');
+    end if;
+end
+$$;
+comment on function oncely.await_standby is
+    'Makes the COMMIT of this transaction wait for the synchronous standby, where there is one.';
+
+-- A savepoint's claim is forgotten with it, as the setting is.
+create function oncely.note_claim(tenant text) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select set_config(
+        'oncely.claimed',
+        case
+            when coalesce(current_setting('oncely.claimed', true), '') in ('', '=' || tenant) then '=' || tenant
+            else '*'
+        end,
+        true
+    )
+$$;
+comment on function oncely.note_claim is 'Notes for oncely.emit whose message this transaction has claimed.';
+revoke execute on function oncely.note_claim from public;
+
+create function oncely.claim(
+    tenant text,
+    consumer text,
+    key text,
+    fingerprint bytea,
+    retention interval default interval '7 days',
+    on_conflict text default 'dead_letter',
+    out outcome text,
+    out attempt integer,
+    out response jsonb,
+    out reason text,
+    out detail text,
+    out delay interval
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    at timestamptz := clock_timestamp();
+    ends timestamptz;
+    decision text;
+    incomplete text := 'the transaction that claimed this key was committed without oncely.complete: whether it took '
+        'effect is not known';
+    known record;
+    print bytea := oncely.stored_fingerprint(claim.fingerprint);
+begin
+    perform oncely.check_call(
+        claim.tenant, claim.consumer, claim.key, claim.fingerprint, claim.retention, claim.on_conflict
+    );
+    perform oncely.check_right('consume', claim.consumer, claim.tenant);
+    ends := clock_timestamp() + claim.retention;
+    attempt := 0;
+    for round in 1..8 loop
+        -- Waits for whoever holds the key in an open transaction.
+        insert into oncely.idempotency_keys (
+            tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, fencing_token, reason,
+            last_error, expires_at
+        )
+        values (
+            claim.tenant, claim.consumer, claim.key, 'FAILED', 1, at, at, print, own, 'incomplete_claim',
+            incomplete, ends
+        )
+        on conflict (tenant, consumer, key) do nothing;
+        if found then
+            outcome := 'granted';
+            attempt := 1;
+            perform oncely.note_claim(claim.tenant);
+            return;
+        end if;
+        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
+        select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.fencing_token, i.not_before into known
+        from oncely.idempotency_keys as i
+        where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key;
+        -- Neither claimed nor there: collected in between.
+        continue when not found;
+        if known.fencing_token = own and known.reason = 'incomplete_claim' then
+            raise exception using errcode = 'ONC13', message = 'oncely: this transaction has claimed the key already',
+                hint = 'Complete a key before the next message with the same key is claimed.';
+        end if;
+        -- Who has no fingerprint does not know the payload: a key that came with one is not his to take, nor is its
+        -- response.
+        decision := case
+            when known.fingerprint is not null and print is null and claim.on_conflict = 'dead_letter'
+                then 'conflict'
+            else oncely.decide(known.status, known.fingerprint, print, claim.on_conflict)
+        end;
+        case decision
+            when 'conflict' then
+                outcome := 'conflict';
+                reason := 'key_conflict';
+                detail := 'this key came before with another payload';
+                return;
+            when 'duplicate' then
+                perform oncely.await_standby();
+                outcome := 'duplicate';
+                -- For whoever knows the payload, or says that it does not matter which one of its own it was.
+                if known.fingerprint is null or print is not null then
+                    response := known.response;
+                end if;
+                return;
+            when 'refused' then
+                outcome := 'refused';
+                reason := known.reason;
+                detail := concat_ws(': ', 'given up before', known.last_error);
+                return;
+            when 'retake' then
+                -- The wait is the key's: a copy that comes early spends no attempt.
+                if known.not_before > clock_timestamp() + interval '100 milliseconds' then
+                    outcome := 'retry';
+                    delay := known.not_before - clock_timestamp();
+                    return;
+                end if;
+                -- Nothing updated: somebody else has completed it meanwhile, so it is looked at again.
+                update oncely.idempotency_keys as i
+                set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
+                    fingerprint = coalesce(print, i.fingerprint), not_before = null,
+                    fencing_token = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends
+                where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key
+                    -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
+                    -- finds one row.
+                    and i.completed_at is null
+                returning i.attempts into attempt;
+                if found then
+                    outcome := 'granted';
+                    perform oncely.note_claim(claim.tenant);
+                    return;
+                end if;
+                attempt := 0;
+        end case;
+    end loop;
+    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed',
+        hint = 'Try again.';
+end
+$$;
+comment on function oncely.claim is
+    'Claims a message for this transaction: granted (do the work, then oncely.complete, then COMMIT), duplicate '
+    '(with the response), retry (its delay is not over: COMMIT, wait, requeue), conflict or refused (dead-letter '
+    'it); reserved: elsewhere (not in this cell: ROLLBACK, requeue). ONC16: no right. Protocol version 1.';
+revoke execute on function oncely.claim from public;
+
+create function oncely.complete(
+    tenant text,
+    consumer text,
+    key text,
+    response jsonb default null,
+    queue text default '',
+    worker text default null,
+    trace_id text default null,
+    mirror boolean default true
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    now timestamptz := clock_timestamp();
+    done record;
+begin
+    -- The right was asked for by the claim: it must be this transaction's.
+    if greatest(octet_length(complete.queue), octet_length(complete.worker), octet_length(complete.trace_id)) > 255 then
+        raise exception using errcode = 'ONC11', message = 'oncely: queue, worker and trace_id have 255 bytes at most';
+    end if;
+    if octet_length(complete.response::text) > 65536 then
+        raise exception using errcode = 'ONC15',
+            message = format(
+                'oncely: the response has %s bytes; 65536 are allowed', octet_length(complete.response::text)
+            ),
+            hint = 'Keep what is large in a table of your own, and respond with its id.';
+    end if;
+    update oncely.idempotency_keys as i
+    set status = 'COMPLETED', response = complete.response, reason = null, last_error = null
+    where i.tenant = complete.tenant and i.consumer = complete.consumer and i.key = complete.key
+      -- Not by status: that would suit a partial index, which is long, and the primary key finds one row.
+      and i.reason = 'incomplete_claim' and i.fencing_token = pg_current_xact_id()::text::bigint
+    returning i.attempts, i.completed_at, i.expires_at, i.fingerprint into done;
+    if not found then
+        raise exception using errcode = 'ONC12', message = 'oncely: this transaction holds no claim of the key',
+            hint = 'oncely.claim must have granted it, in this very transaction (BEGIN, not autocommit), and not have '
+                'been rolled back to a savepoint.';
+    end if;
+    insert into oncely.audit (
+        tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
+    )
+    values (
+        complete.tenant, now, done.attempts, extract(epoch from now - done.completed_at) * 1000000,
+        complete.consumer, complete.key, coalesce(complete.queue, ''), 'completed',
+        oncely.worker_name(complete.worker), session_user, complete.trace_id
+    );
+    if complete.mirror then
+        -- Created when the key was completed, and not later: the collection keeps what is not older than the oldest
+        -- record.
+        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
+        values (
+            complete.tenant, oncely.uuid_v7(now), 'identity', done.completed_at, done.expires_at, complete.consumer,
+            complete.key, done.fingerprint
+        );
+    end if;
+end
+$$;
+comment on function oncely.complete is
+    'Completes a claim of this transaction: stores the response, writes the audit row and the record for the '
+    'mirror. Protocol version 1.';
+revoke execute on function oncely.complete from public;
+
+create function oncely.fail(
+    tenant text,
+    consumer text,
+    key text,
+    fingerprint bytea,
+    attempt integer,
+    error text,
+    reason text default null,
+    error_code text default null,
+    max_attempts integer default 6,
+    retention interval default interval '7 days',
+    on_conflict text default 'dead_letter',
+    queue text default '',
+    worker text default null,
+    trace_id text default null,
+    delay interval default null,
+    out outcome text,
+    out attempts integer,
+    out final_reason text
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    at timestamptz := clock_timestamp();
+    known record;
+    print bytea := oncely.stored_fingerprint(fail.fingerprint);
+    -- For people: as much of it as they read.
+    detail text := left(fail.error, 8000);
+    ends timestamptz;
+    again timestamptz;
+    class text := oncely.error_class(coalesce(fail.error_code, ''));
+    why text := coalesce(fail.reason, nullif(nullif(class, 'transient'), 'environment'));
+    given_up boolean := why is not null or fail.attempt >= fail.max_attempts;
+begin
+    perform oncely.check_call(fail.tenant, fail.consumer, fail.key, fail.fingerprint, fail.retention, fail.on_conflict);
+    if fail.attempt is null or fail.attempt not between 0 and 10000
+        or fail.max_attempts is null or fail.max_attempts not between 1 and 10000
+    then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: attempt is the number that oncely.claim gave, max_attempts is 1 to 10000';
+    end if;
+    if fail.error_code !~ '^[0-9A-Z]{5}$' and fail.error_code <> '' then
+        raise exception using errcode = 'ONC11', message = 'oncely: error_code is no SQLSTATE',
+            hint = 'Five digits and capitals, or null.';
+    end if;
+    if greatest(octet_length(fail.queue), octet_length(fail.worker), octet_length(fail.trace_id)) > 255 then
+        raise exception using errcode = 'ONC11', message = 'oncely: queue, worker and trace_id have 255 bytes at most';
+    end if;
+    if fail.delay < interval '0' or fail.delay > interval '3650 days'
+        or extract(year from fail.delay) not between -200 and 200
+    then
+        raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 3650 days';
+    end if;
+    perform oncely.check_right('consume', fail.consumer, fail.tenant);
+    ends := clock_timestamp() + fail.retention;
+    again := at + fail.delay;
+    if fail.reason not in ('handler_rejected', 'poison', 'invalid_json', 'crash') then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: reason is neither handler_rejected, poison, invalid_json nor crash',
+            hint = 'Null where error_code decides, or the message may run again until max_attempts.';
+    end if;
+    for round in 1..8 loop
+        select i.status, i.fingerprint, i.attempts, i.reason, i.last_error, i.fencing_token into known
+        from oncely.idempotency_keys as i
+        where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key
+        for update;
+        if not found then
+            insert into oncely.idempotency_keys (
+                tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at
+            )
+            values (fail.tenant, fail.consumer, fail.key, 'IN_PROGRESS', 0, at, print, ends)
+            on conflict (tenant, consumer, key) do nothing;
+            continue;
+        end if;
+        if known.fencing_token = own and known.reason = 'incomplete_claim' then
+            -- Claimed in this transaction, whose work was rolled back to a savepoint: the claim is given back, whatever
+            -- follows.
+            update oncely.idempotency_keys as i
+            set status = 'IN_PROGRESS', attempts = i.attempts - 1, completed_at = null, reason = null,
+                last_error = null, fencing_token = null
+            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+            known.status := 'IN_PROGRESS';
+            known.attempts := known.attempts - 1;
+        end if;
+        outcome := case
+            when known.fingerprint is not null and print is null and fail.on_conflict = 'dead_letter'
+                then 'conflict'
+            else oncely.decide(known.status, known.fingerprint, print, fail.on_conflict)
+        end;
+        attempts := known.attempts;
+        exit;
+    end loop;
+    if outcome is null then
+        raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be looked at',
+            hint = 'Try again.';
+    end if;
+    case outcome
+        when 'duplicate' then
+            perform oncely.await_standby();
+            return;
+        when 'conflict' then
+            final_reason := 'key_conflict';
+            detail := 'this key came before with another payload';
+        when 'refused' then
+            final_reason := known.reason;
+            detail := concat_ws(': ', 'given up before', known.last_error);
+        when 'retake' then
+            outcome := case when given_up then 'given_up' else 'retry' end;
+            -- Not the message's fault; or recorded already, by an earlier call whose reply was lost.
+            if (known.attempts >= fail.attempt and (fail.attempt > 0 or not given_up))
+                or (class = 'environment' and fail.reason is null)
+            then
+                outcome := 'retry';
+                return;
+            end if;
+            attempts := greatest(known.attempts, fail.attempt);
+            final_reason := case when given_up then coalesce(why, 'attempts_exhausted') end;
+            update oncely.idempotency_keys as i
+            set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
+                attempts = fail.attempts,
+                completed_at = case when given_up then at end, reason = final_reason, last_error = detail,
+                fencing_token = null, fingerprint = coalesce(print, i.fingerprint),
+                not_before = case when not given_up then again end, expires_at = ends,
+                -- The process lives: it reports this failure.
+                crash_attempts = case when given_up then i.crash_attempts else 0 end
+            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+    end case;
+    insert into oncely.audit (
+        tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, login,
+        trace_id
+    )
+    values (
+        fail.tenant, at, fail.attempt, fail.consumer, fail.key, coalesce(fail.queue, ''),
+        case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
+        oncely.worker_name(fail.worker), session_user, fail.trace_id
+    );
+end
+$$;
+comment on function oncely.fail is
+    'Records that a message failed, after its work was rolled back: retry (with delay: not before it is over), or '
+    'given_up, conflict, refused (dead-letter it), or duplicate (acknowledge it); reserved: elsewhere (not in this '
+    'cell: requeue it). ONC16: no right. Protocol version 1.';
+revoke execute on function oncely.fail from public;

@@ -1,0 +1,4 @@
+set local search_path = pg_catalog, pg_temp;
+
+drop function oncely.park;
+drop function oncely.settle_claim;

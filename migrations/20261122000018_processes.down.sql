@@ -1,0 +1,6 @@
+set local search_path = pg_catalog, pg_temp;
+
+drop function oncely.bury_processes;
+drop function oncely.leave;
+drop function oncely.beat;
+drop table oncely.processes;

@@ -1,0 +1,23 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- The roles stay: they belong to the server, and another database may use them. Their grants here go.
+do $$
+declare
+    role text;
+begin
+    for role in
+        select rolname from pg_roles
+        where rolname in (
+            'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_emitter', 'oncely_consumer'
+        )
+    loop
+        execute format('revoke all on all tables in schema oncely from %I', role);
+        execute format('revoke all on all functions in schema oncely from %I', role);
+        execute format('revoke all on schema oncely from %I', role);
+    end loop;
+end
+$$;
+
+drop policy if exists keys_locked_by_operators on oncely.idempotency_keys;
+drop policy if exists keys_locked_by_relays on oncely.idempotency_keys;
+drop policy if exists keys_worked on oncely.idempotency_keys;

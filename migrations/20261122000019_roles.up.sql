@@ -1,0 +1,161 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- Each process with as little as its work takes: the columns that it changes instead of whole tables, and functions
+-- where a row must only change in one way. The roles are groups without login: grant them to the users that your
+-- processes log in as. Here and nowhere else, so that what a role may do is read in one place.
+-- Columns are listed, so that a new one is nobody's until somebody has thought about it.
+do $roles$
+declare
+    role text;
+    may text;
+    -- Who a key is, and since when, is written once.
+    key_changed constant text := 'completed_at, attempts, crash_attempts, status, fingerprint, response, reason, '
+        'error_code, last_error, not_before, expires_at, fencing_token, marked_pid, marked_backend_start';
+    -- Nothing of the message: not what a handler answered.
+    key_seen constant text := 'created_at, completed_at, attempts, crash_attempts, status, tenant, consumer, key, '
+        'fingerprint, reason, error_code, last_error, not_before, expires_at, fencing_token, marked_pid, '
+        'marked_backend_start';
+    letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
+        'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
+        'body_size, updated_at, swept_at';
+    -- Neither headers nor body.
+    letter_seen constant text := 'tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, '
+        'queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, '
+        'properties, body_size, whole, updated_at, swept_at';
+    -- Neither headers nor payload.
+    event_seen constant text := 'tenant, id, created_at, available_at, ordering_number, attempts, state, exchange, '
+        'routing_key, ordering_key, message_id, content_type, type, correlation_id, reply_to, app_id, reason, '
+        'last_error, reply';
+begin
+    foreach role in array array[
+        'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_emitter', 'oncely_consumer'
+    ] loop
+        begin
+            -- Roles belong to the server, databases do not: a second cell, or a test beside this one, finds them made.
+            execute format('create role %I nologin', role);
+        exception
+            when duplicate_object or unique_violation then
+                null;
+            when insufficient_privilege then
+                raise notice 'role % not created: the migrating user may not create roles', role;
+        end;
+    end loop;
+
+    for role, may in
+        select r.role, r.may
+        from (
+            values
+            -- Runs handlers, and records what became of their messages.
+            ('oncely_worker', 'usage on schema oncely'),
+            ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.upkeep, oncely.idempotency_keys, '
+                'oncely.dead_letters'),
+            ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.mirror_queue'),
+            ('oncely_worker', format('update (%s) on oncely.idempotency_keys', key_changed)),
+            ('oncely_worker', format('update (%s) on oncely.dead_letters', letter_changed)),
+            ('oncely_worker', 'insert (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, '
+                'reason, error_code, detail, worker, trace_id) on oncely.audit'),
+            ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
+                'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
+                'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
+                'oncely.write_replies, oncely.beat, oncely.leave'),
+            ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
+                'text, text, text, text, text, text, oncely.message)'),
+            ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
+                'text, text, text, text, text, text, oncely.message)'),
+            ('oncely_worker', 'execute on function oncely.emit(text, text, bytea, jsonb, text, text, text, interval, '
+                'text, text, text, text, text, text, oncely.message)'),
+
+            -- Moves what is on its way, and keeps the tables small. SELECT … FOR UPDATE takes the privilege to update
+            -- some column; of keys a policy lets it change none.
+            ('oncely_relay', 'usage on schema oncely'),
+            -- It makes the tags of identities, as the worker does. It can write to Redis whatever it likes anyway.
+            ('oncely_relay', 'select (only_row, name, history_id, secret, audit_floor) on oncely.cell'),
+            ('oncely_relay', 'select on oncely.consumers, oncely.upkeep, oncely.audit_seals'),
+            ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
+            ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
+                'on oncely.events'),
+            ('oncely_relay', 'select, delete, update (used_at) on oncely.ordering_keys'),
+            ('oncely_relay', format(
+                'select (ctid, %s), update (not_before), delete on oncely.idempotency_keys', key_seen
+            )),
+            ('oncely_relay', 'select (tenant, id, consumer, key, state, updated_at, swept_at), update (swept_at), '
+                'delete on oncely.dead_letters'),
+            ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
+                'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
+                'oncely.seal_audit, oncely.observe_clock, oncely.beat, oncely.leave, oncely.bury_processes'),
+
+            -- A person with the command line.
+            ('oncely_operator', 'usage on schema oncely'),
+            ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.upkeep, oncely.idempotency_keys, '
+                'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
+                'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
+                'oncely.rights, oncely.processes'),
+            ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
+            ('oncely_operator', format('delete, update (%s) on oncely.dead_letters', letter_changed)),
+            ('oncely_operator', 'delete, update (available_at, attempts, state, reason, last_error) on oncely.events'),
+            ('oncely_operator', 'delete, update (used_at) on oncely.ordering_keys'),
+            ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
+                'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
+                'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
+                'oncely.accept_clock, oncely.set_retention, oncely.record_action, oncely.letter_memory, '
+                'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights'),
+
+            -- Reads what was decided, and nothing of the messages themselves.
+            ('oncely_auditor', 'usage on schema oncely'),
+            ('oncely_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
+            ('oncely_auditor', 'select on oncely.consumers, oncely.upkeep, oncely.mirror_queue, oncely.audit, '
+                'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.ordering_keys, '
+                'oncely.operator_actions, oncely.rights, oncely.processes'),
+            ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
+            ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
+            ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
+            ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
+                'oncely.seal_hash'),
+
+            -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
+            ('oncely_emitter', 'usage on schema oncely'),
+            ('oncely_emitter', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
+                'text, text, text, text, text, text, oncely.message)'),
+            ('oncely_emitter', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
+                'text, text, text, text, text, text, oncely.message)'),
+            ('oncely_emitter', 'execute on function oncely.emit(text, text, bytea, jsonb, text, text, text, interval, '
+                'text, text, text, text, text, text, oncely.message)'),
+
+            -- Clients of the SQL protocol. No right to any table: the functions run as their owner, and ask
+            -- oncely.rights.
+            ('oncely_consumer', 'usage on schema oncely'),
+            ('oncely_consumer', 'execute on function oncely.protocol_version, oncely.claim, oncely.complete, '
+                'oncely.fail')
+        ) as r (role, may)
+        where to_regrole(r.role) is not null
+    loop
+        execute format('grant %s to %I', may, role);
+    end loop;
+
+    for role in
+        select rolname from pg_roles
+        where rolname in ('oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor')
+    loop
+        -- For `oncely check`. An sqlx-cli without sqlx.toml support keeps its list elsewhere.
+        if to_regclass('oncely._sqlx_migrations') is not null then
+            execute format('grant select on oncely._sqlx_migrations to %I', role);
+        end if;
+        -- What was done stays done: a worker changes a key that may run, or one that it has just claimed in this very
+        -- transaction (a row of a savepoint's is none). Relay and operator lock rows to delete them in peace, and
+        -- change none.
+        case role
+            when 'oncely_worker' then
+                create policy keys_worked on oncely.idempotency_keys for update to oncely_worker
+                using (status = 'IN_PROGRESS' or xmin = pg_current_xact_id()::xid) with check (true);
+            when 'oncely_relay' then
+                create policy keys_locked_by_relays on oncely.idempotency_keys for update to oncely_relay
+                using (true) with check (false);
+            when 'oncely_operator' then
+                create policy keys_locked_by_operators on oncely.idempotency_keys for update to oncely_operator
+                using (true) with check (false);
+            else
+                null;
+        end case;
+    end loop;
+end
+$roles$;
