@@ -17,10 +17,12 @@ $$;
 comment on function oncely.handler_name is
     'Resolves a configured handler to a quoted name, so that no identifier is ever pasted.';
 
+-- A key that somebody holds is left for later: the claim waits only for a moment, the handler as long as its session may.
 create function oncely.claim_fresh(messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz)
 returns oncely.message[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '500ms'
 as $$
 declare
     wanted integer := cardinality(messages);

@@ -69,6 +69,11 @@ pub(crate) async fn claim_fresh(
     }
 }
 
+/// Did a lock that it waited for not come in time (lock_not_available)?
+pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("55P03")
+}
+
 /// Has somebody one of the keys that a statement claims, all or none? A handler's own unique constraint says nothing of that; a
 /// cluster's part of our table has a number behind the name, or none is given.
 pub(crate) fn is_taken(error: &sqlx::Error) -> bool {

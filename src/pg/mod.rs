@@ -33,7 +33,7 @@ mod upkeep;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
-pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_taken, look_up, retake};
+pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{Registered, Registration, register_consumer, set_retention};
@@ -57,9 +57,7 @@ pub(crate) use inspect::{
     recent_outcomes, table_statistics,
 };
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
-pub(crate) use mirror_queue::{
-    Mirrored, append_mirror, delete as delete_mirrored, take_mirror,
-};
+pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
 pub(crate) use operator::{
     Action, Begun, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters,
     mark_swept, messages, plan as plan_letters, record_action, standings,

@@ -135,6 +135,7 @@ fn described<'a>(
     (incoming, record)
 }
 
+/// What is known or held is claimed again, step by step: that tells a key that somebody holds from what a handler waits for.
 fn stop_of(error: sqlx::Error) -> Stop {
-    if pg::is_taken(&error) { Stop::Known } else { Stop::of_handler(error) }
+    if pg::is_taken(&error) || pg::is_locked(&error) { Stop::Known } else { Stop::of_handler(error) }
 }
