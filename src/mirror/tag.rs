@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn evidence_is_of_one_tag_in_one_bucket_and_of_one_key() {
-        let (key, tag) = (TagKey::derive(b"secret"), Tag([7; 12]));
+        let (key, tag) = (TagKey::derive(b"secret"), Tag([7; 16]));
         let evidence = key.evidence(&tag, "oncely:2:1:1:1:0");
         assert!(evidence.is(&evidence.bytes()));
         for other in [

@@ -100,7 +100,7 @@ impl Row {
 
 /// A payload's fingerprint.
 pub fn print(payload: u8) -> Fingerprint {
-    Fingerprint::new([0; 4], [payload; 16])
+    Fingerprint::new([0; 4], [payload; 12])
 }
 
 /// An [`Outcome`] without its texts.
