@@ -17,7 +17,8 @@ $$;
 comment on function oncely.handler_name is
     'Resolves a configured handler to a quoted name, so that no identifier is ever pasted.';
 
--- A key that somebody holds is left for later: the claim waits only for a moment, the handler as long as its session may.
+-- A key that somebody holds is left for later: the claim waits only for a moment, the handler as long as its session
+-- may.
 create function oncely.claim_fresh(messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz)
 returns oncely.message[]
 language plpgsql

@@ -52,6 +52,11 @@ as $$
 declare
     at timestamptz := clock_timestamp();
 begin
+    -- Two thousand consumers have room; whoever looks at all processes reads all of it.
+    if octet_length(consumers::text) > 1048576 then
+        raise exception using errcode = 'ONC15',
+            message = 'oncely: a heartbeat may have a mebibyte at most';
+    end if;
     update oncely.processes as p
     set last_seen_at = at, consumers = beat.consumers
     where p.id = beat.id and p.login = session_user;

@@ -92,10 +92,10 @@ pub(crate) async fn processes(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
 ) -> Result<Vec<ProcessRow>, sqlx::Error> {
-    sqlx::query_as!(
-        ProcessRow,
+    let rows = sqlx::query!(
+        // As text: JSON may hold what Rust can't, and one row must not hide the others.
         r#"select kind, name, version, host, pid, login, oncely.bounded(started_at) as "started_at!",
-            oncely.bounded(last_seen_at) as "last_seen_at!", consumers
+            oncely.bounded(last_seen_at) as "last_seen_at!", consumers::text as "consumers!"
          from oncely.processes
          where last_seen_at >= $1
          order by kind, name, started_at
@@ -103,5 +103,17 @@ pub(crate) async fn processes(
         since
     )
     .fetch_all(connection)
-    .await
+    .await?;
+    let rows = rows.into_iter().map(|row| ProcessRow {
+        kind: row.kind,
+        name: row.name,
+        version: row.version,
+        host: row.host,
+        pid: row.pid,
+        login: row.login,
+        started_at: row.started_at,
+        last_seen_at: row.last_seen_at,
+        consumers: serde_json::from_str(&row.consumers).unwrap_or_default(),
+    });
+    Ok(rows.collect())
 }

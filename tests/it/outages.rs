@@ -39,7 +39,7 @@ async fn a_consumer_that_waits_holds_no_locks_that_cost_another_its_attempts() {
     let worker = world.start("worker");
     // By then its pauses are longer than the other one's patience.
     eventually_within(Duration::from_secs(60), "it waits", || async {
-        let times = worker.output().matches("consuming waits until this is mended").count();
+        let times = worker.output().matches("no attempt is spent").count();
         if times >= 7 { Ok(()) } else { Err(times) }
     })
     .await

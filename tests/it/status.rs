@@ -199,3 +199,71 @@ async fn a_process_can_only_write_its_own_heartbeat() {
     let refused = sqlx::query(large).bind(uuid::Uuid::now_v7()).execute(&mut world.sql).await.unwrap_err();
     assert_eq!(refused.as_database_error().unwrap().code().as_deref(), Some("23514"));
 }
+
+#[tokio::test]
+async fn a_heartbeat_that_cannot_be_read_hides_nobody_else() {
+    let mut world = world("").await;
+    let worker = world.start("worker");
+    world.wait_for(PROCESSES, 1).await;
+    let most = u64::MAX;
+    let beats = [
+        "[1e400]".to_owned(),
+        format!("{}1{}", "[".repeat(300), "]".repeat(300)),
+        format!(
+            "[{{\"consumer\": \"payments\", \"unacknowledged\": {{\"{}\": {most}}}}}]",
+            world.queue("payments")
+        ),
+        format!(
+            "[{{\"consumer\": \"payments\", \"unacknowledged\": {{\"{}\": {most}}}}}]",
+            world.queue("payments")
+        ),
+    ];
+    for beat in &beats {
+        sqlx::query(
+            "select oncely.beat(gen_random_uuid(), 'worker', 'strange', '0', 'h', 1, $1::text::jsonb)",
+        )
+        .bind(beat)
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    }
+    let (_, object) = status(&world).await;
+    assert_eq!(object["processes"].as_array().unwrap().len(), 1 + beats.len(), "{object}");
+    assert_eq!(object["queues"][0]["unacknowledged"], most, "it is as much as there can be");
+    let huge = sqlx::query(
+        "select oncely.beat(gen_random_uuid(), 'worker', 'huge', '0', 'h', 1, to_jsonb(repeat('x', 1048577)))",
+    );
+    let refused = huge.execute(&mut world.sql).await.unwrap_err();
+    assert!(refused.to_string().contains("mebibyte"), "{refused}");
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_stall_keeps_its_beginning_while_a_dead_letter_comes_and_other_tries_fail() {
+    let mut world = world("retry = { delays = [\"50ms\"], max_attempts = 1 }").await;
+    let worker = world.start("worker");
+    for key in ["stuck-1", "stuck-2"] {
+        world.publish("payments", message("acme", key), r#"{"do": "missing_table"}"#).await;
+    }
+    told(&world, "stands still").await;
+    let since = |object: &Value| object["processes"][0]["consumers"][0]["stalled"]["since"].clone();
+    let first = since(&status(&world).await.1);
+    assert!(first.is_string());
+    let park = world.oncely(&["failed", "park", "stuck-1", "--tenant", "acme", "--yes"]).await;
+    assert!(park.status.success(), "{}", String::from_utf8_lossy(&park.stderr));
+    world.wait_for("select count(*) from oncely.dead_letters where key = 'stuck-1'", 1).await;
+    // The other one has been tried again since.
+    let tries = worker.output().matches("no attempt is spent").count();
+    world.wait_for_lines(&worker, "no attempt is spent", tries + 2).await;
+    eventually("a heartbeat later", || async {
+        let (code, object) = status(&world).await;
+        let stalled = &object["processes"][0]["consumers"][0]["stalled"];
+        match stalled["key"] == "stuck-2" && code == 5 && since(&object) == first {
+            true => Ok(()),
+            false => Err(object.to_string()),
+        }
+    })
+    .await
+    .unwrap();
+    world.stop(worker).await;
+}

@@ -102,7 +102,7 @@ impl Picture {
     pub(super) fn unacknowledged(&self, consumer: &str, queue: &str) -> Option<u64> {
         self.workers(consumer)
             .filter_map(|(_, report)| report.condition.unacknowledged.get(queue))
-            .fold(None, |sum, count| Some(sum.unwrap_or(0) + count))
+            .fold(None, |sum: Option<u64>, count| Some(sum.unwrap_or(0).saturating_add(*count)))
     }
 
     /// When a message of this consumer took effect last: by the keys, or by a worker that remembers longer.
