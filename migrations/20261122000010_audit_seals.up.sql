@@ -130,7 +130,8 @@ begin
     -- A restored copy counts its transactions anew.
     if held.seal_mark_xid is null or held.seal_mark_xid > pg_snapshot_xmax(pg_current_snapshot()) then
         held.seal_mark_at := clock_timestamp();
-        held.seal_mark_xid := pg_snapshot_xmax(pg_current_snapshot());
+        -- Our own: a snapshot's xmax may lie below transactions that run, as long as no later one has ended.
+        held.seal_mark_xid := pg_current_xact_id();
         update oncely.upkeep set seal_mark_at = held.seal_mark_at, seal_mark_xid = held.seal_mark_xid;
     end if;
     if pg_snapshot_xmin(pg_current_snapshot()) < held.seal_mark_xid then
@@ -147,7 +148,7 @@ begin
     if begins is null or begins >= closed then
         -- All is sealed up to the mark: the next one.
         update oncely.upkeep
-        set seal_mark_at = clock_timestamp(), seal_mark_xid = pg_snapshot_xmax(pg_current_snapshot());
+        set seal_mark_at = clock_timestamp(), seal_mark_xid = pg_current_xact_id();
         return;
     end if;
     -- As much as one statement hashes in a moment; a day at most, so that no span reaches into another week's
