@@ -9,8 +9,8 @@ use crate::identity::IdentityError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// What stands where the signed identity of a copy should be is none that counts: of another key, version, message or consumer, or
-    /// forged. The headers are not asked instead.
+    /// The signed identity of a copy does not count: it has another key, version, message or consumer, or is forged. The headers are not
+    /// asked instead.
     SignatureInvalid,
     /// Nothing where the tenant should be.
     TenantMissing,

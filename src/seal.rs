@@ -41,11 +41,10 @@ struct OneKey {
     letter: [u8; 32],
 }
 
-/// Why what stands where a signed identity should be is none that counts. Never a reason to look for an identity elsewhere: whoever
-/// could spoil it would choose one.
+/// Why a signed identity does not count. The headers are never asked instead: whoever can spoil the signature could choose them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
-    #[error("is none")]
+    #[error("is malformed")]
     Malformed,
     #[error("has a version that this program does not know: a newer one wrote it")]
     Version,

@@ -287,11 +287,11 @@ impl Lane {
             match shared.health.stalled(&fault, Some(&identity)) {
                 true => {
                     tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
-                    "no message succeeds: those that failed wait, each new one is tried; no attempt is spent")
+                        "no message succeeds: those that failed wait, each new one is tried; no attempt is spent");
                 }
                 false => {
                     tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
-                    "a message has failed, and none has succeeded beside it: it waits; no attempt is spent")
+                        "a message has failed, and none has succeeded beside it: it waits; no attempt is spent");
                 }
             }
         }

@@ -153,8 +153,8 @@ impl Worker {
         WorkerBuilder { config, runs: BTreeMap::new() }
     }
 
-    /// Consumes until `stop` is over (a signal, a token's `cancelled_owned()`, any future); then finishes what has begun, settles it and returns. Servers that are away are
-    /// waited for, at the start too.
+    /// Consumes until `stop` is over (a signal, a token's `cancelled_owned()`, any future); then finishes what has begun, settles it and
+    /// returns. Servers that are away are waited for, at the start too.
     ///
     /// # Errors
     /// When the configuration contradicts what the servers hold: a missing queue, schema or function.
