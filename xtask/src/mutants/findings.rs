@@ -230,6 +230,27 @@ pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
     gate.open().await
 }
 
+/// A handler works longer than a statement may take by default (30 s), and ends before its deadline.
+pub(super) async fn handler_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
+    let gate = arena.shut_gates().await?;
+    publish(arena, vec![Intent::new("acme", "slow", Act::Gate, 0)]).await?;
+    arena.until_waiting(1).await?;
+    go_on(arena, Duration::from_secs(32)).await?;
+    gate.open().await
+}
+
+/// An event that no program can read lies in the outbox, as from before the checks of `oncely.emit`; others come.
+pub(super) async fn unreadable_event(arena: &mut Arena) -> anyhow::Result<()> {
+    arena
+        .sql(
+            "insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, headers, payload)
+             values ('stranger', gen_random_uuid(), now(), now(), '', 'nowhere', '{\"n\": 1e400}', '');
+             select judge.tell('script', null), judge.tell('script', 'a')",
+        )
+        .await?;
+    publish(arena, some(10, Act::Work, "k")).await
+}
+
 /// Messages wait for a retry while what is compared when a key comes back becomes something else.
 pub(super) async fn policy_changes(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(5, Act::Fail, "f")).await?;

@@ -68,6 +68,8 @@ enum Script {
     ClockJumps,
     TrailDropped,
     PolicyChanges,
+    HandlerIsSlow,
+    UnreadableEvent,
 }
 
 /// A message is taken for its process's death at once.
@@ -88,6 +90,11 @@ const ONE_LANE: Settings = &[("consumer", "lanes", "1")];
 /// A handler may take long.
 const PATIENT: Settings =
     &[("postgres", "statement_timeout", "\"90s\""), ("consumer", "deadline", "\"80s\"")];
+/// A handler may take long, and nothing is said about statements.
+const SLOW: Settings = &[
+    ("consumer", "deadline", "\"80s\""),
+    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
+];
 const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
 const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
@@ -132,6 +139,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     },
     Mutant { settings: ONE_LANE, ..mutant("copy_keeps_its_lane", Script::CopyStays) },
     Mutant { settings: PATIENT, ..mutant("suspect_stops_everybody", Script::SuspectIsSlow) },
+    Mutant { settings: SLOW, ..mutant("statements_end_before_the_deadline", Script::HandlerIsSlow) },
+    mutant("unreadable_event_ends_the_relay", Script::UnreadableEvent),
     mutant("letters_are_published_unremembered", Script::RequeueBrokenOff),
     mutant("policies_are_compared", Script::PolicyChanges),
     mutant("collection_believes_its_file", Script::AnotherFile),
@@ -226,6 +235,8 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::ClockJumps => findings::clock_jumps(arena).await,
         Script::TrailDropped => findings::trail_dropped(arena).await,
         Script::PolicyChanges => findings::policy_changes(arena).await,
+        Script::HandlerIsSlow => findings::handler_is_slow(arena).await,
+        Script::UnreadableEvent => findings::unreadable_event(arena).await,
     }
 }
 
