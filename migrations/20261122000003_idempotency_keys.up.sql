@@ -113,7 +113,6 @@ comment on index oncely.idempotency_keys_expires_at is 'For the garbage collecti
 alter table oncely.idempotency_keys enable row level security;
 create policy keys_read on oncely.idempotency_keys for select using (true);
 create policy keys_claimed on oncely.idempotency_keys for insert with check (true);
-create policy keys_collected on oncely.idempotency_keys for delete using (true);
 
 -- A fingerprint names the policy that made it: four bytes for the policy, twelve of the digest. Prints of different
 -- policies can't be compared: that a consumer compares something else since its last release makes no payload another

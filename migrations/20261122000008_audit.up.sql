@@ -83,13 +83,19 @@ declare
     partition text := 'audit_' || to_char(week, 'YYYYMMDD');
     first timestamptz := week at time zone 'UTC';
     last timestamptz := (week + interval '7 days') at time zone 'UTC';
-    move text := format(
+    move text;
+    waited bigint;
+begin
+    -- The settings allow 366 days ahead.
+    if isfinite(day) is not true or day > clock_timestamp() + interval '400 days' then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: no partition of the trail is made for %s: more than 400 days ahead', day);
+    end if;
+    move := format(
         'with moved as (delete from oncely.audit_default where occurred_at >= $1 and occurred_at < $2 returning *) '
         'insert into oncely.%I select * from moved',
         partition
     );
-    waited bigint;
-begin
     -- Two relays at once: the second waits, then finds it made.
     perform pg_advisory_xact_lock(hashtextextended('oncely.audit_partitions', 0));
     if to_regclass(format('oncely.%I', partition)) is not null then
@@ -130,6 +136,10 @@ declare
     week timestamptz := date_trunc('week', from_time at time zone 'UTC') at time zone 'UTC';
     partition text;
 begin
+    if (isfinite(from_time) and isfinite(until_time)) is not true or until_time > from_time + interval '3660 days' then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: %s to %s are more than 3660 days of partitions', from_time, until_time);
+    end if;
     while week < until_time loop
         partition := oncely.make_audit_partition(week);
         if partition is not null then

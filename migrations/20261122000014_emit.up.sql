@@ -66,6 +66,12 @@ begin
         limit 1;
         raise exception using errcode = 'ONC04', message = wrong;
     end if;
+    if reply_to = 'amq.rabbitmq.reply-to' then
+        raise exception using errcode = 'ONC05',
+            message = 'an event can''t have its answer sent to amq.rabbitmq.reply-to: that is the session of whoever '
+                'publishes, which is the relay',
+            hint = 'Name a queue.';
+    end if;
     if message_id = '' or ordering_key = '' then
         raise exception using errcode = 'ONC05',
             message = 'the message_id and the ordering_key of an event must not be empty: leave them out';
@@ -134,7 +140,8 @@ begin
                     or h.value::numeric not between -9223372036854775808 and 9223372036854775807
                 when 'object' then true
                 when 'array' then true
-                else false
+                -- RabbitMQ takes these two for lists of routing keys, and closes the channel on anything else.
+                else h.key in ('CC', 'BCC')
             end or octet_length(h.key) not between 1 and 255)
         into size, wrong
         from jsonb_each(headers) as h;
@@ -142,7 +149,7 @@ begin
             raise exception using errcode = 'ONC05',
                 message = format(
                     'the header %s of an event can''t be sent: a header is a text, a whole number, a boolean or null, '
-                    'with a name of 1 to 255 bytes',
+                    'with a name of 1 to 255 bytes other than CC and BCC',
                     left(wrong, 300)
                 );
         end if;

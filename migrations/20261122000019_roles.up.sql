@@ -91,7 +91,8 @@ begin
                 'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
                 'oncely.rights, oncely.processes'),
             ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
-            ('oncely_operator', format('delete, update (%s) on oncely.dead_letters', letter_changed)),
+            -- Their state, and nothing of the messages.
+            ('oncely_operator', 'delete, update (state, updated_at, swept_at) on oncely.dead_letters'),
             ('oncely_operator', 'delete, update (available_at, attempts, state, reason, last_error) on oncely.events'),
             ('oncely_operator', 'delete, update (used_at) on oncely.ordering_keys'),
             ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
@@ -139,6 +140,17 @@ begin
         -- For `oncely check`. An sqlx-cli without sqlx.toml support keeps its list elsewhere.
         if to_regclass('oncely._sqlx_migrations') is not null then
             execute format('grant select on oncely._sqlx_migrations to %I', role);
+        end if;
+        -- Who collects deletes what is past its retention, and nothing else: a key that is gone too early is a message
+        -- that runs again. By the clock as far as it is explained (oncely.observe_clock).
+        if role in ('oncely_relay', 'oncely_operator') then
+            execute format(
+                'create policy %I on oncely.idempotency_keys for delete to %I using ('
+                'coalesce(expires_at, coalesce(completed_at, created_at) '
+                '+ (select c.retention from oncely.consumers as c where c.consumer = idempotency_keys.consumer)) '
+                '<= (select least(u.clock_seen_at, clock_timestamp()) from oncely.upkeep as u))',
+                'keys_collected_by_' || role, role
+            );
         end if;
         -- What was done stays done: a worker changes a key that may run, or one that it has just claimed in this very
         -- transaction (a row of a savepoint's is none). Relay and operator lock rows to delete them in peace, and

@@ -85,6 +85,21 @@ pub(crate) async fn postgres(config: &Config, found: &mut Preflight) {
             return;
         }
     }
+    match pg::may_enter(&mut connection).await {
+        Ok(None) => {}
+        Ok(Some(login)) => {
+            let what = format!(
+                "the login {login} may not enter the schema oncely at {server}: grant it the role of its work, as in \"grant \
+                 oncely_worker to {login}\""
+            );
+            found.problems.add("postgres.url", what);
+            return;
+        }
+        Err(error) => {
+            unexpected(found, &server, error);
+            return;
+        }
+    }
     match pg::migration_state(&mut connection).await {
         Ok(state) if !state.pending.is_empty() => {
             let what = format!(
@@ -206,7 +221,11 @@ fn misfit(wanted: &SqlFunction, found: &[HandlerFunction]) -> Option<String> {
     };
     let (name, result) = signature(wanted.batch);
     match found.iter().find(|function| function.batch == wanted.batch) {
-        Some(function) if function.fits => None,
+        Some(function) if function.fits && function.executable => None,
+        Some(function) if function.fits => Some(format!(
+            "the login {0} may not call {name}: grant execute on function {name} to {0}",
+            function.login
+        )),
         Some(function) => Some(format!("{name} returns {}, and must return {result}", function.returns)),
         None if found.is_empty() => Some(format!("there is no function {name}")),
         None => {

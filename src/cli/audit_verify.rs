@@ -86,10 +86,11 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
 }
 
 async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Found, sqlx::Error> {
+    let now = pg::look_as_sealed(connection).await?;
     let mut found = Found { dropped: pg::dropped_until(connection).await?, ..Found::default() };
     let mut place = 0;
     loop {
-        let seals = pg::seals(connection, place, PAGE).await?;
+        let seals = pg::seals(connection, place, PAGE, now).await?;
         if seals.is_empty() {
             break;
         }
@@ -134,6 +135,18 @@ async fn wrong(
     }
     if !seal.is_linked {
         return Ok(Some(format!("the seal {} does not follow the one before it", seal.place)));
+    }
+    if !seal.is_in_time {
+        return Ok(Some(format!(
+            "the seal {} says that it was made before its span was over, or in time to come",
+            seal.place
+        )));
+    }
+    if !seal.is_past_floor {
+        return Ok(Some(format!(
+            "the seal {} says that rows were dropped that were younger than oncely.cell.audit_floor",
+            seal.place
+        )));
     }
     if seal.kind != "rows" || dropped.is_some_and(|dropped| seal.until_time <= dropped) {
         return Ok(None);

@@ -10,7 +10,7 @@ use super::output;
 use crate::config::{Config, Problems, masked};
 use crate::exit;
 use crate::mirror::Mirror;
-use crate::pg;
+use crate::pg::{self, LoginRole};
 use crate::preflight::{self, Preflight};
 
 #[derive(Debug, Args)]
@@ -31,6 +31,20 @@ enum Role {
     Relay,
     Operator,
     Auditor,
+}
+
+impl Role {
+    const ALL: [Self; 4] = [Self::Worker, Self::Relay, Self::Operator, Self::Auditor];
+
+    /// PostgreSQL's.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "oncely_worker",
+            Self::Relay => "oncely_relay",
+            Self::Operator => "oncely_operator",
+            Self::Auditor => "oncely_auditor",
+        }
+    }
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
@@ -78,10 +92,19 @@ async fn look(config: &Config, role: Option<Role>, problems: &Problems) -> Prefl
     if !bad("postgres.") {
         preflight::postgres(config, &mut found).await;
     }
-    let role = match role {
-        Some(role) => role,
-        None => of_login(&mut found).await,
-    };
+    let roles = roles(&mut found).await;
+    let has = |role: Role| roles.iter().any(|one| one.role == role.name() && one.granted);
+    // The first that the login has. A superuser has all; without an answer, and without any role, everything is looked at.
+    let role = role.or_else(|| Role::ALL.into_iter().find(|role| has(*role))).unwrap_or(Role::Worker);
+    if !has(role)
+        && let Some(LoginRole { login, .. }) = roles.iter().find(|one| one.role == role.name())
+    {
+        let what = format!(
+            "the login {login} has not the role {0}, which this work takes: grant {0} to {login}",
+            role.name()
+        );
+        found.problems.add("postgres.url", what);
+    }
     let has_key = config.mirror.as_ref().is_some_and(|mirror| mirror.key.is_some());
     let needs_secret = match role {
         Role::Worker => true,
@@ -127,19 +150,10 @@ async fn look(config: &Config, role: Option<Role>, problems: &Problems) -> Prefl
     found
 }
 
-/// The first of the roles that the login has; a superuser has all.
-async fn of_login(found: &mut Preflight) -> Role {
-    let Some(mut session) = found.session.take() else { return Role::Worker };
+/// Oncely's roles, and which of them the login has; none where nobody can be asked.
+async fn roles(found: &mut Preflight) -> Vec<LoginRole> {
+    let Some(mut session) = found.session.take() else { return Vec::new() };
     let roles = pg::login_roles(&mut session.connection).await;
     found.session = Some(session);
-    // Without an answer, and without any role, everything is looked at.
-    let roles = roles.unwrap_or_default();
-    let all = [
-        ("oncely_worker", Role::Worker),
-        ("oncely_relay", Role::Relay),
-        ("oncely_operator", Role::Operator),
-        ("oncely_auditor", Role::Auditor),
-    ];
-    let first = all.iter().find(|(name, _)| roles.iter().any(|role| role == name));
-    first.map_or(Role::Worker, |(_, role)| *role)
+    roles.unwrap_or_default()
 }

@@ -3,6 +3,7 @@ select f.batch as "batch!", pg_get_function_result(p.oid) as "returns!",
     case
         when f.batch then p.proretset and (p.prorettype = 'oncely.result'::regtype or p.prorettype = 'record'::regtype)
         else not p.proretset and p.prorettype = 'jsonb'::regtype
-    end as "fits!"
+    end as "fits!",
+    has_function_privilege(p.oid, 'execute') as "executable!", current_user::text as "login!"
 from (values (false, '(oncely.message)'), (true, '(oncely.message[])')) as f (batch, argument)
 join pg_proc as p on p.oid = to_regprocedure($1 || f.argument)

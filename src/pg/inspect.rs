@@ -218,6 +218,8 @@ pub(crate) struct TableStatistics {
     pub(crate) failed: i64,
     /// Beginning of the last week that has an audit partition.
     pub(crate) last_partition: Option<String>,
+    /// The trail is sealed up to here, but for ten minutes, once every transaction of then is over.
+    pub(crate) sealing_since: Option<DateTime<Utc>>,
 }
 
 /// Sizes of the tables.
@@ -238,7 +240,8 @@ pub(crate) async fn table_statistics(connection: &mut PgConnection) -> Result<Ta
                 from pg_inherits as i
                 join pg_class as c on c.oid = i.inhrelid
                 where i.inhparent = 'oncely.audit'::regclass and c.relname ~ '^audit_[0-9]{8}$'
-            ) as last_partition"#
+            ) as last_partition,
+            (select oncely.bounded(seal_mark_at) from oncely.upkeep) as sealing_since"#
     )
     .fetch_one(connection)
     .await
@@ -253,11 +256,35 @@ pub(crate) struct HandlerFunction {
     pub(crate) fits: bool,
     /// What it returns.
     pub(crate) returns: String,
+    /// The login may call it.
+    pub(crate) executable: bool,
+    /// The session's user.
+    pub(crate) login: String,
 }
 
-/// Which of Oncely's roles the login has.
-pub(crate) async fn login_roles(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
-    sqlx::query_file_scalar!("src/pg/login_roles.sql").fetch_all(connection).await
+/// One of Oncely's roles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoginRole {
+    pub(crate) role: String,
+    /// The session's user.
+    pub(crate) login: String,
+    /// That user has the role, or owns the schema.
+    pub(crate) granted: bool,
+}
+
+/// Oncely's roles, and which of them the login has. A role that could not be created is left out.
+pub(crate) async fn login_roles(connection: &mut PgConnection) -> Result<Vec<LoginRole>, sqlx::Error> {
+    sqlx::query_file_as!(LoginRole, "src/pg/login_roles.sql").fetch_all(connection).await
+}
+
+/// The session's user, where it may not even enter the schema.
+pub(crate) async fn may_enter(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select current_user::text as "login!",
+            coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace where nspname = 'oncely'), true) as "may!""#
+    );
+    let row = row.fetch_one(connection).await?;
+    Ok((!row.may).then_some(row.login))
 }
 
 /// The functions of this name that take a message or a batch of them.

@@ -1,5 +1,8 @@
--- Which of Oncely's roles the login has.
-select rolname::text as "role!"
-from pg_roles
-where rolname in ('oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor')
-    and pg_has_role(current_user, oid, 'member')
+-- Oncely's roles as far as they exist, and whether the login has them: it does as a member, and as (a member of) the owner of the schema.
+select r.rolname::text as "role!", current_user::text as "login!",
+    pg_has_role(current_user, r.oid, 'member')
+        or coalesce(pg_has_role(current_user, n.nspowner, 'member'), false) as "granted!"
+from pg_roles as r
+left join pg_namespace as n on n.nspname = 'oncely'
+where r.rolname in ('oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor')
+order by r.rolname

@@ -53,8 +53,8 @@ pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,
 };
 pub(crate) use inspect::{
-    HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles,
-    recent_outcomes, table_statistics,
+    HandlerFunction, LoginRole, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles,
+    may_enter, recent_outcomes, table_statistics,
 };
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
@@ -89,6 +89,6 @@ pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};
 pub use upkeep::{ObservedClock, Seal};
 pub(crate) use upkeep::{
-    accept_clock, audit_count, audit_digest, clock_refused_at, dropped_until, observe_clock, seal_audit,
-    seals,
+    accept_clock, audit_count, audit_digest, clock_refused_at, dropped_until, look_as_sealed, observe_clock,
+    seal_audit, seals,
 };

@@ -299,8 +299,9 @@ pub(crate) struct StoredMessage {
     pub(crate) key: String,
     pub(crate) queue: String,
     pub(crate) routing_key: String,
-    pub(crate) properties: Option<Value>,
-    pub(crate) headers: Option<Value>,
+    /// JSON, as PostgreSQL writes it: what Rust can't read is the matter of this one letter.
+    pub(crate) properties: Option<String>,
+    pub(crate) headers: Option<String>,
     /// `None` where only the queue has it.
     pub(crate) body: Option<Vec<u8>>,
 }
@@ -313,7 +314,8 @@ pub(crate) async fn messages(
     let (tenants, ids, generations) = columns(letters);
     sqlx::query_as!(
         StoredMessage,
-        "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.properties, d.headers, d.body
+        "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.properties::text as properties,
+             d.headers::text as headers, d.body
          from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
          join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
          order by d.dead_lettered_at, d.id",

@@ -97,15 +97,32 @@ pub struct Seal {
     pub is_whole: bool,
     /// It names the hash of the one before it, which is the one at the place before.
     pub is_linked: bool,
+    /// It was made after what it seals, and not in time to come.
+    pub is_in_time: bool,
+    /// What it says was dropped was older than `oncely.cell.audit_floor` then.
+    pub is_past_floor: bool,
 }
 
-/// Up to `limit` seals after a place of the chain, in its order.
+/// Has values look as they do where they are sealed, for the rest of the session: before [`seals`] and [`audit_digest`].
+/// Returns the database's time.
+pub(crate) async fn look_as_sealed(connection: &mut PgConnection) -> Result<DateTime<Utc>, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select set_config('timezone', 'UTC', false) as timezone, set_config('datestyle', 'ISO, YMD', false) as datestyle,
+             set_config('bytea_output', 'hex', false) as bytea_output, clock_timestamp() as "now!""#
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(row.now)
+}
+
+/// Up to `limit` seals after a place of the chain, in its order, as they are to be judged at `now`.
 pub(crate) async fn seals(
     connection: &mut PgConnection,
     after: i64,
     limit: i64,
+    now: DateTime<Utc>,
 ) -> Result<Vec<Seal>, sqlx::Error> {
-    sqlx::query_file_as!(Seal, "src/pg/seals_list.sql", after, limit).fetch_all(connection).await
+    sqlx::query_file_as!(Seal, "src/pg/seals_list.sql", after, limit, now).fetch_all(connection).await
 }
 
 /// Up to when the trail was dropped after its retention.
@@ -117,19 +134,14 @@ pub(crate) async fn dropped_until(
         .await
 }
 
-/// What the trail holds now for a span: how many rows, and their hash.
+/// What the trail holds now for a span: how many rows, and their hash. Reckoned by this statement, as `oncely.audit_digest` does for
+/// the seals (a test compares them): whoever can change rows may have changed that function.
 pub(crate) async fn audit_digest(
     connection: &mut PgConnection,
     from: DateTime<Utc>,
     until: DateTime<Utc>,
 ) -> Result<(i64, Vec<u8>), sqlx::Error> {
-    let row = sqlx::query!(
-        r#"select d.row_count as "rows!", d.digest as "digest!" from oncely.audit_digest($1, $2) as d"#,
-        from,
-        until
-    )
-    .fetch_one(connection)
-    .await?;
+    let row = sqlx::query_file!("src/pg/audit_digest.sql", from, until).fetch_one(connection).await?;
     Ok((row.rows, row.digest))
 }
 

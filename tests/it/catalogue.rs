@@ -300,6 +300,8 @@ async fn each_role_can_do_its_work_and_no_more() {
             "update oncely.dead_letters set state = 'discarded' where state = 'waiting'",
             true,
         ),
+        ("oncely_operator", "update oncely.dead_letters set body = ''", false),
+        ("oncely_operator", "update oncely.dead_letters set fingerprint = '', queue = 'another'", false),
         ("oncely_operator", "select * from oncely.dead_letters, oncely.dead_letter_groups", true),
         (
             "oncely_operator",

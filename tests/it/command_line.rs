@@ -300,10 +300,30 @@ async fn check_asks_of_each_login_only_what_its_role_needs() {
         // A worker's login must see the application's schema.
         let wanted = if role == "worker" { 78 } else { 0 };
         assert_eq!(checked.status.code(), Some(wanted), "{role}: {told}");
-        if role == "auditor" {
-            let more = world.oncely_with(&["check", "--as", "worker"], &environment).await;
-            assert_eq!(more.status.code(), Some(78), "{}", stdout(&more));
+        let other = if role == "relay" { "operator" } else { "relay" };
+        let more = world.oncely_with(&["check", "--as", other], &environment).await;
+        let told = stdout(&more);
+        assert_eq!(more.status.code(), Some(78), "{told}");
+        assert!(told.contains(&format!("grant oncely_{other} to {name}")), "{told}");
+        if role == "worker" {
+            sqlx::raw_sql("grant usage on schema app to public; revoke execute on all functions in schema app from public")
+                .execute(&mut world.sql)
+                .await
+                .unwrap();
+            let told = stdout(&world.oncely_with(&["check"], &environment).await);
+            assert!(told.contains("grant execute on function app.handle(oncely.message) to"), "{told}");
+            sqlx::raw_sql("grant execute on all functions in schema app to public")
+                .execute(&mut world.sql)
+                .await
+                .unwrap();
+            let checked = world.oncely_with(&["check"], &environment).await;
+            assert_eq!(checked.status.code(), Some(0), "{}", stdout(&checked));
         }
+        let revoke = format!("revoke oncely_{role} from {name}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(revoke)).execute(&mut world.sql).await.unwrap();
+        let none = world.oncely_with(&["check"], &environment).await;
+        assert_eq!(none.status.code(), Some(78));
+        assert!(stdout(&none).contains("may not enter the schema oncely"), "{}", stdout(&none));
         let drop = format!("drop role {name}");
         sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut world.sql).await.unwrap();
     }

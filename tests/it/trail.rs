@@ -218,8 +218,13 @@ async fn the_database_says_who_acted() {
     assert_eq!(world.text(actor).await.as_deref(), Some("oncely_operator (alice) true"));
 }
 
-/// A world with a sealed trail of two hours.
+/// A world with a sealed trail of a hundred decisions, of two hours ago to twenty minutes ago.
 async fn sealed() -> World {
+    sealed_from(20).await
+}
+
+/// The same, so many minutes ago.
+async fn sealed_from(minutes: i32) -> World {
     let mut world = World::new().await;
     world.consumer("payments", "");
     // Two hours ago may have been last week.
@@ -227,7 +232,7 @@ async fn sealed() -> World {
         .execute(&mut world.sql)
         .await
         .unwrap();
-    decisions(&mut world, 20..120).await;
+    decisions(&mut world, minutes..minutes + 100).await;
     // What stands in no partition of its own is sealed where it would stand.
     testbed::eventually("all is sealed", || async {
         let report = gc(&world).await;
@@ -252,7 +257,7 @@ async fn verify(world: &World, code: i32, more: &[&str]) -> Value {
 
 #[tokio::test]
 async fn a_trail_that_nobody_touched_verifies_and_goes_on_after_a_new_column_and_a_drop() {
-    let mut world = sealed().await;
+    let mut world = sealed_from(2 * 1_440).await;
     let found = verify(&world, 0, &[]).await;
     assert_eq!((found["rows"].as_i64(), found["unsealed"].as_i64()), (Some(100), Some(0)), "{found}");
     let anchor = found["hash"].as_str().unwrap().to_owned();
@@ -265,10 +270,11 @@ async fn a_trail_that_nobody_touched_verifies_and_goes_on_after_a_new_column_and
     .await
     .unwrap();
     assert_eq!(verify(&world, 0, &["--anchor", &anchor]).await["unsealed"], 5);
-    // Far in the future it is dropped, as its retention says; the seals stay.
+    // After its retention it is dropped; the seals stay.
     sqlx::raw_sql(
         "update oncely.cell set audit_floor = '1 day';
-         select oncely.append_seal('dropped', 'epoch', date_trunc('week', now() at time zone 'UTC') at time zone 'UTC' + interval '7 days');
+         select oncely.append_seal('dropped', 'epoch', min(until_time))
+         from oncely.audit_seals where until_time > (select max(occurred_at) from oncely.audit where occurred_at < now() - interval '1 day');
          delete from oncely.audit",
     )
     .execute(&mut world.sql)
@@ -277,7 +283,7 @@ async fn a_trail_that_nobody_touched_verifies_and_goes_on_after_a_new_column_and
     let found = verify(&world, 0, &["--anchor", &anchor]).await;
     assert!(found["dropped_until"].is_string(), "{found}");
     // What comes back there is nobody's.
-    decisions(&mut world, 30..31).await;
+    decisions(&mut world, 2_900..2_901).await;
     assert_eq!(verify(&world, 1, &[]).await["breaks"].as_array().unwrap().len(), 1);
 }
 
@@ -326,6 +332,39 @@ async fn who_touches_a_sealed_row_or_a_seal_is_found_out_and_the_span_is_named()
         .unwrap();
         verify(&world, 0, &[]).await;
     }
+}
+
+#[tokio::test]
+async fn who_owns_the_schema_neither_drops_what_is_young_nor_has_its_functions_believed() {
+    let mut world = sealed().await;
+    // Functions that find all in order.
+    let forged = "
+        create or replace function oncely.audit_digest(
+            from_time timestamptz, until_time timestamptz, out row_count bigint, out digest bytea
+        ) language sql as $$
+            select s.row_count, s.digest from oncely.audit_seals as s
+            where s.from_time = audit_digest.from_time and s.until_time = audit_digest.until_time
+        $$;
+        create or replace function oncely.seal_hash(seal oncely.audit_seals) returns bytea language sql as 'select seal.hash'";
+    sqlx::raw_sql(forged).execute(&mut world.sql).await.unwrap();
+    verify(&world, 0, &[]).await;
+    sqlx::raw_sql("update oncely.audit set tenant = 'globex' where key = 'k60'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let found = verify(&world, 1, &[]).await;
+    assert!(found["breaks"][0]["what"].as_str().unwrap().contains("rows were changed"), "{found}");
+
+    let mut world = sealed().await;
+    sqlx::raw_sql(
+        "select oncely.append_seal('dropped', 'epoch', max(until_time)) from oncely.audit_seals;
+         delete from oncely.audit",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let found = verify(&world, 1, &[]).await;
+    assert!(found["breaks"][0]["what"].as_str().unwrap().contains("audit_floor"), "{found}");
 }
 
 #[tokio::test]

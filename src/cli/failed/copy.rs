@@ -61,9 +61,10 @@ pub(super) fn stored(seal_key: &SealKey, message: &StoredMessage) -> anyhow::Res
         return Ok(None);
     };
     let unreadable = || anyhow::anyhow!("the row of {} can't be read as a message", message.id);
-    let properties = restore_properties(properties).ok_or_else(unreadable)?;
+    let json = |text: &str| serde_json::from_str(text).ok();
+    let properties = json(properties).as_ref().and_then(restore_properties).ok_or_else(unreadable)?;
     let headers = match &message.headers {
-        Some(headers) => restore_headers(headers).ok_or_else(unreadable)?,
+        Some(headers) => json(headers).as_ref().and_then(restore_headers).ok_or_else(unreadable)?,
         None => FieldTable::default(),
     };
     let user_id = properties.user_id().as_ref().map(|user_id| user_id.as_str());

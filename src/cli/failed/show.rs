@@ -58,8 +58,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     if arguments.json {
         let mut letter = serde_json::to_value(&row)?;
         if let Value::Object(fields) = &mut letter {
-            let stored =
-                |of: fn(&StoredMessage) -> &Option<Value>| message.as_ref().and_then(|m| of(m).clone());
+            let stored = |of: fn(&StoredMessage) -> &Option<String>| {
+                message.as_ref().and_then(|message| of(message).as_deref()).map(read)
+            };
             fields.insert("properties".to_owned(), json!(stored(|m| &m.properties)));
             fields.insert("headers".to_owned(), json!(stored(|m| &m.headers)));
             if arguments.body {
@@ -78,8 +79,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     }
     let mut lines = tell(&row, times);
     if let Some(message) = &message {
-        lines.extend(fields("properties", message.properties.as_ref()));
-        lines.extend(fields("headers", message.headers.as_ref()));
+        lines.extend(fields("properties", message.properties.as_deref()));
+        lines.extend(fields("headers", message.headers.as_deref()));
     }
     lines.push(format!("  body       {}", about(&row, arguments.body)));
     if let (true, Some(body)) = (arguments.body, body) {
@@ -121,9 +122,19 @@ fn tell(row: &LetterRow, times: Times) -> Vec<String> {
     lines
 }
 
-fn fields(label: &str, stored: Option<&Value>) -> Vec<String> {
-    let fields = stored.and_then(Value::as_object).into_iter().flatten();
+/// As JSON where Rust can hold it, else as its text: PostgreSQL's has numbers of any size.
+fn read(stored: &str) -> Value {
+    serde_json::from_str(stored).unwrap_or_else(|_| json!(stored))
+}
+
+fn fields(label: &str, stored: Option<&str>) -> Vec<String> {
+    let fields = match stored.map(read) {
+        Some(Value::Object(fields)) => fields,
+        Some(Value::String(text)) => serde_json::Map::from_iter([("(unreadable)".to_owned(), json!(text))]),
+        _ => return Vec::new(),
+    };
     fields
+        .iter()
         .enumerate()
         .map(|(index, (name, value))| {
             let label = if index == 0 { label } else { "" };

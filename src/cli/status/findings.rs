@@ -29,6 +29,8 @@ pub(super) struct Finding {
 
 /// Records and events that wait longer than this are late.
 const LATE: chrono::Duration = chrono::Duration::seconds(60);
+/// The trail is sealed at each collection, hourly by default; one that waits longer than this does not go on.
+const SEALED: chrono::Duration = chrono::Duration::days(2);
 /// So many dead letters, and one decision in so many, in the last five minutes: not one bad message, but something that breaks.
 const MANY: i64 = 10;
 const ONE_IN: i64 = 20;
@@ -236,6 +238,13 @@ impl Found {
                 age(oldest, database.now)
             );
             self.look("mirror queue", text);
+        }
+        if let Some(since) = database.tables.sealing_since.filter(|at| database.now - *at > SEALED) {
+            let text = format!(
+                "is not sealed since {} ago: `oncely gc run` says why, or a transaction has been open for as long",
+                age(since, database.now)
+            );
+            self.look("trail", text);
         }
         if database.events.parked > 0 {
             let text = format!("{} parked (`oncely outbox list --state parked`)", database.events.parked);

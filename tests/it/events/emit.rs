@@ -207,6 +207,13 @@ async fn what_no_broker_would_take_is_refused_when_it_is_written() {
         ("oncely.emit('x', 'y', 'z', headers => '{\"a\": {\"b\": 1}}')".to_owned(), "ONC05", "header a"),
         ("oncely.emit('x', 'y', 'z', headers => '{\"a\": [1]}')".to_owned(), "ONC05", "header a"),
         (format!("oncely.emit('x', 'y', 'z', headers => '{{\"{long}\": 1}}')"), "ONC05", "1 to 255 bytes"),
+        ("oncely.emit('x', 'y', 'z', headers => '{\"CC\": \"a\"}')".to_owned(), "ONC05", "header CC"),
+        ("oncely.emit('x', 'y', 'z', headers => '{\"BCC\": null}')".to_owned(), "ONC05", "header BCC"),
+        (
+            "oncely.emit('x', 'y', 'z', reply_to => 'amq.rabbitmq.reply-to')".to_owned(),
+            "ONC05",
+            "amq.rabbitmq.reply-to",
+        ),
         (
             "oncely.emit('x', 'y', 'z', headers => jsonb_build_object('a', repeat('x', 122880)))".to_owned(),
             "ONC04",

@@ -31,6 +31,32 @@ async fn headers_that_no_table_holds_do_not_stop_the_worker_and_are_requeued_fro
 }
 
 #[tokio::test]
+async fn a_letter_that_no_program_can_read_stops_no_other() {
+    let mut world = fragile(&["a"], "").await;
+    let worker = world.start("worker");
+    for key in ["k1", "k2", "k3"] {
+        world.publish("payments", message("acme", key), &kind("a")).await;
+    }
+    world.wait_for(WAITING, 3).await;
+    world.wait_for_ready(&dead(&world), 3).await;
+    // Numbers that PostgreSQL's JSON holds, and Rust's does not.
+    sqlx::raw_sql("update oncely.dead_letters set properties = '{\"n\": 1e400}', headers = '{\"n\": 1e400}' where key = 'k2'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    mend(&mut world).await;
+    let done = failed(&world, 1, &["requeue", "--all", "--yes"]).await;
+    assert_eq!((&done["done"], &done["failed"]), (&json!(2), &json!(1)), "{done}");
+    world.wait_for("select count(*) from app.effects", 2).await;
+    let id = world.text("select id::text from oncely.dead_letters where key = 'k2'").await.unwrap();
+    let shown = world.oncely(&["failed", "show", &id]).await;
+    assert_eq!(shown.status.code(), Some(0), "{shown:?}");
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("(unreadable) = {\"n\": 1"), "{shown:?}");
+    failed(&world, 0, &["show", &id]).await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
 async fn a_requeued_message_runs_once_as_it_first_came() {
     let mut world = fragile(&["a"], "tenant = \"user_id\"").await;
     let exchange = world.queue("topic");

@@ -84,6 +84,61 @@ const PLANTED: &str = "
     from (values (timestamptz 'infinity'), ('-infinity'), ('270000-01-01')) as v (at), unnest(array['waiting', 'discarded']) as state";
 
 #[tokio::test]
+async fn nobody_makes_partitions_for_thousands_of_years() {
+    let mut world = World::new().await;
+    for call in [
+        "oncely.make_audit_partition('9000-01-01')",
+        "oncely.make_audit_partition('infinity')",
+        "oncely.make_audit_partition(null)",
+        "oncely.make_audit_partitions('-infinity', now())",
+        "oncely.make_audit_partitions('1000-01-01', now())",
+        "oncely.make_audit_partitions(now(), null)",
+    ] {
+        let text = format!("select {call}");
+        assert_eq!(super::code_of(&mut world.sql, &text).await.as_deref(), Some("ONC11"), "{call}");
+    }
+}
+
+#[tokio::test]
+async fn who_collects_deletes_no_key_that_is_still_remembered() {
+    let mut world = World::new().await;
+    run(
+        &mut world,
+        "select oncely.register_consumer('payments', '10 days', '1 day', 'body', 'dead_letter', 'w');
+         insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, expires_at, reason)
+         select 'acme', consumer, key, status::oncely.key_status, 1, now() - age, case when status <> 'IN_PROGRESS' then now() - age end, ends,
+             case when status = 'FAILED' then 'poison' end
+         from (values
+             ('payments', 'young', 'COMPLETED', interval '9 days', null::timestamptz),
+             ('payments', 'young and failed', 'FAILED', '9 days', null),
+             ('payments', 'young and at work', 'IN_PROGRESS', '9 days', null),
+             ('payments', 'said so', 'COMPLETED', '11 days', now() + interval '1 hour'),
+             ('unknown', 'old', 'COMPLETED', '900 days', null),
+             ('payments', 'old', 'COMPLETED', '11 days', null),
+             ('payments', 'old and failed', 'FAILED', '11 days', null),
+             ('payments', 'old and left', 'IN_PROGRESS', '11 days', null),
+             ('unknown', 'ended', 'COMPLETED', '1 hour', now() - interval '1 minute')
+         ) as v (consumer, key, status, age, ends)",
+    )
+    .await;
+    for role in ["oncely_relay", "oncely_operator"] {
+        run(
+            &mut world,
+            &format!("begin; set local role {role}; delete from oncely.idempotency_keys; reset role"),
+        )
+        .await;
+        let left = "select string_agg(key, ', ' order by key) from oncely.idempotency_keys";
+        assert_eq!(
+            world.text(left).await.as_deref(),
+            Some("old, said so, young, young and at work, young and failed"),
+            "{role}"
+        );
+        run(&mut world, "rollback").await;
+    }
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 9);
+}
+
+#[tokio::test]
 async fn rows_that_no_program_can_hold_end_none_and_keep_nobody() {
     let redis = Redis::start().await.unwrap();
     let mut world = World::new().await;
