@@ -45,9 +45,10 @@ end
 $$;
 comment on function oncely.claim_fresh is 'Claims the keys of a batch, all or none, and returns the batch.';
 
+-- The statement is a transaction of its own: what is wrong with the handler's answers must end it here.
 create function oncely.record_fresh(
     messages oncely.message[], consumer text, at timestamptz, worker text, waited_us bigint, record_id uuid, tags bytea,
-    expires_at timestamptz, alone boolean, seqs integer[], answered boolean
+    expires_at timestamptz, response_limit bigint, seqs integer[], responses jsonb[]
 )
 returns void
 language plpgsql
@@ -57,16 +58,29 @@ declare
     wanted integer := cardinality(messages);
     written integer;
 begin
-    if alone then
-        if answered then
-            raise exception using errcode = 'ONC06', message = 'the handler returned a response';
+    for seq in 1 .. wanted loop
+        if (seq = any (seqs)) is not true or cardinality(seqs) <> wanted then
+            raise exception using errcode = 'ONC03', message = 'the batch handler did not return one row per message';
         end if;
-        for seq in 1 .. wanted loop
-            if (seq = any (seqs)) is not true or cardinality(seqs) <> wanted then
-                raise exception using errcode = 'ONC06',
-                    message = 'the batch handler did not return one row per message';
-            end if;
-        end loop;
+    end loop;
+    if responses is not null then
+        -- With white space it is longer than what the limit counts: whether it is too long is found out step by step.
+        if exists (select from unnest(responses) as r (response) where octet_length(r.response::text) > response_limit)
+        then
+            raise exception using errcode = 'ONC06', message = 'a response may be over the limit';
+        end if;
+        update oncely.idempotency_keys as i
+        set response = r.response
+        from (
+            select (messages[a.seq]).tenant as tenant, (messages[a.seq]).key as key, a.response
+            from unnest(seqs, responses) as a (seq, response)
+            where a.response is not null
+        ) as r
+        where i.tenant = r.tenant and i.consumer = record_fresh.consumer and i.key = r.key;
+        get diagnostics written = row_count;
+        if written <> cardinality(array_remove(responses, null)) then
+            raise exception 'oncely: % responses were written of %', written, cardinality(responses);
+        end if;
     end if;
     insert into oncely.audit (
         tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, trace_id
@@ -86,21 +100,22 @@ begin
 end
 $$;
 comment on function oncely.record_fresh is
-    'Writes the trail and the mirror record of a batch that has taken effect for the first time. Alone, in a '
-    'transaction that ends with the statement: refuses (ONC06) what the worker has to look at before it commits.';
+    'Writes the responses, the trail and the mirror record of a batch that has taken effect for the first time. '
+    'Refuses answers that don''t fit the messages (ONC03), and responses that may be over the limit (ONC06; null: '
+    'none).';
 
 -- The order is a matter of the data: the handler's argument is what the claim returns, and a list of results that holds
 -- aggregates is made up when the last row has come.
 --
 -- Parsed and planned while the handler's search_path is set (a handler that is a plain expression becomes part of the
 -- plan), so nothing in it is looked up along that. After the handler's last row our own path is set for what follows in
--- the transaction; where nothing does, COMMIT runs what the handler deferred.
+-- the transaction. After "fresh" nothing does: COMMIT runs what the handler deferred.
 create function oncely.handler_calls(handler text, batch boolean, out together text, out fresh text)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    answers text := 'select pg_catalog.array_agg(r.seq), '
+    answers text := 'pg_catalog.array_agg(r.seq), '
         'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response) end';
     pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
     -- OFFSET 0: what a handler that is declared stable returns would otherwise be made up anew for each mention of it.
@@ -111,17 +126,14 @@ declare
     end;
     name text := oncely.handler_name(handler, batch);
 begin
-    together := answers || ', ' || pinned || format(call, name, '$1');
-    fresh := answers
-        || ', oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, pg_catalog.array_agg(r.seq), '
-        || 'pg_catalog.count(r.response) operator(pg_catalog.>) 0)'
-        || ', case when not $10 then ' || pinned || ' end'
-        || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4)');
+    together := 'select ' || answers || ', ' || pinned || format(call, name, '$1');
+    fresh := 'select oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, '
+        || answers || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4)');
 end
 $$;
 comment on function oncely.handler_calls is
-    'The statements that run a handler on a batch ($1), for a worker to prepare: alone, and with the claim before '
-    'it and the trail and the mirror record after it.';
+    'The statements that run a handler on a batch ($1), for a worker to prepare: by itself, and as a transaction of '
+    'its own with the claim before it and the responses, the trail and the mirror record after it.';
 
 -- Each message in a subtransaction of its own: one that fails takes back its own effect and leaves its neighbours
 -- theirs. A cancelled statement (statement_timeout) is not caught: "others" leaves query_canceled out.

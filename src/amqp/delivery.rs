@@ -8,8 +8,8 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
 use super::budget::{Budget, Share};
+use super::channel_life::ChannelLife;
 use super::headers::table_size;
-use super::subscription::Epoch;
 use crate::message::{HeaderValue, Properties, RawMessage};
 
 /// A message as handed over, with the life of the channel that it came on.
@@ -22,7 +22,7 @@ pub(crate) struct Delivery {
     /// Its number on its channel.
     pub(crate) tag: u64,
     /// The channel's life: a tag means nothing on another channel.
-    pub(crate) epoch: Arc<Epoch>,
+    pub(crate) channel: Arc<ChannelLife>,
     /// Of what the consumer may hold.
     _share: Arc<Share>,
 }
@@ -34,7 +34,7 @@ impl Delivery {
     pub(crate) fn new(
         delivery: lapin::message::Delivery,
         queue: &str,
-        epoch: Arc<Epoch>,
+        channel: Arc<ChannelLife>,
         budget: &Budget,
     ) -> Box<Self> {
         let tag = delivery.delivery_tag;
@@ -43,7 +43,7 @@ impl Delivery {
         let share = budget.take(delivery.data.len() + headers + OVERHEAD);
         let (message, properties) = read(delivery, queue);
         // Half a kilobyte that moves from hand to hand.
-        Box::new(Self { message, properties, tag, epoch, _share: share })
+        Box::new(Self { message, properties, tag, channel, _share: share })
     }
 }
 

@@ -1,6 +1,7 @@
 //! RabbitMQ: supervised connections, deliveries that are acknowledged once, publishing that is known to have arrived.
 
 mod budget;
+mod channel_life;
 mod connection;
 mod copy;
 mod delivery;
@@ -16,6 +17,7 @@ mod topology;
 mod transport;
 
 pub(crate) use budget::Budget;
+pub(crate) use channel_life::ChannelLife;
 pub use connection::{AmqpError, connect};
 pub(crate) use copy::{CC_HEADER, Copy, header, put, without, without_deaths, without_ours};
 pub(crate) use delivery::Delivery;
@@ -29,7 +31,7 @@ pub(crate) use headers::fit;
 pub(crate) use outlet::{Fate, Outgoing, Outlet};
 pub(crate) use publisher::{PublishError, Publisher};
 pub(crate) use stored::{restore_headers, restore_properties, store_headers, store_properties};
-pub(crate) use subscription::{Epoch, Subscription};
+pub(crate) use subscription::Subscription;
 pub(crate) use taker::{Taken, Taker};
 pub(crate) use topology::RUNG_HEADER;
 pub use topology::{Applied, Topology, TopologyReport};

@@ -7,80 +7,98 @@ use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
 use super::row::MessageRow;
-use super::{JsonPolicy, Message, SqlHandler};
+use super::{JsonPolicy, Message, SqlFunction, SqlHandler};
 use crate::fault::Fault;
 use crate::identity::IdentityPart;
 use crate::pg::{LockWait, enter_handler, handler_class_of, told};
 
-/// How messages share subtransactions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Grouping {
-    /// None: the first failure of any message fails all.
-    All,
-    /// Parts of the batch have one each, and the messages of a part that failed.
-    Parts,
-    /// Each message has its own.
-    Each,
-}
-
-/// Runs the handler on all messages, in one statement; returns a response or a fault per message, in their order. `wait` counts where
-/// they share no subtransactions: else whoever calls has set the limit.
+/// Runs the handler on all messages at once; returns their responses in their order. It waits for locks as `wait` says.
 ///
 /// # Errors
-/// All together: the first error of any message. Else: only what ends the whole statement, such as a timeout or a lost
-/// connection, or, except where each message is by itself, a body that jsonb refuses. As a decoding error: a batch function
-/// that did not return one row per message.
-pub(crate) async fn call(
+/// The first error of any message. As a decoding error: a batch function that did not return one row per message.
+pub(crate) async fn call_together(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
-    grouping: Grouping,
     wait: LockWait,
 ) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
-    let function = &handler.function;
-    let is_json = |one: &Message<'_>| function.json != JsonPolicy::Off && one.is_json;
-    let needs_json = function.json == JsonPolicy::Required;
-    let rows: Vec<MessageRow<'_>> = messages
-        .iter()
-        .enumerate()
-        .map(|(index, one)| {
-            MessageRow::of(index + 1, consumer, one, grouping != Grouping::Each && is_json(one))
-        })
-        .collect();
-    let rows = rows.as_slice();
-    let (name, batch) = (&function.name, function.batch);
-    let answers = match grouping {
-        Grouping::All => {
-            let statement = handler.together(connection).await?;
-            enter_handler(connection, wait).await?;
-            let row = sqlx::query(statement).bind(rows).fetch_one(connection).await?;
-            return Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect());
-        }
-        Grouping::Parts => {
-            sqlx::query_file_as!(Answer, "src/handler/call_parts.sql", name, batch, rows as _, needs_json)
-                .fetch_all(connection)
-                .await?
-        }
-        Grouping::Each => {
-            let json: Vec<bool> = messages.iter().map(is_json).collect();
-            sqlx::query_file_as!(
-                Answer,
-                "src/handler/call_each.sql",
-                name,
-                batch,
-                rows as _,
-                &json,
-                needs_json
-            )
-            .fetch_all(connection)
-            .await?
-        }
-    };
+    let rows = rows(handler, consumer, messages, true);
+    let statement = handler.together(connection).await?;
+    enter_handler(connection, wait).await?;
+    let row = sqlx::query(statement).bind(rows.as_slice()).fetch_one(connection).await?;
+    Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect())
+}
+
+/// Runs the handler on parts of the messages, with a subtransaction for each part, and in a part that fails message by message, in one
+/// statement; returns a response or a fault per message, in their order. Whoever calls has limited the wait for locks.
+///
+/// # Errors
+/// What ends the whole statement, such as a timeout or a lost connection, or a body that jsonb refuses. As a decoding error: a batch
+/// function that did not return one row per message.
+pub(crate) async fn call_in_parts(
+    connection: &mut PgConnection,
+    handler: &SqlHandler,
+    consumer: &IdentityPart,
+    messages: &[Message<'_>],
+) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
+    let rows = rows(handler, consumer, messages, true);
+    let SqlFunction { name, batch, json } = &handler.function;
+    let needs_json = *json == JsonPolicy::Required;
+    let answers = sqlx::query_file_as!(
+        Answer,
+        "src/handler/call_parts.sql",
+        name,
+        batch,
+        rows.as_slice() as _,
+        needs_json
+    )
+    .fetch_all(connection)
+    .await?;
     in_order(messages.len(), answers.into_iter().map(Answer::read))
 }
 
-/// What is written with a batch of [`call_fresh`].
+/// The same with a subtransaction for each message.
+///
+/// # Errors
+/// What ends the whole statement, such as a timeout or a lost connection.
+pub(crate) async fn call_each(
+    connection: &mut PgConnection,
+    handler: &SqlHandler,
+    consumer: &IdentityPart,
+    messages: &[Message<'_>],
+) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
+    let rows = rows(handler, consumer, messages, false);
+    let SqlFunction { name, batch, json } = &handler.function;
+    let needs_json = *json == JsonPolicy::Required;
+    let is_json: Vec<bool> = messages.iter().map(|one| *json != JsonPolicy::Off && one.is_json).collect();
+    let answers = sqlx::query_file_as!(
+        Answer,
+        "src/handler/call_each.sql",
+        name,
+        batch,
+        rows.as_slice() as _,
+        &is_json,
+        needs_json
+    )
+    .fetch_all(connection)
+    .await?;
+    in_order(messages.len(), answers.into_iter().map(Answer::read))
+}
+
+/// Messages as the functions take them; where `parsed`, with what is JSON as jsonb.
+fn rows<'a>(
+    handler: &SqlHandler,
+    consumer: &'a IdentityPart,
+    messages: &'a [Message<'a>],
+    parsed: bool,
+) -> Vec<MessageRow<'a>> {
+    let is_json = |one: &Message<'_>| parsed && handler.function.json != JsonPolicy::Off && one.is_json;
+    let numbered = messages.iter().enumerate();
+    numbered.map(|(index, one)| MessageRow::of(index + 1, consumer, one, is_json(one))).collect()
+}
+
+/// What is written with a batch of [`commit_fresh`].
 pub(crate) struct Record<'a> {
     /// By message.
     pub(crate) fingerprints: Vec<Option<&'a [u8]>>,
@@ -91,36 +109,26 @@ pub(crate) struct Record<'a> {
     /// The tags of the batch, one after another, where there is a mirror.
     pub(crate) tags: Option<Vec<u8>>,
     pub(crate) expires_at: DateTime<Utc>,
-    /// The statement is a transaction of its own: what has to be looked at before COMMIT is refused (see [`needs_a_look`]).
-    pub(crate) alone: bool,
+    /// Most bytes of a response, where there is a limit.
+    pub(crate) response_limit: Option<i64>,
 }
 
-/// Did a batch alone in its transaction do what must be looked at before COMMIT, such as returning a response? Nothing of it
-/// is left.
-pub(crate) fn needs_a_look(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("ONC06")
-}
-
-/// Claims the keys of messages that nobody is expected to have, runs the handler on all of them, and writes the trail and the
-/// mirror record, in one statement; returns the responses in the order of the messages.
+/// Claims the keys of messages that nobody is expected to have, runs the handler on all of them, writes the responses, the trail and the
+/// mirror record, and commits, in one statement. Outside of a transaction.
 ///
 /// # Errors
-/// As unique_violation on the table of keys where somebody has one of them; else as [`call`] does all together.
-pub(crate) async fn call_fresh(
+/// Nothing is left of it then, or the reply is lost. As unique_violation on the table of keys where somebody has one of them; as ONC06
+/// where a response may be over the limit; else as [`call_together`].
+pub(crate) async fn commit_fresh(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
     record: &Record<'_>,
-) -> Result<Vec<Option<Value>>, sqlx::Error> {
-    let is_json = |one: &Message<'_>| handler.function.json != JsonPolicy::Off && one.is_json;
-    let rows: Vec<MessageRow<'_>> = messages
-        .iter()
-        .enumerate()
-        .map(|(index, one)| MessageRow::of(index + 1, consumer, one, is_json(one)))
-        .collect();
+) -> Result<(), sqlx::Error> {
+    let rows = rows(handler, consumer, messages, true);
     let statement = handler.fresh(connection).await?;
-    let row = sqlx::query(statement)
+    sqlx::query(statement)
         .bind(rows.as_slice())
         .bind(record.fingerprints.as_slice())
         .bind(consumer.as_str())
@@ -130,11 +138,11 @@ pub(crate) async fn call_fresh(
         .bind(Uuid::now_v7())
         .bind(record.tags.as_deref())
         .bind(record.expires_at)
-        .bind(record.alone)
-        // Reads on until the server is ready again: alone, that is when it has committed, and not when the row has come.
+        .bind(record.response_limit)
+        // Reads on until the server is ready again: that is when it has committed, and not when the row has come.
         .fetch_one(connection)
         .await?;
-    responses(messages.len(), &row)
+    Ok(())
 }
 
 /// A whole batch's answers in the order of the messages. They come as one row: hundreds of rows cost the client more than what is in

@@ -13,7 +13,7 @@ mod traits;
 
 use std::sync::Arc;
 
-pub(crate) use call::{Grouping, Record, call, call_fresh, needs_a_look};
+pub(crate) use call::{Record, call_each, call_in_parts, call_together, commit_fresh};
 pub use context::Context;
 pub use error::HandlerError;
 pub use function::{HandlerFn, handler_fn};

@@ -1,6 +1,5 @@
 //! A SQL function at work: with the statements that call it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use sqlx::{AssertSqlSafe, PgConnection, SqlSafeStr as _, SqlStr};
@@ -13,10 +12,6 @@ use super::SqlFunction;
 pub(crate) struct SqlHandler {
     pub(crate) function: SqlFunction,
     calls: OnceLock<Calls>,
-    /// Some batch of it had no response.
-    silent: AtomicBool,
-    /// Some batch of it had one.
-    answers: AtomicBool,
 }
 
 /// The statements, with the function's name in them.
@@ -28,24 +23,7 @@ struct Calls {
 
 impl SqlHandler {
     pub(crate) fn new(function: SqlFunction) -> Self {
-        Self {
-            function,
-            calls: OnceLock::new(),
-            silent: AtomicBool::new(false),
-            answers: AtomicBool::new(false),
-        }
-    }
-
-    /// Notes whether a batch had responses.
-    pub(crate) fn heard(&self, answered: bool) {
-        let flag = if answered { &self.answers } else { &self.silent };
-        flag.store(true, Ordering::Relaxed);
-    }
-
-    /// Is it one that returns no responses, as far as it has run? A handler either does or doesn't; one that does so at times is
-    /// wrongly taken for silent once in a process at the most, and runs again then.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.silent.load(Ordering::Relaxed) && !self.answers.load(Ordering::Relaxed)
+        Self { function, calls: OnceLock::new() }
     }
 
     /// Runs it on a whole batch: `$1`.
@@ -53,7 +31,7 @@ impl SqlHandler {
         Ok(safe(&self.calls(connection).await?.together))
     }
 
-    /// The same, with the claim before it and the trail and the mirror record after it.
+    /// The same as a transaction of its own, with the claim before it and what is recorded after it.
     pub(super) async fn fresh(&self, connection: &mut PgConnection) -> Result<SqlStr, sqlx::Error> {
         Ok(safe(&self.calls(connection).await?.fresh))
     }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Ended, Kept, keep_partitions, sweep};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
-use crate::pg::{Session, bury_processes, is_outage, within};
+use crate::pg::{Door, NoSession, bury_processes, is_outage, within};
 
 /// How often the partitions are looked at: they are made four weeks ahead, so an hour is plenty.
 const PARTITIONS: Duration = Duration::from_secs(3_600);
@@ -17,13 +17,13 @@ const PARTITIONS: Duration = Duration::from_secs(3_600);
 const SILENT: chrono::Duration = chrono::Duration::hours(1);
 
 /// Keeps the tables until told to stop. Two relays at once are correct: a lock only saves work.
-pub(crate) async fn run(config: Config, stop: CancellationToken) {
+pub(crate) async fn run(config: Config, door: Door, stop: CancellationToken) {
     tracing::info!(schedule = config.gc.expression, "garbage collection is scheduled (UTC)");
     let application = format!("oncely relay {} maintenance", config.worker.name);
     let mut backoff = Backoff::default();
     let mut next_sweep: Option<DateTime<Utc>> = None;
     while !stop.is_cancelled() {
-        let pause = match upkeep(&config, &application, &mut next_sweep, &stop).await {
+        let pause = match upkeep(&config, &door, &application, &mut next_sweep, &stop).await {
             Ok(pause) => {
                 backoff.reset();
                 pause
@@ -43,28 +43,20 @@ pub(crate) async fn run(config: Config, stop: CancellationToken) {
 /// Does what is due; returns how long nothing will be.
 async fn upkeep(
     config: &Config,
+    door: &Door,
     application: &str,
     next_sweep: &mut Option<DateTime<Utc>>,
     stop: &CancellationToken,
-) -> Result<Duration, sqlx::Error> {
+) -> Result<Duration, NoSession> {
     // Connected only while there is something to do. The schedule follows the database's clock.
-    let mut session = Session::open(&config.postgres, application).await?;
-    if session.cell.name != config.cell {
-        tracing::error!(
-            expected = config.cell,
-            found = session.cell.name,
-            "the database is another cell: nothing is done there"
-        );
-        session.close().await;
-        return Ok(PARTITIONS);
-    }
+    let mut session = door.open(application).await?;
     // Without a limit here: each step of it has its own.
     tell(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
     let now = session.clock.now();
     match within(config.postgres.patience(), bury_processes(&mut session.connection, now - SILENT)).await {
         Ok(0) => {}
         Ok(buried) => tracing::info!(buried, "removed processes that were silent for an hour"),
-        Err(error) if is_outage(&error) => return Err(error),
+        Err(error) if is_outage(&error) => return Err(error.into()),
         Err(error) => tracing::warn!(error = %error, "silent processes were not removed"),
     }
     if next_sweep.is_some_and(|due| due <= now) {

@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::events::{Drain, EventError, EventReport, is_due};
-use super::idle::{Idle, SHORTEST};
-use super::run::{REPORT, Sessions, open_sessions};
+use super::idle::{Idle, REPORT, SHORTEST};
+use super::sessions::Sessions;
 use crate::amqp::Outlet;
 use crate::backoff::Backoff;
 use crate::config::Config;
-use crate::pg::{self, Cursor, History};
+use crate::pg::{self, Cursor, Door};
 
 struct EventLane {
     config: Config,
     name: String,
-    history: History,
+    door: Door,
     sessions: Option<Sessions>,
     outlet: Option<Outlet>,
     cursor: Cursor,
@@ -30,7 +30,7 @@ const BLOCKED: Duration = Duration::from_millis(200);
 
 /// Publishes events until told to stop: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`. A
 /// server that is away is waited for, and costs no event an attempt.
-pub(super) async fn publish_events(config: Config, number: u32, history: History, stop: CancellationToken) {
+pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop: CancellationToken) {
     let name = format!("oncely relay {} events {number}", config.worker.name);
     let mut idle = Idle::new(config.relay.poll);
     let mut backoff = Backoff::default();
@@ -40,7 +40,7 @@ pub(super) async fn publish_events(config: Config, number: u32, history: History
     let mut lane = EventLane {
         config,
         name,
-        history,
+        door,
         sessions: None,
         outlet: None,
         cursor: None,
@@ -97,16 +97,10 @@ impl EventLane {
     /// One batch; `None` while the broker takes no messages.
     async fn once(&mut self) -> Result<Option<EventReport>, EventError> {
         let patience = self.config.postgres.patience();
-        let sessions =
-            match &mut self.sessions {
-                Some(sessions) => sessions,
-                None => {
-                    let opened = open_sessions(&self.config, &self.name, &self.history).await;
-                    self.sessions.insert(opened.map_err(|error| {
-                        EventError::Postgres(sqlx::Error::Io(std::io::Error::other(error)))
-                    })?)
-                }
-            };
+        let sessions = match &mut self.sessions {
+            Some(sessions) => sessions,
+            None => self.sessions.insert(Sessions::open(&self.door, &self.name).await?),
+        };
         let session = &mut sessions.records;
         if self.clock_read.elapsed() >= CLOCK {
             let asked = Instant::now();
@@ -127,7 +121,7 @@ impl EventLane {
         };
         let drain = Drain {
             session,
-            witness: sessions.witness.as_mut().map(|witness| &mut witness.connection),
+            witness: sessions.standby_witness.as_mut().map(|witness| &mut witness.connection),
             outlet,
             settings: &self.config.events,
             cursor: &mut self.cursor,
@@ -145,7 +139,9 @@ impl EventLane {
                 self.outlet.take_if(|outlet| !outlet.is_blocked());
             }
             // Dropped with its open transaction.
-            EventError::Postgres(_) | EventError::Changed { .. } => self.sessions = None,
+            EventError::Postgres(_) | EventError::NoSession(_) | EventError::Changed { .. } => {
+                self.sessions = None
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use sqlx::{Connection as _, PgConnection};
 use crate::amqp::{AmqpError, Fate, Outgoing, Outlet, restore_headers};
 use crate::config::EventSettings;
 use crate::failpoint::step;
-use crate::pg::{self, Cursor, EventFailure, Session, TakeLimits, TakenEvent};
+use crate::pg::{self, Cursor, EventFailure, NoSession, Session, TakeLimits, TakenEvent};
 
 /// Most payload in one batch.
 const BYTES: i64 = 8 << 20;
@@ -43,6 +43,8 @@ pub(crate) struct EventReport {
 pub(crate) enum EventError {
     #[error("PostgreSQL: {0}")]
     Postgres(#[from] sqlx::Error),
+    #[error("{0}")]
+    NoSession(#[from] NoSession),
     #[error("{0}")]
     Amqp(#[from] AmqpError),
     #[error("changed {changed} of {wanted} events")]

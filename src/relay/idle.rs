@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// How often the counts are logged.
+pub(super) const REPORT: Duration = Duration::from_secs(10);
+
 /// How long to wait before the next look: not at all behind a full batch, longer and longer behind empty ones.
 pub(super) struct Idle {
     pause: Duration,

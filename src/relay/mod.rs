@@ -5,5 +5,6 @@ mod event_lane;
 mod events;
 mod idle;
 mod run;
+mod sessions;
 
 pub use run::Relay;

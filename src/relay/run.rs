@@ -1,7 +1,5 @@
 //! Builds and runs a relay.
 
-use std::time::Duration;
-
 use secrecy::ExposeSecret as _;
 use serde_json::Value;
 use tokio::task::JoinSet;
@@ -9,13 +7,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::drain::{DrainReport, drain};
 use super::event_lane::publish_events;
-use super::idle::Idle;
+use super::idle::{Idle, REPORT};
+use super::sessions::Sessions;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::heartbeat::Heartbeat;
 use crate::maintenance;
 use crate::mirror::{Mirror, TagKey};
-use crate::pg::{History, Session, secret, within};
+use crate::pg::{Door, History, Session, secret, within};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::watchdog;
@@ -25,9 +24,6 @@ use crate::watchdog;
 pub struct Relay {
     config: Config,
 }
-
-/// How often the counts are logged.
-pub(super) const REPORT: Duration = Duration::from_secs(10);
 
 impl Relay {
     /// A relay with this configuration.
@@ -48,7 +44,8 @@ impl Relay {
             return Ok(Stopped::Clean);
         }
         let mut tasks = JoinSet::new();
-        tasks.spawn(maintenance::run(self.config.clone(), stop.clone()));
+        let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), History::default());
+        tasks.spawn(maintenance::run(self.config.clone(), door.clone(), stop.clone()));
         let mirror = match self.config.mirror.as_ref().map(Mirror::new).transpose() {
             Ok(mirror) => mirror,
             Err(error) => {
@@ -62,11 +59,10 @@ impl Relay {
                 "no [redis] url: nothing is mirrored, mirror records of workers that have one are dropped"
             );
         }
-        let history = History::default();
         for lane in 1..=self.config.events.lanes {
-            tasks.spawn(publish_events(self.config.clone(), lane, history.clone(), stop.clone()));
+            tasks.spawn(publish_events(self.config.clone(), lane, door.clone(), stop.clone()));
         }
-        tasks.spawn(relay(self.config.clone(), mirror, history, stop.clone()));
+        tasks.spawn(relay(self.config.clone(), mirror, door, stop.clone()));
         let heartbeat = Heartbeat::start("relay", &self.config, || Value::Array(Vec::new()));
         let mut stopped = Stopped::Clean;
         let overdue = async {
@@ -120,7 +116,7 @@ impl Relay {
 }
 
 /// Drains the mirror queue: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
-async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: CancellationToken) {
+async fn relay(config: Config, mirror: Option<Mirror>, door: Door, stop: CancellationToken) {
     let application = format!("oncely relay {}", config.worker.name);
     let mut session: Option<(Sessions, Option<TagKey>)> = None;
     let mut backoff = Backoff::default();
@@ -129,7 +125,7 @@ async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: C
     let mut reported = tokio::time::Instant::now();
     tracing::info!("relaying");
     while !stop.is_cancelled() {
-        let pause = match one(&config, &application, &history, &mut session, mirror.as_ref()).await {
+        let pause = match one(&config, &application, &door, &mut session, mirror.as_ref()).await {
             Ok(report) => {
                 backoff.reset();
                 total.records += report.records;
@@ -165,19 +161,19 @@ async fn relay(config: Config, mirror: Option<Mirror>, history: History, stop: C
 async fn one(
     config: &Config,
     application: &str,
-    history: &History,
+    door: &Door,
     session: &mut Option<(Sessions, Option<TagKey>)>,
     mirror: Option<&Mirror>,
 ) -> Result<DrainReport, String> {
     let (open, tag_key) = match session {
         Some(open) => open,
         None => {
-            let mut sessions = open_sessions(config, application, history).await?;
+            let mut sessions = Sessions::open(door, application).await.map_err(|error| error.to_string())?;
             let tag_key = tag_key(config, &mut sessions.records).await?;
             session.insert((sessions, tag_key))
         }
     };
-    let witness = open.witness.as_mut().map(|witness| &mut witness.connection);
+    let witness = open.standby_witness.as_mut().map(|witness| &mut witness.connection);
     let mirror = mirror.zip(tag_key.as_ref());
     let limit = config.postgres.patience() * 2;
     match tokio::time::timeout(limit, drain(&mut open.records, witness, mirror, config.relay.batch)).await {
@@ -185,35 +181,6 @@ async fn one(
         // Its connection is dropped with it, by the caller.
         Err(_) => Err(format!("no answer within {limit:?}")),
     }
-}
-
-/// What a relay asks with.
-pub(super) struct Sessions {
-    pub(super) records: Session,
-    /// Where commits wait for a standby: asks whether what the other one sees has reached it.
-    pub(super) witness: Option<Session>,
-}
-
-impl Sessions {
-    pub(super) async fn close(self) {
-        self.records.close().await;
-        if let Some(witness) = self.witness {
-            witness.close().await;
-        }
-    }
-}
-
-pub(super) async fn open_sessions(
-    config: &Config,
-    application: &str,
-    history: &History,
-) -> Result<Sessions, String> {
-    let records = connect(config, application, history).await?;
-    let witness = match records.synchronous {
-        true => Some(connect(config, application, history).await?),
-        false => None,
-    };
-    Ok(Sessions { records, witness })
 }
 
 /// With what the tags of `oncely.complete` are made, where there is a mirror.
@@ -226,17 +193,4 @@ async fn tag_key(config: &Config, session: &mut Session) -> Result<Option<TagKey
         Ok(secret) => Ok(Some(TagKey::derive(&secret))),
         Err(error) => Err(format!("oncely.cell.secret can't be read (role oncely_relay): {error}")),
     }
-}
-
-async fn connect(config: &Config, application: &str, history: &History) -> Result<Session, String> {
-    let session = Session::open(&config.postgres, application).await.map_err(|error| error.to_string())?;
-    if session.cell.name != config.cell {
-        return Err(format!("the database is the cell {:?}, not {:?}", session.cell.name, config.cell));
-    }
-    if !history.admits(&session.cell.epoch) {
-        return Err(
-            "the database is on an older timeline than before: an old primary has come back".to_owned()
-        );
-    }
-    Ok(session)
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 
+use super::batch::candidate::Known;
 use super::counters::Counts;
-use super::prepare::Known;
-use crate::amqp::Epoch;
+use crate::amqp::ChannelLife;
 use crate::fault::Fault;
 use crate::identity::{Identity, IdentityPart};
 use crate::outcome::Outcome;
@@ -45,7 +45,7 @@ struct State {
     told: Option<DateTime<Utc>>,
     failed: Option<Trouble>,
     /// The channel of each queue.
-    subscriptions: BTreeMap<String, Weak<Epoch>>,
+    subscriptions: BTreeMap<String, Weak<ChannelLife>>,
 }
 
 /// What a heartbeat says of a consumer. Read leniently: it may be of another build.
@@ -151,15 +151,15 @@ impl Health {
     }
 
     /// A queue is subscribed to by this channel.
-    pub(crate) fn subscribed(&self, queue: &str, epoch: &Arc<Epoch>) {
-        self.lock().subscriptions.insert(queue.to_owned(), Arc::downgrade(epoch));
+    pub(crate) fn subscribed(&self, queue: &str, channel: &Arc<ChannelLife>) {
+        self.lock().subscriptions.insert(queue.to_owned(), Arc::downgrade(channel));
     }
 
     pub(crate) fn condition(&self) -> Condition {
         let state = self.lock();
-        let unacknowledged = |epoch: &Weak<Epoch>| {
-            let epoch = epoch.upgrade().filter(|epoch| !epoch.is_over())?;
-            Some(epoch.unacknowledged())
+        let unacknowledged = |channel: &Weak<ChannelLife>| {
+            let channel = channel.upgrade().filter(|channel| !channel.is_over())?;
+            Some(channel.unacknowledged())
         };
         Condition {
             completed_at: state.completed_at,
@@ -168,7 +168,7 @@ impl Health {
             unacknowledged: state
                 .subscriptions
                 .iter()
-                .filter_map(|(queue, epoch)| Some((queue.clone(), unacknowledged(epoch)?)))
+                .filter_map(|(queue, channel)| Some((queue.clone(), unacknowledged(channel)?)))
                 .collect(),
         }
     }

@@ -1,38 +1,24 @@
-//! The worker: from a delivery to an acknowledgement.
+//! The worker: from a delivery to an acknowledgement. The folders are the walk: `intake` → `batch` → `transaction` → `settle`, and
+//! `isolation` beside it.
 
-mod aside;
-mod attempt;
-mod call;
-mod claim;
+mod abandoned;
+mod batch;
 mod counters;
-mod deadline;
+mod error;
 mod failure_log;
-mod forecast;
-mod fresh;
 mod health;
 mod intake;
-mod isolate;
-mod lane;
-mod letters;
-mod marks;
-mod permit;
-mod portion;
-mod precheck;
-mod prepare;
+mod isolation;
 mod progress;
-mod record;
 mod register;
-mod replies;
 mod run;
 mod settle;
 mod shared;
-mod stop;
 mod subscribe;
 mod transaction;
-mod unconfirmed;
-mod unsettled;
 
+pub use error::WorkerError;
 pub(crate) use health::Report;
-pub use run::{Worker, WorkerBuilder, WorkerError};
+pub use run::{Worker, WorkerBuilder};
 
 pub use crate::shutdown::Stopped;

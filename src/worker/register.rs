@@ -1,6 +1,6 @@
 //! What a worker tells the database at its start: what decides about its consumers' keys.
 
-use super::run::WorkerError;
+use super::error::WorkerError;
 use crate::config::{Config, Consumer, Problems, masked};
 use crate::decide::OnConflict;
 use crate::fault::FaultClass;

@@ -9,35 +9,28 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::batch::lane::Lane;
+use super::error::WorkerError;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
-use super::intake::Intake;
-use super::lane::Lane;
-use super::permit::Permits;
+use super::intake::queue::Intake;
+use super::isolation::permit::Permits;
 use super::progress::Progress;
 use super::register::register;
+use super::settle::settle_copies::settle_copies;
+use super::settle::unsettled::Unsettled;
 use super::shared::{Precheck, Shared};
 use super::subscribe::subscribe;
-use super::unsettled::{Unsettled, part};
 use crate::amqp::{Budget, Publisher};
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
-use crate::pg::{History, PgSettings, Session};
+use crate::pg::{Door, History, PgSettings, Session};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::watchdog;
-
-/// Why a worker did not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkerError {
-    /// The configuration, or what the servers hold, is not fit.
-    #[error(transparent)]
-    Refused(#[from] Problems),
-}
 
 /// A worker: all consumers of a configuration.
 ///
@@ -221,18 +214,16 @@ impl Worker {
                 mode: consumer.precheck.unwrap_or(mode),
                 watch: watch.clone(),
             });
+            let postgres =
+                PgSettings { statement_timeout: consumer.statement_timeout, ..config.postgres.clone() };
             let shared = Arc::new(Shared {
                 consumer: consumer.clone(),
                 run: run.clone(),
                 worker: config.worker.name.clone(),
-                cell: config.cell.clone(),
-                postgres: PgSettings {
-                    statement_timeout: consumer.statement_timeout,
-                    ..config.postgres.clone()
-                },
+                door: Door::new(postgres.clone(), config.cell.clone(), history.clone()),
+                postgres,
                 rabbitmq: config.rabbitmq.clone(),
                 clock: clock.clone(),
-                history: history.clone(),
                 precheck,
                 tag_key: tag_key.clone(),
                 seal_key: seal_key.clone(),
@@ -265,7 +256,7 @@ impl Worker {
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
             }
-            partings.spawn(part(Arc::clone(&shared)));
+            partings.spawn(settle_copies(Arc::clone(&shared)));
             for queue in &consumer.queues {
                 subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
             }

@@ -5,15 +5,15 @@ use tokio_util::sync::CancellationToken;
 use super::counters::Counters;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
-use super::permit::Permits;
+use super::isolation::permit::Permits;
 use super::progress::Progress;
-use super::unsettled::Unsettled;
+use super::settle::unsettled::Unsettled;
 use crate::amqp::{Budget, Publisher};
 use crate::config::{Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
-use crate::pg::{self, Backend, Clock, History, PgSettings, Session};
+use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session};
 use crate::seal::SealKey;
 
 /// A consumer at work.
@@ -21,13 +21,11 @@ pub(crate) struct Shared {
     pub(crate) consumer: Consumer,
     pub(crate) run: Run,
     pub(crate) worker: String,
-    /// Name of the cell that the database must be, whenever a connection is opened.
-    pub(crate) cell: String,
+    /// The way to sessions.
+    pub(crate) door: Door,
     pub(crate) postgres: PgSettings,
     pub(crate) rabbitmq: RabbitSettings,
     pub(crate) clock: Clock,
-    /// Of the whole process.
-    pub(crate) history: History,
     pub(crate) precheck: Option<Precheck>,
     pub(crate) tag_key: TagKey,
     pub(crate) seal_key: SealKey,
@@ -59,37 +57,10 @@ pub(crate) struct Precheck {
     pub(crate) watch: EpochWatch,
 }
 
-/// Why a session could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NoSession {
-    #[error("no connection to PostgreSQL: {}", pg::describe(.0))]
-    Postgres(#[from] sqlx::Error),
-    #[error("the database is the cell {found:?}, not {expected:?}: nothing is done there")]
-    OtherCell { expected: String, found: String },
-    #[error(
-        "the database is on an older timeline than it was before ({0}): an old primary has come back; nothing is done there \
-         (where it was restored on purpose, restart this process)"
-    )]
-    OldTimeline(String),
-}
-
 impl Shared {
     /// Opens a session to the right cell, for handlers and what belongs to them.
     pub(crate) async fn open_session(&self) -> Result<Session, NoSession> {
-        self.admitted(Session::open_for_handlers(&self.postgres, &self.application()).await?).await
-    }
-
-    async fn admitted(&self, mut session: Session) -> Result<Session, NoSession> {
-        if session.cell.name != self.cell {
-            let found = session.cell.name.clone();
-            session.close().await;
-            return Err(NoSession::OtherCell { expected: self.cell.clone(), found });
-        }
-        if !self.history.admits(&session.cell.epoch) {
-            let epoch = session.cell.epoch.clone();
-            session.close().await;
-            return Err(NoSession::OldTimeline(epoch));
-        }
+        let mut session = self.door.open_for_handlers(&self.application()).await?;
         session.clock = self.clock.clone();
         Ok(session)
     }
@@ -117,8 +88,7 @@ impl Shared {
         ask: impl AsyncFnOnce(&mut sqlx::PgConnection) -> Result<T, sqlx::Error>,
     ) -> Option<T> {
         let asked = async {
-            let session = Session::open(&self.postgres, &self.application()).await?;
-            let mut session = self.admitted(session).await?;
+            let mut session = self.door.open(&self.application()).await?;
             let answer = pg::within(self.postgres.patience(), ask(&mut session.connection)).await?;
             session.close().await;
             Ok::<T, NoSession>(answer)

@@ -32,14 +32,14 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
         match opened {
             Ok(mut subscription) => {
                 tracing::info!(%consumer, queue, "subscribed");
-                shared.health.subscribed(&queue, subscription.epoch());
+                shared.health.subscribed(&queue, subscription.channel());
                 let ended = pump(&shared, &mut subscription, &deliveries).await;
                 if let Ended::Stop = ended {
                     if let Err(error) = subscription.cancel().await {
                         tracing::debug!(error = %error, "cancelling a subscription failed");
                     }
                     subscription.let_go(shared.done.cancelled()).await;
-                    if let Err(error) = subscription.epoch().release().await {
+                    if let Err(error) = subscription.channel().release().await {
                         tracing::debug!(error = %error, "the last acknowledgements did not arrive");
                     }
                     subscription.close().await;
@@ -84,14 +84,14 @@ async fn pump(
     deliveries: &mpsc::Sender<Box<Delivery>>,
 ) -> Ended {
     let mut lived = false;
-    let epoch = Arc::clone(subscription.epoch());
+    let channel = Arc::clone(subscription.channel());
     loop {
         let next = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Ended::Stop,
             next = subscription.next() => next,
             // Nothing can be acknowledged on it any more.
-            () = epoch.ended() => {
+            () = channel.ended() => {
                 return Ended::Lost { reason: "an acknowledgement could not be sent".to_owned(), lived };
             }
         };

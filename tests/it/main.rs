@@ -3,7 +3,6 @@
 // Clippy's exception for tests covers functions marked #[test], not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod alone;
 mod architecture;
 mod bad_messages;
 mod blame;
@@ -29,6 +28,7 @@ mod leaks;
 mod memory;
 mod mirror;
 mod once;
+mod one_statement;
 mod outages;
 mod packaging;
 mod pooler;

@@ -58,6 +58,22 @@ impl Arena {
         self.until("sessions that wait", query, wanted).await
     }
 
+    /// Do exactly so many sessions wait for a lock, now or soon?
+    pub async fn are_waiting(&self, wanted: i64, within: Duration) -> bool {
+        let waits = async {
+            let mut connection = self.connect().await.ok()?;
+            loop {
+                let query = sqlx::query_scalar("select count(distinct pid) from pg_locks where not granted");
+                let found: i64 = query.fetch_one(&mut connection).await.ok()?;
+                if found == wanted {
+                    return Some(());
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        matches!(tokio::time::timeout(within, waits).await, Ok(Some(())))
+    }
+
     /// Waits until a query gives this number.
     pub async fn until(&self, what: &str, query: &'static str, wanted: i64) -> anyhow::Result<()> {
         eventually_within(PATIENCE, what, || async {

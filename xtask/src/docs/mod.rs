@@ -4,6 +4,7 @@ mod book;
 mod command_line;
 mod configuration;
 mod links;
+mod public_items;
 mod reasons;
 mod sql;
 
@@ -76,6 +77,7 @@ async fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {
         Page { name: "command-line.md", text: command_line::page(&process::build_binaries()?)? },
         Page { name: "sql-functions.md", text: sql::functions(&catalogue)? },
         Page { name: "sql-tables.md", text: sql::tables(&catalogue)? },
+        Page { name: "rust-interface.md", text: public_items::page(root)? },
     ])
 }
 

@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use testbed::checker::Violation;
 use testbed::{Arena, ArenaConfig, Servers};
+use tokio::task::JoinHandle;
 
 use crate::process;
 use patch::Patch;
@@ -93,9 +94,17 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let bar = ProgressBar::new(chosen.len() as u64)
         .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let mut verdicts = Vec::new();
-    for mutant in chosen {
+    let mut coming = chosen.iter();
+    let mut next = coming.next().map(|mutant| build(&patches, mutant.bug));
+    for mutant in &chosen {
         bar.set_message(mutant.bug);
-        let found = match built(&patches, mutant.bug) {
+        let built = match next.take() {
+            Some(building) => building.await?,
+            None => anyhow::bail!("{} was not built", mutant.bug),
+        };
+        // While this one is tried the next one is built: a trial mostly waits.
+        next = coming.next().map(|mutant| build(&patches, mutant.bug));
+        let found = match built {
             Ok(planted) => trial(mutant, true, &planted, &mut servers).await,
             Err(error) => Err(format!("{error:#}")),
         };
@@ -129,9 +138,12 @@ fn check(patches: &[Patch]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn built(patches: &[Patch], name: &str) -> anyhow::Result<PathBuf> {
-    let patch = patches.iter().find(|patch| patch.name == name);
-    patch.with_context(|| format!("there is no xtask/mutants/{name}.patch"))?.build()
+/// Builds the programs with a bug, on a thread of their own; returns the folder that they are in.
+fn build(patches: &[Patch], name: &'static str) -> JoinHandle<anyhow::Result<PathBuf>> {
+    let patch = patches.iter().find(|patch| patch.name == name).cloned();
+    tokio::task::spawn_blocking(move || {
+        patch.with_context(|| format!("there is no xtask/mutants/{name}.patch"))?.build()
+    })
 }
 
 /// One script, from fresh tables and queues on. What goes wrong with it is its own matter: the others go on.

@@ -269,9 +269,9 @@ async fn copies_at_once(arena: &mut Arena) -> anyhow::Result<()> {
         let gate = arena.shut_gates().await?;
         let copy = Intent::new("acme", &key, Act::Gate, 0);
         publish(arena, vec![copy.clone(), copy]).await?;
-        // One in its handler, the other one behind the first one's claim; or, without claims, both in the handler. Both may
-        // have gone to one worker, one after another: then only one waits.
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        // One in its handler, the other one behind the first one's claim, which waits half a second; or, without claims, both in the
+        // handler. Both may have gone to one worker, one after another: then only one waits.
+        arena.are_waiting(2, Duration::from_secs(3)).await;
         gate.open().await?;
         arena.until("nobody waits", "select count(*) from pg_locks where not granted", 0).await?;
     }

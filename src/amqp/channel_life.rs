@@ -1,0 +1,109 @@
+//! The life of one channel, and the acknowledgements that are sent on it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lapin::Channel;
+use lapin::options::BasicAckOptions;
+use tokio_util::sync::CancellationToken;
+
+use super::connection::{AmqpError, answer};
+use crate::settlement::{Ack, Settlement};
+
+/// The life of one channel. Deliveries carry it, so that an acknowledgement can't reach another channel's delivery of the
+/// same number.
+#[derive(Debug)]
+pub(crate) struct ChannelLife {
+    channel: Channel,
+    settlement: Mutex<Settlement>,
+    /// Acknowledgements are computed and sent by one lane at a time: sent in another order, one of them would name a tag
+    /// that an earlier one has covered, and the broker would close the channel.
+    sending: tokio::sync::Mutex<()>,
+    over: AtomicBool,
+    ended: CancellationToken,
+    timeout: Duration,
+}
+
+impl ChannelLife {
+    pub(super) fn new(channel: Channel, prefetch: u16, timeout: Duration) -> Self {
+        Self {
+            channel,
+            settlement: Mutex::new(Settlement::new(prefetch)),
+            sending: tokio::sync::Mutex::new(()),
+            over: AtomicBool::new(false),
+            ended: CancellationToken::new(),
+            timeout,
+        }
+    }
+
+    /// A delivery has come.
+    pub(super) fn delivered(&self, tag: u64) {
+        self.lock().delivered(tag);
+    }
+
+    /// The channel itself.
+    pub(super) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// The channel is not used any more.
+    pub(super) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+    }
+
+    /// Is the channel still there? Deliveries of a channel that is over will come again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire) || !self.channel.status().connected()
+    }
+
+    /// How many deliveries are not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        u64::try_from(self.lock().unacknowledged()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits until the channel is of no use any more for a reason that its stream does not tell.
+    pub(crate) async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
+    /// Marks deliveries as settled and acknowledges what can be. Call it only for what is known to be committed, or to be
+    /// held by the broker in another queue. On a channel that is gone nothing is sent: redelivery decides.
+    pub(crate) async fn settle(&self, tags: impl IntoIterator<Item = u64>) -> Result<(), AmqpError> {
+        let _turn = self.sending.lock().await;
+        let acks = self.lock().settle(tags);
+        self.send(acks).await
+    }
+
+    /// Acknowledges what is settled and held back behind an unsettled delivery.
+    pub(crate) async fn release(&self) -> Result<(), AmqpError> {
+        let _turn = self.sending.lock().await;
+        let acks = self.lock().release();
+        self.send(acks).await
+    }
+
+    async fn send(&self, acks: Vec<Ack>) -> Result<(), AmqpError> {
+        for ack in acks {
+            if self.is_over() {
+                return Ok(());
+            }
+            let (tag, multiple) = match ack {
+                Ack::UpTo(tag) => (tag, true),
+                Ack::One(tag) => (tag, false),
+            };
+            let sent = self.channel.basic_ack(tag, BasicAckOptions { multiple });
+            if let Err(error) = answer("ack", self.timeout, sent).await {
+                // The rest of this channel's acknowledgements would be lost as well: everything comes again, on another.
+                self.over.store(true, Ordering::Release);
+                self.ended.cancel();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Settlement> {
+        // The settlement is only touched in whole steps, so a panic elsewhere leaves it sound.
+        self.settlement.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}

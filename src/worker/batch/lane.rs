@@ -1,0 +1,344 @@
+//! A lane takes batches, one after another, through its own connection to PostgreSQL.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::candidate::{Candidate, Known};
+use super::precheck::precheck;
+use super::prepare::prepare;
+use crate::amqp::{ChannelLife, Delivery};
+use crate::decide::leaders;
+use crate::failpoint::step;
+use crate::fault::{Fault, FaultClass};
+use crate::identity::Identity;
+use crate::outcome::{DuplicateSource, Outcome};
+use crate::pg;
+use crate::worker::abandoned::Abandoned;
+use crate::worker::intake::aside::Cause;
+use crate::worker::intake::queue::{AtWork, Intake, Taken};
+use crate::worker::intake::split::split_by_bytes;
+use crate::worker::isolation::permit::Isolation;
+use crate::worker::isolation::suspects::{Part, Parts, has_suspects, tell_apart};
+use crate::worker::settle::settle;
+use crate::worker::shared::Shared;
+use crate::worker::transaction::attempts::Attempts;
+use crate::worker::transaction::decider::Decider;
+use crate::worker::transaction::interrupt::Interrupt;
+use crate::worker::transaction::record::audit_record;
+use crate::worker::transaction::replies::wants_reply;
+
+/// Longest wait of a message for what another transaction holds, from one try to the next.
+const LONGEST_HELD: Duration = Duration::from_secs(5);
+
+/// One lane.
+pub(crate) struct Lane {
+    shared: Arc<Shared>,
+    intake: Arc<Intake<Box<Delivery>>>,
+    decider: Decider,
+}
+
+impl Lane {
+    pub(crate) fn new(shared: Arc<Shared>, intake: Arc<Intake<Box<Delivery>>>) -> Self {
+        let attempts = Attempts::new(Arc::clone(&shared), Arc::clone(&intake.aside));
+        Self { shared, intake, decider: Decider::new(attempts) }
+    }
+
+    /// Takes batches until told to stop. A batch that has been taken is finished first.
+    pub(crate) async fn run(mut self) {
+        let intake = Arc::clone(&self.intake);
+        loop {
+            let mut batch = Vec::new();
+            let mut taken = Taken::Arrived;
+            tokio::select! {
+                biased;
+                () = self.shared.stop.cancelled() => {}
+                from = intake.take(&mut batch) => taken = from,
+            }
+            if batch.is_empty() {
+                break;
+            }
+            for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
+                let abandon = self.shared.abandon.clone();
+                let done = tokio::select! {
+                    biased;
+                    // Dropped half-way, and its connection with it.
+                    () = abandon.cancelled() => {
+                        self.decider.attempts.give_up_session().await;
+                        Err(Abandoned)
+                    }
+                    done = self.batch(taken, batch) => done,
+                };
+                if done.is_err() {
+                    self.decider.attempts.abandon().await;
+                    tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
+                }
+            }
+        }
+        self.decider.attempts.close().await;
+    }
+
+    /// The walk of a batch.
+    async fn batch(&mut self, taken: Taken, deliveries: Vec<Box<Delivery>>) -> Result<(), Abandoned> {
+        let shared = Arc::clone(&self.shared);
+        let mut at_work = Some(self.intake.at_work());
+        let mut channels: Vec<Arc<ChannelLife>> = Vec::new();
+        for delivery in &deliveries {
+            if !channels.iter().any(|channel| Arc::ptr_eq(channel, &delivery.channel)) {
+                channels.push(Arc::clone(&delivery.channel));
+            }
+        }
+        self.decider.attempts.take_in_hand(channels.clone());
+        let mut candidates = Vec::with_capacity(deliveries.len());
+        let mut refused = Vec::new();
+        // What came on a channel that is gone comes again on the next one.
+        for delivery in deliveries.into_iter().filter(|delivery| !delivery.channel.is_over()) {
+            match prepare(&shared, delivery) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(refusal) => refused.push(refusal),
+            }
+        }
+        if !refused.is_empty() {
+            let mut settled = refused
+                .into_iter()
+                .map(|refused| (refused.delivery, refused.known, Outcome::refused(refused.rejection)))
+                .collect::<Vec<_>>();
+            self.decider.attempts.refuse(&mut settled).await?;
+            settle(&shared, settled).await?;
+        }
+        while !candidates.is_empty() {
+            candidates = self.round(taken, &channels, &mut at_work, candidates).await?;
+        }
+        Ok(())
+    }
+
+    /// Decides and settles candidates; returns those that must go through another round: later messages of a batch whose
+    /// first message with the same identity did not complete, or had another payload; and redelivered ones, whose turn comes
+    /// after the others'.
+    async fn round(
+        &mut self,
+        taken: Taken,
+        channels: &[Arc<ChannelLife>],
+        at_work: &mut Option<AtWork>,
+        candidates: Vec<Candidate>,
+    ) -> Result<Vec<Candidate>, Abandoned> {
+        let shared = Arc::clone(&self.shared);
+        let attempts = &mut self.decider.attempts;
+        let leader_of = leaders(candidates.iter().map(|candidate| &candidate.identity));
+        let first: Vec<usize> = (0..candidates.len()).filter(|&index| leader_of[index].is_none()).collect();
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; candidates.len()];
+
+        let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
+        attempts.histories().clear();
+        let known = match attempts.prediction.needs_precheck(&leading) {
+            true => match precheck(&shared, &mut attempts.session, &leading).await {
+                Some((known, history)) => {
+                    if known.contains(&true) {
+                        attempts.histories().push(history);
+                        attempts.prediction.mirror_knew();
+                    }
+                    known
+                }
+                None => vec![false; leading.len()],
+            },
+            false => vec![false; leading.len()],
+        };
+        let mut listed = Vec::new();
+        for (&index, known) in first.iter().zip(known) {
+            // A reply's content is in PostgreSQL alone.
+            if known && !wants_reply(&shared, &candidates[index]) {
+                let outcome = Outcome::Duplicate(DuplicateSource::Mirror);
+                if shared.list_duplicates {
+                    listed.push(index);
+                }
+                outcomes[index] = Some(outcome);
+            }
+        }
+        let open: Vec<usize> = first.into_iter().filter(|&index| outcomes[index].is_none()).collect();
+        let work: Vec<&Candidate> = open.iter().map(|&index| &candidates[index]).collect();
+        for (position, outcome) in self.decide(taken, &work).await? {
+            outcomes[open[position]] = Some(outcome);
+        }
+
+        // The others follow the first of their identity.
+        for (index, leader) in leader_of.iter().enumerate() {
+            let Some(leader) = *leader else { continue };
+            if candidates[leader].fingerprint != candidates[index].fingerprint {
+                continue;
+            }
+            if let Some(
+                waits @ (Outcome::Retried { .. } | Outcome::Postponed { .. } | Outcome::Undecided { .. }),
+            ) = &outcomes[leader]
+            {
+                // Waits as long as the first.
+                outcomes[index] = Some(waits.clone());
+            } else if outcomes[leader]
+                .as_ref()
+                .is_some_and(|o| o.completes() || matches!(o, Outcome::Duplicate(_)))
+                && !wants_reply(&shared, &candidates[index])
+            {
+                let outcome = Outcome::Duplicate(DuplicateSource::Batch);
+                if shared.list_duplicates {
+                    listed.push(index);
+                }
+                outcomes[index] = Some(outcome);
+            }
+        }
+        if !listed.is_empty() {
+            let records: Vec<_> = listed
+                .iter()
+                .filter_map(|&index| Some(audit_record(&candidates[index], outcomes[index].as_ref()?)))
+                .collect();
+            self.decider.attempts.write_audit(&records).await?;
+        }
+        // A failover has come in between, and may have taken back what was decided before it: all of it is asked again.
+        if self.decider.attempts.histories().len() > 1 {
+            tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
+            return Ok(candidates);
+        }
+        let mut again = Vec::new();
+        let mut undecided = Vec::new();
+        let mut settled = Vec::with_capacity(candidates.len());
+        for (candidate, outcome) in candidates.into_iter().zip(outcomes) {
+            match outcome {
+                Some(Outcome::Undecided { fault, .. }) => undecided.push((candidate, fault)),
+                Some(outcome) => {
+                    let known = Known::from(&candidate.identity);
+                    settled.push((candidate.delivery, known, outcome));
+                }
+                None => again.push(candidate),
+            }
+        }
+        *at_work = None;
+        if !undecided.is_empty() {
+            settled.extend(self.put_aside(undecided));
+            // What was settled behind what waits is acknowledged all the same.
+            for channel in channels {
+                if let Err(error) = channel.release().await {
+                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+                }
+            }
+        }
+        settle(&shared, settled).await?;
+        Ok(again)
+    }
+
+    /// Leaves aside what nobody answers for yet. Returns what has waited longest where there is no room for all: it goes to the end of its
+    /// queue, without an attempt.
+    fn put_aside(&mut self, undecided: Vec<(Candidate, Fault)>) -> Vec<(Box<Delivery>, Known, Outcome)> {
+        let shared = &self.shared;
+        let now = Instant::now();
+        let mut example = None;
+        // Copies wait as long as the first of them.
+        let mut waits: HashMap<Identity, (Duration, Instant)> = HashMap::new();
+        for (Candidate { delivery, identity, .. }, fault) in undecided {
+            let known = waits.entry(identity.clone());
+            let (wait, since) = *known.or_insert_with(|| shared.progress.undecided(&identity, now));
+            if fault.class == FaultClass::Contention {
+                tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
+                    error = %fault, "a message waits for what another transaction holds");
+                self.intake.aside.put(
+                    now + wait.min(LONGEST_HELD),
+                    since,
+                    Cause::Held,
+                    identity.tenant.clone(),
+                    delivery,
+                );
+            } else {
+                self.intake.aside.put(
+                    now + wait,
+                    since,
+                    Cause::Environment,
+                    identity.tenant.clone(),
+                    delivery,
+                );
+                example.get_or_insert((identity, fault));
+            }
+        }
+        if let Some((identity, fault)) = example {
+            shared.progress.stall();
+            self.intake.aside.pause(now);
+            let consumer = &shared.consumer.name;
+            let (tenant, key, waiting) = (&identity.tenant, &identity.key, self.intake.aside.len());
+            match shared.health.stalled(&fault, Some(&identity)) {
+                true => {
+                    tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
+                        "no message succeeds: those that failed wait, each new one is tried; no attempt is spent");
+                }
+                false => {
+                    tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
+                        "a message has failed, and none has succeeded beside it: it waits; no attempt is spent");
+                }
+            }
+        }
+        let overflow = self.intake.overflow(|delivery| delivery.message.body.len()).into_iter();
+        let postponed = overflow.filter_map(|delivery| prepare(shared, delivery).ok());
+        let postponed = postponed.map(|Candidate { delivery, identity, .. }| {
+            shared.progress.leaves(&identity, now);
+            (delivery, Known::from(&identity), Outcome::Postponed { delay: Duration::ZERO })
+        });
+        postponed.collect()
+    }
+
+    /// Commits what may run now, and says what became of it, by position. Redelivered messages, of which one may have killed a
+    /// process, are left for rounds of their own: what was decided before them must be settled before one of them runs.
+    async fn decide(
+        &mut self,
+        taken: Taken,
+        work: &[&Candidate],
+    ) -> Result<Vec<(usize, Outcome)>, Abandoned> {
+        let back = taken == Taken::Back;
+        if !has_suspects(work) {
+            return Ok(self
+                .decider
+                .commit(Isolation::None, back, work)
+                .await?
+                .into_iter()
+                .enumerate()
+                .collect());
+        }
+        let mut outcomes = Vec::new();
+        let (isolation, positions) = match self.tell_apart(work).await?.next() {
+            Part::GivenUp(positions) => {
+                for (position, marks) in positions {
+                    let text = format!("a process died {marks} times while this message was at work");
+                    let fault = Fault::new(FaultClass::Crashed, None, text);
+                    outcomes.push((position, self.decider.attempts.failed(work[position], &fault).await?));
+                }
+                return Ok(outcomes);
+            }
+            Part::Running(positions) => {
+                let text = "another session runs a copy of this message";
+                let fault = Fault::new(FaultClass::Contention, None, text);
+                let waits = Outcome::Undecided { attempts: 0, fault };
+                return Ok(positions.into_iter().map(|position| (position, waits.clone())).collect());
+            }
+            Part::Run(isolation, positions) => (isolation, positions),
+        };
+        let some: Vec<&Candidate> = positions.iter().map(|&position| work[position]).collect();
+        let done = self.decider.commit(isolation, back, &some).await?;
+        Ok(positions.into_iter().zip(done).collect())
+    }
+
+    async fn tell_apart(&mut self, work: &[&Candidate]) -> Result<Parts, Abandoned> {
+        let identities: Vec<&Identity> = work.iter().map(|candidate| &candidate.identity).collect();
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let consumer = &shared.consumer;
+            let session = self.decider.attempts.session().await?;
+            step("worker.look_up_suspects.before");
+            let asked = pg::look_up(&mut session.connection, &consumer.name, &identities);
+            match pg::within(shared.postgres.patience(), asked).await {
+                Ok(records) => {
+                    step("worker.look_up_suspects.after");
+                    let now = shared.clock.now();
+                    let crashes = consumer.retry.max_crashes;
+                    return Ok(tell_apart(work, &records, consumer.on_conflict, crashes, now));
+                }
+                Err(error) => self.decider.attempts.wait_out(Interrupt::of_ours(error)).await?,
+            }
+        }
+    }
+}

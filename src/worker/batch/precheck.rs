@@ -1,0 +1,86 @@
+//! Asks the mirror who is known already.
+
+use super::candidate::Candidate;
+use crate::decide::{HitDecision, PrecheckMode, confirms, on_hit};
+use crate::failpoint::step;
+use crate::identity::Identity;
+use crate::mirror::Tag;
+use crate::pg::{self, Session};
+use crate::worker::shared::Shared;
+
+/// Which candidates are known to have taken effect, and the history of the database of which that is said. Whatever goes wrong here,
+/// there is no answer, or "not known": then PostgreSQL decides.
+pub(crate) async fn precheck(
+    shared: &Shared,
+    slot: &mut Option<Session>,
+    candidates: &[&Candidate],
+) -> Option<(Vec<bool>, String)> {
+    let precheck = shared.precheck.as_ref()?;
+    if precheck.mode == PrecheckMode::Off {
+        return None;
+    }
+    let standing = precheck.watch.latest()?;
+    let mut hits = vec![false; candidates.len()];
+    let (sample, rest) = sample(candidates);
+    for part in [sample, rest] {
+        if part.is_empty() {
+            continue;
+        }
+        let tag_of = |&index: &usize| {
+            let one = candidates[index];
+            shared.tag_key.tag(&standing.epoch, &one.identity, one.fingerprint.as_ref())
+        };
+        let tags: Vec<Tag> = part.iter().map(tag_of).collect();
+        step("worker.precheck.before");
+        let answer = precheck.mirror.look_up(&shared.tag_key, &tags, shared.clock.now()).await;
+        step("worker.precheck.after");
+        for (index, hit) in part.into_iter().zip(answer?) {
+            hits[index] = hit;
+        }
+        // Nothing known in the sample: PostgreSQL finds out the few that there may be.
+        if !hits.contains(&true) {
+            return Some((hits, standing.epoch.clone()));
+        }
+    }
+    match on_hit(precheck.mode, standing.may_lose_commits, standing.is_fresh()) {
+        HitDecision::Believe => return Some((hits, standing.epoch.clone())),
+        HitDecision::Ignore => return None,
+        HitDecision::Confirm => {}
+    }
+    let suspects: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
+    let identities: Vec<&Identity> = suspects.iter().map(|&index| &candidates[index].identity).collect();
+    let session = match slot {
+        Some(session) if shared.door.admits(session) => session,
+        _ => slot.insert(shared.open_session().await.ok()?),
+    };
+    let patience = shared.postgres.patience();
+    let epoch = session.cell.epoch.clone();
+    let answer = async {
+        let asked = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
+        let records = pg::within(patience, asked).await?;
+        pg::within(patience, pg::await_standby(&mut session.connection)).await?;
+        Ok::<_, sqlx::Error>(records)
+    };
+    let Ok(records) = answer.await else {
+        *slot = None;
+        return None;
+    };
+    for (&index, record) in suspects.iter().zip(records) {
+        hits[index] =
+            confirms(record.as_ref(), candidates[index].fingerprint.as_ref(), shared.consumer.on_conflict);
+    }
+    Some((hits, epoch))
+}
+
+/// Messages of a batch that are asked for first. Where one in ten is known, five samples of six find one.
+const SAMPLE: usize = 16;
+
+/// Positions to ask for first, and the others: only where one of the first is known. Nearly always none is, and then a question
+/// for each message would cost Redis and this process more than it ever saves PostgreSQL. What was delivered before is the most
+/// likely to be known, so all of that is asked for first.
+fn sample(candidates: &[&Candidate]) -> (Vec<usize>, Vec<usize>) {
+    let every = candidates.len().div_ceil(SAMPLE);
+    let is_first =
+        |index: &usize| index.is_multiple_of(every) || candidates[*index].delivery.message.redelivered;
+    (0..candidates.len()).partition(is_first)
+}

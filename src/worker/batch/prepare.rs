@@ -1,0 +1,92 @@
+//! A delivery becomes a candidate, or a named rejection.
+
+use serde_json::value::RawValue;
+
+use super::candidate::{Candidate, Known, Refused};
+use crate::amqp::Delivery;
+use crate::extract::{Unidentified, identify};
+use crate::handler::{JsonPolicy, Run};
+use crate::message::HeaderValue;
+use crate::reason::{Reason, Rejection};
+use crate::seal::{Opened, SEAL_HEADER, Unreadable};
+use crate::worker::shared::Shared;
+
+fn refuse(delivery: Box<Delivery>, rejection: Rejection, known: Known) -> Box<Refused> {
+    Box::new(Refused { delivery, rejection, known })
+}
+
+/// Finds out who a delivery is.
+pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Candidate, Box<Refused>> {
+    let consumer = &shared.consumer;
+    // Before anything looks into the body.
+    let limit = usize::try_from(consumer.max_body).unwrap_or(usize::MAX);
+    let size = delivery.message.body.len();
+    if size > limit {
+        let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
+        return Err(refuse(delivery, Rejection::new(Reason::BodyTooLarge, detail), Known::default()));
+    }
+    let opened = match delivery.message.headers.get(SEAL_HEADER) {
+        Some(HeaderValue::Text(value)) => {
+            shared.seal_key.open(value, &consumer.name, &delivery.message.body).map(Some)
+        }
+        Some(_) => Err(Unreadable::Malformed),
+        None => Ok(None),
+    };
+    let sealed = match opened {
+        // A copy that we published for a later try.
+        Ok(Some(Opened { identity, user_id })) => {
+            delivery.message.properties.user_id = user_id;
+            identity
+        }
+        Ok(None) => None,
+        Err(why) => {
+            let detail = format!("the signed identity (header {SEAL_HEADER}) {why}");
+            return Err(refuse(delivery, Rejection::new(Reason::SignatureInvalid, detail), Known::default()));
+        }
+    };
+    let identity = match sealed {
+        Some(identity) => identity,
+        None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
+            Ok(identity) => identity,
+            Err(Unidentified { rejection, tenant }) => {
+                return Err(refuse(delivery, rejection, Known { tenant, key: None }));
+            }
+        },
+    };
+    let (needs_json, wants_json) = match &shared.run {
+        Run::Sql(handler) => {
+            let json = handler.function.json;
+            (json == JsonPolicy::Required, json != JsonPolicy::Off)
+        }
+        Run::Rust(_) | Run::RustBatch(_) => (false, false),
+    };
+    let is_json = wants_json && is_json(&delivery.message.body);
+    if needs_json && !is_json {
+        let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
+        return Err(refuse(delivery, Rejection::new(Reason::InvalidJson, detail), Known::from(&identity)));
+    }
+    Ok(Candidate {
+        fingerprint: consumer.fingerprint.of(&delivery.message.body),
+        identity,
+        is_json,
+        delivery,
+    })
+}
+
+/// Would PostgreSQL's parser take it? Skipping values (`IgnoredAny`) looks into no text, so it takes bytes that are not UTF-8; what
+/// PostgreSQL then refuses would cost its whole batch a second run.
+fn is_json(body: &[u8]) -> bool {
+    serde_json::from_slice::<&RawValue>(body).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_not_utf_8_makes_a_body_that_is_not_json() {
+        assert!(is_json(br#"{"a": "b"}"#));
+        assert!(!is_json(b"{\"a\": \"\xff\"}"));
+        assert!(!is_json(b"not json"));
+    }
+}

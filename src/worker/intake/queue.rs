@@ -1,0 +1,266 @@
+//! Deliveries on their way to the lanes, and how they become batches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio::time::Instant;
+
+use super::aside::Aside;
+use crate::worker::batch::prediction::SMALL;
+
+/// Longest wait of a lane for a fuller batch: about what a full one takes on a machine of two cores. A slow handler holds up its
+/// neighbours no longer than that.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Where a batch comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// From the broker.
+    Arrived,
+    /// From aside: each of its messages has failed before, or found its key held.
+    Back,
+}
+
+/// Deliveries on their way to the lanes, taken by one lane at a time.
+#[derive(Debug)]
+pub(crate) struct Intake<T> {
+    arriving: Mutex<Arriving<T>>,
+    /// What waits beside the lanes.
+    pub(crate) aside: Arc<Aside<T>>,
+    /// Lanes whose batch is not decided yet.
+    at_work: watch::Sender<usize>,
+    /// Most messages of a batch.
+    most: usize,
+    /// From so many on, a batch is not waited for: the broker may send no more as long as the other lanes hold theirs.
+    full: usize,
+    /// Most deliveries aside: half of what the broker sends ahead of one queue.
+    room: usize,
+    /// Most bytes of them.
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Arriving<T> {
+    receiver: mpsc::Receiver<T>,
+    /// What came back was taken last: it is the turn of what has arrived.
+    was_back: bool,
+}
+
+impl<T> Intake<T> {
+    /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`. Of what waits aside
+    /// there is `room` for so many, with at most so many `bytes`.
+    pub(crate) fn new(
+        receiver: mpsc::Receiver<T>,
+        most: usize,
+        prefetch: usize,
+        lanes: usize,
+        (room, bytes): (usize, usize),
+    ) -> Self {
+        let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
+        let arriving = Mutex::new(Arriving { receiver, was_back: false });
+        Self { arriving, aside: Arc::default(), at_work: watch::Sender::new(0), most, full, room, bytes }
+    }
+
+    /// What is aside and has to make room, so that what is behind it in the queue comes.
+    pub(crate) fn overflow(&self, size: impl Fn(&T) -> usize) -> Vec<T> {
+        self.aside.overflow(Instant::now(), self.room, self.bytes, size)
+    }
+
+    /// The next batch, into `batch`, which is empty; it stays empty when there will be none any more.
+    ///
+    /// At a low rate a batch is what is there, without waiting. Where more than a small batch has come while other lanes are at
+    /// work, the processors have enough to do, and a batch taken early would only cost one commit more: the lane waits until
+    /// the batch is full, or the others are done, for at most 20 ms.
+    ///
+    /// May be dropped at any time: what was taken is in `batch`.
+    pub(crate) async fn take(&self, batch: &mut Vec<T>) -> Taken {
+        let mut arriving = self.arriving.lock().await;
+        let Arriving { receiver, was_back } = &mut *arriving;
+        loop {
+            // Before the look: a change after it is not missed.
+            let mut changed = std::pin::pin!(self.aside.changed());
+            changed.as_mut().enable();
+            let arrivals = self.aside.arrivals();
+            if *was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
+                *was_back = false;
+                while batch.len() < self.most
+                    && let Ok(one) = receiver.try_recv()
+                {
+                    batch.push(one);
+                }
+                if !batch.is_empty() {
+                    return Taken::Arrived;
+                }
+            }
+            let due = self.aside.due(Instant::now());
+            if !due.back.is_empty() {
+                *was_back = true;
+                batch.extend(due.back);
+                return Taken::Back;
+            }
+            let arrives = async {
+                if let Some(arrivals) = due.arrivals {
+                    tokio::time::sleep_until(arrivals).await;
+                }
+                receiver.recv_many(batch, self.most).await
+            };
+            let comes_back = async {
+                match due.next {
+                    Some(next) => tokio::time::sleep_until(next).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                _ = arrives => break,
+                () = comes_back => {}
+                () = changed.as_mut() => {}
+            }
+        }
+        if batch.len() <= SMALL || batch.len() >= self.full {
+            return Taken::Arrived;
+        }
+        let mut at_work = self.at_work.subscribe();
+        let others_are_done = async {
+            // Never an error: the sender is ours.
+            let _ = at_work.wait_for(|lanes| *lanes == 0).await;
+        };
+        let enough = async {
+            while batch.len() < self.full {
+                let room = self.most - batch.len();
+                if receiver.recv_many(batch, room).await == 0 {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            () = enough => {}
+            () = others_are_done => {}
+            () = tokio::time::sleep(PATIENCE) => {}
+        }
+        Taken::Arrived
+    }
+
+    /// Says that a lane is at work on a batch, until the guard is dropped.
+    pub(crate) fn at_work(&self) -> AtWork {
+        self.at_work.send_modify(|lanes| *lanes += 1);
+        AtWork(self.at_work.clone())
+    }
+}
+
+/// A lane at work.
+#[derive(Debug)]
+pub(crate) struct AtWork(watch::Sender<usize>);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.send_modify(|lanes| *lanes -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, poll};
+
+    use super::*;
+
+    /// With 500 a batch, two lanes, and so many messages there.
+    fn with(messages: usize) -> (mpsc::Sender<usize>, Intake<usize>) {
+        let (sender, arriving) = mpsc::channel(4_000);
+        send(&sender, 0..messages);
+        (sender, Intake::new(arriving, 500, 2_000, 2, (0, 0)))
+    }
+
+    fn send(sender: &mpsc::Sender<usize>, messages: std::ops::Range<usize>) {
+        for message in messages {
+            sender.try_send(message).unwrap();
+        }
+    }
+
+    /// How many messages a lane takes without waiting; `None` where it waits.
+    fn at_once(intake: &Intake<usize>) -> Option<usize> {
+        let mut batch = Vec::new();
+        intake.take(&mut batch).now_or_never().map(|_| batch.len())
+    }
+
+    #[tokio::test]
+    async fn nothing_is_waited_for_where_it_would_not_pay() {
+        let (_sender, intake) = with(300);
+        assert_eq!(at_once(&intake), Some(300), "no other lane is at work");
+        for few in [1, SMALL] {
+            let (_sender, intake) = with(few);
+            let _other = intake.at_work();
+            assert_eq!(at_once(&intake), Some(few), "a low rate");
+        }
+        let (_sender, intake) = with(700);
+        let _other = intake.at_work();
+        assert_eq!(at_once(&intake), Some(500), "a full batch");
+    }
+
+    #[tokio::test]
+    async fn a_batch_fills_up_while_another_lane_is_at_work() {
+        let (sender, intake) = with(300);
+        let other = intake.at_work();
+        let mut batch = Vec::new();
+        {
+            let mut full = std::pin::pin!(intake.take(&mut batch));
+            assert!(poll!(full.as_mut()).is_pending());
+            send(&sender, 0..200);
+            assert!(poll!(full).is_ready(), "full");
+        }
+        assert_eq!(batch.len(), 500);
+
+        send(&sender, 0..150);
+        let mut batch = Vec::new();
+        {
+            let mut done = std::pin::pin!(intake.take(&mut batch));
+            assert!(poll!(done.as_mut()).is_pending());
+            drop(other);
+            assert!(poll!(done).is_ready(), "the other lane is done");
+        }
+        assert_eq!(batch.len(), 150);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_long_for_a_lane_that_does_not_end() {
+        let (_sender, intake) = with(100);
+        let _other = intake.at_work();
+        assert_eq!(at_once(&intake), None);
+        let (sender, intake) = with(100);
+        let _other = intake.at_work();
+        let mut batch = Vec::new();
+        tokio::time::timeout(Duration::from_secs(30), intake.take(&mut batch)).await.unwrap();
+        assert_eq!(batch.len(), 100);
+        drop(sender);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_no_fuller_than_the_broker_lets_it_become() {
+        let (sender, arriving) = mpsc::channel(400);
+        send(&sender, 0..100);
+        let intake = Intake::new(arriving, 500, 400, 2, (0, 0));
+        let _other = intake.at_work();
+        assert_eq!(at_once(&intake), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
+    }
+
+    #[tokio::test]
+    async fn what_was_taken_is_not_lost_with_the_wait() {
+        let (sender, intake) = with(300);
+        let _other = intake.at_work();
+        let mut batch = Vec::new();
+        assert!(intake.take(&mut batch).now_or_never().is_none(), "it waits for more");
+        assert_eq!(batch, (0..300).collect::<Vec<_>>());
+        send(&sender, 300..310);
+        assert_eq!(at_once(&intake), Some(10), "and the next lane has the next ones");
+    }
+
+    #[tokio::test]
+    async fn the_end_is_an_empty_batch() {
+        let (sender, intake) = with(100);
+        let _other = intake.at_work();
+        drop(sender);
+        assert_eq!(at_once(&intake), Some(100), "no more will come");
+        assert_eq!(at_once(&intake), Some(0));
+    }
+}

@@ -1,0 +1,177 @@
+//! The right to run a transaction now, beside the others of the process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::task::JoinHandle;
+
+/// How a transaction is kept apart from the rest of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Isolation {
+    /// Not at all.
+    None,
+    /// Anybody runs beside it; its messages are suspects, so their run is counted before it begins.
+    Marked,
+    /// Nobody runs beside it: a suspect that was at work when a process died. Counted as well.
+    Exclusive,
+}
+
+/// Longest wait for other lanes, which keeps what comes behind waiting, too. One of them may be in a handler up to its deadline; a batch
+/// that has met locks then runs beside it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// For how many batches after one that stood in another's way a consumer's lanes go one after another.
+const SERIAL: u32 = 64;
+
+/// How long one that runs alone keeps the others waiting. What kills a process does so soon, and a batch that holds its locks for longer
+/// is not what the others collide with: one that takes longer goes on in company.
+const ALONE: Duration = Duration::from_secs(5);
+
+/// What the lanes of one consumer hold their permits of.
+#[derive(Debug)]
+pub(crate) struct Permits {
+    /// Of this consumer: held shared, and alone by a batch that has met another one's locks.
+    lanes: Arc<RwLock<()>>,
+    /// Of the whole process: held shared, and alone by a redelivered message that was at work when a process died, so that nothing else
+    /// can be what kills this one.
+    process: Arc<RwLock<()>>,
+    serial: AtomicU32,
+    alone: Duration,
+}
+
+impl Permits {
+    pub(crate) fn new(process: Arc<RwLock<()>>) -> Self {
+        Self { lanes: Arc::default(), process, serial: AtomicU32::new(0), alone: ALONE }
+    }
+
+    /// Two batches of this consumer stood in each other's way: their lanes go one after another for a while.
+    pub(crate) fn contended(&self) {
+        self.serial.store(SERIAL, Ordering::Release);
+    }
+
+    /// Do they go one after another now?
+    pub(crate) fn is_serial(&self) -> bool {
+        self.serial.load(Ordering::Acquire) > 0
+    }
+
+    /// A batch is decided.
+    pub(crate) fn decided(&self) {
+        let fewer = |serial: u32| serial.checked_sub(1);
+        // An error says that it was zero, as nearly always.
+        let _ = self.serial.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer);
+    }
+
+    /// Waits for the right to run. `None` for one that must be alone where others are at work for longer than that: it waits aside, and
+    /// they don't wait for it.
+    pub(crate) async fn take(&self, isolation: Isolation) -> Option<Permit> {
+        let exclusive = self.is_serial();
+        let alone = async { tokio::time::timeout(PATIENCE, Arc::clone(&self.lanes).write_owned()).await };
+        // Always in this order: lanes that wait for one of both can't wait for each other.
+        let lanes = match exclusive {
+            true => alone.await.ok().map(|guard| Right::Alone(Alone::hold(guard, self.alone))),
+            false => None,
+        };
+        let lanes = match lanes {
+            Some(lanes) => lanes,
+            None => Right::Shared(Arc::clone(&self.lanes).read_owned().await),
+        };
+        let process = Arc::clone(&self.process);
+        let process = match isolation {
+            Isolation::None | Isolation::Marked => Right::Shared(process.read_owned().await),
+            Isolation::Exclusive => {
+                let alone = tokio::time::timeout(PATIENCE, process.write_owned()).await.ok()?;
+                Right::Alone(Alone::hold(alone, self.alone))
+            }
+        };
+        Some(Permit { exclusive, _lanes: lanes, _process: process })
+    }
+}
+
+/// Held from a message's mark to its outcome.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    /// It was asked for alone.
+    pub(crate) exclusive: bool,
+    _lanes: Right,
+    _process: Right,
+}
+
+#[derive(Debug)]
+enum Right {
+    Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
+    Alone(#[expect(dead_code, reason = "held")] Alone),
+}
+
+/// The lanes or the process for itself, until it is dropped or [`ALONE`] is over.
+#[derive(Debug)]
+struct Alone(JoinHandle<()>);
+
+impl Alone {
+    fn hold(guard: OwnedRwLockWriteGuard<()>, limit: Duration) -> Self {
+        Self(tokio::spawn(async move {
+            tokio::time::sleep(limit).await;
+            drop(guard);
+        }))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // And its guard with it.
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_suspect_is_alone_in_the_process_and_not_for_long() {
+        let process = Arc::default();
+        let one = Permits { alone: Duration::from_millis(100), ..Permits::new(Arc::clone(&process)) };
+        let other = Permits::new(process);
+        let alone = one.take(Isolation::Exclusive).await.unwrap();
+        for isolation in [Isolation::None, Isolation::Marked, Isolation::Exclusive] {
+            assert!(other.take(isolation).now_or_never().flatten().is_none());
+        }
+        let beside =
+            tokio::time::timeout(Duration::from_secs(30), other.take(Isolation::None)).await.unwrap();
+        assert!(beside.is_some(), "it is still at work, and nobody waits for it");
+        assert!(one.take(Isolation::Exclusive).await.is_none(), "who must be alone gives up after a while");
+        assert!(
+            other.take(Isolation::None).now_or_never().flatten().is_some(),
+            "and is not waited for either"
+        );
+        drop((alone, beside));
+    }
+
+    #[tokio::test]
+    async fn lanes_that_stood_in_each_others_way_go_one_after_another_for_a_while() {
+        let permits = Permits::new(Arc::default());
+        permits.contended();
+        let first = permits.take(Isolation::None).await.unwrap();
+        assert!(first.exclusive && permits.take(Isolation::None).now_or_never().flatten().is_none());
+        drop(first);
+        for _ in 0..SERIAL {
+            assert!(permits.take(Isolation::None).await.unwrap().exclusive);
+            permits.decided();
+        }
+        permits.decided();
+        let _one = permits.take(Isolation::None).await.unwrap();
+        assert!(permits.take(Isolation::None).now_or_never().flatten().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_runs_alone_among_its_lanes_keeps_them_waiting_for_a_while_only() {
+        let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(Arc::default()) };
+        permits.contended();
+        let _long = permits.take(Isolation::None).await.unwrap();
+        let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Isolation::None)).await;
+        assert!(beside.is_ok_and(|permit| permit.is_some()), "nobody waits for a handler up to its deadline");
+    }
+}

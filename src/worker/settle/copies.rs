@@ -1,0 +1,84 @@
+//! The copies of a message for retry and dead-letter queues.
+
+use std::time::Duration;
+
+use lapin::types::{AMQPValue, FieldTable};
+
+use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology, put, without, without_deaths};
+use crate::identity::Identity;
+use crate::outcome::Outcome;
+use crate::reason::Rejection;
+use crate::retry::rung_name;
+use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SEAL_HEADER, TENANT_HEADER};
+use crate::worker::batch::candidate::Known;
+use crate::worker::shared::Shared;
+
+/// The copy that comes back after `delay`, with the identity that it has now.
+pub(super) fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, delay: Duration) -> Copy {
+    let message = &delivery.message;
+    let headers = delivery.properties.headers().clone().unwrap_or_default();
+    // A dead letter that somebody has moved back by hand is none any more.
+    let mut headers = without(&without_deaths(&headers), &[LETTER_HEADER, LETTER_SEAL_HEADER]);
+    // Without a delay it goes to the end of its own queue, by the way on which copies return.
+    let exchange = match delay.is_zero() {
+        true => Topology::return_exchange(&message.queue),
+        false => {
+            put(&mut headers, RUNG_HEADER, &rung_name(delay));
+            Topology::retry_exchange(&message.queue)
+        }
+    };
+    let user_id = message.properties.user_id.as_deref();
+    if let (Some(tenant), Some(key)) = (&known.tenant, &known.key) {
+        let identity =
+            Identity { tenant: tenant.clone(), consumer: shared.consumer.name.clone(), key: key.clone() };
+        if let Some(seal) = shared.seal_key.seal(&identity, user_id, &message.body) {
+            put(&mut headers, SEAL_HEADER, &seal);
+        }
+    }
+    copy(delivery, exchange, headers)
+}
+
+/// The copy for the dead-letter queue, which says what became of the message.
+pub(super) fn dead_letter_copy(
+    shared: &Shared,
+    delivery: &Delivery,
+    known: &Known,
+    rejection: &Rejection,
+    outcome: &Outcome,
+) -> Copy {
+    let message = &delivery.message;
+    let headers = delivery.properties.headers().clone().unwrap_or_default();
+    // What follows is our word, not a publisher's.
+    let mut headers = without(&headers, &[LETTER_HEADER, LETTER_SEAL_HEADER, TENANT_HEADER, "x-oncely-key"]);
+    put(&mut headers, "x-oncely-reason", rejection.reason.as_str());
+    put(&mut headers, "x-oncely-detail", &rejection.detail);
+    put(&mut headers, "x-oncely-consumer", shared.consumer.name.as_str());
+    put(&mut headers, "x-oncely-queue", &message.queue);
+    put(&mut headers, "x-oncely-worker", &shared.worker);
+    if let Some(tenant) = &known.tenant {
+        put(&mut headers, TENANT_HEADER, tenant.as_str());
+    }
+    if let Some(key) = &known.key {
+        put(&mut headers, "x-oncely-key", key.as_str());
+    }
+    if let Outcome::DeadLettered { attempt, letter, .. } = outcome {
+        headers.insert("x-oncely-attempt".into(), AMQPValue::LongLongInt(i64::from(*attempt)));
+        if let Some(letter) = letter {
+            let tenant = known.tenant.as_ref().map_or("", |tenant| tenant.as_str());
+            put(&mut headers, LETTER_HEADER, &letter.to_string());
+            put(&mut headers, LETTER_SEAL_HEADER, &shared.seal_key.mark(*letter, tenant, &message.body));
+        }
+    }
+    if let Some(user_id) = &message.properties.user_id {
+        put(&mut headers, "x-oncely-user-id", user_id);
+    }
+    if let Some(expiration) = delivery.properties.expiration() {
+        put(&mut headers, "x-oncely-expiration", expiration.as_str());
+    }
+    copy(delivery, Topology::dead_letter_exchange(&message.queue), headers)
+}
+
+fn copy(delivery: &Delivery, exchange: String, headers: FieldTable) -> Copy {
+    let message = &delivery.message;
+    Copy::of(&delivery.properties, headers, exchange, message.routing_key.clone(), message.body.clone())
+}

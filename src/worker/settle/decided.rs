@@ -1,0 +1,39 @@
+//! Tells the broker what became of deliveries: acknowledges them, or has the copies made that must arrive before that.
+
+use super::acknowledge::acknowledge;
+use super::copies::{dead_letter_copy, retry_copy};
+use crate::amqp::Delivery;
+use crate::outcome::{Disposition, Outcome};
+use crate::worker::abandoned::Abandoned;
+use crate::worker::batch::candidate::Known;
+use crate::worker::shared::Shared;
+
+/// Settles deliveries whose outcomes are committed: acknowledges what needs no copy, and hands the rest over with its copies.
+/// Returns soon, whatever the broker does: see [`super::settle_copies`].
+pub(crate) async fn settle(
+    shared: &Shared,
+    decided: Vec<(Box<Delivery>, Known, Outcome)>,
+) -> Result<(), Abandoned> {
+    let mut ready = Vec::with_capacity(decided.len());
+    let mut leaving = Vec::new();
+    for (delivery, known, outcome) in decided {
+        shared.failures.note(&known, &outcome);
+        shared.health.note(&known, &outcome);
+        let copy = match outcome.disposition() {
+            Disposition::Ack => {
+                ready.push((delivery, outcome));
+                continue;
+            }
+            // Nobody settles it: it comes again with its channel.
+            Disposition::Keep => continue,
+            Disposition::Retry(delay) => retry_copy(shared, &delivery, &known, delay),
+            Disposition::DeadLetter(rejection) => {
+                dead_letter_copy(shared, &delivery, &known, &rejection, &outcome)
+            }
+        };
+        leaving.push((delivery, known, outcome, copy));
+    }
+    acknowledge(shared, ready.iter().map(|(delivery, outcome)| (&**delivery, outcome))).await;
+    drop(ready);
+    shared.unsettled.hand_over(&shared.consumer.name, &shared.stop, leaving).await
+}

@@ -1,0 +1,9 @@
+//! What the broker is told, when it is committed.
+
+mod acknowledge;
+mod copies;
+mod decided;
+pub(super) mod settle_copies;
+pub(super) mod unsettled;
+
+pub(super) use decided::settle;

@@ -1,0 +1,373 @@
+//! A lane's transactions: tried until they are decided, or until their messages will come again anyway.
+
+use std::sync::Arc;
+
+use sqlx::Connection as _;
+
+use super::beside::{audit_only, record_failure, refuse};
+use super::deadline::in_time;
+use super::interrupt::Interrupt;
+use super::plan::{BatchRun, Plan};
+use super::steps::transact;
+use super::unconfirmed::Unconfirmed;
+use crate::amqp::{ChannelLife, Delivery};
+use crate::backoff::Backoff;
+use crate::fault::{Fault, FaultClass};
+use crate::identity::Identity;
+use crate::outcome::Outcome;
+use crate::pg::{self, AuditRecord, Session};
+use crate::worker::abandoned::Abandoned;
+use crate::worker::batch::candidate::{Candidate, Known};
+use crate::worker::batch::prediction::{ExpectedKeys, KeyPrediction};
+use crate::worker::intake::aside::Aside;
+use crate::worker::isolation::marks::Marks;
+use crate::worker::isolation::permit::{Isolation, Permit};
+use crate::worker::shared::Shared;
+
+/// How often a message waits for the process to be alone in it, before it runs beside others.
+const MOST_TRIES: u32 = 8;
+
+/// Why a batch is not decided by a transaction.
+#[derive(Debug)]
+pub(super) enum Setback {
+    /// Some message failed, or all of them did.
+    Failed(Fault),
+    /// Another transaction holds a key, or what else our own statements need.
+    Held(Fault),
+}
+
+impl Setback {
+    pub(super) fn into_fault(self) -> Fault {
+        match self {
+            Self::Failed(fault) | Self::Held(fault) => fault,
+        }
+    }
+}
+
+/// What a lane keeps from one batch to the next.
+pub(crate) struct Attempts {
+    shared: Arc<Shared>,
+    aside: Arc<Aside<Box<Delivery>>>,
+    pub(crate) session: Option<Session>,
+    backoff: Backoff,
+    marks: Marks,
+    /// What the last batches say of the next one's keys.
+    pub(crate) prediction: KeyPrediction,
+    hand: InHand,
+}
+
+/// What belongs to the batch at hand.
+#[derive(Default)]
+struct InHand {
+    /// The channels that it came on.
+    channels: Vec<Arc<ChannelLife>>,
+    permit: Option<Permit>,
+    unconfirmed: Unconfirmed,
+    /// The histories of the database on which its messages were decided, in this round.
+    histories: Vec<String>,
+}
+
+impl Attempts {
+    pub(crate) fn new(shared: Arc<Shared>, aside: Arc<Aside<Box<Delivery>>>) -> Self {
+        Self {
+            shared,
+            aside,
+            session: None,
+            backoff: Backoff::default(),
+            marks: Marks::default(),
+            prediction: KeyPrediction::default(),
+            hand: InHand::default(),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Another batch is at hand, which came on these channels.
+    pub(crate) fn take_in_hand(&mut self, channels: Vec<Arc<ChannelLife>>) {
+        self.hand = InHand { channels, ..InHand::default() };
+    }
+
+    /// The histories of the database on which this round was decided; empty at its beginning.
+    pub(crate) fn histories(&mut self) -> &mut Vec<String> {
+        &mut self.hand.histories
+    }
+
+    /// Some messages of the batch are to be committed.
+    pub(super) fn begin(&mut self) {
+        self.marks.begin();
+        self.hand.unconfirmed = Unconfirmed::default();
+    }
+
+    /// They are decided. Of the `unwritten` nothing is recorded: their runs have ended, and killed nobody.
+    pub(super) async fn end(&mut self, mut unwritten: Vec<Identity>) {
+        let shared = Arc::clone(&self.shared);
+        shared.permits.decided();
+        unwritten.extend(self.hand.unconfirmed.take_found());
+        self.marks.reported(unwritten);
+        if self.marks.are_owed() {
+            self.marks.take_back(&shared, &mut self.session).await;
+        }
+        self.hand.permit = None;
+    }
+
+    pub(super) fn drop_session(&mut self) {
+        self.session = None;
+    }
+
+    pub(super) fn drop_permit(&mut self) {
+        self.hand.permit = None;
+    }
+
+    /// The process lives: whatever was at work has killed nobody.
+    pub(crate) async fn abandon(&mut self) {
+        self.marks.take_back(&self.shared, &mut self.session).await;
+        self.hand.permit = None;
+    }
+
+    /// No more batches.
+    pub(crate) async fn close(mut self) {
+        self.abandon().await;
+        if let Some(session) = self.session.take() {
+            session.close().await;
+        }
+    }
+
+    /// One transaction, again and again while PostgreSQL is away or nothing at all can be written.
+    pub(super) async fn run(
+        &mut self,
+        isolation: Isolation,
+        plan: Plan,
+        work: &[&Candidate],
+    ) -> Result<Result<Vec<Outcome>, Setback>, Abandoned> {
+        let mut is_renewed = false;
+        loop {
+            let shared = Arc::clone(&self.shared);
+            self.session().await?;
+            let exclusive = shared.permits.is_serial();
+            if self.hand.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
+                // Rolled back first: what is left of a failed transaction must hold no locks that another lane waits for, who has the permit.
+                if let Some(session) = &mut self.session
+                    && session.connection.should_flush()
+                    && let Err(error) =
+                        pg::within(shared.postgres.patience(), session.connection.ping()).await
+                {
+                    self.wait_out(Interrupt::of_ours(error)).await?;
+                    continue;
+                }
+                self.hand.permit = None;
+                let isolation = match work {
+                    // It has waited often enough for all others to pause.
+                    [one] if shared.progress.tries(&one.identity) >= MOST_TRIES => Isolation::Marked,
+                    _ => isolation,
+                };
+                self.hand.permit = shared.permits.take(isolation).await;
+                if self.hand.permit.is_none() {
+                    let text = "others are at work, and it must run alone";
+                    return Ok(Err(Setback::Held(Fault::new(FaultClass::Contention, None, text))));
+                }
+            }
+            let interrupt = match self.once(&shared, isolation, plan, work).await {
+                Ok(outcomes) => {
+                    self.backoff.reset();
+                    self.note_history();
+                    let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
+                    if shared.progress.note(decided) && self.aside.resume(tokio::time::Instant::now()) {
+                        tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
+                    }
+                    match shared.progress.is_stalled() {
+                        true => shared.health.committed(),
+                        false => shared.health.resumed(),
+                    }
+                    return Ok(Ok(outcomes));
+                }
+                Err(interrupt) => interrupt,
+            };
+            match interrupt {
+                Interrupt::Known => {}
+                // The connection's own fault: once more on a new one.
+                Interrupt::Failed(fault) if fault.class == FaultClass::Session && !is_renewed => {
+                    is_renewed = true;
+                    self.session = None;
+                }
+                Interrupt::Failed(fault) => return Ok(Err(Setback::Failed(fault))),
+                Interrupt::Held(fault) => {
+                    // Rolled back with the next use of the connection; its locks must not be held over a pause.
+                    self.session = None;
+                    return Ok(Err(Setback::Held(fault)));
+                }
+                Interrupt::Tainted(fault) => {
+                    self.give_up_session().await;
+                    return Ok(Err(Setback::Failed(fault)));
+                }
+                other => self.wait_out(other).await?,
+            }
+        }
+    }
+
+    async fn once(
+        &mut self,
+        shared: &Shared,
+        isolation: Isolation,
+        plan: Plan,
+        work: &[&Candidate],
+    ) -> Result<Vec<Outcome>, Interrupt> {
+        let Some(session) = self.session.as_mut() else {
+            return Err(Interrupt::NotNow(Fault::new(FaultClass::Transient, None, "no session")));
+        };
+        if isolation != Isolation::None {
+            self.marks.mark(shared, session, work).await?;
+        }
+        // By itself a message has failed before, so its key is most likely known.
+        let keys = match plan {
+            Plan::ByItself { .. } => ExpectedKeys::Known,
+            _ => self.prediction.expect(work),
+        };
+        let run = BatchRun::new(shared, session, plan, keys, work);
+        let done = transact(&run, session, &mut self.hand.unconfirmed).await;
+        match &done {
+            Ok(outcomes) if outcomes.iter().all(|outcome| outcome.attempt() == Some(1)) => {
+                self.prediction.nobody_knew();
+            }
+            Ok(_) | Err(Interrupt::Known) => self.prediction.postgres_knew(),
+            Err(_) if keys == ExpectedKeys::Fresh => self.prediction.fresh_failed(),
+            Err(_) => {}
+        }
+        done
+    }
+
+    /// Something was decided on the session's database.
+    fn note_history(&mut self) {
+        if let Some(session) = &self.session
+            && !self.hand.histories.contains(&session.cell.epoch)
+        {
+            self.hand.histories.push(session.cell.epoch.clone());
+        }
+    }
+
+    /// Closes a session that nobody knows the state of, at both ends: its transaction and its locks must not linger.
+    pub(crate) async fn give_up_session(&mut self) {
+        if let Some(session) = self.session.take() {
+            let backend = session.backend;
+            drop(session);
+            self.shared.end(backend).await;
+        }
+    }
+
+    pub(crate) async fn failed(&mut self, one: &Candidate, fault: &Fault) -> Result<Outcome, Abandoned> {
+        let mut counted = None;
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
+                Ok(outcome) => {
+                    self.note_history();
+                    shared.progress.note(std::iter::once((&one.identity, &outcome)));
+                    return Ok(outcome);
+                }
+                // The key itself: it is left for later, and with it what would have been recorded.
+                Err(Interrupt::Held(fault)) => {
+                    self.session = None;
+                    return Ok(Outcome::Undecided { attempts: 0, fault });
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    pub(crate) async fn write_audit(&mut self, records: &[AuditRecord<'_>]) -> Result<(), Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, audit_only(&shared, session, records)).await {
+                Ok(()) => {
+                    self.note_history();
+                    return Ok(());
+                }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    pub(crate) async fn refuse(
+        &mut self,
+        refused: &mut [(Box<Delivery>, Known, Outcome)],
+    ) -> Result<(), Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let session = self.session().await?;
+            match in_time(&shared, refuse(&shared, session, refused)).await {
+                Ok(()) => return Ok(()),
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    /// Nobody's fault: waits, with growing pauses, and gives the batch up only when its messages will come again anyway.
+    pub(crate) async fn wait_out(&mut self, interrupt: Interrupt) -> Result<(), Abandoned> {
+        let shared = Arc::clone(&self.shared);
+        let consumer = &shared.consumer.name;
+        shared.counters.outage();
+        match interrupt {
+            Interrupt::Outage(outage) => {
+                match outage.is_silence() {
+                    // Perhaps only this connection is dead: its other end must not hold its locks.
+                    true => self.give_up_session().await,
+                    false => self.session = None,
+                }
+                tracing::warn!(%consumer, error = %outage, "PostgreSQL is away: consuming waits, no attempt is spent");
+            }
+            Interrupt::Known => return Ok(()),
+            Interrupt::NotNow(fault) | Interrupt::Held(fault) | Interrupt::Failed(fault) => {
+                // Its transaction may be open: sqlx rolls back with the next use of the connection, and that comes after a pause.
+                // Other consumers must not wait for its locks meanwhile.
+                self.session = None;
+                shared.health.stalled(&fault, None);
+                tracing::error!(%consumer, sqlstate = fault.code, error = %fault,
+                    "consuming waits until this is mended; no attempt is spent");
+            }
+            Interrupt::Tainted(fault) => {
+                self.give_up_session().await;
+                tracing::error!(%consumer, error = %fault, "a connection to PostgreSQL is given up");
+            }
+        }
+        // Waiting kills nobody, however long it takes and whoever ends the process meanwhile.
+        self.marks.take_back(&shared, &mut self.session).await;
+        self.pause().await
+    }
+
+    async fn pause(&mut self) -> Result<(), Abandoned> {
+        // Never held over a pause: one consumer that waits must not stop the others.
+        self.hand.permit = None;
+        let pause = self.backoff.next();
+        tokio::select! {
+            () = self.shared.stop.cancelled() => return Err(Abandoned),
+            () = tokio::time::sleep(pause) => {}
+        }
+        // All of them: a delivery that is dropped while its channel lives would come again only when that channel ends.
+        if self.hand.channels.iter().all(|channel| channel.is_over()) {
+            return Err(Abandoned);
+        }
+        Ok(())
+    }
+
+    /// The lane's session, opened when there is none.
+    pub(crate) async fn session(&mut self) -> Result<&mut Session, Abandoned> {
+        if self.session.as_ref().is_some_and(|open| !self.shared.door.admits(open)) {
+            tracing::warn!(consumer = %self.shared.consumer.name, "a connection to an older timeline is given up");
+            self.session = None;
+        }
+        while self.session.is_none() {
+            match self.shared.open_session().await {
+                Ok(session) => self.session = Some(session),
+                Err(error) => {
+                    self.shared.counters.outage();
+                    tracing::warn!(consumer = %self.shared.consumer.name, error = %error, "consuming waits");
+                    self.pause().await?;
+                }
+            }
+        }
+        self.session.as_mut().ok_or(Abandoned)
+    }
+}

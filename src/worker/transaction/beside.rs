@@ -1,0 +1,142 @@
+//! What is written in transactions without a handler: a failure that took its own transaction with it, audit rows, refusals.
+
+use std::time::{Duration, Instant};
+
+use super::claim::{CLAIM_ROUNDS, too_quick};
+use super::interrupt::Interrupt;
+use super::letters::{GivenUp, keep_letters};
+use super::record::{audit_records, failure, refusal, refusal_record};
+use super::replies::write_replies;
+use super::verdict::failed;
+use crate::amqp::Delivery;
+use crate::decide::{KeyDecision, decide, wait};
+use crate::failpoint::step;
+use crate::fault::Fault;
+use crate::outcome::{DuplicateSource, Outcome};
+use crate::pg::{self, AuditRecord, Session};
+use crate::worker::batch::candidate::{Candidate, Known};
+use crate::worker::shared::Shared;
+
+/// Longest wait for the key of a message whose failure is recorded.
+const KEYS_LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// Records that a message failed, in a transaction of its own, after everything that it did was rolled back. `counted`: which
+/// attempt it is, from the first try on; a try whose reply was lost may have recorded it.
+pub(crate) async fn record_failure(
+    shared: &Shared,
+    session: &mut Session,
+    candidate: &Candidate,
+    fault: &Fault,
+    counted: &mut Option<u32>,
+) -> Result<Outcome, Interrupt> {
+    let started = Instant::now();
+    let now = session.clock.now();
+    let consumer = &shared.consumer;
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
+    pg::limit_lock_wait(&mut transaction, KEYS_LOCK_WAIT).await.map_err(Interrupt::of_ours)?;
+    // Since the rollback anything may have happened to the key: another worker completed it, or it is another payload's.
+    let mut outcome = None;
+    for _ in 0..CLAIM_ROUNDS {
+        let known = pg::look_up(&mut transaction, &consumer.name, &[&candidate.identity]).await;
+        let record = known.map_err(Interrupt::of_ours)?.into_iter().flatten().next();
+        let attempts = match &record {
+            None => 0,
+            Some(record) => match decide(record, candidate.fingerprint.as_ref(), consumer.on_conflict) {
+                KeyDecision::Duplicate => {
+                    pg::await_standby(&mut transaction).await.map_err(Interrupt::of_ours)?;
+                    outcome = Some(Outcome::Duplicate(DuplicateSource::Postgres));
+                    break;
+                }
+                KeyDecision::Refuse(rejection) => {
+                    outcome = Some(Outcome::refused(rejection));
+                    break;
+                }
+                KeyDecision::Retake => record.attempts,
+            },
+        };
+        // Another copy ran and failed since our run was rolled back: this one came too early, as it turns out, and spends nothing.
+        let rung = record
+            .as_ref()
+            .and_then(|record| wait(record, now))
+            .and_then(|wait| consumer.retry.rung_for(wait));
+        if let (None, Some(delay)) = (&counted, rung) {
+            outcome = Some(Outcome::Postponed { delay });
+            break;
+        }
+        let attempt = *counted.get_or_insert(attempts.saturating_add(1));
+        let failed_now = failed(shared, fault.clone(), attempt);
+        if attempts >= attempt {
+            // Ours, of a COMMIT whose reply was lost, or that of a copy which failed at the same time: it is counted, with its audit row.
+            transaction.commit().await.map_err(Interrupt::of_ours)?;
+            return Ok(failed_now);
+        }
+        let written = match refusal(candidate, &failed_now) {
+            Some(refusal) => pg::refuse(&mut transaction, &consumer.name, now, false, &[refusal]).await,
+            None => {
+                let failure = failure(candidate, &failed_now, now);
+                pg::fail(&mut transaction, &consumer.name, now, false, failure.as_slice()).await
+            }
+        };
+        // Nothing written: the row has changed since the look-up, so it is looked at again.
+        if written.map_err(Interrupt::of_ours)? == 1 {
+            outcome = Some(failed_now);
+            break;
+        }
+    }
+    let mut outcome = outcome.ok_or_else(too_quick)?;
+    let took = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+    let records = audit_records(shared, took, std::iter::once((candidate, &outcome)));
+    pg::append_audit(&mut transaction, &consumer.name, &shared.worker, now, &records)
+        .await
+        .map_err(Interrupt::of_ours)?;
+    write_replies(shared, &mut transaction, now, Interrupt::of_ours, std::iter::once((candidate, &outcome)))
+        .await?;
+    let given_up = vec![GivenUp::of(candidate, &mut outcome)];
+    keep_letters(shared, &mut transaction, now, Interrupt::of_ours, given_up).await?;
+    step("worker.record_failure.before");
+    transaction.commit().await.map_err(Interrupt::of_ours)?;
+    step("worker.record_failure.after");
+    Ok(outcome)
+}
+
+/// Writes audit rows in a transaction of their own, for decisions that needed no other.
+pub(crate) async fn audit_only(
+    shared: &Shared,
+    session: &mut Session,
+    records: &[AuditRecord<'_>],
+) -> Result<(), Interrupt> {
+    let now = session.clock.now();
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
+    pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, records)
+        .await
+        .map_err(Interrupt::of_ours)?;
+    transaction.commit().await.map_err(Interrupt::of_ours)
+}
+
+/// Writes what is to be known of messages that are refused before any transaction: audit rows and dead letters.
+pub(crate) async fn refuse(
+    shared: &Shared,
+    session: &mut Session,
+    refused: &mut [(Box<Delivery>, Known, Outcome)],
+) -> Result<(), Interrupt> {
+    let now = session.clock.now();
+    let records: Vec<AuditRecord<'_>> = refused
+        .iter()
+        .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
+        .collect();
+    let mut transaction = pg::begin(&mut session.connection).await.map_err(Interrupt::of_ours)?;
+    pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
+        .await
+        .map_err(Interrupt::of_ours)?;
+    let given_up = refused.iter_mut().map(|(delivery, known, outcome)| GivenUp {
+        fingerprint: shared.consumer.fingerprint.of(&delivery.message.body),
+        delivery,
+        known: known.clone(),
+        outcome,
+    });
+    keep_letters(shared, &mut transaction, now, Interrupt::of_ours, given_up.collect()).await?;
+    step("worker.refuse.before");
+    transaction.commit().await.map_err(Interrupt::of_ours)?;
+    step("worker.refuse.after");
+    Ok(())
+}

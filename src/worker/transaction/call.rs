@@ -1,0 +1,228 @@
+//! The handler's turn, inside the transaction.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use serde_json::Value;
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+use super::deadline::{Handling, in_time, until_deadline};
+use super::interrupt::Interrupt;
+use super::plan::{BatchRun, Plan};
+use crate::fault::{Fault, FaultClass};
+use crate::handler::{Context, HandlerError, Message, Run, call_each, call_in_parts, call_together};
+use crate::pg::{self, LockWait, PgFault, classify};
+
+/// A handler's longest wait for a lock in a batch that has met another transaction's.
+const CONTENDED: Duration = Duration::from_millis(500);
+
+/// A handler's results, by message.
+pub(crate) type Results = Vec<Result<Option<Value>, Fault>>;
+
+/// Calls the handler; a result or a fault per message, in their order.
+pub(crate) async fn handle(
+    batch: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    incoming: &[Message<'_>],
+) -> Result<Results, Interrupt> {
+    let BatchRun { shared, plan, backend, .. } = *batch;
+    let consumer = &shared.consumer.name;
+    let wait = plan.lock_wait();
+    match (&shared.run, plan) {
+        (Run::Sql(handler), Plan::Together { .. }) => {
+            let called = async {
+                call_together(transaction, handler, consumer, incoming, wait)
+                    .await
+                    .map_err(Interrupt::of_handler)
+            };
+            until_deadline(shared, backend, Handling::InServer, called).await
+        }
+        (Run::Sql(handler), Plan::Apart { .. } | Plan::ByItself { .. }) => {
+            // It is called within a statement of ours, which can't enter the handler's settings by itself.
+            let limit = match wait {
+                LockWait::Session => shared.postgres.lock_timeout,
+                LockWait::Moment => CONTENDED,
+            };
+            let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
+            in_time(shared, limited).await?;
+            let called = async {
+                match plan {
+                    Plan::ByItself { .. } => call_each(transaction, handler, consumer, incoming).await,
+                    _ => call_in_parts(transaction, handler, consumer, incoming).await,
+                }
+                .map_err(Interrupt::of_handler)
+            };
+            until_deadline(shared, backend, Handling::InServer, called).await
+        }
+        (run, Plan::Together { .. }) => {
+            begin_guard(transaction, wait).await?;
+            let mut results = Results::with_capacity(incoming.len());
+            match run {
+                Run::RustBatch(handler) => {
+                    let called = async {
+                        let context = Context::new(transaction, None);
+                        let done = caught(async { handler.handle_batch(context, incoming).await }).await?;
+                        or_stop(transaction, done).await
+                    };
+                    let responses = until_deadline(shared, backend, Handling::InProcess, called).await?;
+                    if responses.len() != incoming.len() {
+                        return Err(Interrupt::Failed(wrong_count(responses.len(), incoming.len())));
+                    }
+                    results.extend(responses.into_iter().map(Ok));
+                }
+                _ => {
+                    for message in incoming {
+                        let called = async {
+                            let done = call_one(run, transaction, message).await?;
+                            or_stop(transaction, done).await
+                        };
+                        let response = until_deadline(shared, backend, Handling::InProcess, called).await?;
+                        // What the next one wrote would be committed without its key.
+                        if !transaction.is_in_transaction() {
+                            return Err(ended(None));
+                        }
+                        results.push(Ok(response));
+                    }
+                }
+            }
+            end_guard(transaction).await?;
+            Ok(results)
+        }
+        (run, Plan::Apart { .. } | Plan::ByItself { .. }) => {
+            let mut results = Results::with_capacity(incoming.len());
+            for message in incoming {
+                begin_guard(transaction, wait).await?;
+                let called = async {
+                    let done = call_one(run, transaction, message).await?;
+                    or_stop(transaction, done).await
+                };
+                match until_deadline(shared, backend, Handling::InProcess, called).await {
+                    Ok(response) => match end_guard(transaction).await {
+                        Ok(()) => results.push(Ok(response)),
+                        Err(Interrupt::Failed(fault)) => {
+                            undo_to_guard(transaction, &fault).await?;
+                            results.push(Err(fault));
+                        }
+                        Err(other) => return Err(other),
+                    },
+                    Err(Interrupt::Failed(fault)) => {
+                        undo_to_guard(transaction, &fault).await?;
+                        results.push(Err(fault));
+                    }
+                    Err(other) => return Err(other),
+                }
+            }
+            Ok(results)
+        }
+    }
+}
+
+fn wrong_count(got: usize, wanted: usize) -> Fault {
+    let text = format!("the batch handler returned {got} responses for {wanted} messages");
+    Fault::new(FaultClass::Transient, None, text)
+}
+
+/// Longest wait for our own connection's word that it is there.
+const PING: Duration = Duration::from_secs(5);
+
+/// What a handler's error stops. A connection that is lost may be one of its own, to another server: ours is asked.
+async fn or_stop<T>(connection: &mut PgConnection, done: Result<T, HandlerError>) -> Result<T, Interrupt> {
+    let error = match done {
+        Ok(done) => return Ok(done),
+        Err(error) => error,
+    };
+    Err(match error.into_fault() {
+        PgFault::Outage(outage) => match pg::within(PING, connection.ping()).await {
+            Ok(()) => {
+                let text = format!("what the handler asks is away: {outage}");
+                Interrupt::of_fault(Fault::new(FaultClass::Environment, None, text))
+            }
+            Err(_) => Interrupt::Outage(outage),
+        },
+        PgFault::Fault(fault) => Interrupt::of_fault(fault),
+    })
+}
+
+/// Runs a handler, from its call on. A panic is the handler's failure; what it left on the connection nobody knows.
+async fn caught<T>(called: impl Future<Output = T>) -> Result<T, Interrupt> {
+    AssertUnwindSafe(called).catch_unwind().await.map_err(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "without a text".to_owned());
+        Interrupt::Tainted(Fault::new(FaultClass::Transient, None, format!("the handler panicked: {text}")))
+    })
+}
+
+async fn call_one(
+    run: &Run,
+    transaction: &mut PgConnection,
+    message: &Message<'_>,
+) -> Result<Result<Option<Value>, HandlerError>, Interrupt> {
+    let context = Context::new(transaction, Some(*message));
+    match run {
+        Run::Rust(handler) => caught(async { handler.handle(context, *message).await }).await,
+        Run::RustBatch(handler) => {
+            let called = async { handler.handle_batch(context, std::slice::from_ref(message)).await };
+            let called = caught(called).await?;
+            Ok(called.and_then(|mut responses| match (responses.pop(), responses.len()) {
+                (Some(response), 0) => Ok(response),
+                (_, more) => Err(HandlerError::transient(wrong_count(more, 1).message)),
+            }))
+        }
+        Run::Sql(_) => Ok(Err(HandlerError::environment("a SQL function is not called this way"))),
+    }
+}
+
+/// A savepoint round Rust handlers: releasing it fails where the handler ended the transaction, or swallowed an error
+/// that aborted it. Without it, COMMIT of an aborted transaction reports success. Inside it names are looked up along the handler's
+/// search_path; rolling back to it brings back ours.
+async fn begin_guard(transaction: &mut PgConnection, wait: LockWait) -> Result<(), Interrupt> {
+    let begun = transaction.execute(match wait {
+        LockWait::Session => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout to default"
+        }
+        LockWait::Moment => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '500ms'"
+        }
+    });
+    begun.await.map(drop).map_err(Interrupt::of_ours)
+}
+
+async fn end_guard(transaction: &mut PgConnection) -> Result<(), Interrupt> {
+    match transaction
+        .execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp")
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(error) => match classify(error) {
+            PgFault::Outage(outage) => Err(Interrupt::Outage(outage)),
+            // in_failed_sql_transaction: the handler went on after an error of its own.
+            PgFault::Fault(fault) if fault.code.as_deref() == Some("25P02") => {
+                let text = "the handler ignored an error that aborted its transaction";
+                Err(Interrupt::Failed(Fault::new(FaultClass::Transient, fault.code, text)))
+            }
+            PgFault::Fault(fault) => Err(ended(fault.code)),
+        },
+    }
+}
+
+/// By COMMIT or ROLLBACK; or by dropping or swallowing a nested `begin()` that did not succeed, which sqlx answers with a ROLLBACK of
+/// everything.
+fn ended(code: Option<String>) -> Interrupt {
+    let text = "the handler ended the transaction that it ran in";
+    tracing::error!(code, "{text}; its connection is closed");
+    Interrupt::Tainted(Fault::new(FaultClass::Transient, code, text))
+}
+
+/// Takes back what a failed handler did. Where that can't be done the connection is given up, and the handler's failure
+/// stays its failure: asking the same handler again and again would spend no attempt.
+async fn undo_to_guard(transaction: &mut PgConnection, fault: &Fault) -> Result<(), Interrupt> {
+    let undone = transaction.execute("rollback to savepoint oncely_handler").await;
+    undone.map(drop).map_err(|error| {
+        tracing::debug!(error = %error, "a handler's savepoint could not be restored");
+        Interrupt::Tainted(fault.clone())
+    })
+}

@@ -1,0 +1,139 @@
+//! The rows of dead letters, in the transaction of the decision.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::interrupt::Interrupt;
+use crate::amqp::{Delivery, header, store_headers, store_properties, without_ours};
+use crate::failpoint::step;
+use crate::fault::{Fault, FaultClass};
+use crate::fingerprint::Fingerprint;
+use crate::identity::Identity;
+use crate::letter::{Letter, failure_group, letter_id};
+use crate::outcome::Outcome;
+use crate::pg::{self, DeadLetter};
+use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER};
+use crate::worker::batch::candidate::{Candidate, Known, text};
+use crate::worker::shared::Shared;
+
+/// A delivery, and what was decided of it.
+pub(crate) struct GivenUp<'a> {
+    pub(crate) delivery: &'a Delivery,
+    pub(crate) known: Known,
+    pub(crate) fingerprint: Option<Fingerprint>,
+    /// Gets the letter's name.
+    pub(crate) outcome: &'a mut Outcome,
+}
+
+impl<'a> GivenUp<'a> {
+    pub(crate) fn of(candidate: &'a Candidate, outcome: &'a mut Outcome) -> Self {
+        Self {
+            delivery: &candidate.delivery,
+            known: Known::from(&candidate.identity),
+            fingerprint: candidate.fingerprint,
+            outcome,
+        }
+    }
+}
+
+/// Writes a row for each that is dead-lettered, and names the row in its outcome; the others are left alone. `interrupt` says
+/// what an error means here.
+pub(crate) async fn keep_letters(
+    shared: &Shared,
+    transaction: &mut PgConnection,
+    now: DateTime<Utc>,
+    interrupt: fn(sqlx::Error) -> Interrupt,
+    decided: Vec<GivenUp<'_>>,
+) -> Result<(), Interrupt> {
+    let mut letters: Vec<DeadLetter> = Vec::new();
+    let mut position: HashMap<Uuid, usize> = HashMap::new();
+    let mut named = Vec::new();
+    for given_up in decided {
+        let Some(row) = row(shared, &given_up) else { continue };
+        let Outcome::DeadLettered { letter, .. } = given_up.outcome else { continue };
+        named.push((letter, row.id));
+        // Byte-identical messages of one batch are one letter: a statement can't write a row twice.
+        match position.entry(row.id) {
+            Entry::Occupied(there) => letters[*there.get()].times += 1,
+            Entry::Vacant(free) => {
+                free.insert(letters.len());
+                letters.push(row);
+            }
+        }
+    }
+    if letters.is_empty() {
+        return Ok(());
+    }
+    step("worker.letter.before");
+    let written = pg::keep_letters(transaction, &shared.consumer.name, &shared.worker, now, &letters).await;
+    let written: HashMap<Uuid, Letter> =
+        written.map_err(interrupt)?.into_iter().map(|(_, letter)| (letter.id, letter)).collect();
+    step("worker.letter.after");
+    for (letter, id) in named {
+        let Some(found) = written.get(&id) else {
+            let text = format!("{} dead letters were written instead of {}", written.len(), letters.len());
+            return Err(Interrupt::Failed(Fault::new(FaultClass::Transient, None, text)));
+        };
+        *letter = Some(*found);
+    }
+    Ok(())
+}
+
+/// The letter that a message without a name was before, by our own mark on it.
+fn came_back(shared: &Shared, delivery: &Delivery, tenant: &str) -> Option<Uuid> {
+    let headers = delivery.properties.headers().as_ref();
+    let letter = Letter::parse(header(headers, LETTER_HEADER)?)?;
+    let mark = header(headers, LETTER_SEAL_HEADER)?;
+    shared.seal_key.is_mark(mark, letter, tenant, &delivery.message.body).then_some(letter.id)
+}
+
+fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
+    let Outcome::DeadLettered { attempt, rejection, code, .. } = &*given_up.outcome else {
+        return None;
+    };
+    let GivenUp { delivery, known, .. } = given_up;
+    let message = &delivery.message;
+    let id = match (&known.tenant, &known.key) {
+        (Some(tenant), Some(key)) => {
+            let consumer = shared.consumer.name.clone();
+            letter_id(&Identity { tenant: tenant.clone(), consumer, key: key.clone() }, &message.body)
+        }
+        // Two equal messages without a name are two messages, but for one that somebody has requeued.
+        _ => came_back(shared, delivery, text(known.tenant.as_ref())).unwrap_or_else(Uuid::now_v7),
+    };
+    let mut properties = delivery.properties.clone();
+    if let Some(user_id) = &message.properties.user_id {
+        // A retried copy carries its original's user under seal.
+        properties = properties.with_user_id(user_id.as_str().into());
+    }
+    let stored = match delivery.properties.headers() {
+        Some(headers) => store_headers(&without_ours(headers)).map(Some),
+        None => Some(None),
+    };
+    let whole = stored.is_some() && message.body.len() <= shared.stored_body;
+    let clean = |text: &str| text.replace('\0', "\u{fffd}");
+    Some(DeadLetter {
+        tenant: text(known.tenant.as_ref()).to_owned(),
+        id,
+        key: text(known.key.as_ref()).to_owned(),
+        reason: rejection.reason.as_str(),
+        error_code: code.clone(),
+        detail: clean(&rejection.detail),
+        attempt: *attempt,
+        queue: message.queue.clone(),
+        trace_id: message.trace_id().map(str::to_owned),
+        times: 1,
+        failure_group: failure_group(rejection.reason, code.as_deref(), &rejection.detail),
+        exchange: clean(&message.exchange),
+        routing_key: clean(&message.routing_key),
+        fingerprint: given_up.fingerprint.map(|print| print.0.to_vec()),
+        properties: store_properties(&properties),
+        headers: stored.flatten(),
+        body: whole.then(|| message.body.to_vec()),
+        body_size: message.body.len(),
+    })
+}

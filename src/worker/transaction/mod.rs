@@ -1,0 +1,18 @@
+//! What commits: a batch's transactions, in one statement or step by step, and who answers for what fails.
+
+pub(super) mod attempts;
+mod beside;
+mod call;
+mod claim;
+mod deadline;
+pub(super) mod decider;
+pub(super) mod interrupt;
+mod letters;
+mod one_statement;
+mod plan;
+pub(super) mod record;
+pub(super) mod replies;
+mod response_limit;
+mod steps;
+mod unconfirmed;
+mod verdict;

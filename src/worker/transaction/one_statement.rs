@@ -1,0 +1,69 @@
+//! A small batch that nobody is expected to have seen, for a SQL function: claimed, run, recorded and committed by one statement.
+
+use super::deadline::{Handling, in_time, until_deadline};
+use super::interrupt::Interrupt;
+use super::plan::BatchRun;
+use super::record::mirror_tags;
+use crate::config::LargeResponse;
+use crate::failpoint::{step, step_with};
+use crate::handler::{Message, Record, SqlHandler, commit_fresh};
+use crate::outcome::Outcome;
+use crate::pg::{self, Session};
+
+/// Commits the batch. All of the messages have taken effect for the first time then; else nothing is left of them, or the reply is
+/// lost.
+pub(super) async fn commit_in_one_statement(
+    run: &BatchRun<'_>,
+    session: &mut Session,
+    handler: &SqlHandler,
+) -> Result<Vec<Outcome>, Interrupt> {
+    let BatchRun { shared, candidates, .. } = run;
+    let consumer = &shared.consumer;
+    let incoming: Vec<Message<'_>> = candidates
+        .iter()
+        .map(|one| Message {
+            identity: &one.identity,
+            raw: &one.delivery.message,
+            attempt: 1,
+            is_json: one.is_json,
+        })
+        .collect();
+    let fingerprints = candidates.iter().map(|one| one.fingerprint.as_ref().map(|print| &print.0[..]));
+    let record = Record {
+        fingerprints: fingerprints.collect(),
+        worker: &shared.worker,
+        now: run.now,
+        waited: run.elapsed_us(),
+        tags: shared.precheck.is_some().then(|| mirror_tags(run, candidates.iter().copied())),
+        expires_at: run.now + consumer.retention,
+        response_limit: match consumer.on_large_response {
+            LargeResponse::Compress => None,
+            LargeResponse::Refuse => Some(consumer.response_limit.into()),
+        },
+    };
+    step("worker.commit_fresh.before");
+    step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+    let connection = &mut session.connection;
+    let called = async {
+        let called = commit_fresh(connection, handler, &consumer.name, &incoming, &record).await;
+        called.map_err(interrupt_of)
+    };
+    until_deadline(shared, run.backend, Handling::InServer, called).await?;
+    step("worker.commit_fresh.after");
+    // A cancellation at the deadline may have struck the wait for a standby: the commit is done here and reported as done, but
+    // has not arrived there.
+    if run.started.elapsed() >= consumer.deadline {
+        in_time(shared, async { pg::await_standby(connection).await.map_err(Interrupt::of_ours) }).await?;
+    }
+    // What handlers returned is stored, and nobody waits for it here.
+    Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])
+}
+
+/// What is known or held is claimed again, step by step: that tells a key that somebody holds from what a handler waits for.
+fn interrupt_of(error: sqlx::Error) -> Interrupt {
+    if pg::is_taken(&error) || pg::is_locked(&error) {
+        Interrupt::Known
+    } else {
+        Interrupt::of_handler(error)
+    }
+}

@@ -1,0 +1,105 @@
+//! A transaction step by step: claim, handle, record, COMMIT.
+
+use sqlx::{Connection as _, PgConnection};
+
+use super::call::{Results, handle};
+use super::claim::{Claim, claim};
+use super::deadline::in_time;
+use super::interrupt::Interrupt;
+use super::one_statement::commit_in_one_statement;
+use super::plan::{BatchRun, Plan};
+use super::record::record;
+use super::response_limit::check_responses;
+use super::unconfirmed::Unconfirmed;
+use super::verdict::verdicts;
+use crate::failpoint::{step, step_with};
+use crate::handler::Message;
+use crate::outcome::Outcome;
+use crate::pg::{self, LockWait, Session};
+use crate::worker::batch::prediction::SMALL;
+
+/// Runs one transaction for a batch. When it returns outcomes, they are committed.
+pub(crate) async fn transact(
+    run: &BatchRun<'_>,
+    session: &mut Session,
+    unconfirmed: &mut Unconfirmed,
+) -> Result<Vec<Outcome>, Interrupt> {
+    // Inside another transaction one statement would commit nothing.
+    if let Some(handler) = run.in_one_statement()
+        && !session.connection.is_in_transaction()
+    {
+        return commit_in_one_statement(run, session, handler).await;
+    }
+    if run.candidates.len() > SMALL {
+        in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::of_ours) }).await?;
+    }
+    let is_by_itself = matches!(run.plan, Plan::ByItself { .. });
+    step("worker.begin.before");
+    let begun =
+        async { pg::begin_to_claim(&mut session.connection, is_by_itself).await.map_err(Interrupt::of_ours) };
+    let mut transaction = in_time(run.shared, begun).await?;
+    step("worker.begin.after");
+    let outcomes = step_by_step(run, &mut transaction, unconfirmed).await?;
+    // What the handler deferred runs at COMMIT.
+    let entered =
+        async { pg::enter_handler(&mut transaction, LockWait::Session).await.map_err(Interrupt::of_ours) };
+    in_time(run.shared, entered).await?;
+    // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
+    unconfirmed.remember(run.candidates, &outcomes);
+    step("worker.commit.before");
+    pg::within(run.shared.postgres.patience(), transaction.commit()).await.map_err(Interrupt::of_handler)?;
+    step("worker.commit.after");
+    unconfirmed.clear();
+    Ok(outcomes)
+}
+
+/// Everything but BEGIN and COMMIT.
+async fn step_by_step(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    unconfirmed: &mut Unconfirmed,
+) -> Result<Vec<Outcome>, Interrupt> {
+    let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
+    let results = handled(run, transaction, &claims).await?;
+    // What is recorded already is not recorded again.
+    let is_recorded: Vec<bool> = claims.iter().map(|claim| matches!(claim, Claim::Recorded(_))).collect();
+    let mut outcomes = verdicts(run, claims, results);
+    let recorded = async {
+        record(run, transaction, &mut outcomes, &is_recorded).await?;
+        // Where a standby may take over, what was found done must have reached it before it is acknowledged.
+        if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Duplicate(_))) {
+            pg::await_standby(transaction).await.map_err(Interrupt::of_ours)?;
+        }
+        Ok(())
+    };
+    in_time(run.shared, recorded).await?;
+    Ok(outcomes)
+}
+
+/// Calls the handler for the messages that may run.
+async fn handled(
+    run: &BatchRun<'_>,
+    transaction: &mut PgConnection,
+    claims: &[Claim],
+) -> Result<Results, Interrupt> {
+    let running = run.candidates.iter().zip(claims).filter_map(|(candidate, claim)| match claim {
+        Claim::Run { attempt, .. } => Some((candidate, *attempt)),
+        _ => None,
+    });
+    let incoming: Vec<Message<'_>> = running
+        .map(|(candidate, attempt)| Message {
+            identity: &candidate.identity,
+            raw: &candidate.delivery.message,
+            attempt,
+            is_json: candidate.is_json,
+        })
+        .collect();
+    if incoming.is_empty() {
+        return Ok(Vec::new());
+    }
+    step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+    let results = handle(run, transaction, &incoming).await?;
+    check_responses(&run.shared.consumer, &results)?;
+    step("worker.handle.after");
+    Ok(results)
+}

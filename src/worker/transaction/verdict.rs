@@ -1,0 +1,67 @@
+//! What becomes of each message of a batch, by what its claim and its handler said.
+
+use super::call::Results;
+use super::claim::Claim;
+use super::plan::BatchRun;
+use crate::blame::{Blame, Circumstances, blame};
+use crate::decide::{FailureDecision, after_failure};
+use crate::fault::{Fault, FaultClass};
+use crate::outcome::{DuplicateSource, Outcome};
+use crate::reason::Reason;
+use crate::worker::shared::Shared;
+
+/// The outcomes, in the order of the claims; `results` are of those that ran, in the same order.
+pub(super) fn verdicts(run: &BatchRun<'_>, claims: Vec<Claim>, results: Results) -> Vec<Outcome> {
+    let BatchRun { shared, candidates, plan, .. } = *run;
+    let witness = plan.has_witness() || results.iter().any(Result::is_ok);
+    let mut poisoned = shared.progress.poisoned();
+    let mut results = results.into_iter();
+    let decided = claims.into_iter().zip(candidates).map(|(claim, candidate)| {
+        let (attempt, failed_with) = match claim {
+            Claim::Run { attempt, failed_with } => (attempt, failed_with),
+            Claim::Duplicate => return Outcome::Duplicate(DuplicateSource::Postgres),
+            Claim::Refuse(rejection) => return Outcome::refused(rejection),
+            Claim::Early(delay) => return Outcome::Postponed { delay },
+            Claim::Recorded(outcome) => return outcome,
+        };
+        let fault = match results.next() {
+            Some(Ok(response)) => return Outcome::Completed { attempt, response },
+            Some(Err(fault)) => fault,
+            // Never: a handler's results are counted.
+            None => Fault::new(FaultClass::Transient, None, "the handler has no result"),
+        };
+        let circumstances = Circumstances {
+            by_itself: plan.is_by_itself(),
+            witness: witness
+                // While nothing succeeds it may be everybody's after all.
+                || failed_with.is_some() && failed_with == fault.code && !shared.progress.is_stalled()
+                || shared.progress.has_witness(&candidate.identity),
+            is_last: shared.consumer.retry.after(attempt).is_none(),
+            poisoned,
+        };
+        let outcome = match blame(fault.class, circumstances) {
+            Blame::Message(class) => failed(shared, Fault { class, ..fault }, attempt),
+            Blame::Company | Blame::Nobody => {
+                Outcome::Undecided { attempts: attempt.saturating_sub(1), fault }
+            }
+        };
+        if outcome.reason() == Some(Reason::Poison) {
+            poisoned += 1;
+        }
+        outcome
+    });
+    decided.collect()
+}
+
+/// What becomes of a message that answers for the failure of its `attempt`-th run.
+pub(super) fn failed(shared: &Shared, fault: Fault, attempt: u32) -> Outcome {
+    match after_failure(&fault, attempt, &shared.consumer.retry) {
+        FailureDecision::Retry(delay) => {
+            Outcome::Retried { attempt, delay, detail: fault.to_string(), code: fault.code }
+        }
+        FailureDecision::Refuse(reason) => Outcome::Refused { attempt, reason },
+        FailureDecision::GiveUp(rejection) => {
+            Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None }
+        }
+    }
+}
