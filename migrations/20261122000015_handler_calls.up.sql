@@ -64,10 +64,12 @@ begin
         end if;
     end loop;
     if responses is not null then
-        -- With white space it is longer than what the limit counts: whether it is too long is found out step by step.
-        if exists (select from unnest(responses) as r (response) where octet_length(r.response::text) > response_limit)
-        then
-            raise exception using errcode = 'ONC06', message = 'a response may be over the limit';
+        -- Whose it is, is found out message by message.
+        if exists (
+            select from unnest(responses) as r (response)
+            where octet_length(convert_to(r.response::text, 'UTF8')) > response_limit
+        ) then
+            raise exception using errcode = 'ONC06', message = 'a response is over the limit';
         end if;
         update oncely.idempotency_keys as i
         set response = r.response
@@ -101,8 +103,7 @@ end
 $$;
 comment on function oncely.record_fresh is
     'Writes the responses, the trail and the mirror record of a batch that has taken effect for the first time. '
-    'Refuses answers that don''t fit the messages (ONC03), and responses that may be over the limit (ONC06; null: '
-    'none).';
+    'Refuses answers that don''t fit the messages (ONC03), and responses over the limit (ONC06; null: none).';
 
 -- The order is a matter of the data: the handler's argument is what the claim returns, and a list of results that holds
 -- aggregates is made up when the last row has come.
@@ -116,7 +117,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     answers text := 'pg_catalog.array_agg(r.seq), '
-        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response) end';
+        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response%s) end';
     pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
     -- OFFSET 0: what a handler that is declared stable returns would otherwise be made up anew for each mention of it.
     call text := case
@@ -126,9 +127,9 @@ declare
     end;
     name text := oncely.handler_name(handler, batch);
 begin
-    together := 'select ' || answers || ', ' || pinned || format(call, name, '$1');
+    together := 'select ' || format(answers, '::pg_catalog.text') || ', ' || pinned || format(call, name, '$1');
     fresh := 'select oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, '
-        || answers || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4)');
+        || format(answers, '') || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4)');
 end
 $$;
 comment on function oncely.handler_calls is

@@ -37,7 +37,7 @@ pub enum Outcome {
         /// Which run it was, from 1.
         attempt: u32,
         /// What the handler returned.
-        response: Option<serde_json::Value>,
+        response: Option<String>,
     },
     /// The handler said no, and that is the answer: what it wrote is rolled back, and the key is completed with the reason.
     Refused {

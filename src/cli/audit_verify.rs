@@ -50,7 +50,7 @@ struct Found {
     last: Option<Seal>,
     sealed_until: Option<DateTime<Utc>>,
     first: Option<DateTime<Utc>>,
-    dropped: Option<DateTime<Utc>>,
+    dropped: pg::Dropped,
 }
 
 /// Seals looked at in one question.
@@ -76,7 +76,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             "oncely.audit_verify/1",
             json!({
                 "whole": found.breaks.is_empty(), "breaks": found.breaks, "seals": found.seals, "rows": found.rows, "hash": head,
-                "sealed_until": found.sealed_until, "dropped_until": found.dropped, "unsealed": unsealed,
+                "sealed_until": found.sealed_until, "dropped_until": found.dropped.until,
+                "dropped_within_floor": found.dropped.within_floor, "unsealed": unsealed,
             }),
         )?;
     } else {
@@ -86,11 +87,11 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
 }
 
 async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Found, sqlx::Error> {
-    let now = pg::look_as_sealed(connection).await?;
-    let mut found = Found { dropped: pg::dropped_until(connection).await?, ..Found::default() };
+    pg::look_as_sealed(connection).await?;
+    let mut found = Found { dropped: pg::dropped(connection).await?, ..Found::default() };
     let mut place = 0;
     loop {
-        let seals = pg::seals(connection, place, PAGE, now).await?;
+        let seals = pg::seals(connection, place, PAGE).await?;
         if seals.is_empty() {
             break;
         }
@@ -98,7 +99,7 @@ async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Fou
             place = seal.place;
             found.seals += 1;
             found.has_anchor |= anchor.is_some_and(|anchor| anchor == hexadecimal(&seal.hash));
-            if let Some(what) = wrong(connection, &seal, found.dropped).await? {
+            if let Some(what) = wrong(connection, &seal, found.dropped.until).await? {
                 found.breaks.push(Break { from: Some(seal.from_time), until: Some(seal.until_time), what });
             }
             if seal.kind == "rows" {
@@ -110,7 +111,7 @@ async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Fou
         }
     }
     // What no seal covers: before the first, and where the trail was dropped.
-    let until = found.first.max(found.dropped);
+    let until = found.first.max(found.dropped.until);
     if let Some(until) = until {
         let rows = pg::audit_count(connection, None, Some(until)).await?;
         if rows > 0 {
@@ -137,14 +138,11 @@ async fn wrong(
         return Ok(Some(format!("the seal {} does not follow the one before it", seal.place)));
     }
     if !seal.is_in_time {
-        return Ok(Some(format!(
-            "the seal {} says that it was made before its span was over, or in time to come",
-            seal.place
-        )));
+        return Ok(Some(format!("the seal {} says that it was made before its span was over", seal.place)));
     }
     if !seal.is_past_floor {
         return Ok(Some(format!(
-            "the seal {} says that rows were dropped that were younger than oncely.cell.audit_floor",
+            "the seal {} says that rows were dropped that were younger than any audit_floor allows",
             seal.place
         )));
     }
@@ -181,8 +179,15 @@ fn tell(found: &Found, head: Option<&str>, unsealed: i64, times: Times) -> Strin
                 found.rows,
                 times.show(until)
             ));
-            if let Some(dropped) = found.dropped {
-                lines.push(format!("– dropped after audit.retention, up to {}", times.show(dropped)));
+            match found.dropped {
+                pg::Dropped { until: Some(until), within_floor: true } => lines.push(format!(
+                    "! dropped up to {}, which is younger than oncely.cell.audit_floor: it was lower then, or somebody forged the seal",
+                    times.show(until)
+                )),
+                pg::Dropped { until: Some(until), .. } => {
+                    lines.push(format!("– dropped after audit.retention, up to {}", times.show(until)));
+                }
+                pg::Dropped { until: None, .. } => {}
             }
             lines.push(format!("– {unsealed} rows since then are not sealed yet"));
             let now = Utc::now();

@@ -1,7 +1,6 @@
 //! Calling a handler that is a SQL function.
 
 use chrono::{DateTime, Utc};
-use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
@@ -12,7 +11,7 @@ use crate::fault::Fault;
 use crate::identity::IdentityPart;
 use crate::pg::{LockWait, enter_handler, handler_class_of, told};
 
-/// Runs the handler on all messages at once; returns their responses in their order. It waits for locks as `wait` says.
+/// Runs the handler on all messages at once; returns their responses in their order, as PostgreSQL writes them: its JSON holds numbers that Rust's does not. It waits for locks as `wait` says.
 ///
 /// # Errors
 /// The first error of any message. As a decoding error: a batch function that did not return one row per message.
@@ -22,7 +21,7 @@ pub(crate) async fn call_together(
     consumer: &IdentityPart,
     messages: &[Message<'_>],
     wait: LockWait,
-) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
+) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
     let rows = rows(handler, consumer, messages, true);
     let statement = handler.together(connection).await?;
     enter_handler(connection, wait).await?;
@@ -41,7 +40,7 @@ pub(crate) async fn call_in_parts(
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
-) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
+) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
     let rows = rows(handler, consumer, messages, true);
     let SqlFunction { name, batch, json } = &handler.function;
     let needs_json = *json == JsonPolicy::Required;
@@ -67,7 +66,7 @@ pub(crate) async fn call_each(
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
-) -> Result<Vec<Result<Option<Value>, Fault>>, sqlx::Error> {
+) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
     let rows = rows(handler, consumer, messages, false);
     let SqlFunction { name, batch, json } = &handler.function;
     let needs_json = *json == JsonPolicy::Required;
@@ -118,7 +117,7 @@ pub(crate) struct Record<'a> {
 ///
 /// # Errors
 /// Nothing is left of it then, or the reply is lost. As unique_violation on the table of keys where somebody has one of them; as ONC06
-/// where a response may be over the limit; else as [`call_together`].
+/// where a response is over the limit; else as [`call_together`].
 pub(crate) async fn commit_fresh(
     connection: &mut PgConnection,
     handler: &SqlHandler,
@@ -147,9 +146,9 @@ pub(crate) async fn commit_fresh(
 
 /// A whole batch's answers in the order of the messages. They come as one row: hundreds of rows cost the client more than what is in
 /// them. No responses at all where no message has one.
-fn responses(count: usize, row: &PgRow) -> Result<Vec<Option<Value>>, sqlx::Error> {
+fn responses(count: usize, row: &PgRow) -> Result<Vec<Option<String>>, sqlx::Error> {
     let seqs: Option<Vec<i32>> = row.try_get(0)?;
-    let responses: Option<Vec<Option<Value>>> = row.try_get(1)?;
+    let responses: Option<Vec<Option<String>>> = row.try_get(1)?;
     let seqs = seqs.unwrap_or_default();
     let responses = responses.unwrap_or_else(|| vec![None; seqs.len()]);
     in_order(count, seqs.into_iter().zip(responses))
@@ -158,14 +157,14 @@ fn responses(count: usize, row: &PgRow) -> Result<Vec<Option<Value>>, sqlx::Erro
 /// What became of one message inside the server.
 struct Answer {
     seq: i32,
-    response: Option<Value>,
+    response: Option<String>,
     error_code: Option<String>,
     error_message: Option<String>,
     error_place: Option<String>,
 }
 
 impl Answer {
-    fn read(self) -> (i32, Result<Option<Value>, Fault>) {
+    fn read(self) -> (i32, Result<Option<String>, Fault>) {
         let answer = match self.error_code {
             None => Ok(self.response),
             Some(code) => {

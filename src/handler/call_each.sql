@@ -1,5 +1,5 @@
 -- Runs a handler on each message by itself. Bodies become jsonb here, where one that jsonb refuses becomes null.
-select e.seq as "seq!", e.response, e.error_code, e.error_message, e.error_place
+select e.seq as "seq!", e.response::text as response, e.error_code, e.error_message, e.error_place
 from oncely.handle_each($1, $2, $5, array(
     select row(
         m.seq, m.attempt, m.redelivered, m.published_at, m.tenant, m.consumer, m.key,

@@ -60,7 +60,8 @@ pub(crate) async fn sweep(
         return Ok(Ended::Refused(clock));
     }
     let known = pg::within(config.postgres.patience(), pg::known_consumers(&mut session.connection)).await?;
-    let now = session.clock.now();
+    // Not a moment later: what is younger is protected (the policies on the keys).
+    let now = clock.at;
     let limit = i64::from(config.gc.batch);
     let pace = Pace(config.gc.load);
     let mut report = SweepReport::default();
@@ -80,7 +81,7 @@ pub(crate) async fn sweep(
                 step("gc.delete.after");
                 *count += swept.deleted;
                 from = swept.last;
-                if swept.deleted < u64::from(config.gc.batch) || stop() {
+                if is_last(config, &swept) || stop() {
                     break;
                 }
                 tokio::time::sleep(pace.pause_after(began.elapsed())).await;
@@ -97,7 +98,7 @@ pub(crate) async fn sweep(
         step("gc.delete.after");
         report.expired += swept.deleted;
         from = swept.last;
-        if swept.deleted < u64::from(config.gc.batch) {
+        if is_last(config, &swept) {
             break;
         }
         tokio::time::sleep(pace.pause_after(began.elapsed())).await;
@@ -108,6 +109,11 @@ pub(crate) async fn sweep(
     }
     pg::sweep_unlock(&mut session.connection).await?;
     Ok(Ended::Done(report))
+}
+
+/// Is there nothing more to delete? What is found and not deleted is found again.
+fn is_last(config: &Config, swept: &pg::Swept) -> bool {
+    swept.found < u64::from(config.gc.batch) || swept.deleted == 0
 }
 
 /// Deletes dead letters that were requeued or discarded longer ago than the trail is kept, in bounded transactions.

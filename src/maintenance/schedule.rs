@@ -28,6 +28,11 @@ pub(crate) async fn run(config: Config, door: Door, stop: CancellationToken) {
                 backoff.reset();
                 pause
             }
+            // Somebody has to mend it.
+            Err(error @ NoSession::OtherCell { .. }) => {
+                tracing::error!(error = %error, "no upkeep; looked at again within the hour");
+                PARTITIONS
+            }
             Err(error) => {
                 tracing::warn!(error = %error, "upkeep of the tables failed; tried again");
                 backoff.next()

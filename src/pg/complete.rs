@@ -68,24 +68,24 @@ pub(crate) async fn fail(
     Ok(done.rows_affected())
 }
 
-/// Stores what handlers returned, for keys claimed in this transaction. Returns how many rows were written.
+/// Stores what handlers returned, JSON as text, for keys claimed in this transaction. Returns how many rows were written.
 pub(crate) async fn store_responses(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
-    responses: &[(&Identity, &serde_json::Value)],
+    responses: &[(&Identity, &str)],
 ) -> Result<u64, sqlx::Error> {
     let tenants: Vec<String> = responses.iter().map(|(i, _)| i.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = responses.iter().map(|(i, _)| i.key.as_str().to_owned()).collect();
-    let values: Vec<serde_json::Value> = responses.iter().map(|(_, value)| (*value).clone()).collect();
+    let values: Vec<&str> = responses.iter().map(|(_, value)| *value).collect();
     let done = sqlx::query!(
         "update oncely.idempotency_keys as i
-         set response = r.response
-         from unnest($2::text[], $3::text[], $4::jsonb[]) as r (tenant, key, response)
+         set response = r.response::jsonb
+         from unnest($2::text[], $3::text[], $4::text[]) as r (tenant, key, response)
          where i.tenant = r.tenant and i.consumer = $1 and i.key = r.key",
         consumer.as_str(),
         &tenants,
         &keys,
-        &values
+        &values as &[&str]
     )
     .execute(connection)
     .await?;

@@ -78,7 +78,7 @@ pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
 pub use retention::{ConsumerSweep, SweepReport, SweepStatus};
 pub(crate) use retention::{
-    count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
+    Swept, count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
     unlock as sweep_unlock,
 };
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
@@ -89,8 +89,8 @@ pub(crate) use session::{
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};
-pub use upkeep::{ObservedClock, Seal};
 pub(crate) use upkeep::{
-    accept_clock, audit_count, audit_digest, clock_refused_at, dropped_until, look_as_sealed, observe_clock,
-    seal_audit, seals,
+    Dropped, accept_clock, audit_count, audit_digest, clock_refused_at, dropped, look_as_sealed,
+    observe_clock, seal_audit, seals,
 };
+pub use upkeep::{ObservedClock, Seal};

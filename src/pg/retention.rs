@@ -31,8 +31,9 @@ pub struct ConsumerSweep {
 /// One batch of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Swept {
-    /// Keys found and deleted (one that changed in this very moment stays, and is counted all the same); fewer than the limit
-    /// means that no more are left, or that others hold them.
+    /// Keys found; fewer than the limit means that no more are left, or that others hold them.
+    pub(crate) found: u64,
+    /// Of them, those that were deleted: one that changed in this very moment stays, and one that is still protected.
     pub(crate) deleted: u64,
     /// The time by which the last one was found; the next batch begins there.
     pub(crate) last: Option<DateTime<Utc>>,
@@ -149,13 +150,15 @@ pub(crate) async fn sweep_expired(
 
 /// A batch as the statements return it.
 struct Batch {
+    found: i64,
     deleted: i64,
     last: Option<DateTime<Utc>>,
 }
 
 impl From<Batch> for Swept {
-    fn from(Batch { deleted, last }: Batch) -> Self {
-        Self { deleted: u64::try_from(deleted).unwrap_or(0), last }
+    fn from(Batch { found, deleted, last }: Batch) -> Self {
+        let count = |count: i64| u64::try_from(count).unwrap_or(0);
+        Self { found: count(found), deleted: count(deleted), last }
     }
 }
 

@@ -21,6 +21,7 @@ with due as materialized (
     delete from oncely.idempotency_keys
     where ctid = any (array(select place from due))
       and status = 'COMPLETED' and consumer = $1 and expires_at is null and completed_at < $2
+    returning 1
 )
-select count(*) as "deleted!", oncely.bounded(max(at)) as last
+select count(*) as "found!", (select count(*) from gone) as "deleted!", oncely.bounded(max(at)) as last
 from due

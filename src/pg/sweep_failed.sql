@@ -15,6 +15,7 @@ with due as materialized (
 ), gone as (
     delete from oncely.idempotency_keys
     where ctid = any (array(select place from due))
+    returning 1
 )
-select count(*) as "deleted!", oncely.bounded(max(at)) as last
+select count(*) as "found!", (select count(*) from gone) as "deleted!", oncely.bounded(max(at)) as last
 from due

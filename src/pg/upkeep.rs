@@ -97,41 +97,51 @@ pub struct Seal {
     pub is_whole: bool,
     /// It names the hash of the one before it, which is the one at the place before.
     pub is_linked: bool,
-    /// It was made after what it seals, and not in time to come.
+    /// It was made after what it seals.
     pub is_in_time: bool,
-    /// What it says was dropped was older than `oncely.cell.audit_floor` then.
+    /// What it says was dropped was older than the lowest `oncely.cell.audit_floor` that there can be.
     pub is_past_floor: bool,
 }
 
 /// Has values look as they do where they are sealed, for the rest of the session: before [`seals`] and [`audit_digest`].
-/// Returns the database's time.
-pub(crate) async fn look_as_sealed(connection: &mut PgConnection) -> Result<DateTime<Utc>, sqlx::Error> {
-    let row = sqlx::query!(
-        r#"select set_config('timezone', 'UTC', false) as timezone, set_config('datestyle', 'ISO, YMD', false) as datestyle,
-             set_config('bytea_output', 'hex', false) as bytea_output, clock_timestamp() as "now!""#
+pub(crate) async fn look_as_sealed(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select set_config('timezone', 'UTC', false) as timezone, set_config('datestyle', 'ISO, YMD', false) as datestyle,
+             set_config('bytea_output', 'hex', false) as bytea_output"
     )
     .fetch_one(connection)
     .await?;
-    Ok(row.now)
+    Ok(())
 }
 
-/// Up to `limit` seals after a place of the chain, in its order, as they are to be judged at `now`.
+/// Up to `limit` seals after a place of the chain, in its order.
 pub(crate) async fn seals(
     connection: &mut PgConnection,
     after: i64,
     limit: i64,
-    now: DateTime<Utc>,
 ) -> Result<Vec<Seal>, sqlx::Error> {
-    sqlx::query_file_as!(Seal, "src/pg/seals_list.sql", after, limit, now).fetch_all(connection).await
+    sqlx::query_file_as!(Seal, "src/pg/seals_list.sql", after, limit).fetch_all(connection).await
 }
 
-/// Up to when the trail was dropped after its retention.
-pub(crate) async fn dropped_until(
-    connection: &mut PgConnection,
-) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
-    sqlx::query_scalar!("select max(until_time) from oncely.audit_seals where kind = 'dropped'")
-        .fetch_one(connection)
-        .await
+/// Up to when the trail was dropped, as its seals say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Dropped {
+    pub(crate) until: Option<DateTime<Utc>>,
+    /// That is younger than `oncely.cell.audit_floor` allows today.
+    pub(crate) within_floor: bool,
+}
+
+/// Up to when the trail was dropped.
+pub(crate) async fn dropped(connection: &mut PgConnection) -> Result<Dropped, sqlx::Error> {
+    sqlx::query_as!(
+        Dropped,
+        r#"select max(s.until_time) as "until",
+            coalesce(max(s.until_time) > clock_timestamp() - (select c.audit_floor from oncely.cell as c), false) as "within_floor!"
+        from oncely.audit_seals as s
+        where s.kind = 'dropped'"#
+    )
+    .fetch_one(connection)
+    .await
 }
 
 /// What the trail holds now for a span: how many rows, and their hash. Reckoned by this statement, as `oncely.audit_digest` does for

@@ -7,18 +7,16 @@ use futures::FutureExt as _;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
-use super::deadline::{Handling, in_time, until_deadline};
+use super::deadline::{Handling, until_deadline};
 use super::interrupt::Interrupt;
 use super::plan::{BatchRun, Plan};
+use super::response::text_of;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::{Context, HandlerError, Message, Run, call_each, call_in_parts, call_together};
 use crate::pg::{self, LockWait, PgFault, classify};
 
-/// A handler's longest wait for a lock in a batch that has met another transaction's.
-const CONTENDED: Duration = Duration::from_millis(500);
-
-/// A handler's results, by message.
-pub(crate) type Results = Vec<Result<Option<Value>, Fault>>;
+/// A handler's results, by message; responses as PostgreSQL writes them.
+pub(crate) type Results = Vec<Result<Option<String>, Fault>>;
 
 /// Calls the handler; a result or a fault per message, in their order.
 pub(crate) async fn handle(
@@ -39,13 +37,6 @@ pub(crate) async fn handle(
             until_deadline(shared, backend, Handling::InServer, called).await
         }
         (Run::Sql(handler), Plan::Apart { .. } | Plan::ByItself { .. }) => {
-            // It is called within a statement of ours, which can't enter the handler's settings by itself.
-            let limit = match wait {
-                LockWait::Session => shared.postgres.lock_timeout,
-                LockWait::Moment => CONTENDED,
-            };
-            let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
-            in_time(shared, limited).await?;
             let called = async {
                 match plan {
                     Plan::ByItself { .. } => call_each(transaction, handler, consumer, incoming).await,
@@ -69,7 +60,7 @@ pub(crate) async fn handle(
                     if responses.len() != incoming.len() {
                         return Err(Interrupt::Failed(wrong_count(responses.len(), incoming.len())));
                     }
-                    results.extend(responses.into_iter().map(Ok));
+                    results.extend(responses.iter().map(|response| Ok(response.as_ref().map(text_of))));
                 }
                 _ => {
                     for message in incoming {
@@ -82,7 +73,7 @@ pub(crate) async fn handle(
                         if !transaction.is_in_transaction() {
                             return Err(ended(None));
                         }
-                        results.push(Ok(response));
+                        results.push(Ok(response.as_ref().map(text_of)));
                     }
                 }
             }
@@ -99,7 +90,7 @@ pub(crate) async fn handle(
                 };
                 match until_deadline(shared, backend, Handling::InProcess, called).await {
                     Ok(response) => match end_guard(transaction).await {
-                        Ok(()) => results.push(Ok(response)),
+                        Ok(()) => results.push(Ok(response.as_ref().map(text_of))),
                         Err(Interrupt::Failed(fault)) => {
                             undo_to_guard(transaction, &fault).await?;
                             results.push(Err(fault));

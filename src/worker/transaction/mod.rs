@@ -12,7 +12,7 @@ mod one_statement;
 mod plan;
 pub(super) mod record;
 pub(super) mod replies;
-mod response_limit;
+mod response;
 mod steps;
 mod unconfirmed;
 mod verdict;

@@ -1,7 +1,6 @@
 //! What is written beside the effects, in their transaction.
 
 use chrono::{DateTime, Utc};
-use serde_json::Value;
 use sqlx::PgConnection;
 
 use super::interrupt::Interrupt;
@@ -126,9 +125,11 @@ async fn store_responses<'a>(
     transaction: &mut PgConnection,
     decided: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
 ) -> Result<(), Interrupt> {
-    let responses: Vec<(&Identity, &Value)> = decided
+    let responses: Vec<(&Identity, &str)> = decided
         .filter_map(|(candidate, outcome)| match outcome {
-            Outcome::Completed { response: Some(response), .. } => Some((&candidate.identity, response)),
+            Outcome::Completed { response: Some(response), .. } => {
+                Some((&candidate.identity, response.as_str()))
+            }
             _ => None,
         })
         .collect();

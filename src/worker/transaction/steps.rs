@@ -1,5 +1,7 @@
 //! A transaction step by step: claim, handle, record, COMMIT.
 
+use std::time::Duration;
+
 use sqlx::{Connection as _, PgConnection};
 
 use super::call::{Results, handle};
@@ -9,14 +11,17 @@ use super::interrupt::Interrupt;
 use super::one_statement::commit_in_one_statement;
 use super::plan::{BatchRun, Plan};
 use super::record::record;
-use super::response_limit::check_responses;
+use super::response::check_responses;
 use super::unconfirmed::Unconfirmed;
 use super::verdict::verdicts;
 use crate::failpoint::{step, step_with};
-use crate::handler::Message;
+use crate::handler::{Message, Run};
 use crate::outcome::Outcome;
 use crate::pg::{self, LockWait, Session};
 use crate::worker::batch::prediction::SMALL;
+
+/// A handler's longest wait for a lock in a batch that has met another transaction's.
+const CONTENDED: Duration = Duration::from_millis(500);
 
 /// Runs one transaction for a batch. When it returns outcomes, they are committed.
 pub(crate) async fn transact(
@@ -60,6 +65,16 @@ async fn step_by_step(
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Interrupt> {
     let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
+    if let (Run::Sql(_), Plan::Apart { .. } | Plan::ByItself { .. }) = (&run.shared.run, run.plan) {
+        // The handler is called within a statement of ours, which can't enter its settings by itself; and what follows the claim waits
+        // longer than that, whether a handler runs or not.
+        let limit = match run.plan.lock_wait() {
+            LockWait::Session => run.shared.postgres.lock_timeout,
+            LockWait::Moment => CONTENDED,
+        };
+        let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
+        in_time(run.shared, limited).await?;
+    }
     let results = handled(run, transaction, &claims).await?;
     // What is recorded already is not recorded again.
     let is_recorded: Vec<bool> = claims.iter().map(|claim| matches!(claim, Claim::Recorded(_))).collect();
@@ -99,7 +114,7 @@ async fn handled(
     }
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
     let results = handle(run, transaction, &incoming).await?;
-    check_responses(&run.shared.consumer, &results)?;
+    check_responses(&run.shared.consumer, results.iter().flatten().flatten())?;
     step("worker.handle.after");
     Ok(results)
 }

@@ -143,8 +143,8 @@ async fn a_response_over_the_limit_is_refused_with_nothing_of_its_effect() {
     let (mut world, replies) = world("response_limit = 1000").await;
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     let large = |size: u32| format!(r#"{{"do": "large", "size": {size}}}"#);
-    // {"text":""} is 11 bytes.
-    for (key, size) in [("fits", 989), ("large", 990), ("fits, too", 10)] {
+    // {"text": ""} is 12 bytes.
+    for (key, size) in [("fits", 988), ("large", 989), ("fits, too", 10)] {
         world.publish("ask", question(key, &replies, key), &large(size)).await;
     }
     world.wait_for_ready(&format!("{}.dead", world.queue("ask")), 1).await;

@@ -4,7 +4,7 @@ use lapin::types::FieldTable;
 use testbed::Redis;
 
 use super::run;
-use crate::support::World;
+use crate::support::{Login, World};
 
 #[tokio::test]
 async fn every_time_of_every_table_has_bounds() {
@@ -136,6 +136,32 @@ async fn who_collects_deletes_no_key_that_is_still_remembered() {
         run(&mut world, "rollback").await;
     }
     assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 9);
+}
+
+#[tokio::test]
+async fn a_collection_ends_where_it_may_not_delete_what_it_finds() {
+    let mut world = World::new().await;
+    world.configure("[gc]\nbatch = 2");
+    world.consumer("payments", "");
+    world.register("payments", "7d").await;
+    // More of one time than a batch has, protected by another policy than the collection knows.
+    run(
+        &mut world,
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select 'acme', 'payments', n::text, 'COMPLETED', 1, now() - interval '40 days', now() - interval '40 days'
+         from generate_series(1, 5) as n;
+         alter policy keys_collected_by_oncely_operator on oncely.idempotency_keys using (key = '5')",
+    )
+    .await;
+    let operator = Login::create(&mut world, "oncely_operator").await;
+    let environment = [("DATABASE_URL", operator.url.as_str())];
+    let output = world.oncely_with(&["gc", "run", "--json"], &environment).await;
+    assert!(output.status.success(), "{output:?}");
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let left = world.count("select count(*) from oncely.idempotency_keys").await;
+    assert_eq!(said["consumers"][0]["completed"], 5 - left, "no more than what is gone: {said}");
+    assert!(left >= 4, "{said}");
+    operator.drop_now(&mut world).await;
 }
 
 #[tokio::test]
