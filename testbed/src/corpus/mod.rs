@@ -69,6 +69,20 @@ impl Corpus {
         }
         Ok(Self { consumers, cases })
     }
+
+    /// With what each case gets from a broker of this version, such as 4.0.5.
+    #[must_use]
+    pub fn on_rabbitmq(mut self, version: &str) -> Self {
+        let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        if major.is_some_and(|major| major >= 4) {
+            for case in &mut self.cases {
+                if let Some(want) = case.want_4.take() {
+                    case.want = want;
+                }
+            }
+        }
+        self
+    }
 }
 
 fn tables<'a>(table: &'a Table, name: &str) -> anyhow::Result<Vec<(&'a String, &'a Table)>> {

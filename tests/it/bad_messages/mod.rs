@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use testbed::{Case, Corpus, Posting, RawConnection, Refusal};
 
+use crate::support::servers;
 use judge::{Wrong, judge};
 use stage::Stage;
 
@@ -33,7 +34,9 @@ async fn each_bad_message_among_a_hundred_good_ones_costs_none_of_them() {
 }
 
 async fn play(how: &str, batch: usize, beside: usize, chosen: impl Fn(&Case) -> bool) {
-    let corpus = corpus();
+    let url = servers().await.urls().rabbitmq.clone();
+    let version = tokio::task::spawn_blocking(move || RawConnection::version(&url).unwrap()).await.unwrap();
+    let corpus = corpus().on_rabbitmq(&version);
     let cases: Vec<Case> = corpus.cases.iter().filter(|case| chosen(case)).cloned().collect();
     let mut by_part: BTreeMap<&str, usize> = BTreeMap::new();
     for case in &cases {
