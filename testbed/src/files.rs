@@ -1,4 +1,4 @@
-//! Scratch folders that outlive a crash of this process by one run at most.
+//! Scratch folders that outlive a crash of this process by one run at most, and the folder of what stays.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,6 +36,13 @@ impl Drop for Scratch {
         // A server that is just dying may still write; what stays behind is swept by the next run.
         let _ = std::fs::remove_dir_all(&self.path);
     }
+}
+
+/// The user's cache folder for what is installed once; none where the environment names no home.
+#[must_use]
+pub fn cache() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).map(|folder| folder.join("oncely"))
 }
 
 /// Removes the folders of processes that no longer run.

@@ -1,9 +1,14 @@
-//! Where the servers' programs are, and how they come onto a bare Debian machine.
+//! How the servers' programs come onto a bare Debian machine.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+
+use anyhow::Context as _;
+
+use crate::program::{Program, User};
+use crate::root::Root;
 
 /// One of the three servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,27 +35,34 @@ impl Server {
         }
     }
 
-    /// The program that starts the server, if it is installed.
-    pub(crate) fn program(self) -> Option<PathBuf> {
+    /// The program that starts the server.
+    ///
+    /// # Errors
+    /// Where it is not installed.
+    pub(crate) fn program(self) -> anyhow::Result<Program> {
         match self {
-            Self::Postgres => postgres_program("postgres").filter(|program| {
-                // A package half removed leaves programs without their share files; initdb needs those.
-                program.with_file_name("initdb").exists() && share_files(program)
-            }),
+            Self::Postgres => Program::postgres("postgres"),
             // Not the one in PATH: Debian's wrapper there switches to the user `rabbitmq` and its own folders.
-            Self::RabbitMq => {
-                ["/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/homebrew/opt/rabbitmq/sbin/rabbitmq-server"]
-                    .iter()
-                    .map(PathBuf::from)
-                    .find(|path| path.exists())
-            }
-            Self::Redis => in_path("redis-server").or_else(|| in_path("valkey-server")),
+            Self::RabbitMq => Program::at(&[
+                "/usr/lib/rabbitmq/bin/rabbitmq-server",
+                "/opt/homebrew/opt/rabbitmq/sbin/rabbitmq-server",
+            ])
+            .context("rabbitmq-server not found"),
+            Self::Redis => Program::in_path("redis-server").or_else(|_| Program::in_path("valkey-server")),
         }
+    }
+
+    fn is_installed(self) -> bool {
+        self.program().is_ok_and(|program| match self {
+            // A package half removed leaves programs without their share files; initdb needs those.
+            Self::Postgres => program.beside("initdb").exists() && share_files(&program),
+            Self::RabbitMq | Self::Redis => true,
+        })
     }
 }
 
-fn share_files(postgres: &Path) -> bool {
-    let output = Command::new(postgres.with_file_name("pg_config")).arg("--sharedir").output();
+fn share_files(postgres: &Program) -> bool {
+    let output = postgres.beside("pg_config").command(User::Same).arg("--sharedir").output();
     match output {
         Ok(output) if output.status.success() => {
             Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("postgres.bki").exists()
@@ -58,22 +70,6 @@ fn share_files(postgres: &Path) -> bool {
         // Without pg_config nothing can be said against the installation.
         _ => true,
     }
-}
-
-/// The newest installed PostgreSQL's `name`, 15 or later.
-pub(crate) fn postgres_program(name: &str) -> Option<PathBuf> {
-    let mut versions: Vec<(u32, PathBuf)> = std::fs::read_dir("/usr/lib/postgresql")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let version = entry.file_name().to_str()?.parse().ok()?;
-            Some((version, entry.path().join("bin").join(name)))
-        })
-        .filter(|(version, path)| *version >= 15 && path.exists())
-        .collect();
-    versions.sort();
-    versions.pop().map(|(_, path)| path).or_else(|| in_path(name))
 }
 
 /// `name` in one of the folders of `PATH`.
@@ -87,9 +83,16 @@ pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
 }
 
-/// Sees to it that the programs of all `servers` are there, installing Debian's packages where they are not.
+/// Sees to it that the programs of all `servers` are there, installing Debian's packages where they are not, or the root that
+/// they are in.
 pub(crate) fn ensure(servers: &[Server]) -> anyhow::Result<()> {
-    let missing = || -> Vec<Server> { servers.iter().copied().filter(|s| s.program().is_none()).collect() };
+    if servers.is_empty() {
+        return Ok(());
+    }
+    if let Some(root) = Root::current()? {
+        return root.make();
+    }
+    let missing = || -> Vec<Server> { servers.iter().copied().filter(|s| !s.is_installed()).collect() };
     let names = |servers: &[Server]| servers.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
     let packages: fn(&[Server]) -> Vec<&'static str> =
         |servers| servers.iter().map(|s| s.package()).collect();

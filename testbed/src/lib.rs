@@ -2,8 +2,8 @@
 //!
 //! [`Servers::start`] uses the servers that `DATABASE_URL`, `AMQP_URL` and `REDIS_URL` name; for each one that is not
 //! set it starts a private throw-away server in a temporary folder on a free port, from local binaries or from
-//! Debian's packages, and stops it when the value is dropped or the process dies. Shares no code with the product, so
-//! that what it counts is independent of what it checks.
+//! Debian's packages, and stops it when the value is dropped or the process dies. [`Generation`] says whose servers those are.
+//! Shares no code with the product, so that what it counts is independent of what it checks.
 
 mod arena;
 mod broker;
@@ -12,6 +12,7 @@ mod corpus;
 mod database;
 pub mod faults;
 mod files;
+mod generation;
 mod install;
 mod keeper;
 mod language;
@@ -20,10 +21,12 @@ mod pgbouncer;
 mod ports;
 mod postgres;
 mod process;
+mod program;
 pub mod proxy;
 mod rabbitmq;
 mod raw;
 mod redis;
+mod root;
 mod servers;
 mod standby;
 mod usage;
@@ -33,7 +36,8 @@ pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neigh
 pub use broker::Broker;
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;
-pub use files::Scratch;
+pub use files::{Scratch, cache};
+pub use generation::{Generation, UnknownGeneration};
 pub use language::{node, python};
 pub use ledger::{Ledger, Verdict};
 pub use pgbouncer::PgBouncer;

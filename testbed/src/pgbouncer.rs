@@ -1,13 +1,12 @@
 //! A private PgBouncer in front of a PostgreSQL server.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use anyhow::Context as _;
 
 use crate::files::Scratch;
-use crate::postgres::as_nobody;
-use crate::{install, keeper, ports, wait};
+use crate::program::{Program, User};
+use crate::{Generation, install, keeper, ports, wait};
 
 /// A PgBouncer in transaction mode.
 #[derive(Debug)]
@@ -17,21 +16,21 @@ pub struct PgBouncer {
     child: Child,
 }
 
-fn program() -> Option<PathBuf> {
-    install::in_path("pgbouncer")
-        .or_else(|| Some(PathBuf::from("/usr/sbin/pgbouncer")).filter(|path| path.exists()))
+fn program() -> anyhow::Result<Program> {
+    // Not in everybody's PATH.
+    Program::in_path("pgbouncer").or_else(|missing| Program::at(&["/usr/sbin/pgbouncer"]).ok_or(missing))
 }
 
 impl PgBouncer {
     /// Starts one in front of the server at `url` (a database of a user without password on 127.0.0.1), with further lines of its
     /// section `[pgbouncer]` and further options of the database. `None` where there is none and none can be installed; says so.
     pub async fn start(url: &str, settings: &str, database: &str) -> anyhow::Result<Option<Self>> {
-        let missing = || program().is_none().then(|| ("PgBouncer".to_owned(), vec!["pgbouncer"]));
+        Generation::current()?.prepare()?;
+        let missing = || program().is_err().then(|| ("PgBouncer".to_owned(), vec!["pgbouncer"]));
         if let Err(failure) = install::install(missing) {
             eprintln!("skipped, there is no PgBouncer: {}", failure.why);
             return Ok(None);
         }
-        let program = program().context("pgbouncer has vanished")?;
         let server: url::Url = url.parse()?;
         let scratch = Scratch::new("pgbouncer")?;
         let port = ports::free_port()?;
@@ -44,14 +43,13 @@ impl PgBouncer {
         );
         std::fs::write(&file, text)?;
         let log = std::fs::File::create(scratch.path().join("log"))?;
-        let mut command: Command = keeper::bound_command(&program);
+        let mut command = program()?.bound_command(User::Nobody);
         command
             .arg(&file)
             .current_dir(scratch.path())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        as_nobody(&mut command);
         let child = keeper::spawn(command).context("cannot start pgbouncer")?;
         let started = Self { _scratch: scratch, port, child };
         wait::eventually("PgBouncer listens", || async move {

@@ -1,17 +1,14 @@
 //! A private PostgreSQL server.
 
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection};
 
 use crate::files::Scratch;
+use crate::program::{NOBODY, Program, User};
 use crate::{install, keeper, ports, wait};
-
-/// Debian's `nobody`: PostgreSQL refuses to run as root.
-pub(crate) const NOBODY: u32 = 65_534;
 
 /// A PostgreSQL server of our own, durable as by default, that can be killed and started again.
 #[derive(Debug)]
@@ -27,18 +24,16 @@ impl Postgres {
     pub async fn start(settings: &[&str]) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::Postgres])?;
         let scratch = Scratch::new("postgres")?;
-        let initdb = install::postgres_program("initdb").context("initdb not found")?;
         if install::is_root() {
             std::os::unix::fs::chown(scratch.path(), Some(NOBODY), Some(NOBODY))?;
         }
-        let mut command = Command::new(initdb);
+        let mut command = Program::postgres("initdb")?.command(User::Nobody);
         command
             .arg("-D")
             .arg(scratch.path().join("data"))
             .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
             .current_dir(scratch.path())
             .stdin(Stdio::null());
-        as_nobody(&mut command);
         let output = command.output().context("cannot run initdb")?;
         anyhow::ensure!(
             output.status.success(),
@@ -96,12 +91,11 @@ impl Postgres {
     }
 
     fn spawn(&self) -> anyhow::Result<Child> {
-        let program = install::postgres_program("postgres").context("postgres not found")?;
         let log = std::fs::File::options()
             .create(true)
             .append(true)
             .open(self.scratch.path().join("server.log"))?;
-        let mut command = keeper::bound_command(&program);
+        let mut command = Program::postgres("postgres")?.bound_command(User::Nobody);
         command
             .arg("-D")
             .arg(self.scratch.path().join("data"))
@@ -117,7 +111,6 @@ impl Postgres {
         for setting in &self.settings {
             command.arg("-c").arg(setting);
         }
-        as_nobody(&mut command);
         keeper::spawn(command).context("cannot start postgres")
     }
 
@@ -140,11 +133,5 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         let _ = self.kill();
-    }
-}
-
-pub(crate) fn as_nobody(command: &mut Command) {
-    if install::is_root() {
-        command.uid(NOBODY).gid(NOBODY);
     }
 }

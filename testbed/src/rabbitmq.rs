@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use anyhow::Context as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::files::Scratch;
+use crate::program::{Program, User};
 use crate::{install, keeper, ports, wait};
 
 /// A RabbitMQ node of our own, without plugins, that can be killed and started again with its queues.
@@ -38,7 +38,7 @@ impl RabbitMq {
         };
         broker.write_configuration()?;
         // In the foreground and first: the daemon that the node would start itself outlives us.
-        let mut command = keeper::bound_command(&epmd().context("epmd (Erlang) not found")?);
+        let mut command = epmd()?.bound_command(User::Same);
         command
             .arg("-port")
             .arg(broker.epmd_port.to_string())
@@ -60,12 +60,11 @@ impl RabbitMq {
     /// Starts the broker (again) with the same data and waits until it speaks AMQP.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         self.kill()?;
-        let program = install::Server::RabbitMq.program().context("rabbitmq-server not found")?;
         let log = std::fs::File::options()
             .create(true)
             .append(true)
             .open(self.scratch.path().join("server.log"))?;
-        let mut command = keeper::bound_command(&program);
+        let mut command = install::Server::RabbitMq.program()?.bound_command(User::Same);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.environment(&mut command);
         self.child = Some(keeper::spawn(command).context("cannot start rabbitmq-server")?);
@@ -110,11 +109,8 @@ impl RabbitMq {
 
     /// Runs `rabbitmqctl` against this node.
     pub async fn ctl(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let program = install::Server::RabbitMq
-            .program()
-            .context("rabbitmq-server not found")?
-            .with_file_name("rabbitmqctl");
-        let mut command = Command::new(program);
+        let program = install::Server::RabbitMq.program()?.beside("rabbitmqctl");
+        let mut command = program.command(User::Same);
         self.environment(&mut command);
         command.arg("-n").arg("n1@localhost").args(arguments);
         let output = tokio::process::Command::from(command).output().await?;
@@ -175,13 +171,15 @@ impl Drop for RabbitMq {
     }
 }
 
-fn epmd() -> Option<PathBuf> {
-    install::in_path("epmd").or_else(|| {
-        std::fs::read_dir("/usr/lib/erlang")
+fn epmd() -> anyhow::Result<Program> {
+    // Not every package of Erlang has it in PATH.
+    Program::in_path("epmd").or_else(|_| {
+        let inside = std::fs::read_dir("/usr/lib/erlang")
             .into_iter()
             .flatten()
             .flatten()
-            .map(|entry| entry.path().join("bin/epmd"))
-            .find(|path| path.exists())
+            .filter_map(|entry| entry.path().join("bin/epmd").to_str().map(str::to_owned))
+            .find_map(|path| Program::at(&[&path]));
+        inside.context("epmd (Erlang) not found")
     })
 }

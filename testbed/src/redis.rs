@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::files::Scratch;
+use crate::program::User;
 use crate::{install, keeper, ports, wait};
 
 /// A Redis server of our own without persistence: killed means empty.
@@ -34,8 +35,7 @@ impl Redis {
     /// Starts the server (again), empty, on the same port and waits until it answers.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         self.kill()?;
-        let program = install::Server::Redis.program().context("redis-server not found")?;
-        let mut command = keeper::bound_command(&program);
+        let mut command = install::Server::Redis.program()?.bound_command(User::Same);
         command
             .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .args(["--enable-debug-command", "local"])

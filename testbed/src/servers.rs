@@ -1,9 +1,10 @@
 //! The three servers together.
 
 use anyhow::Context as _;
+use sqlx::{Connection as _, PgConnection};
 
 use crate::install::{self, Server};
-use crate::{Postgres, RabbitMq, Redis};
+use crate::{Postgres, RabbitMq, RawConnection, Redis};
 
 /// Where the three servers are.
 #[derive(Clone, Debug)]
@@ -103,5 +104,31 @@ impl Servers {
     #[must_use]
     pub fn urls(&self) -> &Urls {
         &self.urls
+    }
+
+    /// What they say they are: `PostgreSQL 17.6, RabbitMQ 4.0.5, Valkey 8.1.1`.
+    pub async fn versions(&self) -> anyhow::Result<String> {
+        let mut connection = PgConnection::connect(&self.urls.postgres).await?;
+        let postgres: String = sqlx::query_scalar("show server_version").fetch_one(&mut connection).await?;
+        connection.close().await?;
+        // Debian adds its package's version.
+        let postgres = postgres.split_whitespace().next().unwrap_or_default();
+        let url = self.urls.rabbitmq.clone();
+        let rabbitmq = tokio::task::spawn_blocking(move || RawConnection::version(&url)).await?;
+        // Somebody's broker behind TLS is none for those few bytes.
+        let rabbitmq = rabbitmq.unwrap_or_else(|_| "of an unknown version".to_owned());
+        let mut connection =
+            redis::Client::open(self.urls.redis.as_str())?.get_multiplexed_async_connection().await?;
+        let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
+        // Valkey says a version of Redis, too, for old clients.
+        let redis = ["valkey_version:", "redis_version:"]
+            .into_iter()
+            .zip(["Valkey", "Redis"])
+            .find_map(|(field, name)| {
+                let version = info.lines().find_map(|line| line.strip_prefix(field))?;
+                Some(format!("{name} {}", version.trim()))
+            })
+            .context("the Redis server does not say its version")?;
+        Ok(format!("PostgreSQL {postgres}, RabbitMQ {rabbitmq}, {redis}"))
     }
 }

@@ -1,24 +1,22 @@
 //! A streaming standby of a private PostgreSQL, for failovers that lose commits.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection};
 
 use crate::files::Scratch;
-use crate::postgres::as_nobody;
+use crate::program::{NOBODY, Program, User};
 use crate::{Postgres, install, ports, wait};
 
 impl Postgres {
     /// Starts an asynchronous standby of this server, without a slot, and waits until it streams.
     pub async fn standby(&self) -> anyhow::Result<Self> {
         let scratch = Scratch::new("standby")?;
-        let program = install::postgres_program("pg_basebackup").context("pg_basebackup not found")?;
         if install::is_root() {
-            std::os::unix::fs::chown(scratch.path(), Some(crate::postgres::NOBODY), None)?;
+            std::os::unix::fs::chown(scratch.path(), Some(NOBODY), None)?;
         }
-        let mut command = Command::new(program);
+        let mut command = Program::postgres("pg_basebackup")?.command(User::Nobody);
         command
             .arg("--pgdata")
             .arg(scratch.path().join("data"))
@@ -26,7 +24,6 @@ impl Postgres {
             .args(["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync"])
             .current_dir(scratch.path())
             .stdin(Stdio::null());
-        as_nobody(&mut command);
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         anyhow::ensure!(
             output.status.success(),

@@ -6,7 +6,10 @@ use crate::support::{World, message, servers};
 
 /// Largest message that a broker takes on channels that are opened from now on.
 async fn limit_messages(broker: &RabbitMq, bytes: u32) {
-    let set = format!("application:set_env(rabbit, max_message_size, {bytes}).");
+    // The second is where RabbitMQ 4 looks.
+    let set = format!(
+        "application:set_env(rabbit, max_message_size, {bytes}), persistent_term:put(max_message_size, {bytes})."
+    );
     broker.ctl(&["eval", &set]).await.unwrap();
 }
 

@@ -10,6 +10,7 @@ mod plot;
 mod prepare;
 mod process;
 mod serve;
+mod servers;
 mod suite;
 
 use std::process::ExitCode;
@@ -45,6 +46,8 @@ enum Task {
     },
     /// Run the whole test suite on real servers
     Test {
+        #[command(flatten)]
+        servers: servers::Choice,
         /// Passed on to cargo test
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -52,7 +55,7 @@ enum Task {
     /// Run the fuzz targets from the corpus of bad messages on
     Fuzz(fuzz::Arguments),
     /// Start private servers, print their URLs, and keep them until Ctrl-C
-    Servers,
+    Servers(servers::Choice),
 }
 
 #[tokio::main]
@@ -65,9 +68,9 @@ async fn main() -> ExitCode {
         Task::Plot(arguments) => plot::run(&arguments),
         Task::Docs(arguments) => docs::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
-        Task::Test { arguments } => suite::run(&arguments).await,
+        Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,
         Task::Fuzz(arguments) => fuzz::run(&arguments),
-        Task::Servers => serve::run().await,
+        Task::Servers(servers) => serve::run(&servers).await,
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

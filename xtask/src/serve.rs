@@ -4,8 +4,11 @@ use std::io::Write as _;
 
 use testbed::Servers;
 
+use crate::servers::Choice;
+
 /// Starts the servers, prints their URLs as shell exports on stdout, and keeps them until Ctrl-C.
-pub(crate) async fn run() -> anyhow::Result<()> {
+pub(crate) async fn run(choice: &Choice) -> anyhow::Result<()> {
+    choice.apply()?;
     let servers = Servers::start().await?;
     print_urls(&servers, &servers.urls().postgres)?;
     eprintln!("servers are up; Ctrl-C stops them and removes their data");

@@ -5,14 +5,18 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use testbed::Servers;
+use testbed::{Generation, Servers};
 
 use crate::process;
+use crate::servers::Choice;
 
 /// Starts the servers once for all tests, runs them, and fails where one failed or was ignored.
-pub(crate) async fn run(arguments: &[String]) -> anyhow::Result<()> {
+pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result<()> {
+    choice.apply()?;
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
     let servers = Servers::start().await?;
+    let versions = servers.versions().await?;
+    eprintln!("{versions}");
     let urls = servers.urls().clone();
     let started = Instant::now();
     let mut command = process::cargo(&process::root());
@@ -22,6 +26,8 @@ pub(crate) async fn run(arguments: &[String]) -> anyhow::Result<()> {
         .env("DATABASE_URL", urls.postgres)
         .env("AMQP_URL", urls.rabbitmq)
         .env("REDIS_URL", urls.redis)
+        // Some tests start servers of their own.
+        .env(Generation::VARIABLE, Generation::current()?.name())
         .stdout(Stdio::piped());
     let (success, tally) = tokio::task::spawn_blocking(move || -> anyhow::Result<(bool, Tally)> {
         let mut child = command.spawn().context("cannot run cargo test")?;
@@ -40,7 +46,7 @@ pub(crate) async fn run(arguments: &[String]) -> anyhow::Result<()> {
     drop(servers);
     let seconds = started.elapsed().as_secs();
     let mut out = std::io::stdout();
-    writeln!(out, "\n{seconds} s in all")?;
+    writeln!(out, "\n{seconds} s in all, on {versions}")?;
     writeln!(out, "{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.ignored)?;
     anyhow::ensure!(success, "a test failed");
     anyhow::ensure!(

@@ -91,6 +91,11 @@ pub struct Arena {
 }
 
 impl Arena {
+    /// What the servers say they are.
+    pub async fn versions(&self) -> anyhow::Result<String> {
+        self.servers.versions().await
+    }
+
     /// Starts servers, declares, starts the processes.
     pub async fn start(config: ArenaConfig) -> anyhow::Result<Self> {
         Self::start_on(Servers::start_private().await?, config).await

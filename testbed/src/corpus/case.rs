@@ -151,6 +151,16 @@ impl Case {
     }
 }
 
+impl Case {
+    /// As a broker from RabbitMQ 4 on passes it on.
+    pub(super) fn keep_first_headers(&mut self) {
+        let first = self.first.as_mut().map(|(posting, _)| posting);
+        for posting in first.into_iter().chain([&mut self.message]) {
+            posting.properties.keep_first_headers();
+        }
+    }
+}
+
 impl Posting {
     /// Its routing key as whoever reads it through a client library of UTF-8 sees it.
     #[must_use]

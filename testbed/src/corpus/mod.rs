@@ -39,8 +39,10 @@ impl CorpusConsumer {
 }
 
 impl Corpus {
-    /// Reads the file.
-    pub fn load(path: &Path) -> anyhow::Result<Self> {
+    /// Reads the file; what is expected is what a broker of this version (such as 4.0.5) has to do with it.
+    pub fn load(path: &Path, rabbitmq: &str) -> anyhow::Result<Self> {
+        let major = rabbitmq.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        let is_4 = major.with_context(|| format!("{rabbitmq} is no version"))? >= 4;
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let file: Table = toml::from_str(&text)?;
         let consumers = tables(&file, "consumers")?
@@ -59,7 +61,17 @@ impl Corpus {
             for table in list(group, "cases")? {
                 let name = text_of(table, "name")?;
                 let place = format!("the case {name:?}");
-                cases.push(Case::new(&part, &consumer, name, table, &consumers).context(place)?);
+                let mut table = table.clone();
+                if let Some(on_4) = table.remove("on_4")
+                    && is_4
+                {
+                    table.extend(on_4.as_table().context("on_4 is a table")?.clone());
+                }
+                let mut case = Case::new(&part, &consumer, name, &table, &consumers).context(place)?;
+                if is_4 {
+                    case.keep_first_headers();
+                }
+                cases.push(case);
             }
         }
         let mut seen = HashSet::new();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::properties::RawProperties;
+use super::value::{RawValue, decode_entries};
 use super::wire::{Cursor, long, short};
 
 /// A connection as the default user on the default virtual host. Blocking: use it in `spawn_blocking`.
@@ -42,8 +43,21 @@ pub struct Refusal {
 }
 
 impl RawConnection {
-    /// Connects; the URL gives host and port.
-    pub fn open(url: &str) -> anyhow::Result<Self> {
+    /// The version of the broker, such as 4.0.5; it says so to everybody. The URL gives host and port.
+    pub fn version(url: &str) -> anyhow::Result<String> {
+        let (_, start) = Self::dial(url)?;
+        // Two bytes of the protocol's version, then a table.
+        let mut fields = Cursor(&start);
+        fields.take(2)?;
+        let version = decode_entries(fields.long()?)?.into_iter().find(|(name, _)| name == b"version");
+        match version {
+            Some((_, RawValue::Text(_, version))) => Ok(String::from_utf8_lossy(&version).into_owned()),
+            _ => anyhow::bail!("the broker does not say its version"),
+        }
+    }
+
+    /// Connects as far as the broker's first method; returns that one's arguments, too.
+    fn dial(url: &str) -> anyhow::Result<(Self, Vec<u8>)> {
         let address = url
             .rsplit_once('@')
             .and_then(|(_, rest)| rest.split('/').next())
@@ -59,7 +73,13 @@ impl RawConnection {
             unconfirmed: BTreeSet::new(),
         };
         this.writer.write_all(b"AMQP\x00\x00\x09\x01")?;
-        this.expect(10, 10)?;
+        let start = this.expect(10, 10)?;
+        Ok((this, start))
+    }
+
+    /// Connects; the URL gives host and port.
+    pub fn open(url: &str) -> anyhow::Result<Self> {
+        let (mut this, _) = Self::dial(url)?;
         let mut start_ok = vec![0, 0, 0, 0];
         short(&mut start_ok, b"PLAIN");
         long(&mut start_ok, b"\0guest\0guest");

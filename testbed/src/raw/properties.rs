@@ -1,6 +1,6 @@
 //! The properties of a message as they stand on the wire.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::value::{RawValue, decode_entries, encode_entries, meaning_of};
 use super::wire::{Cursor, long, short};
@@ -77,6 +77,14 @@ impl RawProperties {
             "cluster_id" => &mut self.cluster_id,
             _ => return None,
         })
+    }
+
+    /// Without all headers but the first one of each name: RabbitMQ passes no others on from 4.0 on.
+    pub(crate) fn keep_first_headers(&mut self) {
+        let mut seen = BTreeSet::new();
+        if let Some(headers) = &mut self.headers {
+            headers.retain(|(name, _)| seen.insert(name.clone()));
+        }
     }
 
     /// The headers by name, each as what it means; see [`RawValue::meaning`].

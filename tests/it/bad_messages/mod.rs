@@ -9,14 +9,18 @@ use std::time::Instant;
 
 use testbed::{Case, Corpus, Posting, RawConnection, Refusal};
 
+use crate::support::servers;
 use judge::{Wrong, judge};
 use stage::Stage;
 
 /// Good messages on either side of a case.
 const BESIDE: usize = 50;
 
-fn corpus() -> Corpus {
-    Corpus::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad_messages.toml")).unwrap()
+async fn corpus() -> Corpus {
+    let url = servers().await.urls().rabbitmq.clone();
+    let version = tokio::task::spawn_blocking(move || RawConnection::version(&url).unwrap()).await.unwrap();
+    Corpus::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/bad_messages.toml"), &version)
+        .unwrap()
 }
 
 /// Batches of one message: nothing that a case gets comes from its neighbours.
@@ -33,7 +37,7 @@ async fn each_bad_message_among_a_hundred_good_ones_costs_none_of_them() {
 }
 
 async fn play(how: &str, batch: usize, beside: usize, chosen: impl Fn(&Case) -> bool) {
-    let corpus = corpus();
+    let corpus = corpus().await;
     let cases: Vec<Case> = corpus.cases.iter().filter(|case| chosen(case)).cloned().collect();
     let mut by_part: BTreeMap<&str, usize> = BTreeMap::new();
     for case in &cases {

@@ -28,6 +28,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::servers::Choice;
 use case::{CASES, Target};
 use outcome::Outcome;
 use stage::Stage;
@@ -35,6 +36,8 @@ use stage::Stage;
 #[derive(Debug, Args)]
 #[command(after_help = cases(), after_long_help = help())]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    servers: Choice,
     /// Only these cases, such as e2e_classic_full,wal_per_message
     #[arg(long, value_delimiter = ',', value_name = "CASE")]
     only: Vec<String>,
@@ -95,6 +98,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for name in &arguments.only {
         anyhow::ensure!(case::find(name).is_some(), "there is no case {name}; see cargo xtask bench --help");
     }
+    arguments.servers.apply()?;
     let stage = Stage::set(arguments).await?;
     let mut results = plan::carry_out(arguments, &stage).await?;
     plan::carry_out_with_commit_times(&mut results, stage).await?;

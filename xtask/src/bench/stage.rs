@@ -155,5 +155,7 @@ impl Stage {
 
 async fn start(settings: &[&str]) -> anyhow::Result<Servers> {
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-    Servers::start_private_with(settings).await
+    let servers = Servers::start_private_with(settings).await?;
+    eprintln!("{}", servers.versions().await?);
+    Ok(servers)
 }

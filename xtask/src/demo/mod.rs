@@ -12,12 +12,15 @@ use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use testbed::{Ledger, eventually_within};
 
+use crate::servers::Choice;
 use chaos::Chaos;
 use report::Report;
 use stage::Stage;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    servers: Choice,
     /// Messages to publish, duplicates included
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     messages: u32,
@@ -37,6 +40,7 @@ pub(crate) struct Arguments {
 
 /// Runs the demo. Fails when anything was lost or doubled.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    arguments.servers.apply()?;
     let mut stage = Stage::set(arguments.tenants).await?;
     let plan = traffic::plan(arguments.messages, arguments.duplicates, arguments.tenants);
     let bars = MultiProgress::new();

@@ -43,6 +43,7 @@ impl Stage {
         let binaries = process::build_binaries()?;
         eprintln!("starting PostgreSQL, RabbitMQ and Redis");
         let servers = Servers::start().await?;
+        eprintln!("{}", servers.versions().await?);
         let database = Database::create(&servers.urls().postgres).await?;
         let scratch = Scratch::new("demo")?;
         let configuration = scratch.path().join("oncely.toml");

@@ -30,7 +30,8 @@ pub(super) fn build(root: &Path) -> anyhow::Result<PathBuf> {
 
 /// The one in PATH where its version is the one that is meant, else one in the user's cache, where the next clone finds it, too.
 fn program(root: &Path) -> anyhow::Result<PathBuf> {
-    let folder = cache().unwrap_or_else(|| root.join("target/tools")).join(format!("mdbook-{VERSION}"));
+    let folder =
+        testbed::cache().unwrap_or_else(|| root.join("target/tools")).join(format!("mdbook-{VERSION}"));
     let own = folder.join("bin/mdbook");
     for program in [PathBuf::from("mdbook"), own.clone()] {
         if is_wanted(&program) {
@@ -47,11 +48,6 @@ fn program(root: &Path) -> anyhow::Result<PathBuf> {
     process::run(&mut install)
         .context("mdBook can't be installed; install it yourself and put it into PATH")?;
     Ok(own)
-}
-
-fn cache() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).map(|folder| folder.join("oncely"))
 }
 
 fn is_wanted(program: &Path) -> bool {

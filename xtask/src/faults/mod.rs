@@ -21,6 +21,7 @@ use testbed::checker::Intent;
 use testbed::{Arena, ArenaConfig, Errand, Neighbour};
 
 use crate::process;
+use crate::servers::Choice;
 use calendar::{Day, calendar};
 use report::Report;
 use schedule::{Planned, schedule};
@@ -28,6 +29,8 @@ use traffic::Traffic;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
+    #[command(flatten)]
+    servers: Choice,
     /// Messages to publish, duplicates included
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     messages: u32,
@@ -70,6 +73,7 @@ const SAMPLE: usize = 8;
 
 /// Runs the trial. Fails when an invariant is broken.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    arguments.servers.apply()?;
     let binaries = process::build_binaries()?;
     let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
     anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
@@ -84,6 +88,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         config.binaries.clone_from(folder);
     }
     let mut arena = Arena::start(config).await?;
+    eprintln!("{}", arena.versions().await?);
     arena.expect_retention(RETENTION, RETENTION);
     if let Some(folder) = &arguments.other_build {
         arena.set_other_build(folder.clone());

@@ -1,0 +1,214 @@
+//! The root of another Debian release: made once by debootstrap, entered by each server that is started from it.
+//!
+//! A server runs in a mount namespace of its own (unshare(1)), with the scratch folders at their own paths, and ends up as a
+//! child like any other: the same process id, the same signals, the same network. What was mounted goes with it, however it
+//! ends, so a root can be removed at any time and nothing of this machine with it.
+
+use std::io::{BufRead as _, BufReader, IsTerminal as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::Context as _;
+
+use crate::program::{Life, NOBODY, User};
+use crate::{Generation, files, install};
+
+/// What a root holds beside Debian's smallest base system.
+const PACKAGES: [&str; 4] = ["postgresql", "rabbitmq-server", "valkey-server", "pgbouncer"];
+
+/// Written when a root is whole: what it holds.
+const STAMP: &str = "etc/oncely-testbed";
+
+/// `sh -c ENTER sh ROOT SHARED PROGRAM …`, in a mount namespace of its own.
+const ENTER: &str = r#"set -e
+root=$1 shared=$2
+shift 2
+for folder in /proc /sys /dev; do mount --rbind "$folder" "$root$folder"; done
+mkdir -p "$root$shared"
+mount --rbind "$shared" "$root$shared"
+exec chroot "$root" "$@""#;
+
+/// The root of a Debian release, whether it is made already or not.
+#[derive(Debug)]
+pub(crate) struct Root {
+    release: &'static str,
+    folder: PathBuf,
+}
+
+impl Root {
+    /// The root that the servers of this process come from, if it is not this machine's own.
+    pub(crate) fn current() -> anyhow::Result<Option<&'static Self>> {
+        Ok(Self::of(Generation::current()?))
+    }
+
+    /// The root of a generation, if it has one.
+    pub(crate) fn of(generation: Generation) -> Option<&'static Self> {
+        static TRIXIE: OnceLock<Root> = OnceLock::new();
+        match generation {
+            Generation::Host => None,
+            // In the user's cache, where the next clone finds it, too.
+            Generation::Trixie => Some(TRIXIE.get_or_init(|| {
+                Self {
+                    release: "trixie",
+                    folder: files::cache()
+                        .unwrap_or_else(|| std::env::temp_dir().join("oncely"))
+                        .join("servers/trixie"),
+                }
+            })),
+        }
+    }
+
+    /// Where a path of this root is for this process.
+    pub(crate) fn outside(&self, path: &Path) -> PathBuf {
+        self.folder.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// A command that runs `program` inside.
+    pub(crate) fn enter(&self, program: &Path, user: User, life: Life) -> Command {
+        let mut command = life.command(Path::new("unshare"));
+        command.args(["--mount", "--", "sh", "-c", ENTER, "sh"]).arg(&self.folder).arg(std::env::temp_dir());
+        if user == User::Nobody {
+            let nobody = NOBODY.to_string();
+            command.args(["setpriv", "--reuid", &nobody, "--regid", &nobody, "--clear-groups"]);
+            if life == Life::Bound {
+                // The kernel forgets it with each change of the user (prctl(2), PR_SET_PDEATHSIG).
+                command.args(["--pdeathsig", "KILL"]);
+            }
+            command.arg("--");
+        }
+        command.arg(program);
+        command
+    }
+
+    /// Makes it, unless it is there: one to three minutes, once.
+    pub(crate) fn make(&self) -> anyhow::Result<()> {
+        let release = self.release;
+        anyhow::ensure!(
+            install::is_root(),
+            "the servers of Debian {release} run in a root of their own (debootstrap, chroot): run this as root, or leave \
+             --servers out"
+        );
+        if self.is_whole() {
+            return Ok(());
+        }
+        let parent = self.folder.parent().context("a root has a parent")?;
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        // Held until the end of this function: others wait for what is being made.
+        let lock = std::fs::File::create(self.folder.with_extension("lock"))?;
+        lock.lock()?;
+        if self.is_whole() {
+            return Ok(());
+        }
+        let missing = || {
+            install::in_path("debootstrap")
+                .is_none()
+                .then(|| ("debootstrap".to_owned(), vec!["debootstrap", "debian-archive-keyring"]))
+        };
+        install::install(missing).map_err(|failure| {
+            anyhow::anyhow!(
+                "the servers of Debian {release} need {}, which is not there: {}. Install it yourself, or leave --servers out",
+                failure.missing,
+                failure.why
+            )
+        })?;
+        eprintln!(
+            "servers of Debian {release} not found: installing {} into {} (700 MB, once)",
+            PACKAGES.join(", "),
+            self.folder.display()
+        );
+        // Under another name until it is whole: what was broken off is no root.
+        let part = Self { release, folder: self.folder.with_extension("part") };
+        for folder in [&part.folder, &self.folder] {
+            if folder.exists() {
+                std::fs::remove_dir_all(folder)
+                    .with_context(|| format!("cannot remove {}", folder.display()))?;
+            }
+        }
+        part.fill().with_context(|| format!("the servers of Debian {release} could not be installed"))?;
+        std::fs::rename(&part.folder, &self.folder)?;
+        Ok(())
+    }
+
+    fn is_whole(&self) -> bool {
+        std::fs::read_to_string(self.folder.join(STAMP)).is_ok_and(|found| found == stamp())
+    }
+
+    fn fill(&self) -> anyhow::Result<()> {
+        // debootstrap mounts things, and leaves them where it is killed; here they go with it.
+        let mut debootstrap = Command::new("unshare");
+        debootstrap
+            .args(["--mount", "--", "debootstrap", "--variant=minbase", self.release])
+            .arg(&self.folder)
+            .args(mirror());
+        run("1/3 the base system (debootstrap)", debootstrap)?;
+        // No service is started, no cluster is made.
+        let policy = self.folder.join("usr/sbin/policy-rc.d");
+        std::fs::write(&policy, "#!/bin/sh\nexit 101\n")?;
+        std::fs::set_permissions(policy, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        std::fs::create_dir_all(self.folder.join("etc/postgresql-common"))?;
+        std::fs::write(
+            self.folder.join("etc/postgresql-common/createcluster.conf"),
+            "create_main_cluster = false\n",
+        )?;
+        run("2/3 package lists", self.apt_get(&["update", "-q"]))?;
+        let install = [&["install", "-y", "-q", "--no-install-recommends"], &PACKAGES[..]].concat();
+        run("3/3 the servers", self.apt_get(&install))?;
+        run("clean", self.apt_get(&["clean"]))?;
+        std::fs::write(self.folder.join(STAMP), stamp())?;
+        Ok(())
+    }
+
+    fn apt_get(&self, arguments: &[&str]) -> Command {
+        let mut command = self.enter(Path::new("/usr/bin/apt-get"), User::Same, Life::Free);
+        command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C.UTF-8");
+        command
+    }
+}
+
+fn stamp() -> String {
+    PACKAGES.join("\n") + "\n"
+}
+
+/// Where this machine's own apt gets Debian from; without an answer debootstrap knows a place itself.
+fn mirror() -> Option<String> {
+    let output = Command::new("apt-get")
+        .args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"])
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines()
+        .filter_map(|line| line.strip_prefix("Debian "))
+        .find(|uri| ["http:", "https:", "file:"].iter().any(|scheme| uri.starts_with(scheme)))
+        .map(str::to_owned)
+}
+
+/// Runs one step; on a terminal its last line shows how far it is. Fails with its last words.
+fn run(what: &str, mut command: Command) -> anyhow::Result<()> {
+    const LAST: usize = 20;
+    eprintln!("  {what}");
+    let (reader, writer) = std::io::pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("{what}: cannot run unshare (util-linux)"))?;
+    // With it our end of the pipe: else it would never be at its end.
+    drop(command);
+    let is_terminal = std::io::stderr().is_terminal();
+    let mut last = std::collections::VecDeque::new();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line: String =
+            String::from_utf8_lossy(&line?).chars().filter(|letter| !letter.is_control()).collect();
+        if is_terminal {
+            eprint!("\r\x1b[2K    {}", line.chars().take(100).collect::<String>());
+        }
+        last.push_back(line);
+        if last.len() > LAST {
+            last.pop_front();
+        }
+    }
+    if is_terminal {
+        eprint!("\r\x1b[2K");
+    }
+    let status = child.wait()?;
+    anyhow::ensure!(status.success(), "{what}: {status}\n{}", Vec::from(last).join("\n"));
+    Ok(())
+}
