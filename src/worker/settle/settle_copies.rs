@@ -29,7 +29,7 @@ struct Waiting {
     again_at: Instant,
 }
 
-/// Publishes copies and acknowledges their originals until [`Unsettled::close`]. A copy that fails is tried again after growing
+/// Publishes copies and acknowledges their originals until [`super::unsettled::Unsettled::close`]. A copy that fails is tried again after growing
 /// pauses, by itself, for as long as its original's channel lives: without a confirmed copy an original is never acknowledged.
 pub(crate) async fn settle_copies(shared: Arc<Shared>) {
     let Some(handed) = shared.unsettled.take().await else { return };
