@@ -20,8 +20,9 @@ oncely publish payments '{"order": "1182", "amount": 99}' --message-id order-118
 # ANCHOR_END: run
 
 pids=$(jobs -p)
-# A person needs longer than the worker to type the next line; a script waits.
-until [ "$(psql "$DATABASE_URL" --quiet --tuples-only --no-align --command 'select count(*) from oncely.audit')" -ge 3 ]; do
+# A person needs longer than worker and relay to type the next line; a script waits.
+done='select (select count(*) from oncely.audit) >= 3 and not exists (select from oncely.mirror_queue)'
+until [ "$(psql "$DATABASE_URL" --quiet --tuples-only --no-align --command "$done")" = t ]; do
     sleep 0.1
 done
 
