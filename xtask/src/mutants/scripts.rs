@@ -259,7 +259,15 @@ async fn kill_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(3, Act::Gate, "k")).await?;
     arena.until_waiting(1).await?;
     arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    end_sessions(arena).await?;
     gate.open().await
+}
+
+/// As if the process's whole machine had died: else the server goes on with a transaction of one statement, and commits it.
+async fn end_sessions(arena: &Arena) -> anyhow::Result<()> {
+    arena
+        .sql("select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'oncely worker %'")
+        .await
 }
 
 /// Both workers have a copy of each message at the same time.
@@ -294,6 +302,7 @@ async fn cut_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
     // The acknowledgement that nobody may send is sent before the lane takes its next batch.
     arena.until_waiting(1).await?;
     arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    end_sessions(arena).await?;
     gate.open().await
 }
 
@@ -305,6 +314,7 @@ async fn kill_behind_finished(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(4, Act::Work, "later")).await?;
     arena.until_effects(4).await?;
     arena.fault(&Fault::of(Kind::KillWorker)).await?;
+    end_sessions(arena).await?;
     gate.open().await
 }
 
