@@ -70,8 +70,12 @@ impl Patch {
                 "--target-dir",
             ])
             .arg(&built)
-            // What both have is compiled once: other people's crates. Only the programs have a folder of their own.
+            // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
+            // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
+            // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
+            // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
             .env("CARGO_BUILD_BUILD_DIR", process::root().join("target"))
+            .env("RUSTC_WORKSPACE_WRAPPER", "env")
             .output()?;
         anyhow::ensure!(
             output.status.success(),
