@@ -1,0 +1,171 @@
+//! Evidence, read from the tables and the mirror.
+
+use super::*;
+
+/// The product's tables, as far as the judge reads them.
+const TABLES: &str = "
+create schema oncely;
+create table oncely.cell (secret bytea not null);
+insert into oncely.cell values ('0123456789abcdef');
+create function oncely.epoch() returns text language sql as $$ select 'epoch-1' $$;
+create table oncely.idempotency_keys (tenant text, consumer text, key text, status text, fingerprint bytea);
+create table oncely.audit (tenant text, consumer text, key text, outcome text);
+create table oncely.mirror_queue (id integer);
+create schema judge;
+create table judge.effects (tenant text, key text, n bigint);
+create table judge.log (
+    tenant text, key text, digest text, attempt integer, application text, day integer default 0, beside text
+);
+create table judge.hot (n bigint);
+insert into judge.hot values (0);
+create table judge.trail (
+    place bigint, tenant text, key text, outcome text, attempt integer, reason text, error_code text, at numeric
+);
+create table judge.discarded (tenant text, key text);
+create table judge.trespasses (who text, what text);
+create function judge.today() returns integer language sql as 'select 0';
+create function judge.note() returns void language sql as '';
+";
+
+async fn run(connection: &mut PgConnection, statement: &str) {
+    sqlx::raw_sql(AssertSqlSafe(statement.to_owned())).execute(connection).await.unwrap();
+}
+
+#[tokio::test]
+async fn evidence_is_read_from_the_tables() {
+    let servers = Servers::start().await.unwrap();
+    let database = Database::create(&servers.urls().postgres).await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    run(&mut connection, TABLES).await;
+    let one = intent("a", Act::Work, 0);
+    let sent = sent(&[(&one, Class::Confirmed)]);
+    let mut evidence = Evidence::default();
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    assert_eq!(found(&sent, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+
+    run(
+        &mut connection,
+        &format!(
+            "insert into judge.effects values ('acme', 'a', 1);
+             insert into judge.log values ('acme', 'a', '{}', 1, 'worker-1');
+             insert into oncely.idempotency_keys values ('acme', 'faults', 'a', 'COMPLETED', 'f');
+             insert into oncely.audit values ('acme', 'faults', 'a', 'completed')",
+            digest(&one.body)
+        ),
+    )
+    .await;
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    assert_eq!(judge(&sent, &evidence), []);
+
+    // A second effect as a second row, which no constraint stops.
+    run(
+        &mut connection,
+        "insert into judge.effects values ('acme', 'a', 1); insert into oncely.mirror_queue values (1)",
+    )
+    .await;
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    let expected = [
+        ((Invariant::I1, What::Doubled), 1),
+        ((Invariant::I1, What::Books), 1),
+        ((Invariant::I10, What::MirrorQueue), 1),
+    ];
+    assert_eq!(found(&sent, &evidence), expected.into());
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_history() {
+    let servers = Servers::start().await.unwrap();
+    let database = Database::create(&servers.urls().postgres).await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    run(&mut connection, TABLES).await;
+    run(
+        &mut connection,
+        "insert into oncely.idempotency_keys values
+            ('acme', 'faults', 'done', 'COMPLETED', decode('00ff', 'hex')),
+            ('acme', 'faults', 'failed', 'FAILED', decode('00ff', 'hex'))",
+    )
+    .await;
+    // The format, written out once more.
+    let tag = |epoch: &str, key: &str| {
+        let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(
+            "oncely 2026-11-20 mirror tag v1",
+            b"0123456789abcdef",
+        ));
+        for part in [epoch.as_bytes(), b"acme", b"faults", key.as_bytes(), &[0x00, 0xff]] {
+            hasher.update(&(part.len() as u64).to_be_bytes()).update(part);
+        }
+        hasher.finalize().as_bytes()[..16].to_vec()
+    };
+    let evidence = |tag: &[u8], bucket: &str| {
+        let key = blake3::derive_key("oncely 2026-11-22 mirror evidence v1", b"0123456789abcdef");
+        let mac = blake3::Hasher::new_keyed(&key).update(tag).update(bucket.as_bytes()).finalize();
+        mac.as_bytes()[..8].to_vec()
+    };
+    let entry = |tag: Vec<u8>| {
+        let number = u32::from_be_bytes(tag[..4].try_into().unwrap()) % 64;
+        let bucket = format!("oncely:2:1800000:64:7:{number:x}");
+        Entry { field: tag[8..].to_vec(), value: evidence(&tag, &bucket), bucket }
+    };
+    let good = entry(tag("epoch-1", "done"));
+    let misplaced = Entry { bucket: "oncely:2:1800000:64:7:ffff".to_owned(), ..good.clone() };
+    let unproved = Entry { value: good.field.clone(), ..good.clone() };
+    for wrong in [
+        entry(tag("epoch-1", "failed")),
+        entry(tag("epoch-1", "never heard of")),
+        entry(tag("epoch-0", "done")),
+        entry(b"junkjunkjunkjunk".to_vec()),
+        misplaced,
+        unproved,
+    ] {
+        let found = stale(&mut connection, None, vec![good.clone(), wrong.clone()]).await.unwrap();
+        assert_eq!(found, [wrong]);
+    }
+    // And as it comes out of Redis.
+    let client = redis::Client::open(servers.urls().redis.clone()).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let bucket = format!("oncely:2:1:1:{}:0", uuid::Uuid::new_v4());
+    let foreign = Entry { bucket: bucket.clone(), field: b"01234567".to_vec(), value: b"89abcdef".to_vec() };
+    let mut set = redis::cmd("HSET");
+    set.arg(&bucket).arg(&foreign.field).arg(&foreign.value);
+    let _: () = set.query_async(&mut redis).await.unwrap();
+    assert!(entries(&servers.urls().redis).await.unwrap().contains(&foreign));
+    let _: () = redis::cmd("DEL").arg(&bucket).query_async(&mut redis).await.unwrap();
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_trail_keeps_its_order_and_its_times_while_clocks_are_set_back_and_days_go_by() {
+    let servers = Servers::start().await.unwrap();
+    let database = Database::create(&servers.urls().postgres).await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations");
+    let mut migrator = sqlx::migrate::Migrator::new(folder).await.unwrap();
+    migrator.dangerous_set_table_name("oncely._sqlx_migrations");
+    run(&mut connection, "create schema oncely").await;
+    migrator.run(&mut connection).await.unwrap();
+    run(&mut connection, testbed::checker::SCHEMA).await;
+    let failed = |attempt: i32, outcome: &str| {
+        format!(
+            "insert into oncely.audit (occurred_at, worker, queue, tenant, consumer, key, outcome, attempt, reason)
+             values (clock_timestamp(), 'w', 'q', 'acme', 'faults', 'a', '{outcome}', {attempt}, 'error')"
+        )
+    };
+    run(&mut connection, &failed(1, "retried")).await;
+    run(&mut connection, "select judge.age('-3 seconds')").await;
+    run(&mut connection, &failed(2, "retried")).await;
+    run(&mut connection, "select judge.age('3 seconds')").await;
+    run(&mut connection, "select judge.age('2 days')").await;
+    run(&mut connection, &failed(3, "dead_lettered")).await;
+    let mut evidence = Evidence::default();
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    let steps = &evidence.trail[&key("a")];
+    assert_eq!(steps.iter().map(|step| step.attempt).collect::<Vec<_>>(), [1, 2, 3]);
+    let gaps: Vec<f64> = steps.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+    assert!((0.0..2.0).contains(&gaps[0]), "{gaps:?}");
+    assert!((172_800.0..172_810.0).contains(&gaps[1]), "{gaps:?}");
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
