@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use futures::FutureExt as _;
 use oncely::handler::{Json, handler_fn};
 use oncely::worker::Stopped;
 use oncely::{BatchHandler, Context, Handler, HandlerError, Message, Worker};
 use serde_json::{Value, json};
-use sqlx::{Connection as _, Executor as _};
-use tokio::sync::Notify;
+use sqlx::{Connection as _, Executor as _, PgConnection};
+use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -276,17 +275,38 @@ async fn a_batch_handler_answers_for_every_message() {
     assert_eq!(world.count("select count(*) from app.effects where key = 'bad'").await, 0);
 }
 
+/// Comes back from the key "slow" only once the server has ended its session (idle_in_transaction_session_timeout).
+struct Dawdling {
+    watcher: Mutex<PgConnection>,
+}
+
+impl Handler for Dawdling {
+    type Response = ();
+
+    async fn handle(&self, mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
+        if message.key() == "slow" {
+            let session = sqlx::query_scalar("select pg_backend_pid()");
+            let pid: i32 = session.fetch_one(context.connection()).await?;
+            testbed::eventually("the server has ended the session", || async {
+                let is_there =
+                    sqlx::query_scalar("select exists (select from pg_stat_activity where pid = $1)");
+                match is_there.bind(pid).fetch_one(&mut *self.watcher.lock().await).await {
+                    Ok(false) => Ok(()),
+                    answer => Err(answer),
+                }
+            })
+            .await
+            .unwrap();
+        }
+        insert(context, message).await
+    }
+}
+
 #[tokio::test]
 async fn a_handler_that_dawdles_in_its_transaction_uses_up_its_attempts() {
     let mut world = world().await;
     world.configure("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"");
-    let handler = handler_fn(async |context: Context<'_>, message: Message<'_>| {
-        if message.key() == "slow" {
-            // Longer than idle_in_transaction_session_timeout: the server ends the session meanwhile.
-            tokio::time::sleep(Duration::from_millis(2_500)).await;
-        }
-        insert(context, message).await
-    });
+    let handler = Dawdling { watcher: Mutex::new(world.database.connect().await.unwrap()) };
     let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
     world.publish("rust", message("acme", "slow"), "{}").await;
     world.publish("rust", message("acme", "quick"), "{}").await;

@@ -53,7 +53,8 @@ async fn a_partition_is_made_while_others_write_into_its_week() {
                 .bind(format!("{writer}-{written}"))
                 .execute(&mut *transaction)
                 .await?;
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                // Time for which the row's lock on the table is held, as a business transaction holds it.
+                sqlx::query("select pg_sleep(0.005)").execute(&mut *transaction).await?;
                 transaction.commit().await?;
                 written += 1;
             }
