@@ -68,7 +68,7 @@ comment on column oncely.dead_letters.exchange is
 comment on column oncely.dead_letters.routing_key is 'Its routing key; a requeued copy keeps it.';
 comment on column oncely.dead_letters.fingerprint is 'As in idempotency_keys; null where nothing is compared.';
 comment on column oncely.dead_letters.properties is
-    'AMQP properties without the headers; a text that is none is {"x": hexadecimal}. Null where the message is not '
+    'AMQP properties without the headers; text that is not UTF-8 is {"x": hexadecimal}. Null where the message is not '
     'stored whole.';
 comment on column oncely.dead_letters.headers is
     'AMQP headers. Text, integers of 64 bits, booleans and null are themselves; {"type": value} is everything else, '

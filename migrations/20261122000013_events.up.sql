@@ -102,7 +102,7 @@ create table oncely.ordering_keys (
     )
 );
 comment on table oncely.ordering_keys is
-    'The last number given out within each ordering key. Who emits holds the row until his commit, so that numbers '
+    'The last number given out within each ordering key. Who emits holds the row until commit, so that numbers '
     'follow the order of the commits. Collected when idle.';
 comment on column oncely.ordering_keys.tenant is 'Whose key.';
 comment on column oncely.ordering_keys.ordering_key is 'The key.';

@@ -153,7 +153,7 @@ begin
             );
         end if;
         -- What was done stays done: a worker changes a key that may run, or one that it has just claimed in this very
-        -- transaction (a row of a savepoint's is none). Relay and operator lock rows to delete them in peace, and
+        -- transaction (a row that a savepoint wrote does not count). Relay and operator lock rows to delete them in peace, and
         -- change none.
         case role
             when 'oncely_worker' then

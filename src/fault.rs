@@ -16,7 +16,7 @@ pub enum FaultClass {
     /// Two transactions stood in each other's way: a deadlock, a serialisation failure, a lock that somebody holds. Batching may be what
     /// brought them together.
     Contention,
-    /// The connection's own state is at odds with the database: a plan or a prepared statement that is none any more. A new connection
+    /// The connection's own state is at odds with the database: a plan or a prepared statement that is no longer valid. A new connection
     /// has neither.
     Session,
     /// PostgreSQL refuses data of this message and would refuse it again.
@@ -25,7 +25,7 @@ pub enum FaultClass {
     Rejected,
     /// The handler said no, and that is the answer.
     Refused,
-    /// The handler needs JSON, and the body is none that PostgreSQL can hold.
+    /// The handler needs JSON, and PostgreSQL cannot hold the body.
     NotJson,
     /// It was at work too often when its process died.
     Crashed,

@@ -13,13 +13,14 @@ use serde_json::Value;
 use crate::amqp::{fit, fit_properties, read};
 use crate::decide::{FailureDecision, KeyDecision, KeyRecord, KeyStatus, OnConflict, after_failure, decide};
 use crate::extract::{Property, Source, identify};
-use crate::fault::{Fault, FaultClass};
+use crate::fault::Fault;
 use crate::fingerprint::{Fingerprint, FingerprintPolicy};
 use crate::identity::{Identity, IdentityPart, MAX_BYTES};
 use crate::message::RawMessage;
+use crate::own_headers;
 use crate::pg::class_of;
 use crate::retry::RetryPolicy;
-use crate::seal::{Opened, SEAL_HEADER, SealKey};
+use crate::signing::{SignedIdentity, SigningKeys};
 
 /// A message as a fuzzer writes it: length and bytes of the properties, of the routing key, then the body.
 #[must_use]
@@ -104,14 +105,20 @@ fn identified(message: &RawMessage, identity: &Identity) {
         assert!((1..=MAX_BYTES).contains(&text.len()) && !text.contains('\0'));
         assert!(!part.to_string().chars().any(char::is_control), "it is shown escaped");
     }
-    let key = SealKey::derive(None, [], b"fuzzing");
-    if let Some(crate::message::HeaderValue::Text(seal)) = message.headers.get(SEAL_HEADER) {
-        assert!(key.open(seal, &identity.consumer, &message.body).is_err(), "a seal can't be guessed");
+    let key = SigningKeys::derive(None, [], b"fuzzing");
+    if let Some(crate::message::HeaderValue::Text(signature)) = message.headers.get(own_headers::IDENTITY) {
+        assert!(
+            key.open(signature, &identity.consumer, &message.body).is_err(),
+            "a signature can't be guessed"
+        );
     }
     let user = message.properties.user_id.as_deref();
-    let seal = key.seal(identity, user, &message.body).expect("every identity can be sealed");
-    let opened = key.open(seal.as_bytes(), &identity.consumer, &message.body);
-    assert_eq!(opened, Ok(Opened { identity: Some(identity.clone()), user_id: user.map(str::to_owned) }));
+    let signature = key.sign_identity(identity, user, &message.body).expect("every identity can be signed");
+    let opened = key.open(signature.as_bytes(), &identity.consumer, &message.body);
+    assert_eq!(
+        opened,
+        Ok(SignedIdentity { identity: Some(identity.clone()), user_id: user.map(str::to_owned) })
+    );
 }
 
 fn payloads(body: &[u8]) {
@@ -165,6 +172,7 @@ fn classify(code: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fault::FaultClass;
     use proptest::prelude::*;
 
     /// The classes of SQLSTATE by their table in the documentation of [`class_of`], written another way.
@@ -219,7 +227,7 @@ mod tests {
             Just(vec![b'V']),
             prop::collection::vec(any::<u8>(), 0..12),
         ];
-        let name = prop_oneof![Just(b"id".to_vec()), Just(SEAL_HEADER.as_bytes().to_vec()), text()];
+        let name = prop_oneof![Just(b"id".to_vec()), Just(own_headers::IDENTITY.as_bytes().to_vec()), text()];
         let table = prop::collection::vec((name, value), 0..6).prop_map(|entries| {
             let short = |name: &[u8]| [&[u8::try_from(name.len()).unwrap()], name].concat();
             let inside: Vec<u8> =

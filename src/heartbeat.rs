@@ -25,11 +25,11 @@ pub(crate) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts it. `tell` is asked each time how the consumers fare.
+    /// Starts it. `counters` is asked each time how the consumers fare.
     pub(crate) fn start(
         kind: &'static str,
         config: &Config,
-        tell: impl Fn() -> Value + Send + 'static,
+        counters: impl Fn() -> Value + Send + 'static,
     ) -> Self {
         let process = Process {
             id: Uuid::now_v7(),
@@ -45,7 +45,7 @@ impl Heartbeat {
             connection: None,
         };
         let stop = CancellationToken::new();
-        let task = tokio::spawn(heart.run(tell, stop.clone()));
+        let task = tokio::spawn(heart.run(counters, stop.clone()));
         Self { stop: stop.drop_guard(), task }
     }
 
@@ -67,11 +67,11 @@ struct Heart {
 }
 
 impl Heart {
-    async fn run(mut self, tell: impl Fn() -> Value, stop: CancellationToken) {
+    async fn run(mut self, counters: impl Fn() -> Value, stop: CancellationToken) {
         let mut failing = false;
         while !stop.is_cancelled() {
             // With its connection: it is taken out, and comes back only with an answer.
-            let beaten = pg::within(LIMIT, self.beat(&tell())).await;
+            let beaten = pg::within(LIMIT, self.beat(&counters())).await;
             match &beaten {
                 Err(error) if !failing => {
                     tracing::warn!(

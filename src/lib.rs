@@ -78,6 +78,7 @@ pub mod message;
 pub mod mirror;
 #[doc(hidden)]
 pub mod outcome;
+pub(crate) mod own_headers;
 #[doc(hidden)]
 pub mod pg;
 pub(crate) mod preflight;
@@ -85,11 +86,11 @@ pub mod reason;
 pub mod relay;
 #[doc(hidden)]
 pub mod retry;
-pub(crate) mod seal;
 #[doc(hidden)]
 pub mod settlement;
 pub(crate) mod shown;
 pub mod shutdown;
+pub(crate) mod signing;
 pub mod telemetry;
 #[doc(hidden)]
 pub mod watchdog;

@@ -29,7 +29,7 @@ impl Preflight {
     /// The cell's secret. Without it: why is among the problems or the unreachable servers.
     pub(crate) async fn read_secret(&mut self, config: &Config, session: &mut Session) -> Option<Vec<u8>> {
         let asked = pg::secret(&mut session.connection);
-        match pg::within(config.postgres.patience(), asked).await {
+        match pg::within(config.postgres.client_timeout(), asked).await {
             Ok(secret) => Some(secret),
             Err(error) => {
                 let server = masked(&config.postgres.url);
@@ -146,11 +146,11 @@ const POOLER: &str = "there is a pooler in between that shares a server's proces
 /// Has each of two connections that are open a server's process of its own, and always the same? A pooler gives the process that
 /// was free last to the next one who asks.
 async fn is_direct(config: &Config, first: &mut sqlx::PgConnection) -> Result<bool, sqlx::Error> {
-    let patience = config.postgres.patience();
+    let client_timeout = config.postgres.client_timeout();
     let mut second = config.postgres.connect("oncely preflight").await?;
-    let before = pg::within(patience, pg::process(first)).await?;
-    let others = pg::within(patience, pg::process(&mut second)).await?;
-    let after = pg::within(patience, pg::process(first)).await?;
+    let before = pg::within(client_timeout, pg::process(first)).await?;
+    let others = pg::within(client_timeout, pg::process(&mut second)).await?;
+    let after = pg::within(client_timeout, pg::process(first)).await?;
     second.close().await?;
     Ok(before == after && before != others)
 }

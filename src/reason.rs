@@ -20,7 +20,7 @@ pub enum Reason {
     KeyMissing,
     /// A key that can't be one: empty, over 255 bytes, NUL, not UTF-8, neither text nor integer.
     KeyInvalid,
-    /// The identity is in the body, or the consumer needs JSON, and the body is none.
+    /// The identity is in the body, or the consumer needs JSON, and the body is not JSON.
     InvalidJson,
     /// The body is over the consumer's limit.
     BodyTooLarge,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 
-use super::topology::RUNG_HEADER;
+use crate::own_headers;
 
 /// A message to publish.
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ pub(crate) fn without(headers: &FieldTable, names: &[&str]) -> FieldTable {
 
 /// The publisher's headers without what Oncely wrote beside them.
 pub(crate) fn without_ours(headers: &FieldTable) -> FieldTable {
-    keep(headers, |name| !name.starts_with("x-oncely-") && name != RUNG_HEADER)
+    keep(headers, |name| !name.starts_with("x-oncely-") && name != own_headers::RUNG)
 }
 
 fn keep(headers: &FieldTable, kept: impl Fn(&str) -> bool) -> FieldTable {

@@ -4,35 +4,13 @@ use std::collections::BTreeMap;
 
 use lapin::types::{AMQPValue, FieldTable};
 
-use super::topology::RUNG_HEADER;
-
-/// Says which of the original's headers a copy could not keep.
-const LEFT_OUT: &str = "x-oncely-headers-left-out";
+use crate::own_headers;
 
 /// All properties other than the headers: at most thirteen short strings and numbers, with the frame around them.
 const OTHER_PROPERTIES: usize = 4_096;
 
-/// The headers that we write. By their names alone: a publisher may use any number of others that begin like them.
-const OURS: [&str; 16] = [
-    RUNG_HEADER,
-    "x-oncely-attempt",
-    "x-oncely-consumer",
-    "x-oncely-copy",
-    "x-oncely-dead-letter",
-    "x-oncely-dead-letter-mark",
-    "x-oncely-detail",
-    "x-oncely-expiration",
-    "x-oncely-identity",
-    "x-oncely-key",
-    "x-oncely-queue",
-    "x-oncely-reason",
-    "x-oncely-routing-key",
-    "x-oncely-tenant",
-    "x-oncely-user-id",
-    "x-oncely-worker",
-];
-
-/// A larger one of such a name may be a publisher's.
+/// A header of our own is known by its name alone: a publisher may use any number of others that begin like them. A larger one of
+/// such a name may be a publisher's.
 const OUR_LARGEST: usize = 2_048;
 
 /// Leaves out the largest headers until the rest fits into one frame: AMQP can't split the headers of a message, and a
@@ -51,7 +29,7 @@ pub(crate) fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
         .inner()
         .iter()
         .map(|(name, value)| (entry_size(name.as_str(), value), name.to_string()))
-        .filter(|(size, name)| !OURS.contains(&name.as_str()) || *size > OUR_LARGEST)
+        .filter(|(size, name)| !own_headers::ALL.contains(&name.as_str()) || *size > OUR_LARGEST)
         .collect();
     by_size.sort();
     let mut left_out = Vec::new();
@@ -69,7 +47,7 @@ pub(crate) fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
     let mut kept: FieldTable = kept.into();
     let mut names = left_out.join(", ");
     names.truncate((0..=255).rev().find(|&end| names.is_char_boundary(end)).unwrap_or(0));
-    kept.insert(LEFT_OUT.into(), AMQPValue::LongString(names.into()));
+    kept.insert(own_headers::LEFT_OUT.into(), AMQPValue::LongString(names.into()));
     kept
 }
 
@@ -127,7 +105,7 @@ mod tests {
             kept.contains_key("big") && kept.contains_key("small") && kept.contains_key("x-oncely-detail")
         );
         assert!(!kept.contains_key("bigger"));
-        assert_eq!(kept.inner().get(LEFT_OUT), Some(&AMQPValue::LongString("bigger".into())));
+        assert_eq!(kept.inner().get(own_headers::LEFT_OUT), Some(&AMQPValue::LongString("bigger".into())));
         assert!(table_size(&kept) < 131_072 - OTHER_PROPERTIES);
     }
 

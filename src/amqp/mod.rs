@@ -8,11 +8,11 @@ mod delivery;
 mod depth;
 mod frames;
 mod headers;
-mod outlet;
+mod publish_connection;
 mod publisher;
+mod queue_reader;
 mod stored;
 mod subscription;
-mod taker;
 mod topology;
 mod transport;
 
@@ -28,10 +28,9 @@ pub(crate) use depth::depth;
 pub(crate) use frames::properties as fit_properties;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
-pub(crate) use outlet::{Fate, Outgoing, Outlet};
+pub(crate) use publish_connection::{Outgoing, PublishConnection, PublishResult};
 pub(crate) use publisher::{PublishError, Publisher};
+pub(crate) use queue_reader::{QueueReader, QueuedMessage};
 pub(crate) use stored::{restore_headers, restore_properties, store_headers, store_properties};
 pub(crate) use subscription::Subscription;
-pub(crate) use taker::{Taken, Taker};
-pub(crate) use topology::RUNG_HEADER;
 pub use topology::{Applied, Topology, TopologyReport};

@@ -7,11 +7,9 @@ use uuid::Uuid;
 use super::connection::AmqpError;
 use super::copy::Copy;
 use super::headers::fit;
-use super::outlet::{Fate, Outgoing, Outlet};
+use super::publish_connection::{Outgoing, PublishConnection, PublishResult};
 use crate::config::RabbitSettings;
-
-/// Names each copy, so that a returned one is told from its neighbours.
-const COPY_HEADER: &str = "x-oncely-copy";
+use crate::own_headers;
 
 /// Most bytes of bodies on their way at once: each is in memory a second time until the socket has taken it.
 const BYTES: usize = 8 << 20;
@@ -67,12 +65,12 @@ impl PublishError {
 pub(crate) struct Publisher {
     settings: RabbitSettings,
     purpose: String,
-    outlet: Mutex<Option<Outlet>>,
+    connection: Mutex<Option<PublishConnection>>,
 }
 
 impl Publisher {
     pub(crate) fn new(settings: RabbitSettings, purpose: String) -> Self {
-        Self { settings, purpose, outlet: Mutex::new(None) }
+        Self { settings, purpose, connection: Mutex::new(None) }
     }
 
     /// Publishes copies and says of each whether it has arrived: confirmed by the broker *and* taken by a queue. A confirm
@@ -90,29 +88,29 @@ impl Publisher {
         copies: &[Copy],
         results: &mut Vec<Result<(), PublishError>>,
     ) -> Result<(), PublishError> {
-        let mut current = self.outlet.lock().await;
-        current.take_if(|outlet| !outlet.is_open());
-        let outlet = match &mut *current {
-            Some(outlet) => outlet,
-            None => current.insert(Outlet::open(&self.settings, &self.purpose).await?),
+        let mut current = self.connection.lock().await;
+        current.take_if(|connection| !connection.is_open());
+        let connection = match &mut *current {
+            Some(connection) => connection,
+            None => current.insert(PublishConnection::open(&self.settings, &self.purpose).await?),
         };
         for wave in waves(copies) {
-            if outlet.is_blocked() {
+            if connection.is_blocked() {
                 return Err(PublishError::Blocked);
             }
             let messages: Vec<Outgoing<'_>> =
-                wave.iter().map(|copy| outgoing(copy, outlet.frame_max())).collect();
-            let (fates, failed) = outlet.publish(&messages).await;
-            for (copy, fate) in wave.iter().zip(fates) {
-                results.push(match (fate, &failed) {
-                    (Some(fate), _) => told(copy, fate),
+                wave.iter().map(|copy| outgoing(copy, connection.frame_max())).collect();
+            let (published, failed) = connection.publish(&messages).await;
+            for (copy, result) in wave.iter().zip(published) {
+                results.push(match (result, &failed) {
+                    (Some(result), _) => told(copy, result),
                     (None, Some(error)) => Err(again_amqp(error).into()),
                     (None, None) => Err(PublishError::Refused),
                 });
             }
             if let Some(error) = failed {
                 // The next call starts with a fresh connection; but what a blocked one was given is still on its way.
-                current.take_if(|outlet| !outlet.is_blocked());
+                current.take_if(|connection| !connection.is_blocked());
                 return Err(error.into());
             }
         }
@@ -141,10 +139,10 @@ fn outgoing(copy: &Copy, frame_max: u32) -> Outgoing<'_> {
     let name = Uuid::now_v7().to_string();
     let mut headers = copy.properties.headers().clone().unwrap_or_default();
     // Counted with the others.
-    headers.insert(COPY_HEADER.into(), AMQPValue::LongString(name.as_str().into()));
+    headers.insert(own_headers::COPY.into(), AMQPValue::LongString(name.as_str().into()));
     let headers = fit(headers, frame_max);
     Outgoing::new(
-        COPY_HEADER,
+        own_headers::COPY,
         name,
         &copy.exchange,
         &copy.routing_key,
@@ -154,14 +152,14 @@ fn outgoing(copy: &Copy, frame_max: u32) -> Outgoing<'_> {
     )
 }
 
-fn told(copy: &Copy, fate: Fate) -> Result<(), PublishError> {
-    match fate {
-        Fate::Arrived => Ok(()),
-        Fate::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
+fn told(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
+    match result {
+        PublishResult::Arrived => Ok(()),
+        PublishResult::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
         // The second says of a stored event what can't be of a copy.
-        Fate::Refused | Fate::Unreadable => Err(PublishError::Refused),
-        Fate::Closed(code, text) => Err(PublishError::Closed(code, text)),
-        Fate::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
+        PublishResult::Refused | PublishResult::Unreadable => Err(PublishError::Refused),
+        PublishResult::Closed(code, text) => Err(PublishError::Closed(code, text)),
+        PublishResult::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
     }
 }
 

@@ -16,10 +16,8 @@ use lapin::{Connection, ExchangeKind};
 
 use super::connection::{AmqpError, answer};
 use crate::config::{Consumer, QueueArgument, QueueBinding, QueueType};
+use crate::own_headers;
 use crate::retry::rung_name;
-
-/// The header that picks the rung. Not "x-…": a headers exchange leaves those out of its matching.
-pub(crate) const RUNG_HEADER: &str = "oncely-rung";
 
 /// The names around one queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,7 +175,7 @@ impl Topology {
         steps.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
         steps.push(bind(queue.clone(), return_exchange));
         for delay in &self.delays {
-            let rung = arguments([("x-match", text("all")), (RUNG_HEADER, text(&rung_name(*delay)))]);
+            let rung = arguments([("x-match", text("all")), (own_headers::RUNG, text(&rung_name(*delay)))]);
             steps.push(Step::Binding {
                 queue: Self::retry_queue(queue, *delay),
                 exchange: Self::retry_exchange(queue),

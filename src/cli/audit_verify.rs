@@ -81,7 +81,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             }),
         )?;
     } else {
-        output::print(&tell(&found, head.as_deref(), unsealed, times))?;
+        output::print(&describe(&found, head.as_deref(), unsealed, times))?;
     }
     Ok(if found.breaks.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
@@ -160,7 +160,7 @@ async fn wrong(
     })
 }
 
-fn tell(found: &Found, head: Option<&str>, unsealed: i64, times: Times) -> String {
+fn describe(found: &Found, head: Option<&str>, unsealed: i64, times: Times) -> String {
     let mut lines: Vec<String> = Vec::new();
     for Break { from, until, what } in &found.breaks {
         let span = match (from, until) {

@@ -49,7 +49,7 @@ pub(super) trait Proposal {
     fn count(&self) -> usize;
 
     /// For people.
-    fn tell(&self) -> String;
+    fn describe(&self) -> String;
 
     /// For programs: what would be done.
     fn print_dry_run(&self) -> anyhow::Result<()>;
@@ -80,7 +80,7 @@ impl Agreement {
         if self.json && (self.dry_run || count == 0) {
             plan.print_dry_run()?;
         } else if !self.json || !self.yes {
-            output::note(&plan.tell());
+            output::note(&plan.describe());
         }
         if count == 0 {
             output::note(&format!("nothing to {}", plan.verb()));

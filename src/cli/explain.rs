@@ -78,7 +78,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     } else {
         let texts: Vec<String> = stories
             .iter()
-            .map(|story| tell(story, &arguments.key, config.audit.duplicates, now, times))
+            .map(|story| describe(story, &arguments.key, config.audit.duplicates, now, times))
             .collect();
         output::print(&texts.join("\n\n"))?;
     }
@@ -164,7 +164,7 @@ async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) 
     Some(found)
 }
 
-fn tell(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times) -> String {
+fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times) -> String {
     let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
     let mut lines = vec![head, format!("  {}", verdict(story))];
     if let Some(details) = &story.details {

@@ -28,7 +28,7 @@ pub use tasks::{
 };
 
 use crate::pg::PgSettings;
-use crate::seal::SealKey;
+use crate::signing::SigningKeys;
 
 /// The file that is read where `--config` names none.
 pub const DEFAULT_FILE: &str = "oncely.toml";
@@ -165,11 +165,11 @@ impl Config {
     }
 
     /// What signs identities and marks letters.
-    pub(crate) fn seal_key(&self, cell_secret: &[u8]) -> SealKey {
+    pub(crate) fn signing_keys(&self, cell_secret: &[u8]) -> SigningKeys {
         let bytes = |key: &SecretString| key.expose_secret().as_bytes().to_vec();
         let known: Vec<_> = self.known_keys.iter().map(bytes).collect();
         let signing = self.signing_key.as_ref().map(bytes);
-        SealKey::derive(signing.as_deref(), known.iter().map(Vec::as_slice), cell_secret)
+        SigningKeys::derive(signing.as_deref(), known.iter().map(Vec::as_slice), cell_secret)
     }
 
     fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {

@@ -54,12 +54,14 @@ pub(crate) async fn sweep(
         return Ok(Ended::Busy);
     }
     step("gc.lock.after");
-    let clock = pg::within(config.postgres.patience(), pg::observe_clock(&mut session.connection)).await?;
+    let clock =
+        pg::within(config.postgres.client_timeout(), pg::observe_clock(&mut session.connection)).await?;
     if !clock.explained {
         pg::sweep_unlock(&mut session.connection).await?;
         return Ok(Ended::Refused(clock));
     }
-    let known = pg::within(config.postgres.patience(), pg::known_consumers(&mut session.connection)).await?;
+    let known =
+        pg::within(config.postgres.client_timeout(), pg::known_consumers(&mut session.connection)).await?;
     // Not a moment later: what is younger is protected (the policies on the keys).
     let now = clock.at;
     let limit = i64::from(config.gc.batch);
@@ -77,7 +79,7 @@ pub(crate) async fn sweep(
                 let began = Instant::now();
                 step("gc.delete.before");
                 let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit, from);
-                let swept = pg::within(config.postgres.patience(), batch).await?;
+                let swept = pg::within(config.postgres.client_timeout(), batch).await?;
                 step("gc.delete.after");
                 *count += swept.deleted;
                 from = swept.last;
@@ -94,7 +96,7 @@ pub(crate) async fn sweep(
         let began = Instant::now();
         step("gc.delete.before");
         let batch = pg::sweep_expired(&mut session.connection, now, limit, from);
-        let swept = pg::within(config.postgres.patience(), batch).await?;
+        let swept = pg::within(config.postgres.client_timeout(), batch).await?;
         step("gc.delete.after");
         report.expired += swept.deleted;
         from = swept.last;
@@ -126,7 +128,7 @@ async fn collect_letters(
     let mut gone = 0;
     loop {
         let batch = pg::collect_letters(&mut session.connection, before, i64::from(config.gc.batch));
-        let now_gone = pg::within(config.postgres.patience(), batch).await?;
+        let now_gone = pg::within(config.postgres.client_timeout(), batch).await?;
         gone += now_gone;
         if now_gone < u64::from(config.gc.batch) || stop() {
             break;
@@ -153,7 +155,7 @@ async fn collect_ordering_keys(
     while let Some(after) = next.take_if(|_| !stop()) {
         let limit = i64::from(config.gc.batch);
         let batch = pg::collect_ordering_keys(&mut session.connection, before, after, limit);
-        let (last, now_gone) = pg::within(config.postgres.patience(), batch).await?;
+        let (last, now_gone) = pg::within(config.postgres.client_timeout(), batch).await?;
         gone += now_gone;
         next = last;
     }

@@ -55,7 +55,8 @@ async fn make(config: &Config, session: &mut Session, kept: &mut Kept) -> Result
     // One week more: the last one may begin within the span.
     while day < now + config.audit.ahead + WEEK {
         step("gc.partitions.before");
-        match within(config.postgres.patience(), pg::make_partition(&mut session.connection, day)).await {
+        match within(config.postgres.client_timeout(), pg::make_partition(&mut session.connection, day)).await
+        {
             Ok(made) => kept.made.extend(made),
             Err(error) => kept.failed("a partition was not made", error)?,
         }
@@ -73,7 +74,7 @@ async fn seal(
 ) -> Result<(), sqlx::Error> {
     while !stop() {
         step("gc.seal.before");
-        let sealed = within(config.postgres.patience(), pg::seal_audit(&mut session.connection)).await;
+        let sealed = within(config.postgres.client_timeout(), pg::seal_audit(&mut session.connection)).await;
         step("gc.seal.after");
         match sealed {
             Ok(Some(seal)) => {
@@ -91,7 +92,7 @@ async fn seal(
 }
 
 async fn drop_old(config: &Config, session: &mut Session, kept: &mut Kept) -> Result<(), sqlx::Error> {
-    let limit = config.postgres.patience();
+    let limit = config.postgres.client_timeout();
     let asked = async {
         let clock = pg::observe_clock(&mut session.connection).await?;
         Ok((clock, pg::audit_floor(&mut session.connection).await?))

@@ -56,9 +56,11 @@ async fn upkeep(
     // Connected only while there is something to do. The schedule follows the database's clock.
     let mut session = door.open(application).await?;
     // Without a limit here: each step of it has its own.
-    tell(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
+    log_kept(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
     let now = session.clock.now();
-    match within(config.postgres.patience(), bury_processes(&mut session.connection, now - SILENT)).await {
+    match within(config.postgres.client_timeout(), bury_processes(&mut session.connection, now - SILENT))
+        .await
+    {
         Ok(0) => {}
         Ok(buried) => tracing::info!(buried, "removed processes that were silent for an hour"),
         Err(error) if is_outage(&error) => return Err(error.into()),
@@ -90,7 +92,7 @@ async fn upkeep(
 }
 
 /// Says what was done to the trail, and what was not.
-fn tell(kept: &Kept) {
+fn log_kept(kept: &Kept) {
     for name in &kept.made {
         tracing::info!(name, "made an audit partition");
     }

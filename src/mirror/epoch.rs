@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
-use crate::pg::{Clock, History, PgSettings, standing, within};
+use crate::pg::{Clock, History, PgSettings, database_status, within};
 
 /// How old an answer may be for a hit to be trusted, counted from before the question was asked.
 pub(crate) const TRUST: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(250);
-/// An answer later than this is none.
+/// A later answer counts as no answer.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// What the database said of itself, and when it was asked.
 #[derive(Clone, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct DatabaseStatus {
     pub(crate) epoch: String,
     /// A standby is connected, was connected since this process started, or has a slot, that may take over without the latest
     /// commits; or a crash may lose some.
@@ -24,11 +24,11 @@ pub(crate) struct Standing {
     asked: Instant,
 }
 
-impl Standing {
+impl DatabaseStatus {
     /// Asks.
     pub(crate) async fn ask(connection: &mut PgConnection, clock: &Clock) -> Result<Self, sqlx::Error> {
         let asked = Instant::now();
-        let (epoch, may_lose_commits, now) = within(LIMIT, standing(connection)).await?;
+        let (epoch, may_lose_commits, now) = within(LIMIT, database_status(connection)).await?;
         clock.set(now, asked);
         Ok(Self { epoch, may_lose_commits, asked })
     }
@@ -41,12 +41,12 @@ impl Standing {
 
 /// The latest answer, shared by all lanes.
 #[derive(Clone)]
-pub(crate) struct EpochWatch(Arc<RwLock<Option<Standing>>>);
+pub(crate) struct EpochWatch(Arc<RwLock<Option<DatabaseStatus>>>);
 
 impl EpochWatch {
     /// Starts asking, on a connection of its own, until `stop`. Keeps `clock` in step with the database's.
     pub(crate) fn start(
-        first: Option<Standing>,
+        first: Option<DatabaseStatus>,
         settings: PgSettings,
         application: String,
         clock: Clock,
@@ -70,11 +70,11 @@ impl EpochWatch {
                         Err(_) => continue,
                     },
                 };
-                match Standing::ask(&mut open, &clock).await {
-                    Ok(standing) => {
+                match DatabaseStatus::ask(&mut open, &clock).await {
+                    Ok(status) => {
                         // A past that has come back to life says nothing about the present.
-                        if history.admits(&standing.epoch) {
-                            shared.note(standing);
+                        if history.admits(&status.epoch) {
+                            shared.note(status);
                         }
                         connection = Some(open);
                     }
@@ -87,24 +87,24 @@ impl EpochWatch {
         watch
     }
 
-    fn note(&self, mut standing: Standing) {
+    fn note(&self, mut status: DatabaseStatus) {
         let mut slot = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(before) = slot.as_ref()
-            && before.epoch != standing.epoch
+            && before.epoch != status.epoch
         {
             tracing::warn!(
                 before = before.epoch,
-                now = standing.epoch,
+                now = status.epoch,
                 "the database is on another history: old mirror entries count no more"
             );
         }
         // A standby that was cut off a moment ago is the one that takes over now.
-        standing.may_lose_commits |= slot.as_ref().is_some_and(|before| before.may_lose_commits);
-        *slot = Some(standing);
+        status.may_lose_commits |= slot.as_ref().is_some_and(|before| before.may_lose_commits);
+        *slot = Some(status);
     }
 
     /// The latest answer, if there ever was one.
-    pub(crate) fn latest(&self) -> Option<Standing> {
+    pub(crate) fn latest(&self) -> Option<DatabaseStatus> {
         self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 }

@@ -10,5 +10,5 @@ mod tag;
 
 pub(crate) use breaker::Breaker;
 pub(crate) use client::{Mirror, MirrorError};
-pub(crate) use epoch::{EpochWatch, Standing};
+pub(crate) use epoch::{DatabaseStatus, EpochWatch};
 pub use tag::{Tag, TagKey};

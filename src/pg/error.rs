@@ -108,7 +108,7 @@ fn told_of(database: &(dyn DatabaseError + 'static), code: &str) -> String {
     told(code, &place, database.message())
 }
 
-/// What a handler's error means that may be one of PostgreSQL, somewhere in a chain of causes: the outage by its kind. `None` where it is none.
+/// What a handler's error means where PostgreSQL is somewhere in its chain of causes: a fault, or an outage by its kind. `None` elsewhere.
 pub(crate) fn fault_within(error: &(dyn Error + 'static)) -> Option<Result<Fault, ErrorKind>> {
     if let Some(error) = error.downcast_ref::<sqlx::Error>() {
         let kind = match error {

@@ -1,4 +1,4 @@
-//! Events: written by whoever has something to tell, in his transaction.
+//! Events: written by whoever has something to announce, in the transaction of the effect.
 
 use serde_json::Value;
 use sqlx::PgConnection;

@@ -61,7 +61,7 @@ pub(crate) use inspect::{
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
 pub(crate) use operator::{
-    Action, Begun, Named, Planned, Standing, StoredMessage, begin_requeue, change as change_letters,
+    Action, Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, change as change_letters,
     mark_swept, messages, plan as plan_letters, record_action, standings,
 };
 pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
@@ -84,8 +84,8 @@ pub(crate) use retention::{
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
 pub(crate) use session::{
-    Backend, await_standby, cancel_backend, end_backend, is_at_work, limit_lock_wait, process, secret,
-    standing, within,
+    Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
+    process, secret, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};

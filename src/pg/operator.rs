@@ -329,7 +329,7 @@ pub(crate) async fn messages(
 
 /// What a sweep must know of a letter.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Standing {
+pub(crate) struct LetterState {
     pub(crate) tenant: String,
     pub(crate) id: Uuid,
     pub(crate) generation: i32,
@@ -349,10 +349,10 @@ pub(crate) async fn standings(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     letters: &[Named],
-) -> Result<Vec<Standing>, sqlx::Error> {
+) -> Result<Vec<LetterState>, sqlx::Error> {
     let (tenants, ids, _) = columns(letters);
     sqlx::query_as!(
-        Standing,
+        LetterState,
         r#"select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id,
              -- Of the others it is not asked, and costs something.
              case when d.state = 'requeueing' then oncely.letter_memory(d.tenant, d.consumer, d.key, d.dead_lettered_at, $3)

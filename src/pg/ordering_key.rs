@@ -29,7 +29,7 @@ pub(crate) async fn collect_ordering_keys(
     let (tenants, keys): (Vec<String>, Vec<String>) =
         idle.into_iter().map(|key| (key.tenant, key.ordering_key)).unzip();
     // A statement of its own, whose snapshot is taken under the locks: whoever emitted under one of these keys held its row until
-    // his commit, so his event is seen here. In one statement it would not be, and numbers would begin anew behind it.
+    // the commit, so that event is seen here. In one statement it would not be, and numbers would begin anew behind it.
     let done = sqlx::query!(
         "delete from oncely.ordering_keys as k
          using unnest($1::text[], $2::text[]) as i (tenant, ordering_key)

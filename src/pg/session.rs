@@ -43,7 +43,7 @@ pub(crate) async fn within<T>(
 
 impl PgSettings {
     /// Longer than any statement may take on a server that is there.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn client_timeout(&self) -> Duration {
         self.statement_timeout + Duration::from_secs(5)
     }
 
@@ -198,21 +198,21 @@ impl Session {
         application: &str,
     ) -> Result<Self, sqlx::Error> {
         let mut connection = settings.connect_with(application, None).await?;
-        within(settings.patience(), pin(&mut connection)).await?;
+        within(settings.client_timeout(), pin(&mut connection)).await?;
         let mut session = Self::identify(settings, connection).await?;
         // The driver asks what our type is by a statement of its own, once: here, and not in the handler's path.
         let asked = sqlx::query("select $1::oncely.message[]").bind(NoMessages);
-        within(settings.patience(), asked.fetch_one(&mut session.connection)).await?;
-        within(settings.patience(), unpin(&mut session.connection)).await?;
+        within(settings.client_timeout(), asked.fetch_one(&mut session.connection)).await?;
+        within(settings.client_timeout(), unpin(&mut session.connection)).await?;
         Ok(session)
     }
 
     async fn identify(settings: &PgSettings, mut connection: PgConnection) -> Result<Self, sqlx::Error> {
-        let pid = within(settings.patience(), process(&mut connection)).await?;
+        let pid = within(settings.client_timeout(), process(&mut connection)).await?;
         let server = sqlx::query!(
             r#"select pg_is_in_recovery() as "is_standby!", current_setting('synchronous_standby_names') <> '' as "synchronous!""#
         );
-        let server = within(settings.patience(), server.fetch_one(&mut connection)).await?;
+        let server = within(settings.client_timeout(), server.fetch_one(&mut connection)).await?;
         if server.is_standby {
             // As good as away: it takes no writes, and becomes a primary or is replaced by one.
             let text = "the server is a standby: it takes no writes";
@@ -226,7 +226,7 @@ impl Session {
             where a.pid = pg_backend_pid()"#
         )
         .fetch_one(&mut connection);
-        let row = within(settings.patience(), row).await?;
+        let row = within(settings.client_timeout(), row).await?;
         if row.pid != pid {
             let text = "the server's process changes between two statements: there is a pooler in transaction mode in between";
             return Err(sqlx::Error::Configuration(text.into()));
@@ -331,7 +331,7 @@ pub(crate) async fn secret(connection: &mut PgConnection) -> Result<Vec<u8>, sql
 /// The epoch, whether commits that were reported may be lost, and the time. They may where a standby can take over without
 /// the latest ones (a slot counts as a standby: one that is away for a moment comes back through it), and where a crash
 /// loses what was not flushed: the same timeline, so the same epoch, but not the same rows.
-pub(crate) async fn standing(
+pub(crate) async fn database_status(
     connection: &mut PgConnection,
 ) -> Result<(String, bool, DateTime<Utc>), sqlx::Error> {
     let row = sqlx::query!(

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::events::{Drain, EventError, EventReport, is_due};
+use super::events::{EventBatch, EventError, EventReport, is_due};
 use super::idle::{Idle, REPORT, SHORTEST};
 use super::sessions::Sessions;
-use crate::amqp::Outlet;
+use crate::amqp::PublishConnection;
 use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::pg::{self, Cursor, Door};
@@ -17,7 +17,7 @@ struct EventLane {
     name: String,
     door: Door,
     sessions: Option<Sessions>,
-    outlet: Option<Outlet>,
+    connection: Option<PublishConnection>,
     cursor: Cursor,
     clock_read: Instant,
 }
@@ -42,7 +42,7 @@ pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop
         name,
         door,
         sessions: None,
-        outlet: None,
+        connection: None,
         cursor: None,
         clock_read: Instant::now(),
     };
@@ -67,7 +67,7 @@ pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop
             }
         };
         if reported.elapsed() >= REPORT {
-            tell(&mut total);
+            log_total(&mut total);
             reported = Instant::now();
         }
         if !pause.is_zero() {
@@ -77,16 +77,16 @@ pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop
             }
         }
     }
-    tell(&mut total);
+    log_total(&mut total);
     if let Some(sessions) = lane.sessions {
         sessions.close().await;
     }
-    if let Some(outlet) = lane.outlet {
-        outlet.close().await;
+    if let Some(connection) = lane.connection {
+        connection.close().await;
     }
 }
 
-fn tell(total: &mut EventReport) {
+fn log_total(total: &mut EventReport) {
     let EventReport { published, failed, parked, .. } = std::mem::take(total);
     if published + failed + parked > 0 {
         tracing::info!(published, failed, parked, "events");
@@ -96,7 +96,7 @@ fn tell(total: &mut EventReport) {
 impl EventLane {
     /// One batch; `None` while the broker takes no messages.
     async fn once(&mut self) -> Result<Option<EventReport>, EventError> {
-        let patience = self.config.postgres.patience();
+        let client_timeout = self.config.postgres.client_timeout();
         let sessions = match &mut self.sessions {
             Some(sessions) => sessions,
             None => self.sessions.insert(Sessions::open(&self.door, &self.name).await?),
@@ -104,31 +104,31 @@ impl EventLane {
         let session = &mut sessions.records;
         if self.clock_read.elapsed() >= CLOCK {
             let asked = Instant::now();
-            let now = pg::within(patience, pg::database_time(&mut session.connection)).await?;
+            let now = pg::within(client_timeout, pg::database_time(&mut session.connection)).await?;
             session.clock.set(now, asked);
             self.clock_read = asked;
         }
-        self.outlet.take_if(|outlet| !outlet.is_open());
-        let outlet = match &mut self.outlet {
+        self.connection.take_if(|connection| !connection.is_open());
+        let connection = match &mut self.connection {
             // Taken events would wait in an open transaction.
-            Some(outlet) if outlet.is_blocked() => return Ok(None),
-            Some(outlet) => outlet,
+            Some(connection) if connection.is_blocked() => return Ok(None),
+            Some(connection) => connection,
             // Without events nobody needs the broker.
-            None if !is_due(session, &self.config.events, patience).await? => {
+            None if !is_due(session, &self.config.events, client_timeout).await? => {
                 return Ok(Some(EventReport::default()));
             }
-            None => self.outlet.insert(Outlet::open(&self.config.rabbitmq, &self.name).await?),
+            None => self.connection.insert(PublishConnection::open(&self.config.rabbitmq, &self.name).await?),
         };
-        let drain = Drain {
+        let batch = EventBatch {
             session,
             witness: sessions.standby_witness.as_mut().map(|witness| &mut witness.connection),
-            outlet,
+            connection,
             settings: &self.config.events,
             cursor: &mut self.cursor,
-            patience,
+            client_timeout,
             longest: self.config.postgres.statement_timeout,
         };
-        drain.batch().await.map(Some)
+        batch.publish().await.map(Some)
     }
 
     /// Closes what failed.
@@ -136,7 +136,7 @@ impl EventLane {
         match error {
             // What was published on a blocked connection is still on its way; another connection would publish it again.
             EventError::Amqp(_) => {
-                self.outlet.take_if(|outlet| !outlet.is_blocked());
+                self.connection.take_if(|connection| !connection.is_blocked());
             }
             // Dropped with its open transaction.
             EventError::Postgres(_) | EventError::NoSession(_) | EventError::Changed { .. } => {

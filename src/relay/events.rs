@@ -8,9 +8,10 @@ use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use sqlx::{Connection as _, PgConnection};
 
-use crate::amqp::{AmqpError, Fate, Outgoing, Outlet, restore_headers};
+use crate::amqp::{AmqpError, Outgoing, PublishConnection, PublishResult, restore_headers};
 use crate::config::EventSettings;
 use crate::failpoint::step;
+use crate::own_headers;
 use crate::pg::{self, Cursor, EventFailure, NoSession, Session, TakeLimits, TakenEvent};
 
 /// Most payload in one batch.
@@ -18,9 +19,6 @@ const BYTES: i64 = 8 << 20;
 
 /// Events of one ordering key in one batch: each is published and confirmed before the next.
 const IN_ROW: i64 = 50;
-
-/// Names each event, so that a returned one is told from its neighbours.
-const EVENT_HEADER: &str = "x-oncely-event";
 
 /// Ordering keys looked at for one batch, as a multiple of its events: many keys may wait.
 const KEYS: i64 = 10;
@@ -52,14 +50,14 @@ pub(crate) enum EventError {
 }
 
 /// What a lane works with.
-pub(crate) struct Drain<'a> {
+pub(crate) struct EventBatch<'a> {
     pub(crate) session: &'a mut Session,
     /// Where commits wait for a standby: asks whether what `session` sees has reached it.
     pub(crate) witness: Option<&'a mut PgConnection>,
-    pub(crate) outlet: &'a Outlet,
+    pub(crate) connection: &'a PublishConnection,
     pub(crate) settings: &'a EventSettings,
     pub(crate) cursor: &'a mut Cursor,
-    pub(crate) patience: Duration,
+    pub(crate) client_timeout: Duration,
     /// How long a batch may publish: half of what PostgreSQL lets its transaction do nothing.
     pub(crate) longest: Duration,
 }
@@ -68,10 +66,10 @@ pub(crate) struct Drain<'a> {
 pub(crate) async fn is_due(
     session: &mut Session,
     settings: &EventSettings,
-    patience: Duration,
+    client_timeout: Duration,
 ) -> Result<bool, sqlx::Error> {
     let now = session.clock.now();
-    let mut transaction = pg::within(patience, session.connection.begin()).await?;
+    let mut transaction = pg::within(client_timeout, session.connection.begin()).await?;
     let limits = TakeLimits { events: 1, in_row: 1, ..limits(settings) };
     let mut cursor = None;
     let some = async {
@@ -80,8 +78,8 @@ pub(crate) async fn is_due(
             // The walk ended early: what waits behind so many keys is found by a lane that goes on from there.
             || cursor.is_some())
     };
-    let due = pg::within(patience, some).await?;
-    pg::within(patience, transaction.rollback()).await?;
+    let due = pg::within(client_timeout, some).await?;
+    pg::within(client_timeout, transaction.rollback()).await?;
     Ok(due)
 }
 
@@ -90,55 +88,56 @@ fn limits(settings: &EventSettings) -> TakeLimits {
     TakeLimits { events, bytes: BYTES, keys: events * KEYS, in_row: IN_ROW.min(events) }
 }
 
-impl Drain<'_> {
+impl EventBatch<'_> {
     /// Takes a batch, publishes it, deletes what has arrived. The rows stay locked meanwhile, so that several lanes and relays
     /// share the work; a death before the COMMIT publishes the same events again, with the same `message_id`s.
-    pub(crate) async fn batch(self) -> Result<EventReport, EventError> {
-        let Self { session, witness, outlet, settings, cursor, patience, longest } = self;
+    pub(crate) async fn publish(self) -> Result<EventReport, EventError> {
+        let Self { session, witness, connection, settings, cursor, client_timeout, longest } = self;
         let now = session.clock.now();
         let limits = limits(settings);
-        let mut transaction = pg::within(patience, session.connection.begin()).await?;
+        let mut transaction = pg::within(client_timeout, session.connection.begin()).await?;
         step("events.take.before");
         let ordered = pg::take_ordered(&mut transaction, now, limits, cursor);
-        let mut events = pg::within(patience, ordered).await?;
+        let mut events = pg::within(client_timeout, ordered).await?;
         let free = pg::take_events(&mut transaction, now, limits);
-        events.extend(pg::within(patience, free).await?);
+        events.extend(pg::within(client_timeout, free).await?);
         step("events.take.after");
         if events.is_empty() {
-            pg::within(patience, transaction.rollback()).await?;
+            pg::within(client_timeout, transaction.rollback()).await?;
             return Ok(EventReport::default());
         }
         // Visible is not enough where a standby takes over: nobody must hear of what may still be lost.
         if let Some(witness) = witness {
-            pg::within(patience, pg::await_standby(witness)).await?;
+            pg::within(client_timeout, pg::await_standby(witness)).await?;
         }
         step("events.publish.before");
-        let (fates, failed) = publish(outlet, &events, Instant::now() + longest).await;
+        let (results, failed) = publish(connection, &events, Instant::now() + longest).await;
         step("events.publish.after");
         let mut report = EventReport { taken: events.len(), ..EventReport::default() };
-        let arrived: Vec<&TakenEvent> = with_fate(&events, &fates)
-            .filter(|(_, fate)| **fate == Fate::Arrived)
+        let arrived: Vec<&TakenEvent> = with_result(&events, &results)
+            .filter(|(_, result)| **result == PublishResult::Arrived)
             .map(|(event, _)| event)
             .collect();
         if !arrived.is_empty() {
             step("events.delete.before");
-            let deleted = pg::within(patience, pg::delete_events(&mut transaction, &arrived)).await?;
+            let deleted = pg::within(client_timeout, pg::delete_events(&mut transaction, &arrived)).await?;
             expect(deleted, arrived.len())?;
             step("events.delete.after");
             report.published = arrived.len();
         }
-        let failures = failures(settings, now, with_fate(&events, &fates));
+        let failures = failures(settings, now, with_result(&events, &results));
         if !failures.is_empty() {
             step("events.fail.before");
-            let counted = pg::within(patience, pg::fail_events(&mut transaction, now, &failures)).await?;
+            let counted =
+                pg::within(client_timeout, pg::fail_events(&mut transaction, now, &failures)).await?;
             expect(counted, failures.len())?;
             step("events.fail.after");
             report.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
             report.failed = failures.len() - report.parked;
-            tell(&failures);
+            log_failures(&failures);
         }
         step("events.commit.before");
-        pg::within(patience, transaction.commit()).await?;
+        pg::within(client_timeout, transaction.commit()).await?;
         step("events.commit.after");
         match failed {
             Some(error) => Err(error.into()),
@@ -154,24 +153,24 @@ fn expect(changed: u64, wanted: usize) -> Result<(), EventError> {
     }
 }
 
-fn with_fate<'a>(
+fn with_result<'a>(
     events: &'a [TakenEvent],
-    fates: &'a [Option<Fate>],
-) -> impl Iterator<Item = (&'a TakenEvent, &'a Fate)> {
-    events.iter().zip(fates).filter_map(|(event, fate)| Some((event, fate.as_ref()?)))
+    results: &'a [Option<PublishResult>],
+) -> impl Iterator<Item = (&'a TakenEvent, &'a PublishResult)> {
+    events.iter().zip(results).filter_map(|(event, result)| Some((event, result.as_ref()?)))
 }
 
 /// Publishes in waves: an event of an ordering key goes when the one before it has arrived, so at most one of a key is under
 /// way; a key whose event has not arrived drops out. Events without a key all go in the first wave.
 ///
 /// No wave begins after `until`: PostgreSQL ends a transaction that does nothing for too long, and then all of them would go
-/// out again, and again. What has not gone out has no fate, and is taken with the next batch.
+/// out again, and again. What has not gone out has no result, and is taken with the next batch.
 async fn publish(
-    outlet: &Outlet,
+    connection: &PublishConnection,
     events: &[TakenEvent],
     until: Instant,
-) -> (Vec<Option<Fate>>, Option<AmqpError>) {
-    let mut fates: Vec<Option<Fate>> = vec![None; events.len()];
+) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
+    let mut results: Vec<Option<PublishResult>> = vec![None; events.len()];
     let mut stuck: HashSet<(&str, Option<&str>)> = HashSet::new();
     let mut waves: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for (index, event) in events.iter().enumerate() {
@@ -192,25 +191,25 @@ async fn publish(
                 if event.ordering_key.is_some() {
                     stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
                 }
-                fates[index] = Some(Fate::Unreadable);
+                results[index] = Some(PublishResult::Unreadable);
                 continue;
             };
             going.push(index);
             messages.push(message);
         }
-        let (said, failed) = outlet.publish(&messages).await;
-        for (index, fate) in going.into_iter().zip(said) {
+        let (said, failed) = connection.publish(&messages).await;
+        for (index, result) in going.into_iter().zip(said) {
             let event = &events[index];
-            if event.ordering_key.is_some() && fate != Some(Fate::Arrived) {
+            if event.ordering_key.is_some() && result != Some(PublishResult::Arrived) {
                 stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
             }
-            fates[index] = fate;
+            results[index] = result;
         }
         if failed.is_some() {
-            return (fates, failed);
+            return (results, failed);
         }
     }
-    (fates, None)
+    (results, None)
 }
 
 /// `None` where no message can be made of it: a row that came past `oncely.emit` and the table's constraints.
@@ -242,7 +241,7 @@ fn outgoing(event: &TakenEvent) -> Option<Outgoing<'_>> {
         app_id => with_app_id
     );
     Some(Outgoing::new(
-        EVENT_HEADER,
+        own_headers::EVENT,
         id,
         &event.exchange,
         &event.routing_key,
@@ -252,29 +251,31 @@ fn outgoing(event: &TakenEvent) -> Option<Outgoing<'_>> {
     ))
 }
 
-/// What a fate means: a stable code and words for people. `None` where the event has arrived.
-fn reason(event: &TakenEvent, fate: &Fate) -> Option<(&'static str, String)> {
-    Some(match fate {
-        Fate::Arrived => return None,
-        Fate::Unroutable if event.reply => {
+/// What a result means: a stable code and words for people. `None` where the event has arrived.
+fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, String)> {
+    Some(match result {
+        PublishResult::Arrived => return None,
+        PublishResult::Unroutable if event.reply => {
             ("requester_gone", format!("the reply queue {:?} is gone", event.routing_key))
         }
-        Fate::Unroutable => {
+        PublishResult::Unroutable => {
             let text = format!(
                 "no queue is bound to exchange {:?} with routing key {:?}",
                 event.exchange, event.routing_key
             );
             ("unroutable", text)
         }
-        Fate::Refused => ("refused", "the broker refused it: is a queue full (reject-publish)?".to_owned()),
-        Fate::Closed(404, text) => ("exchange_missing", text.clone()),
-        Fate::Closed(403, text) => ("access_refused", text.clone()),
-        Fate::Closed(406, text) => ("precondition_failed", text.clone()),
-        Fate::Closed(_, text) => ("channel_closed", text.clone()),
-        Fate::Unreadable => {
+        PublishResult::Refused => {
+            ("refused", "the broker refused it: is a queue full (reject-publish)?".to_owned())
+        }
+        PublishResult::Closed(404, text) => ("exchange_missing", text.clone()),
+        PublishResult::Closed(403, text) => ("access_refused", text.clone()),
+        PublishResult::Closed(406, text) => ("precondition_failed", text.clone()),
+        PublishResult::Closed(_, text) => ("channel_closed", text.clone()),
+        PublishResult::Unreadable => {
             ("unreadable", "no message can be made of it: it was not written by oncely.emit".to_owned())
         }
-        Fate::HeadersTooLarge => {
+        PublishResult::HeadersTooLarge => {
             ("headers_too_large", "its headers don't fit into one frame of this broker".to_owned())
         }
     })
@@ -282,20 +283,23 @@ fn reason(event: &TakenEvent, fate: &Fate) -> Option<(&'static str, String)> {
 
 /// Is it a matter of this event alone, and will be tomorrow? It is parked at once: each try of it closes a channel, and its neighbours
 /// on that channel are published again.
-fn is_final(fate: &Fate) -> bool {
-    matches!(fate, Fate::Closed(406, _) | Fate::HeadersTooLarge | Fate::Unreadable)
+fn is_final(result: &PublishResult) -> bool {
+    matches!(
+        result,
+        PublishResult::Closed(406, _) | PublishResult::HeadersTooLarge | PublishResult::Unreadable
+    )
 }
 
 fn failures<'a>(
     settings: &EventSettings,
     now: DateTime<Utc>,
-    events: impl Iterator<Item = (&'a TakenEvent, &'a Fate)>,
+    events: impl Iterator<Item = (&'a TakenEvent, &'a PublishResult)>,
 ) -> Vec<EventFailure<'a>> {
     events
-        .filter_map(|(event, fate)| {
-            let (reason, error) = reason(event, fate)?;
+        .filter_map(|(event, result)| {
+            let (reason, error) = reason(event, result)?;
             let attempts = event.attempts.saturating_add(1);
-            let again_at = (!is_final(fate))
+            let again_at = (!is_final(result))
                 .then(|| settings.after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply))
                 .flatten()
                 .and_then(|delay| now.checked_add_signed(chrono::Duration::from_std(delay).ok()?));
@@ -305,7 +309,7 @@ fn failures<'a>(
 }
 
 /// One line per exchange and reason.
-fn tell(failures: &[EventFailure<'_>]) {
+fn log_failures(failures: &[EventFailure<'_>]) {
     let mut groups: BTreeMap<(&str, &str), (usize, usize, &str)> = BTreeMap::new();
     for failure in failures {
         let group = (failure.event.exchange.as_str(), failure.reason);

@@ -1,9 +1,9 @@
 //! The relay: what committed in PostgreSQL reaches Redis and RabbitMQ.
 
-mod drain;
 mod event_lane;
 mod events;
 mod idle;
+mod mirror_batch;
 mod run;
 mod sessions;
 

@@ -5,9 +5,9 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::drain::{DrainReport, drain};
 use super::event_lane::publish_events;
 use super::idle::{Idle, REPORT};
+use super::mirror_batch::{MirrorReport, mirror_batch};
 use super::sessions::Sessions;
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
@@ -121,7 +121,7 @@ async fn relay(config: Config, mirror: Option<Mirror>, door: Door, stop: Cancell
     let mut session: Option<(Sessions, Option<TagKey>)> = None;
     let mut backoff = Backoff::default();
     let mut idle = Idle::new(config.relay.poll);
-    let mut total = DrainReport::default();
+    let mut total = MirrorReport::default();
     let mut reported = tokio::time::Instant::now();
     tracing::info!("relaying");
     while !stop.is_cancelled() {
@@ -140,7 +140,7 @@ async fn relay(config: Config, mirror: Option<Mirror>, door: Door, stop: Cancell
         };
         if reported.elapsed() >= REPORT && total.records > 0 {
             tracing::info!(records = total.records, tags = total.tags, "relayed");
-            total = DrainReport::default();
+            total = MirrorReport::default();
             reported = tokio::time::Instant::now();
         }
         if !pause.is_zero() {
@@ -164,7 +164,7 @@ async fn one(
     door: &Door,
     session: &mut Option<(Sessions, Option<TagKey>)>,
     mirror: Option<&Mirror>,
-) -> Result<DrainReport, String> {
+) -> Result<MirrorReport, String> {
     let (open, tag_key) = match session {
         Some(open) => open,
         None => {
@@ -175,8 +175,10 @@ async fn one(
     };
     let witness = open.standby_witness.as_mut().map(|witness| &mut witness.connection);
     let mirror = mirror.zip(tag_key.as_ref());
-    let limit = config.postgres.patience() * 2;
-    match tokio::time::timeout(limit, drain(&mut open.records, witness, mirror, config.relay.batch)).await {
+    let limit = config.postgres.client_timeout() * 2;
+    match tokio::time::timeout(limit, mirror_batch(&mut open.records, witness, mirror, config.relay.batch))
+        .await
+    {
         Ok(done) => done.map_err(|error| error.to_string()),
         // Its connection is dropped with it, by the caller.
         Err(_) => Err(format!("no answer within {limit:?}")),
@@ -189,7 +191,7 @@ async fn tag_key(config: &Config, session: &mut Session) -> Result<Option<TagKey
     if let Some(key) = &settings.key {
         return Ok(Some(TagKey::derive(key.expose_secret().as_bytes())));
     }
-    match within(config.postgres.patience(), secret(&mut session.connection)).await {
+    match within(config.postgres.client_timeout(), secret(&mut session.connection)).await {
         Ok(secret) => Ok(Some(TagKey::derive(&secret))),
         Err(error) => Err(format!("oncely.cell.secret can't be read (role oncely_relay): {error}")),
     }

@@ -25,8 +25,8 @@ pub(super) async fn register(config: &Config, session: &mut Session) -> Result<b
             worker: &config.worker.name,
         };
         let asked = pg::register_consumer(&mut session.connection, with);
-        match pg::within(config.postgres.patience(), asked).await {
-            Ok(registered) => tell(consumer, &fingerprint, &registered),
+        match pg::within(config.postgres.client_timeout(), asked).await {
+            Ok(registered) => log_differences(consumer, &fingerprint, &registered),
             Err(error) => match classify(error) {
                 PgFault::Outage(outage) => {
                     tracing::warn!(error = %outage, "PostgreSQL went away while the worker started");
@@ -52,7 +52,7 @@ pub(super) async fn register(config: &Config, session: &mut Session) -> Result<b
     Ok(true)
 }
 
-fn tell(consumer: &Consumer, fingerprint: &str, known: &Registered) {
+fn log_differences(consumer: &Consumer, fingerprint: &str, known: &Registered) {
     if consumer.retention < known.retention {
         tracing::warn!(
             consumer = %consumer.name,

@@ -26,7 +26,7 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
-use crate::mirror::{EpochWatch, Mirror, Standing, TagKey};
+use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, TagKey};
 use crate::pg::{Door, History, PgSettings, Session};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
@@ -163,11 +163,11 @@ impl Worker {
             Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
             None => TagKey::derive(&cell_secret),
         };
-        let seal_key = config.seal_key(&cell_secret);
+        let signing_keys = config.signing_keys(&cell_secret);
         let clock = session.clock.clone();
-        let first = Standing::ask(&mut session.connection, &clock).await.ok();
+        let first = DatabaseStatus::ask(&mut session.connection, &clock).await.ok();
         let session_epoch = session.cell.epoch.clone();
-        if first.as_ref().is_some_and(|standing| standing.may_lose_commits) && !session.synchronous {
+        if first.as_ref().is_some_and(|status| status.may_lose_commits) && !session.synchronous {
             tracing::warn!(
                 "PostgreSQL may lose commits that it reported (an asynchronous standby may take over, or commits are not \
                  flushed): messages that were acknowledged just before are lost with them"
@@ -226,7 +226,7 @@ impl Worker {
                 clock: clock.clone(),
                 precheck,
                 tag_key: tag_key.clone(),
-                seal_key: seal_key.clone(),
+                signing_keys: signing_keys.clone(),
                 list_duplicates: config.audit.duplicates,
                 stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
                 publisher: Publisher::new(

@@ -14,7 +14,7 @@ use crate::decide::PrecheckMode;
 use crate::handler::Run;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
 use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session};
-use crate::seal::SealKey;
+use crate::signing::SigningKeys;
 
 /// A consumer at work.
 pub(crate) struct Shared {
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) precheck: Option<Precheck>,
     pub(crate) tag_key: TagKey,
-    pub(crate) seal_key: SealKey,
+    pub(crate) signing_keys: SigningKeys,
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
@@ -89,7 +89,7 @@ impl Shared {
     ) -> Option<T> {
         let asked = async {
             let mut session = self.door.open(&self.application()).await?;
-            let answer = pg::within(self.postgres.patience(), ask(&mut session.connection)).await?;
+            let answer = pg::within(self.postgres.client_timeout(), ask(&mut session.connection)).await?;
             session.close().await;
             Ok::<T, NoSession>(answer)
         };

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use crate::files::Scratch;
 use crate::program::{Program, User};
-use crate::{Generation, install, keeper, ports, wait};
+use crate::{Generation, install, ports, spawner, wait};
 
 /// A PgBouncer in transaction mode.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl PgBouncer {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        let child = keeper::spawn(command).context("cannot start pgbouncer")?;
+        let child = spawner::spawn(command).context("cannot start pgbouncer")?;
         let started = Self { _scratch: scratch, port, child };
         wait::eventually("PgBouncer listens", || async move {
             tokio::net::TcpStream::connect(("127.0.0.1", port)).await.map(drop)

@@ -8,7 +8,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::files::Scratch;
 use crate::program::{NOBODY, Program, User};
-use crate::{install, keeper, ports, wait};
+use crate::{install, ports, spawner, wait};
 
 /// A PostgreSQL server of our own, durable as by default, that can be killed and started again.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Postgres {
         for setting in &self.settings {
             command.arg("-c").arg(setting);
         }
-        keeper::spawn(command).context("cannot start postgres")
+        spawner::spawn(command).context("cannot start postgres")
     }
 
     /// Process id of the postmaster, while it runs.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{keeper, wait};
+use crate::{spawner, wait};
 
 /// A process with its output in a file. Dies with this one.
 #[derive(Debug)]
@@ -162,12 +162,12 @@ fn spawn(
     log: &Path,
 ) -> anyhow::Result<Child> {
     let file = std::fs::File::options().create(true).append(true).open(log)?;
-    let mut command: Command = keeper::bound_command(program);
+    let mut command: Command = spawner::bound_command(program);
     command
         .args(arguments)
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
         .stderr(file);
-    keeper::spawn(command).with_context(|| format!("cannot start {}", program.display()))
+    spawner::spawn(command).with_context(|| format!("cannot start {}", program.display()))
 }

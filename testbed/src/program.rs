@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::root::Root;
-use crate::{install, keeper};
+use crate::{install, spawner};
 
 /// Debian's `nobody`: PostgreSQL refuses to run as root.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -35,7 +35,7 @@ impl Life {
     pub(crate) fn command(self, program: &Path) -> Command {
         match self {
             Self::Free => Command::new(program),
-            Self::Bound => keeper::bound_command(program),
+            Self::Bound => spawner::bound_command(program),
         }
     }
 }
@@ -102,7 +102,7 @@ impl Program {
         self.launch(user, Life::Free)
     }
 
-    /// A command for it that dies with this process; start it with [`keeper::spawn`].
+    /// A command for it that dies with this process; start it with [`spawner::spawn`].
     pub(crate) fn bound_command(&self, user: User) -> Command {
         self.launch(user, Life::Bound)
     }

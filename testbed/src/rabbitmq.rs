@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::files::Scratch;
 use crate::program::{Program, User};
-use crate::{install, keeper, ports, wait};
+use crate::{install, ports, spawner, wait};
 
 /// A RabbitMQ node of our own, without plugins, that can be killed and started again with its queues.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl RabbitMq {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        broker.epmd = Some(keeper::spawn(command).context("cannot start epmd")?);
+        broker.epmd = Some(spawner::spawn(command).context("cannot start epmd")?);
         broker.restart().await?;
         Ok(broker)
     }
@@ -67,7 +67,7 @@ impl RabbitMq {
         let mut command = install::Server::RabbitMq.program()?.bound_command(User::Same);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.environment(&mut command);
-        self.child = Some(keeper::spawn(command).context("cannot start rabbitmq-server")?);
+        self.child = Some(spawner::spawn(command).context("cannot start rabbitmq-server")?);
         let port = self.port;
         wait::eventually_within(Duration::from_secs(90), "RabbitMQ answers", || async move {
             let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;

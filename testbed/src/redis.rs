@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use crate::files::Scratch;
 use crate::program::User;
-use crate::{install, keeper, ports, wait};
+use crate::{install, ports, spawner, wait};
 
 /// A Redis server of our own without persistence: killed means empty.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Redis {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        self.child = Some(keeper::spawn(command).context("cannot start redis-server")?);
+        self.child = Some(spawner::spawn(command).context("cannot start redis-server")?);
         let client = redis::Client::open(self.url())?;
         wait::eventually_within(Duration::from_secs(20), "Redis answers", || async {
             let mut connection = client.get_multiplexed_async_connection().await?;

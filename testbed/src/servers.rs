@@ -115,7 +115,7 @@ impl Servers {
         let postgres = postgres.split_whitespace().next().unwrap_or_default();
         let url = self.urls.rabbitmq.clone();
         let rabbitmq = tokio::task::spawn_blocking(move || RawConnection::version(&url)).await?;
-        // Somebody's broker behind TLS is none for those few bytes.
+        // A foreign broker behind TLS does not answer a few plain bytes.
         let rabbitmq = rabbitmq.unwrap_or_else(|_| "of an unknown version".to_owned());
         let mut connection =
             redis::Client::open(self.urls.redis.as_str())?.get_multiplexed_async_connection().await?;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
 const ROOMS: [&[&str]; 13] = [
-    &["identity", "message", "event", "retry", "fault", "fingerprint", "settlement", "shown"],
+    &["identity", "message", "event", "retry", "fault", "fingerprint", "settlement", "shown", "own_headers"],
     &["reason"],
-    &["extract", "outcome", "decide", "blame", "seal", "letter"],
+    &["extract", "outcome", "decide", "blame", "signing", "letter"],
     &["failpoint"],
     &["pg"],
     &["handler"],

@@ -51,7 +51,7 @@ async fn a_program_of_one_s_own_does_its_work_and_survives_what_a_publisher_send
     let mut embedding =
         Process::start(&program, &[&prefix], &environment, &logs.path().join("embedding.log")).unwrap();
 
-    // Fifteen thousand tables in each other, and text that is none.
+    // Fifteen thousand tables in each other, and text that is not UTF-8.
     let nested = (0..15_000)
         .fold(RawValue::Plain(b'V', Vec::new()), |inner, _| RawValue::Table(vec![(b"t".to_vec(), inner)]));
     let hostile = [

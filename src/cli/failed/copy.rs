@@ -7,8 +7,9 @@ use lapin::types::FieldTable;
 use crate::amqp::{Copy, Topology, put, restore_headers, restore_properties, without_deaths, without_ours};
 use crate::identity::{Identity, IdentityPart};
 use crate::letter::Letter;
+use crate::own_headers;
 use crate::pg::StoredMessage;
-use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SEAL_HEADER, SealKey};
+use crate::signing::SigningKeys;
 
 /// Whose message it is, by its row.
 pub(super) struct Owner<'a> {
@@ -20,10 +21,10 @@ pub(super) struct Owner<'a> {
 }
 
 /// A copy for the exchange that leads to this one queue: not the exchange that it came through, which may lead to others'
-/// queues too. With its own routing key; with its identity, and the user that the broker once checked, under seal; without
+/// queues too. With its own routing key; with its identity, and the user that the broker once checked, signed; without
 /// anything that we wrote on it.
 pub(super) fn returned(
-    seal_key: &SealKey,
+    signing_keys: &SigningKeys,
     owner: &Owner<'_>,
     queue: &str,
     routing_key: &str,
@@ -34,29 +35,29 @@ pub(super) fn returned(
     let mut headers = without_deaths(&without_ours(headers));
     let part = |text: &str| IdentityPart::new(text.as_bytes());
     let consumer = part(owner.consumer)?;
-    let seal = match (owner.tenant, owner.key, owner.user_id) {
+    let signature = match (owner.tenant, owner.key, owner.user_id) {
         ("", _, user_id) | (_, "", user_id) => {
-            user_id.and_then(|user_id| seal_key.seal_user(&consumer, user_id, &body))
+            user_id.and_then(|user_id| signing_keys.sign_user(&consumer, user_id, &body))
         }
         (tenant, key, user_id) => {
             let identity = Identity { tenant: part(tenant)?, consumer, key: part(key)? };
-            seal_key.seal(&identity, user_id, &body)
+            signing_keys.sign_identity(&identity, user_id, &body)
         }
     };
-    if let Some(seal) = seal {
-        put(&mut headers, SEAL_HEADER, &seal);
+    if let Some(signature) = signature {
+        put(&mut headers, own_headers::IDENTITY, &signature);
     }
     if owner.tenant.is_empty() || owner.key.is_empty() {
         // Nothing else tells the worker that it is this one that comes back.
-        put(&mut headers, LETTER_HEADER, &owner.letter.to_string());
-        put(&mut headers, LETTER_SEAL_HEADER, &seal_key.mark(owner.letter, owner.tenant, &body));
+        put(&mut headers, own_headers::LETTER, &owner.letter.to_string());
+        put(&mut headers, own_headers::LETTER_MARK, &signing_keys.mark(owner.letter, owner.tenant, &body));
     }
     let exchange = Topology::return_exchange(queue);
     Ok(Copy::of(properties, headers, exchange, routing_key.to_owned(), body))
 }
 
 /// The copy of a message that its row holds whole; `None` where only the queue has it.
-pub(super) fn stored(seal_key: &SealKey, message: &StoredMessage) -> anyhow::Result<Option<Copy>> {
+pub(super) fn stored(signing_keys: &SigningKeys, message: &StoredMessage) -> anyhow::Result<Option<Copy>> {
     let (Some(body), Some(properties)) = (&message.body, &message.properties) else {
         return Ok(None);
     };
@@ -72,5 +73,6 @@ pub(super) fn stored(seal_key: &SealKey, message: &StoredMessage) -> anyhow::Res
     let owner =
         Owner { tenant: &message.tenant, consumer: &message.consumer, key: &message.key, user_id, letter };
     let body = Bytes::from(body.clone());
-    returned(seal_key, &owner, &message.queue, &message.routing_key, &properties, &headers, body).map(Some)
+    returned(signing_keys, &owner, &message.queue, &message.routing_key, &properties, &headers, body)
+        .map(Some)
 }

@@ -164,7 +164,7 @@ impl Proposal for Plan {
         usize::from(self.known.as_ref().is_none_or(open))
     }
 
-    fn tell(&self) -> String {
+    fn describe(&self) -> String {
         let Identity { tenant, consumer, key } = &self.identity;
         let (consumer, tenant, key) = (safe(consumer.as_str()), safe(tenant.as_str()), safe(key.as_str()));
         let head = format!("park {consumer} · tenant {tenant} · key {key}");

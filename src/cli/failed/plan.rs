@@ -154,7 +154,7 @@ impl Proposal for Plan {
         self.letters.len()
     }
 
-    fn tell(&self) -> String {
+    fn describe(&self) -> String {
         let mut lines = Vec::new();
         if let Some(oldest) = self.letters.first() {
             lines.push(format!(

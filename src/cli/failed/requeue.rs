@@ -23,7 +23,7 @@ use crate::exit;
 use crate::letter::{Letter, Memory};
 use crate::pg::{self, Begun, Named, Planned, Session};
 use crate::reason::Reason;
-use crate::seal::SealKey;
+use crate::signing::SigningKeys;
 
 #[derive(Debug, Args)]
 #[command(
@@ -66,7 +66,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     if let Err(error) = connection.close(200, "done".into()).await {
         tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
     }
-    let seal_key = config.seal_key(&pg::secret(&mut session.connection).await?);
+    let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
 
     let mut transaction = session.connection.begin().await?;
     let Begun { taken, closed } =
@@ -75,7 +75,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     plan.record(&mut transaction, &done, change.agreement.note.as_deref()).await?;
     transaction.commit().await?;
 
-    let published = publish(&config, &mut session, &seal_key, &taken).await?;
+    let published = publish(&config, &mut session, &signing_keys, &taken).await?;
     let failures = published.failures.len();
     output::note(&format!("requeued {} of {}", published.done, taken.len()));
     if !closed.is_empty() {
@@ -148,7 +148,7 @@ struct Published {
 async fn publish(
     config: &Config,
     session: &mut Session,
-    seal_key: &SealKey,
+    signing_keys: &SigningKeys,
     letters: &[Named],
 ) -> anyhow::Result<Published> {
     let publisher = Publisher::new(config.rabbitmq.clone(), "oncely failed requeue".to_owned());
@@ -158,7 +158,7 @@ async fn publish(
         for message in pg::messages(&mut session.connection, chunk).await? {
             let generation = u32::try_from(message.generation).unwrap_or(0);
             let named = (message.tenant.clone(), Letter { id: message.id, generation });
-            match copy::stored(seal_key, &message) {
+            match copy::stored(signing_keys, &message) {
                 Ok(Some(copy)) => copies.push((named, copy)),
                 Ok(None) => published.in_queue.push(named),
                 Err(error) => published.failures.push(format!("{error:#}")),

@@ -77,7 +77,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::print_json(SCHEMA, json!({ "letter": letter }))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut lines = tell(&row, times);
+    let mut lines = describe(&row, times);
     if let Some(message) = &message {
         lines.extend(fields("properties", message.properties.as_deref()));
         lines.extend(fields("headers", message.headers.as_deref()));
@@ -91,7 +91,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(row: &LetterRow, times: Times) -> Vec<String> {
+fn describe(row: &LetterRow, times: Times) -> Vec<String> {
     let unknown = |text: &str| if text.is_empty() { "(unknown)".to_owned() } else { safe(text) };
     let mut lines = vec![
         format!("{} · tenant {} · key {}", safe(&row.consumer), unknown(&row.tenant), unknown(&row.key)),

@@ -16,11 +16,12 @@ use super::super::output;
 use super::super::session;
 use super::SCHEMA;
 use super::copy::{Owner, returned};
-use crate::amqp::{CC_HEADER, Copy, Publisher, Taken, Taker, Topology, header, put, without};
+use crate::amqp::{CC_HEADER, Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put, without};
 use crate::config::Config;
 use crate::letter::{Letter, Memory};
-use crate::pg::{self, Named, Session, Standing};
-use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SealKey, TENANT_HEADER};
+use crate::own_headers;
+use crate::pg::{self, LetterState, Named, Session};
+use crate::signing::SigningKeys;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Runs by itself after requeue and discard. Several at once do no harm.")]
@@ -72,12 +73,12 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     if arguments.json {
         output::print_json(SCHEMA, json!({ "swept": passes }))?;
     } else {
-        passes.iter().for_each(tell);
+        passes.iter().for_each(report);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(swept: &Swept) {
+fn report(swept: &Swept) {
     let Swept { queue, dropped, requeued, kept, forgotten } = swept;
     let dead = Topology::dead_letter_queue(queue);
     output::note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
@@ -101,7 +102,7 @@ pub(super) async fn after_change(
     for queue in queues {
         match sweep(config, session, queue, most, in_queue).await? {
             Some(swept) => {
-                tell(&swept);
+                report(&swept);
                 passes.push(swept);
             }
             None => output::note(&format!(
@@ -122,12 +123,12 @@ async fn sweep(
     most: Option<u32>,
     asked: &[Named],
 ) -> anyhow::Result<Option<Swept>> {
-    let seal_key = config.seal_key(&pg::secret(&mut session.connection).await?);
+    let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
     let began = session.clock.now();
     let dead = Topology::dead_letter_queue(queue);
-    let (taker, ready) = Taker::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
+    let (reader, ready) = QueueReader::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
     if most.is_some_and(|most| ready > most) {
-        taker.close().await;
+        reader.close().await;
         return Ok(None);
     }
     let publisher = Publisher::new(config.rabbitmq.clone(), "oncely failed sweep publisher".to_owned());
@@ -135,8 +136,8 @@ async fn sweep(
         queue,
         dead: &dead,
         asked: asked.iter().collect(),
-        seal_key: &seal_key,
-        taker: &taker,
+        signing_keys: &signing_keys,
+        reader: &reader,
         publisher: &publisher,
         swept: Swept { queue: queue.to_owned(), ..Swept::default() },
     };
@@ -146,7 +147,7 @@ async fn sweep(
         let mut bytes = 0;
         while left > 0 && held.len() < HELD && bytes < HELD_BYTES {
             // Fewer than there were: another sweep has them.
-            let Some(taken) = taker.take().await? else {
+            let Some(taken) = reader.take().await? else {
                 left = 0;
                 break;
             };
@@ -162,7 +163,7 @@ async fn sweep(
         }
     };
     let swept = pass.swept;
-    taker.close().await;
+    reader.close().await;
     done?;
     let now = session.clock.now();
     pg::mark_swept(&mut session.connection, queue, began, now).await?;
@@ -186,7 +187,7 @@ enum Verdict {
 
 /// Judges a copy of a letter by its row. A copy without a row, or of a life that the row does not know, stays; so does one that would
 /// run a second time, as far as anybody knows, unless somebody has just asked for it.
-fn judge(letter: Letter, row: Option<&Standing>, is_asked: bool) -> Verdict {
+fn judge(letter: Letter, row: Option<&LetterState>, is_asked: bool) -> Verdict {
     let Some(row) = row else { return Verdict::Keep };
     let current = u32::try_from(row.generation).unwrap_or(0);
     match (letter.generation.cmp(&current), row.state.as_str()) {
@@ -207,18 +208,18 @@ struct Pass<'a> {
     queue: &'a str,
     dead: &'a str,
     asked: HashSet<&'a Named>,
-    seal_key: &'a SealKey,
-    taker: &'a Taker,
+    signing_keys: &'a SigningKeys,
+    reader: &'a QueueReader,
     publisher: &'a Publisher,
     swept: Swept,
 }
 
 impl Pass<'_> {
     /// Settles messages: none is acknowledged before what replaces it is known to have arrived.
-    async fn settle(&mut self, session: &mut Session, held: Vec<Taken>) -> anyhow::Result<()> {
+    async fn settle(&mut self, session: &mut Session, held: Vec<QueuedMessage>) -> anyhow::Result<()> {
         let named: Vec<Option<Named>> = held.iter().map(|taken| self.named(taken)).collect();
         let asked: Vec<Named> = named.iter().flatten().cloned().collect::<HashSet<_>>().into_iter().collect();
-        let rows: HashMap<(String, uuid::Uuid), Standing> =
+        let rows: HashMap<(String, uuid::Uuid), LetterState> =
             pg::standings(&mut session.connection, session.clock.now(), &asked)
                 .await?
                 .into_iter()
@@ -272,7 +273,7 @@ impl Pass<'_> {
                     *count += 1;
                 }
             }
-            self.taker.acknowledge(taken.tag).await?;
+            self.reader.acknowledge(taken.tag).await?;
         }
         match failure {
             Some(error) => {
@@ -283,15 +284,15 @@ impl Pass<'_> {
     }
 
     /// The letter that a message is, where the worker said so: a header alone could be any publisher's.
-    fn named(&self, taken: &Taken) -> Option<Named> {
+    fn named(&self, taken: &QueuedMessage) -> Option<Named> {
         let headers = taken.properties.headers().as_ref();
-        let letter = Letter::parse(header(headers, LETTER_HEADER)?)?;
-        let tenant = header(headers, TENANT_HEADER).unwrap_or_default();
-        let mark = header(headers, LETTER_SEAL_HEADER)?;
-        self.seal_key.is_mark(mark, letter, tenant, &taken.body).then(|| (tenant.to_owned(), letter))
+        let letter = Letter::parse(header(headers, own_headers::LETTER)?)?;
+        let tenant = header(headers, own_headers::TENANT).unwrap_or_default();
+        let mark = header(headers, own_headers::LETTER_MARK)?;
+        self.signing_keys.is_mark(mark, letter, tenant, &taken.body).then(|| (tenant.to_owned(), letter))
     }
 
-    fn returned(&self, taken: &Taken, row: &Standing) -> anyhow::Result<Copy> {
+    fn returned(&self, taken: &QueuedMessage, row: &LetterState) -> anyhow::Result<Copy> {
         let owner = Owner {
             tenant: &row.tenant,
             consumer: &row.consumer,
@@ -301,19 +302,19 @@ impl Pass<'_> {
         };
         let headers = taken.properties.headers().clone().unwrap_or_default();
         let body = taken.body.clone();
-        returned(self.seal_key, &owner, self.queue, &row.routing_key, &taken.properties, &headers, body)
+        returned(self.signing_keys, &owner, self.queue, &row.routing_key, &taken.properties, &headers, body)
     }
 
     /// The same again, into this queue alone: another queue that is bound to the dead-letter exchange must not get a copy
     /// with each sweep, nor a queue that the publisher's CC names. The way there replaces the routing key, so a header keeps it.
-    fn kept(&self, taken: &Taken) -> Copy {
+    fn kept(&self, taken: &QueuedMessage) -> Copy {
         let headers = taken.properties.headers().clone().unwrap_or_default();
         let mut headers = without(&headers, &[CC_HEADER]);
-        if header(Some(&headers), "x-oncely-routing-key").is_none() {
-            put(&mut headers, "x-oncely-routing-key", &taken.routing_key);
+        if header(Some(&headers), own_headers::ROUTING_KEY).is_none() {
+            put(&mut headers, own_headers::ROUTING_KEY, &taken.routing_key);
         }
         if let Some(user_id) = taken.properties.user_id() {
-            put(&mut headers, "x-oncely-user-id", user_id.as_str());
+            put(&mut headers, own_headers::USER_ID, user_id.as_str());
         }
         Copy::of(&taken.properties, headers, String::new(), self.dead.to_owned(), taken.body.clone())
     }
@@ -326,7 +327,7 @@ mod tests {
     #[test]
     fn a_copy_goes_only_where_its_row_says_that_nobody_needs_it() {
         let id = uuid::Uuid::from_u128(7);
-        let row = |state: &str, generation| Standing {
+        let row = |state: &str, generation| LetterState {
             tenant: String::new(),
             id,
             generation,
@@ -338,7 +339,7 @@ mod tests {
             user_id: None,
             memory: "FAILED".to_owned(),
         };
-        let of = |generation, row: &Standing| judge(Letter { id, generation }, Some(row), false);
+        let of = |generation, row: &LetterState| judge(Letter { id, generation }, Some(row), false);
         assert_eq!(judge(Letter { id, generation: 1 }, None, false), Verdict::Keep);
         assert_eq!(of(1, &row("waiting", 1)), Verdict::Keep);
         assert_eq!(of(1, &row("requeueing", 1)), Verdict::Return);
@@ -355,7 +356,7 @@ mod tests {
             ("TOOK_EFFECT", Verdict::Forgotten, Verdict::Forgotten),
             ("FORGOTTEN", Verdict::Forgotten, Verdict::Return),
         ] {
-            let row = Standing { memory: memory.to_owned(), ..row("requeueing", 1) };
+            let row = LetterState { memory: memory.to_owned(), ..row("requeueing", 1) };
             assert_eq!(of(1, &row), verdict, "{memory}");
             assert_eq!(judge(Letter { id, generation: 1 }, Some(&row), true), asked, "{memory}");
         }

@@ -123,7 +123,7 @@ impl Proposal for Plan {
         self.events.len()
     }
 
-    fn tell(&self) -> String {
+    fn describe(&self) -> String {
         let mut lines = Vec::new();
         if let Some(oldest) = self.events.first() {
             let age = age(oldest.created_at, self.now);

@@ -330,7 +330,7 @@ impl Lane {
             let session = self.decider.attempts.session().await?;
             step("worker.look_up_suspects.before");
             let asked = pg::look_up(&mut session.connection, &consumer.name, &identities);
-            match pg::within(shared.postgres.patience(), asked).await {
+            match pg::within(shared.postgres.client_timeout(), asked).await {
                 Ok(records) => {
                     step("worker.look_up_suspects.after");
                     let now = shared.clock.now();

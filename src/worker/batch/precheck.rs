@@ -19,7 +19,7 @@ pub(crate) async fn precheck(
     if precheck.mode == PrecheckMode::Off {
         return None;
     }
-    let standing = precheck.watch.latest()?;
+    let status = precheck.watch.latest()?;
     let mut hits = vec![false; candidates.len()];
     let (sample, rest) = sample(candidates);
     for part in [sample, rest] {
@@ -28,7 +28,7 @@ pub(crate) async fn precheck(
         }
         let tag_of = |&index: &usize| {
             let one = candidates[index];
-            shared.tag_key.tag(&standing.epoch, &one.identity, one.fingerprint.as_ref())
+            shared.tag_key.tag(&status.epoch, &one.identity, one.fingerprint.as_ref())
         };
         let tags: Vec<Tag> = part.iter().map(tag_of).collect();
         step("worker.precheck.before");
@@ -39,11 +39,11 @@ pub(crate) async fn precheck(
         }
         // Nothing known in the sample: PostgreSQL finds out the few that there may be.
         if !hits.contains(&true) {
-            return Some((hits, standing.epoch.clone()));
+            return Some((hits, status.epoch.clone()));
         }
     }
-    match on_hit(precheck.mode, standing.may_lose_commits, standing.is_fresh()) {
-        HitDecision::Believe => return Some((hits, standing.epoch.clone())),
+    match on_hit(precheck.mode, status.may_lose_commits, status.is_fresh()) {
+        HitDecision::Believe => return Some((hits, status.epoch.clone())),
         HitDecision::Ignore => return None,
         HitDecision::Confirm => {}
     }
@@ -53,12 +53,12 @@ pub(crate) async fn precheck(
         Some(session) if shared.door.admits(session) => session,
         _ => slot.insert(shared.open_session().await.ok()?),
     };
-    let patience = shared.postgres.patience();
+    let client_timeout = shared.postgres.client_timeout();
     let epoch = session.cell.epoch.clone();
     let answer = async {
         let asked = pg::look_up(&mut session.connection, &shared.consumer.name, &identities);
-        let records = pg::within(patience, asked).await?;
-        pg::within(patience, pg::await_standby(&mut session.connection)).await?;
+        let records = pg::within(client_timeout, asked).await?;
+        pg::within(client_timeout, pg::await_standby(&mut session.connection)).await?;
         Ok::<_, sqlx::Error>(records)
     };
     let Ok(records) = answer.await else {

@@ -7,8 +7,9 @@ use crate::amqp::Delivery;
 use crate::extract::{Unidentified, identify};
 use crate::handler::{JsonPolicy, Run};
 use crate::message::HeaderValue;
+use crate::own_headers;
 use crate::reason::{Reason, Rejection};
-use crate::seal::{Opened, SEAL_HEADER, Unreadable};
+use crate::signing::{SignedIdentity, Unreadable};
 use crate::worker::shared::Shared;
 
 fn refuse(delivery: Box<Delivery>, rejection: Rejection, known: Known) -> Box<Refused> {
@@ -25,26 +26,26 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
         return Err(refuse(delivery, Rejection::new(Reason::BodyTooLarge, detail), Known::default()));
     }
-    let opened = match delivery.message.headers.get(SEAL_HEADER) {
+    let opened = match delivery.message.headers.get(own_headers::IDENTITY) {
         Some(HeaderValue::Text(value)) => {
-            shared.seal_key.open(value, &consumer.name, &delivery.message.body).map(Some)
+            shared.signing_keys.open(value, &consumer.name, &delivery.message.body).map(Some)
         }
         Some(_) => Err(Unreadable::Malformed),
         None => Ok(None),
     };
-    let sealed = match opened {
+    let signed = match opened {
         // A copy that we published for a later try.
-        Ok(Some(Opened { identity, user_id })) => {
+        Ok(Some(SignedIdentity { identity, user_id })) => {
             delivery.message.properties.user_id = user_id;
             identity
         }
         Ok(None) => None,
         Err(why) => {
-            let detail = format!("the signed identity (header {SEAL_HEADER}) {why}");
+            let detail = format!("the signed identity (header {}) {why}", own_headers::IDENTITY);
             return Err(refuse(delivery, Rejection::new(Reason::SignatureInvalid, detail), Known::default()));
         }
     };
-    let identity = match sealed {
+    let identity = match signed {
         Some(identity) => identity,
         None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
             Ok(identity) => identity,

@@ -43,7 +43,7 @@ impl Marks {
         }
         if !self.owed.is_empty() {
             let asked = pg::unmark(&mut session.connection, &shared.consumer.name, &self.owed);
-            pg::within(shared.postgres.patience(), asked).await.map_err(Interrupt::of_ours)?;
+            pg::within(shared.postgres.client_timeout(), asked).await.map_err(Interrupt::of_ours)?;
             self.owed.clear();
         }
         let work: Vec<&&Candidate> = work.iter().filter(|one| !self.held.contains(&one.identity)).collect();
@@ -57,7 +57,7 @@ impl Marks {
         let backend = session.backend;
         let marking =
             pg::mark(&mut session.connection, &shared.consumer.name, now, backend, lenient, &suspects);
-        let marked = match pg::within(shared.postgres.patience(), marking).await {
+        let marked = match pg::within(shared.postgres.client_timeout(), marking).await {
             Ok(marked) => marked,
             Err(error) => {
                 // The reply may be lost, so they may be counted all the same, and are taken back: a mark too few costs a killer
@@ -102,7 +102,7 @@ impl Marks {
             },
         };
         let asked = pg::unmark(&mut open.connection, &shared.consumer.name, &self.owed);
-        match pg::within(shared.postgres.patience(), asked).await {
+        match pg::within(shared.postgres.client_timeout(), asked).await {
             Ok(()) => self.owed.clear(),
             Err(error) => {
                 tracing::debug!(error = %error, "marks of redelivered messages are not taken back yet");

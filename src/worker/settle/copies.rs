@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use lapin::types::{AMQPValue, FieldTable};
 
-use crate::amqp::{Copy, Delivery, RUNG_HEADER, Topology, put, without, without_deaths};
+use crate::amqp::{Copy, Delivery, Topology, put, without, without_deaths};
 use crate::identity::Identity;
 use crate::outcome::Outcome;
+use crate::own_headers;
 use crate::reason::Rejection;
 use crate::retry::rung_name;
-use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER, SEAL_HEADER, TENANT_HEADER};
 use crate::worker::batch::candidate::Known;
 use crate::worker::shared::Shared;
 
@@ -17,13 +17,13 @@ use crate::worker::shared::Shared;
 pub(super) fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, delay: Duration) -> Copy {
     let message = &delivery.message;
     let headers = delivery.properties.headers().clone().unwrap_or_default();
-    // A dead letter that somebody has moved back by hand is none any more.
-    let mut headers = without(&without_deaths(&headers), &[LETTER_HEADER, LETTER_SEAL_HEADER]);
+    // A dead letter that somebody has moved back by hand is an ordinary message again.
+    let mut headers = without(&without_deaths(&headers), &[own_headers::LETTER, own_headers::LETTER_MARK]);
     // Without a delay it goes to the end of its own queue, by the way on which copies return.
     let exchange = match delay.is_zero() {
         true => Topology::return_exchange(&message.queue),
         false => {
-            put(&mut headers, RUNG_HEADER, &rung_name(delay));
+            put(&mut headers, own_headers::RUNG, &rung_name(delay));
             Topology::retry_exchange(&message.queue)
         }
     };
@@ -31,8 +31,8 @@ pub(super) fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, de
     if let (Some(tenant), Some(key)) = (&known.tenant, &known.key) {
         let identity =
             Identity { tenant: tenant.clone(), consumer: shared.consumer.name.clone(), key: key.clone() };
-        if let Some(seal) = shared.seal_key.seal(&identity, user_id, &message.body) {
-            put(&mut headers, SEAL_HEADER, &seal);
+        if let Some(signature) = shared.signing_keys.sign_identity(&identity, user_id, &message.body) {
+            put(&mut headers, own_headers::IDENTITY, &signature);
         }
     }
     copy(delivery, exchange, headers)
@@ -49,31 +49,38 @@ pub(super) fn dead_letter_copy(
     let message = &delivery.message;
     let headers = delivery.properties.headers().clone().unwrap_or_default();
     // What follows is our word, not a publisher's.
-    let mut headers = without(&headers, &[LETTER_HEADER, LETTER_SEAL_HEADER, TENANT_HEADER, "x-oncely-key"]);
-    put(&mut headers, "x-oncely-reason", rejection.reason.as_str());
-    put(&mut headers, "x-oncely-detail", &rejection.detail);
-    put(&mut headers, "x-oncely-consumer", shared.consumer.name.as_str());
-    put(&mut headers, "x-oncely-queue", &message.queue);
-    put(&mut headers, "x-oncely-worker", &shared.worker);
+    let mut headers = without(
+        &headers,
+        &[own_headers::LETTER, own_headers::LETTER_MARK, own_headers::TENANT, own_headers::KEY],
+    );
+    put(&mut headers, own_headers::REASON, rejection.reason.as_str());
+    put(&mut headers, own_headers::DETAIL, &rejection.detail);
+    put(&mut headers, own_headers::CONSUMER, shared.consumer.name.as_str());
+    put(&mut headers, own_headers::QUEUE, &message.queue);
+    put(&mut headers, own_headers::WORKER, &shared.worker);
     if let Some(tenant) = &known.tenant {
-        put(&mut headers, TENANT_HEADER, tenant.as_str());
+        put(&mut headers, own_headers::TENANT, tenant.as_str());
     }
     if let Some(key) = &known.key {
-        put(&mut headers, "x-oncely-key", key.as_str());
+        put(&mut headers, own_headers::KEY, key.as_str());
     }
     if let Outcome::DeadLettered { attempt, letter, .. } = outcome {
-        headers.insert("x-oncely-attempt".into(), AMQPValue::LongLongInt(i64::from(*attempt)));
+        headers.insert(own_headers::ATTEMPT.into(), AMQPValue::LongLongInt(i64::from(*attempt)));
         if let Some(letter) = letter {
             let tenant = known.tenant.as_ref().map_or("", |tenant| tenant.as_str());
-            put(&mut headers, LETTER_HEADER, &letter.to_string());
-            put(&mut headers, LETTER_SEAL_HEADER, &shared.seal_key.mark(*letter, tenant, &message.body));
+            put(&mut headers, own_headers::LETTER, &letter.to_string());
+            put(
+                &mut headers,
+                own_headers::LETTER_MARK,
+                &shared.signing_keys.mark(*letter, tenant, &message.body),
+            );
         }
     }
     if let Some(user_id) = &message.properties.user_id {
-        put(&mut headers, "x-oncely-user-id", user_id);
+        put(&mut headers, own_headers::USER_ID, user_id);
     }
     if let Some(expiration) = delivery.properties.expiration() {
-        put(&mut headers, "x-oncely-expiration", expiration.as_str());
+        put(&mut headers, own_headers::EXPIRATION, expiration.as_str());
     }
     copy(delivery, Topology::dead_letter_exchange(&message.queue), headers)
 }

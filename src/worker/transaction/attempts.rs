@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use sqlx::Connection as _;
 
-use super::beside::{audit_only, record_failure, refuse};
+use super::batch_run::BatchRun;
 use super::deadline::in_time;
 use super::interrupt::Interrupt;
-use super::plan::{BatchRun, Plan};
+use super::plan::Plan;
 use super::steps::transact;
 use super::unconfirmed::Unconfirmed;
+use super::without_handler::{audit_only, record_failure, refuse};
 use crate::amqp::{ChannelLife, Delivery};
 use crate::backoff::Backoff;
 use crate::fault::{Fault, FaultClass};
@@ -151,7 +152,7 @@ impl Attempts {
                 if let Some(session) = &mut self.session
                     && session.connection.should_flush()
                     && let Err(error) =
-                        pg::within(shared.postgres.patience(), session.connection.ping()).await
+                        pg::within(shared.postgres.client_timeout(), session.connection.ping()).await
                 {
                     self.wait_out(Interrupt::of_ours(error)).await?;
                     continue;

@@ -7,9 +7,10 @@ use futures::FutureExt as _;
 use serde_json::Value;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
+use super::batch_run::BatchRun;
 use super::deadline::{Handling, until_deadline};
 use super::interrupt::Interrupt;
-use super::plan::{BatchRun, Plan};
+use super::plan::Plan;
 use super::response::text_of;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::{Context, HandlerError, Message, Run, call_each, call_in_parts, call_together};

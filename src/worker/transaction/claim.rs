@@ -5,8 +5,8 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use sqlx::PgConnection;
 
+use super::batch_run::BatchRun;
 use super::interrupt::Interrupt;
-use super::plan::BatchRun;
 use super::unconfirmed::Unconfirmed;
 use crate::decide::{EARLY, KeyDecision, decide, wait};
 use crate::failpoint::step;

@@ -26,7 +26,7 @@ pub(crate) async fn in_time<T>(
     shared: &Shared,
     step: impl Future<Output = Result<T, Interrupt>>,
 ) -> Result<T, Interrupt> {
-    let limit = shared.postgres.patience();
+    let limit = shared.postgres.client_timeout();
     match tokio::time::timeout(limit, step).await {
         Ok(done) => done,
         Err(_) => Err(silent(limit)),
@@ -45,7 +45,7 @@ pub(crate) async fn until_deadline<T>(
     let deadline = shared.consumer.deadline;
     // A function is one statement, so the server ends it at its own limit, which may come first.
     let limit = match handling {
-        Handling::InServer => deadline.min(shared.postgres.patience()),
+        Handling::InServer => deadline.min(shared.postgres.client_timeout()),
         Handling::InProcess => deadline,
     };
     let consumer = &shared.consumer.name;

@@ -15,8 +15,8 @@ use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
 use crate::letter::{Letter, failure_group, letter_id};
 use crate::outcome::Outcome;
+use crate::own_headers;
 use crate::pg::{self, DeadLetter};
-use crate::seal::{LETTER_HEADER, LETTER_SEAL_HEADER};
 use crate::worker::batch::candidate::{Candidate, Known, text};
 use crate::worker::shared::Shared;
 
@@ -86,9 +86,9 @@ pub(crate) async fn keep_letters(
 /// The letter that a message without a name was before, by our own mark on it.
 fn came_back(shared: &Shared, delivery: &Delivery, tenant: &str) -> Option<Uuid> {
     let headers = delivery.properties.headers().as_ref();
-    let letter = Letter::parse(header(headers, LETTER_HEADER)?)?;
-    let mark = header(headers, LETTER_SEAL_HEADER)?;
-    shared.seal_key.is_mark(mark, letter, tenant, &delivery.message.body).then_some(letter.id)
+    let letter = Letter::parse(header(headers, own_headers::LETTER)?)?;
+    let mark = header(headers, own_headers::LETTER_MARK)?;
+    shared.signing_keys.is_mark(mark, letter, tenant, &delivery.message.body).then_some(letter.id)
 }
 
 fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
@@ -107,7 +107,7 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
     };
     let mut properties = delivery.properties.clone();
     if let Some(user_id) = &message.properties.user_id {
-        // A retried copy carries its original's user under seal.
+        // A retried copy carries its original's user, signed.
         properties = properties.with_user_id(user_id.as_str().into());
     }
     let stored = match delivery.properties.headers() {

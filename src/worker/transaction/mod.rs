@@ -1,7 +1,7 @@
 //! What commits: a batch's transactions, in one statement or step by step, and who answers for what fails.
 
 pub(super) mod attempts;
-mod beside;
+mod batch_run;
 mod call;
 mod claim;
 mod deadline;
@@ -16,3 +16,4 @@ mod response;
 mod steps;
 mod unconfirmed;
 mod verdict;
+mod without_handler;

@@ -1,8 +1,8 @@
 //! A small batch that nobody is expected to have seen, for a SQL function: claimed, run, recorded and committed by one statement.
 
+use super::batch_run::BatchRun;
 use super::deadline::{Handling, in_time, until_deadline};
 use super::interrupt::Interrupt;
-use super::plan::BatchRun;
 use super::record::mirror_tags;
 use crate::config::LargeResponse;
 use crate::failpoint::{step, step_with};

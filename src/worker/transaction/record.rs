@@ -3,9 +3,9 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use super::batch_run::BatchRun;
 use super::interrupt::Interrupt;
 use super::letters::{GivenUp, keep_letters};
-use super::plan::BatchRun;
 use super::replies::write_replies;
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 
+use super::batch_run::BatchRun;
 use super::call::{Results, handle};
 use super::claim::{Claim, claim};
 use super::deadline::in_time;
 use super::interrupt::Interrupt;
 use super::one_statement::commit_in_one_statement;
-use super::plan::{BatchRun, Plan};
+use super::plan::Plan;
 use super::record::record;
 use super::response::check_responses;
 use super::unconfirmed::Unconfirmed;
@@ -52,7 +53,9 @@ pub(crate) async fn transact(
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     unconfirmed.remember(run.candidates, &outcomes);
     step("worker.commit.before");
-    pg::within(run.shared.postgres.patience(), transaction.commit()).await.map_err(Interrupt::of_handler)?;
+    pg::within(run.shared.postgres.client_timeout(), transaction.commit())
+        .await
+        .map_err(Interrupt::of_handler)?;
     step("worker.commit.after");
     unconfirmed.clear();
     Ok(outcomes)

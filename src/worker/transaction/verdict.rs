@@ -1,8 +1,8 @@
 //! What becomes of each message of a batch, by what its claim and its handler said.
 
+use super::batch_run::BatchRun;
 use super::call::Results;
 use super::claim::Claim;
-use super::plan::BatchRun;
 use crate::blame::{Blame, Circumstances, blame};
 use crate::decide::{FailureDecision, after_failure};
 use crate::fault::{Fault, FaultClass};

@@ -119,7 +119,7 @@ impl Neighbours {
     }
 }
 
-/// Somebody who may create objects in `public`: functions that fit better than those of PostgreSQL, for whoever has `public` in his
+/// Somebody who may create objects in `public`: functions that fit better than those of PostgreSQL, for whoever has `public` in the
 /// `search_path`. They note who ran them.
 async fn squat(owner: &str, creator: &str) -> anyhow::Result<()> {
     let mut connection = PgConnection::connect(owner).await?;

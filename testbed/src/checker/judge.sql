@@ -171,7 +171,7 @@ create table judge.streams (
     primary key (tenant, ordering_key)
 );
 
--- Emits an event and writes it down. Our number is taken after the product's: only whoever holds the ordering key until his
+-- Emits an event and writes it down. Our number is taken after the product's: only whoever holds the ordering key until the
 -- commit gets the same place in both. $3: another routing key.
 create function judge.tell(told_by text, stream text, way text default null) returns text
 language plpgsql

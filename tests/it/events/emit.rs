@@ -81,7 +81,7 @@ async fn an_event_is_of_whom_the_call_names_or_of_whom_the_transaction_has_claim
     for call in [emit, named] {
         sqlx::query(call).execute(&mut *transaction).await.unwrap();
     }
-    // A claim that is taken back is none.
+    // A claim that is rolled back never happened.
     let mut inner = transaction.begin().await.unwrap();
     sqlx::query(claim).bind("two").execute(&mut *inner).await.unwrap();
     inner.rollback().await.unwrap();

@@ -47,7 +47,9 @@ async fn of_many_connections_that_claim_one_key_one_is_granted_and_the_others_ge
             let (sql, number, claimed) = task.await.unwrap();
             clients.push(sql);
             match claimed.outcome.as_str() {
-                "granted" => assert_eq!(claimed.attempt, 1, "{number}: a claim that was rolled back is none"),
+                "granted" => {
+                    assert_eq!(claimed.attempt, 1, "{number}: a claim that was rolled back never happened")
+                }
                 "duplicate" => duplicates.push(claimed.response.unwrap()),
                 other => panic!("{number}: {other}"),
             }

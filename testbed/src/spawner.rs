@@ -12,8 +12,8 @@ type Job = (Command, Sender<io::Result<Child>>);
 
 /// Starts `command` so that it is killed when this process ends, however it ends.
 pub(crate) fn spawn(command: Command) -> io::Result<Child> {
-    static KEEPER: OnceLock<Sender<Job>> = OnceLock::new();
-    let keeper = KEEPER.get_or_init(|| {
+    static SPAWNER: OnceLock<Sender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
         let (sender, jobs) = mpsc::channel::<Job>();
         std::thread::spawn(move || {
             for (mut command, reply) in jobs {
@@ -24,8 +24,8 @@ pub(crate) fn spawn(command: Command) -> io::Result<Child> {
         sender
     });
     let (reply, answer) = mpsc::channel();
-    keeper.send((command, reply)).map_err(|_| io::Error::other("the keeper thread has ended"))?;
-    answer.recv().map_err(|_| io::Error::other("the keeper thread has ended"))?
+    spawner.send((command, reply)).map_err(|_| io::Error::other("the spawner thread has ended"))?;
+    answer.recv().map_err(|_| io::Error::other("the spawner thread has ended"))?
 }
 
 /// A command for `program` that dies with this process, where `setpriv` (util-linux) is at hand.

@@ -1,4 +1,4 @@
-//! Takes messages from a queue one by one, each to be settled before the taker goes.
+//! Takes messages from a queue one by one, each to be settled before the reader goes.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::config::RabbitSettings;
 
 /// A message that is held until it is acknowledged.
 #[derive(Clone, Debug)]
-pub(crate) struct Taken {
+pub(crate) struct QueuedMessage {
     pub(crate) tag: u64,
     pub(crate) routing_key: String,
     pub(crate) properties: BasicProperties,
@@ -22,14 +22,14 @@ pub(crate) struct Taken {
 
 /// Takes messages. By `basic.get`, not by a subscription: a subscription is sent more than it deals with, and what goes
 /// back to a quorum queue has one delivery less to live. On a connection that never publishes.
-pub(crate) struct Taker {
+pub(crate) struct QueueReader {
     connection: Connection,
     channel: Channel,
     queue: String,
     limit: Duration,
 }
 
-impl Taker {
+impl QueueReader {
     /// Opens a connection; also says how many messages are ready.
     pub(crate) async fn open(
         settings: &RabbitSettings,
@@ -46,13 +46,15 @@ impl Taker {
     }
 
     /// The next message, or `None` where none is ready.
-    pub(crate) async fn take(&self) -> Result<Option<Taken>, AmqpError> {
+    pub(crate) async fn take(&self) -> Result<Option<QueuedMessage>, AmqpError> {
         let asked = self.channel.basic_get(self.queue.as_str().into(), BasicGetOptions::default());
-        Ok(answer("basic.get", self.limit, asked).await?.map(|BasicGetMessage { delivery, .. }| Taken {
-            tag: delivery.delivery_tag,
-            routing_key: delivery.routing_key.to_string(),
-            properties: delivery.properties,
-            body: delivery.data.into(),
+        Ok(answer("basic.get", self.limit, asked).await?.map(|BasicGetMessage { delivery, .. }| {
+            QueuedMessage {
+                tag: delivery.delivery_tag,
+                routing_key: delivery.routing_key.to_string(),
+                properties: delivery.properties,
+                body: delivery.data.into(),
+            }
         }))
     }
 

@@ -9,7 +9,7 @@ use crate::pg::{self, Mirrored, Session};
 
 /// What one batch did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct DrainReport {
+pub(crate) struct MirrorReport {
     /// Records taken and deleted.
     pub(crate) records: usize,
     /// Tags written to the mirror.
@@ -20,7 +20,7 @@ pub(crate) struct DrainReport {
 
 /// Why a batch stays in the mirror queue.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DrainError {
+pub(crate) enum MirrorBatchError {
     #[error("PostgreSQL: {0}")]
     Postgres(#[from] sqlx::Error),
     #[error("{0}")]
@@ -32,12 +32,12 @@ pub(crate) enum DrainError {
 /// Takes a batch, writes it to the mirror, deletes it. The rows stay locked meanwhile, so that two relays share the work; a
 /// death between the write and the COMMIT writes the same tags again, which changes nothing. Without a mirror the records
 /// are only deleted: kept, they would hold back the garbage collection for ever.
-pub(crate) async fn drain(
+pub(crate) async fn mirror_batch(
     session: &mut Session,
     witness: Option<&mut PgConnection>,
     mirror: Option<(&Mirror, &TagKey)>,
     limit: u32,
-) -> Result<DrainReport, DrainError> {
+) -> Result<MirrorReport, MirrorBatchError> {
     let now = session.clock.now();
     // Of this very session, so of the history on which a record was read.
     let epoch = session.cell.epoch.clone();
@@ -47,7 +47,7 @@ pub(crate) async fn drain(
     step("relay.take.after");
     if records.is_empty() {
         transaction.rollback().await?;
-        return Ok(DrainReport::default());
+        return Ok(MirrorReport::default());
     }
     let mut written = 0;
     if let Some((mirror, tag_key)) = mirror {
@@ -83,12 +83,12 @@ pub(crate) async fn drain(
     let deleted = pg::delete_mirrored(&mut transaction, &records).await?;
     step("relay.delete.after");
     if usize::try_from(deleted) != Ok(records.len()) {
-        return Err(DrainError::Deleted { deleted, taken: records.len() });
+        return Err(MirrorBatchError::Deleted { deleted, taken: records.len() });
     }
     step("relay.commit.before");
     transaction.commit().await?;
     step("relay.commit.after");
-    Ok(DrainReport {
+    Ok(MirrorReport {
         records: records.len(),
         tags: written,
         oldest: records.iter().map(|record| record.created_at).min(),

@@ -10,31 +10,19 @@ use sha2::{Digest as _, Sha256};
 use crate::identity::{Identity, IdentityPart};
 use crate::letter::Letter;
 
-/// Header of a signed identity.
-pub(crate) const SEAL_HEADER: &str = "x-oncely-identity";
-
-/// Header that names a dead letter's row: `<id>/<generation>`.
-pub(crate) const LETTER_HEADER: &str = "x-oncely-dead-letter";
-
-/// Header that shows that the worker wrote [`LETTER_HEADER`] and [`TENANT_HEADER`] on this very body.
-pub(crate) const LETTER_SEAL_HEADER: &str = "x-oncely-dead-letter-mark";
-
-/// Header of a dead letter's tenant; not there where it is not known.
-pub(crate) const TENANT_HEADER: &str = "x-oncely-tenant";
-
 /// How what we write is laid out. A program that meets another number says so, and guesses nothing.
 const VERSION: &str = "1";
 
 /// The keys of signed identities and letter marks: one signs, all are known, so that one can be replaced while copies that it signed
 /// are on their way.
 #[derive(Clone)]
-pub(crate) struct SealKey {
-    signing: OneKey,
-    known: Vec<OneKey>,
+pub(crate) struct SigningKeys {
+    signing: SigningKey,
+    known: Vec<SigningKey>,
 }
 
 #[derive(Clone)]
-struct OneKey {
+struct SigningKey {
     /// Says which key it was, and nothing of the key.
     id: String,
     retry: [u8; 32],
@@ -55,7 +43,7 @@ pub(crate) enum Unreadable {
 }
 
 #[derive(Deserialize, Serialize)]
-struct Sealed {
+struct Content {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,13 +53,13 @@ struct Sealed {
 
 /// What a signed identity holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Opened {
+pub(crate) struct SignedIdentity {
     /// `None` where it was not known; the message is asked again.
     pub(crate) identity: Option<Identity>,
     pub(crate) user_id: Option<String>,
 }
 
-impl OneKey {
+impl SigningKey {
     fn derive(secret: &[u8]) -> Self {
         let [a, b, c, d, ..] = blake3::derive_key("oncely 2026-11-22 signing key id v1", secret);
         Self {
@@ -95,7 +83,7 @@ impl OneKey {
     }
 }
 
-impl SealKey {
+impl SigningKeys {
     /// The key that a configuration has for signing, those that are known besides, and the cell's own secret: it signs where there is
     /// no other, and is always known.
     pub(crate) fn derive<'a>(
@@ -104,12 +92,12 @@ impl SealKey {
         secret: &'a [u8],
     ) -> Self {
         Self {
-            signing: OneKey::derive(signing.unwrap_or(secret)),
-            known: known.into_iter().chain([secret]).map(OneKey::derive).collect(),
+            signing: SigningKey::derive(signing.unwrap_or(secret)),
+            known: known.into_iter().chain([secret]).map(SigningKey::derive).collect(),
         }
     }
 
-    fn named(&self, id: &str) -> Result<&OneKey, Unreadable> {
+    fn named(&self, id: &str) -> Result<&SigningKey, Unreadable> {
         let mut keys = std::iter::once(&self.signing).chain(&self.known);
         keys.find(|key| key.id == id).ok_or_else(|| {
             match id.len() == 8 && id.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -120,22 +108,27 @@ impl SealKey {
     }
 
     /// The header's value for a copy of a message with this body.
-    pub(crate) fn seal(&self, identity: &Identity, user_id: Option<&str>, body: &[u8]) -> Option<String> {
-        let sealed = Sealed {
+    pub(crate) fn sign_identity(
+        &self,
+        identity: &Identity,
+        user_id: Option<&str>,
+        body: &[u8],
+    ) -> Option<String> {
+        let signed = Content {
             tenant: Some(identity.tenant.as_str().to_owned()),
             key: Some(identity.key.as_str().to_owned()),
             user_id: user_id.map(str::to_owned),
         };
-        self.close(&sealed, &identity.consumer, body)
+        self.write(&signed, &identity.consumer, body)
     }
 
     /// The same for a message whose identity is not known: its user id alone.
-    pub(crate) fn seal_user(&self, consumer: &IdentityPart, user_id: &str, body: &[u8]) -> Option<String> {
-        self.close(&Sealed { tenant: None, key: None, user_id: Some(user_id.to_owned()) }, consumer, body)
+    pub(crate) fn sign_user(&self, consumer: &IdentityPart, user_id: &str, body: &[u8]) -> Option<String> {
+        self.write(&Content { tenant: None, key: None, user_id: Some(user_id.to_owned()) }, consumer, body)
     }
 
-    fn close(&self, sealed: &Sealed, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
-        let content = serde_json::to_string(sealed).ok()?;
+    fn write(&self, signed: &Content, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
+        let content = serde_json::to_string(signed).ok()?;
         Some(format!("{}.{content}", self.signing.sign(consumer, body, &content)))
     }
 
@@ -148,7 +141,7 @@ impl SealKey {
         value: &[u8],
         consumer: &IdentityPart,
         body: &[u8],
-    ) -> Result<Opened, Unreadable> {
+    ) -> Result<SignedIdentity, Unreadable> {
         let text = std::str::from_utf8(value).map_err(|_| Unreadable::Malformed)?;
         let mut parts = text.splitn(4, '.');
         let mut part = || parts.next().ok_or(Unreadable::Malformed);
@@ -163,18 +156,18 @@ impl SealKey {
         {
             return Err(Unreadable::Mismatch);
         }
-        let sealed: Sealed = serde_json::from_str(content).map_err(|_| Unreadable::Malformed)?;
+        let signed: Content = serde_json::from_str(content).map_err(|_| Unreadable::Malformed)?;
         let read = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| Unreadable::Malformed);
-        let identity = match (sealed.tenant, sealed.key) {
+        let identity = match (signed.tenant, signed.key) {
             (Some(tenant), Some(key)) => {
                 Some(Identity { tenant: read(&tenant)?, consumer: consumer.clone(), key: read(&key)? })
             }
             _ => None,
         };
-        Ok(Opened { identity, user_id: sealed.user_id })
+        Ok(SignedIdentity { identity, user_id: signed.user_id })
     }
 
-    /// Marks a dead letter, so that no publisher can have a sweep take a message of his for another one.
+    /// Marks a dead letter, so that no publisher can have a sweep take one message for another.
     pub(crate) fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
         format!("{VERSION}.{}.{}", self.signing.id, self.signing.mark(letter, tenant, body).to_hex())
     }
@@ -211,21 +204,21 @@ mod tests {
     }
 
     #[test]
-    fn only_our_seal_on_this_body_for_this_consumer_opens() {
-        let key = SealKey::derive(None, [], b"secret");
+    fn only_our_signature_on_this_body_for_this_consumer_opens() {
+        let key = SigningKeys::derive(None, [], b"secret");
         let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k\u{1}\"") };
-        let value = key.seal(&identity, Some("shop"), b"body").unwrap();
-        let open = |key: &SealKey, value: &str, consumer: &str, body: &[u8]| {
+        let value = key.sign_identity(&identity, Some("shop"), b"body").unwrap();
+        let open = |key: &SigningKeys, value: &str, consumer: &str, body: &[u8]| {
             key.open(value.as_bytes(), &part(consumer), body)
         };
         assert_eq!(
             open(&key, &value, "payments", b"body"),
-            Ok(Opened { identity: Some(identity), user_id: Some("shop".into()) })
+            Ok(SignedIdentity { identity: Some(identity), user_id: Some("shop".into()) })
         );
         assert_eq!(open(&key, &value, "ledger", b"body"), Err(Unreadable::Mismatch));
         assert_eq!(open(&key, &value, "payments", b"other"), Err(Unreadable::Mismatch));
         assert_eq!(
-            open(&SealKey::derive(None, [], b"other"), &value, "payments", b"body"),
+            open(&SigningKeys::derive(None, [], b"other"), &value, "payments", b"body"),
             Err(Unreadable::Key(key.signing.id.clone()))
         );
         assert_eq!(
@@ -244,14 +237,14 @@ mod tests {
         let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("k") };
         let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
         let opens =
-            |key: &SealKey, value: &str| key.open(value.as_bytes(), &identity.consumer, b"body").is_ok();
-        let before = SealKey::derive(None, [], b"secret");
+            |key: &SigningKeys, value: &str| key.open(value.as_bytes(), &identity.consumer, b"body").is_ok();
+        let before = SigningKeys::derive(None, [], b"secret");
         let (old, old_mark) =
-            (before.seal(&identity, None, b"body").unwrap(), before.mark(letter, "acme", b"body"));
+            (before.sign_identity(&identity, None, b"body").unwrap(), before.mark(letter, "acme", b"body"));
         // Known everywhere first, then signed with.
-        let known = SealKey::derive(None, [&b"new key"[..]], b"secret");
-        let after = SealKey::derive(Some(b"new key"), [], b"secret");
-        let new = after.seal(&identity, None, b"body").unwrap();
+        let known = SigningKeys::derive(None, [&b"new key"[..]], b"secret");
+        let after = SigningKeys::derive(Some(b"new key"), [], b"secret");
+        let new = after.sign_identity(&identity, None, b"body").unwrap();
         assert_ne!(old, new);
         for key in [&known, &after] {
             assert!(opens(key, &old) && opens(key, &new));
@@ -259,22 +252,22 @@ mod tests {
             assert!(key.is_mark(&after.mark(letter, "acme", b"body"), letter, "acme", b"body"));
         }
         assert!(!opens(&before, &new), "who does not have the key says so");
-        let third = SealKey::derive(Some(b"newer key"), [&b"new key"[..]], b"secret");
+        let third = SigningKeys::derive(Some(b"newer key"), [&b"new key"[..]], b"secret");
         assert!(opens(&third, &new) && opens(&third, &old));
     }
 
     #[test]
-    fn a_user_is_sealed_where_the_identity_is_not_known() {
-        let key = SealKey::derive(None, [], b"secret");
-        let value = key.seal_user(&part("payments"), "shop", b"body").unwrap();
-        let opened = Opened { identity: None, user_id: Some("shop".into()) };
+    fn a_user_is_signed_where_the_identity_is_not_known() {
+        let key = SigningKeys::derive(None, [], b"secret");
+        let value = key.sign_user(&part("payments"), "shop", b"body").unwrap();
+        let opened = SignedIdentity { identity: None, user_id: Some("shop".into()) };
         assert_eq!(key.open(value.as_bytes(), &part("payments"), b"body"), Ok(opened));
         assert_eq!(key.open(value.as_bytes(), &part("ledger"), b"body"), Err(Unreadable::Mismatch));
     }
 
     #[test]
     fn a_dead_letters_mark_fits_its_letter_tenant_and_body_only() {
-        let key = SealKey::derive(None, [], b"secret");
+        let key = SigningKeys::derive(None, [], b"secret");
         let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
         let next = Letter { generation: 2, ..letter };
         let mark = key.mark(letter, "acme", b"body");
@@ -282,35 +275,35 @@ mod tests {
         assert!(!key.is_mark(&mark, next, "acme", b"body"));
         assert!(!key.is_mark(&mark, letter, "globex", b"body"));
         assert!(!key.is_mark(&mark, letter, "acme", b"other"));
-        assert!(!SealKey::derive(None, [], b"other").is_mark(&mark, letter, "acme", b"body"));
+        assert!(!SigningKeys::derive(None, [], b"other").is_mark(&mark, letter, "acme", b"body"));
         assert!(!key.is_mark("", letter, "acme", b"body"));
     }
 
     proptest! {
         #[test]
-        fn what_is_sealed_is_found_and_no_bit_of_it_can_be_changed(
+        fn what_is_signed_is_found_and_no_bit_of_it_can_be_changed(
             tenant in "[^\u{0}]{1,60}",
             key in "[^\u{0}]{1,60}",
             user in prop::option::of(".{0,20}"),
             body in prop::collection::vec(any::<u8>(), 0..50),
             flip in any::<prop::sample::Index>(),
         ) {
-            let seal_key = SealKey::derive(None, [], b"secret");
+            let signing_keys = SigningKeys::derive(None, [], b"secret");
             let identity = Identity { tenant: part(&tenant), consumer: part("payments"), key: part(&key) };
-            let sealed = seal_key.seal(&identity, user.as_deref(), &body).unwrap();
-            let opened = seal_key.open(sealed.as_bytes(), &identity.consumer, &body);
-            prop_assert_eq!(opened, Ok(Opened { identity: Some(identity.clone()), user_id: user }));
-            let mut forged = sealed.into_bytes();
+            let signed = signing_keys.sign_identity(&identity, user.as_deref(), &body).unwrap();
+            let opened = signing_keys.open(signed.as_bytes(), &identity.consumer, &body);
+            prop_assert_eq!(opened, Ok(SignedIdentity { identity: Some(identity.clone()), user_id: user }));
+            let mut forged = signed.into_bytes();
             let bit = flip.index(forged.len() * 8);
             forged[bit / 8] ^= 1 << (bit % 8);
-            // The other case of a hexadecimal digit is the same seal.
-            let opened = seal_key.open(&forged, &identity.consumer, &body);
+            // The other case of a hexadecimal digit is the same MAC.
+            let opened = signing_keys.open(&forged, &identity.consumer, &body);
             let in_mac = (11..75).contains(&(bit / 8));
             let same_digit = bit % 8 == 5 && in_mac && forged[bit / 8].is_ascii_uppercase();
             prop_assert_eq!(opened.is_ok(), same_digit);
             let mut body = body;
             body.push(0);
-            prop_assert!(seal_key.open(&forged, &identity.consumer, &body).is_err());
+            prop_assert!(signing_keys.open(&forged, &identity.consumer, &body).is_err());
         }
     }
 }

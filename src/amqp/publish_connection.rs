@@ -43,7 +43,7 @@ impl<'a> Outgoing<'a> {
 
 /// What became of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum PublishResult {
     /// Confirmed, and taken by a queue.
     Arrived,
     /// No queue took it.
@@ -69,7 +69,7 @@ const CHANNELS: usize = 64;
 
 /// A connection for publishing, used by one task at a time. A channel serves one exchange, so that an exchange that is missing
 /// closes no other's channel; it is used again once all its confirms are settled.
-pub(crate) struct Outlet {
+pub(crate) struct PublishConnection {
     settings: RabbitSettings,
     connection: Connection,
     channels: Mutex<HashMap<String, Channel>>,
@@ -78,14 +78,14 @@ pub(crate) struct Outlet {
 /// What one channel said.
 enum Said {
     /// Of each message.
-    All(Vec<Fate>),
+    All(Vec<PublishResult>),
     /// The channel was closed; of some messages nothing is known.
-    Closed { known: Vec<Option<Fate>>, code: u16, text: String },
+    Closed { known: Vec<Option<PublishResult>>, code: u16, text: String },
     /// The connection failed or was silent; of some messages nothing is known.
-    Away { known: Vec<Option<Fate>>, error: AmqpError },
+    Away { known: Vec<Option<PublishResult>>, error: AmqpError },
 }
 
-impl Outlet {
+impl PublishConnection {
     /// Opens a connection.
     pub(crate) async fn open(settings: &RabbitSettings, purpose: &str) -> Result<Self, AmqpError> {
         let connection = connect(settings, purpose).await?;
@@ -117,10 +117,13 @@ impl Outlet {
 
     /// Publishes messages whose order among each other does not matter. What is said of one has nothing to do with the others:
     /// where a channel is closed over a message, the rest is published again without it. With an error of the connection,
-    /// nothing is known of the messages without a fate: they may have arrived or not.
-    pub(crate) async fn publish(&self, messages: &[Outgoing<'_>]) -> (Vec<Option<Fate>>, Option<AmqpError>) {
+    /// nothing is known of the messages without a result: they may have arrived or not.
+    pub(crate) async fn publish(
+        &self,
+        messages: &[Outgoing<'_>],
+    ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
         let mut by_exchange: HashMap<&str, Vec<usize>> = HashMap::new();
-        let mut fates = vec![None; messages.len()];
+        let mut results = vec![None; messages.len()];
         let room = match usize::try_from(self.frame_max()) {
             // No limit.
             Ok(0) | Err(_) => usize::MAX,
@@ -128,7 +131,9 @@ impl Outlet {
         };
         for (index, message) in messages.iter().enumerate() {
             match message.properties.headers() {
-                Some(headers) if table_size(headers) > room => fates[index] = Some(Fate::HeadersTooLarge),
+                Some(headers) if table_size(headers) > room => {
+                    results[index] = Some(PublishResult::HeadersTooLarge)
+                }
                 _ => by_exchange.entry(message.exchange).or_default().push(index),
             }
         }
@@ -141,8 +146,8 @@ impl Outlet {
             }
             let said = join_all(going).await;
             for ((_, indexes), (known, error)) in some.iter().zip(said) {
-                for (&index, fate) in indexes.iter().zip(known) {
-                    fates[index] = fate;
+                for (&index, result) in indexes.iter().zip(known) {
+                    results[index] = result;
                 }
                 failed = failed.or(error);
             }
@@ -150,17 +155,17 @@ impl Outlet {
                 break;
             }
         }
-        (fates, failed)
+        (results, failed)
     }
 
-    /// Publishes messages to one exchange; the fates in the order of `indexes`.
+    /// Publishes messages to one exchange; the results in the order of `indexes`.
     async fn publish_to(
         &self,
         exchange: &str,
         messages: &[Outgoing<'_>],
         indexes: &[usize],
-    ) -> (Vec<Option<Fate>>, Option<AmqpError>) {
-        let mut fates = vec![None; indexes.len()];
+    ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
+        let mut results = vec![None; indexes.len()];
         // Positions in `indexes`.
         let mut open: Vec<Vec<usize>> = vec![(0..indexes.len()).collect()];
         while let Some(set) = open.pop() {
@@ -169,17 +174,17 @@ impl Outlet {
                 Said::All(all) => (all.into_iter().map(Some).collect(), None),
                 Said::Closed { known, code, text } => (known, Some((code, text))),
                 Said::Away { known, error } => {
-                    for (&at, fate) in set.iter().zip(known) {
-                        fates[at] = fate;
+                    for (&at, result) in set.iter().zip(known) {
+                        results[at] = result;
                     }
-                    return (fates, Some(error));
+                    return (results, Some(error));
                 }
             };
-            for (&at, fate) in set.iter().zip(known) {
-                fates[at] = fate;
+            for (&at, result) in set.iter().zip(known) {
+                results[at] = result;
             }
             let Some((code, text)) = closed else { continue };
-            let left: Vec<usize> = set.into_iter().filter(|&at| fates[at].is_none()).collect();
+            let left: Vec<usize> = set.into_iter().filter(|&at| results[at].is_none()).collect();
             let routing_key = |at: usize| messages[indexes[at]].routing_key;
             // A missing exchange is missing for all; the right to write may depend on the routing key; everything else is a
             // matter of one message.
@@ -190,7 +195,7 @@ impl Outlet {
             };
             if all_alike {
                 for at in left {
-                    fates[at] = Some(Fate::Closed(code, text.clone()));
+                    results[at] = Some(PublishResult::Closed(code, text.clone()));
                 }
             } else if code == 403 {
                 let mut by_key: HashMap<&str, Vec<usize>> = HashMap::new();
@@ -203,7 +208,7 @@ impl Outlet {
                 open.extend([second.to_vec(), first.to_vec()]);
             }
         }
-        (fates, None)
+        (results, None)
     }
 
     /// Publishes messages on one channel and settles all confirms; only then looks which were returned, by their names: lapin
@@ -263,14 +268,14 @@ impl Outlet {
         }
         settled.resize(messages.len(), None);
         let known = messages.iter().zip(settled).map(|(message, settled)| match settled {
-            _ if returned.contains(&message.name) => Some(Fate::Unroutable),
-            Some((false, _)) => Some(Fate::Refused),
+            _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
+            Some((false, _)) => Some(PublishResult::Refused),
             // A return comes before its confirm, and each confirm takes the oldest return that waits. With none left, this
             // message's own would have been seen; with another's, its own may be lost behind a failure.
-            Some((true, carried)) if failed.is_none() || !carried => Some(Fate::Arrived),
+            Some((true, carried)) if failed.is_none() || !carried => Some(PublishResult::Arrived),
             _ => None,
         });
-        let known: Vec<Option<Fate>> = known.collect();
+        let known: Vec<Option<PublishResult>> = known.collect();
         let Some(error) = failed else {
             return Said::All(known.into_iter().flatten().collect());
         };
