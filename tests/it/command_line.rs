@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::support::{World, message};
 
-fn stdout(output: &std::process::Output) -> String {
+pub(crate) fn stdout(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -96,7 +96,7 @@ async fn topology_is_applied_twice_without_harm_and_a_foreign_queue_is_left_alon
 }
 
 /// A world with a completed, a conflicting, a failed and a listed duplicate message.
-async fn lived_in() -> World {
+pub(crate) async fn lived_in() -> World {
     let mut world = World::new().await;
     world.with_redis(&world.urls.redis.clone(), "");
     world.configure("[audit]\nduplicates = true");
@@ -106,10 +106,13 @@ async fn lived_in() -> World {
     world.publish("payments", message("acme", "order-1"), r#"{"amount": 1}"#).await;
     world.wait_for("select count(*) from app.effects", 1).await;
     world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
-    world.publish("payments", message("acme", "order-1"), r#"{"amount": 1}"#).await;
-    world.publish("payments", message("acme", "order-1"), r#"{"amount": 2}"#).await;
-    world.publish("payments", message("globex", "order-1"), r#"{"do": "reject"}"#).await;
-    world.wait_for("select count(*) from oncely.audit", 4).await;
+    // One after the other, so that they are always listed in this order.
+    let others =
+        [("acme", r#"{"amount": 1}"#), ("acme", r#"{"amount": 2}"#), ("globex", r#"{"do": "reject"}"#)];
+    for (decided, (tenant, payload)) in (2..).zip(others) {
+        world.publish("payments", message(tenant, "order-1"), payload).await;
+        world.wait_for("select count(*) from oncely.audit", decided).await;
+    }
     world.stop(worker).await;
     world.stop(relay).await;
     world

@@ -32,6 +32,7 @@ mod one_statement;
 mod outages;
 mod packaging;
 mod pooler;
+mod printed;
 mod queues;
 mod refusals;
 mod retention;
