@@ -195,6 +195,8 @@ begin
                     -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
                     -- finds one row.
                     and i.completed_at is null
+                    -- Whoever held the row meanwhile may have failed: the wait is read again.
+                    and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
                 returning i.attempts into attempt;
                 if found then
                     outcome := 'granted';

@@ -87,7 +87,8 @@ fn holds_nul(value: &Value) -> bool {
     }
 }
 
-fn sources() -> [Source; 7] {
+/// One of each kind.
+fn sources() -> [Source; 8] {
     [
         Source::Property(Property::MessageId),
         Source::Property(Property::UserId),
@@ -96,6 +97,7 @@ fn sources() -> [Source; 7] {
         Source::JsonPointer("/a~1b/0".to_owned()),
         Source::BodyHash,
         Source::Queue,
+        Source::Fixed("acme".to_owned()),
     ]
 }
 

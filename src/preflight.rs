@@ -33,8 +33,9 @@ impl Preflight {
             Ok(secret) => Some(secret),
             Err(error) => {
                 let server = masked(&config.postgres.url);
-                let what =
-                    format!("{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay)");
+                let what = format!(
+                    "{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay, oncely_operator)"
+                );
                 unexpected(self, &what, error);
                 None
             }

@@ -9,8 +9,8 @@ pub struct Settlement {
     outstanding: VecDeque<(u64, bool)>,
     /// Settled ones in `outstanding`: held back behind an unsettled one.
     held: usize,
-    /// From this many held ones on they are acknowledged one by one.
-    hold_at_most: usize,
+    /// What the broker delivers without acknowledgement.
+    prefetch: usize,
 }
 
 /// An acknowledgement to send.
@@ -23,11 +23,10 @@ pub enum Ack {
 }
 
 impl Settlement {
-    /// `prefetch` is what the broker delivers without acknowledgement: half of it may be held back before single
-    /// acknowledgements are worth their price (one costs the broker as much as two deliveries).
+    /// `prefetch` is what the broker delivers without acknowledgement.
     #[must_use]
     pub fn new(prefetch: u16) -> Self {
-        Self { outstanding: VecDeque::new(), held: 0, hold_at_most: usize::from(prefetch / 2).max(1) }
+        Self { outstanding: VecDeque::new(), held: 0, prefetch: usize::from(prefetch) }
     }
 
     /// A delivery has come. Tags of a channel only grow.
@@ -59,10 +58,20 @@ impl Settlement {
             last = Some(tag);
         }
         acks.extend(last.map(Ack::UpTo));
-        if self.held >= self.hold_at_most {
+        // Single acknowledgements are dear (one costs the broker as much as two deliveries); half of its deliveries held back is dearer.
+        if self.held >= (self.prefetch / 2).max(1) {
             acks.extend(self.release());
         }
         acks
+    }
+
+    /// For a consumer that has nothing more to do: acknowledgements for all that is held back, where the broker delivers nothing
+    /// before it gets one.
+    pub fn release_where_full(&mut self) -> Vec<Ack> {
+        match self.outstanding.len() >= self.prefetch {
+            true => self.release(),
+            false => Vec::new(),
+        }
     }
 
     /// Acknowledgements for all that is held back.
@@ -110,6 +119,17 @@ mod tests {
         assert_eq!(s.settle([2, 4]), []);
         assert_eq!(s.settle([5]), [Ack::One(2), Ack::One(4), Ack::One(5)]);
         assert_eq!(s.settle([1, 3]), [Ack::UpTo(3)]);
+    }
+
+    #[test]
+    fn a_full_prefetch_is_released_where_nobody_has_anything_more_to_do() {
+        let mut s = settlement(10, 9);
+        assert_eq!(s.settle([7, 8, 9]), []);
+        assert_eq!(s.release_where_full(), [], "the broker may deliver one more");
+        s.delivered(10);
+        assert_eq!(s.settle([10]), []);
+        assert_eq!(s.release_where_full(), [Ack::One(7), Ack::One(8), Ack::One(9), Ack::One(10)]);
+        assert_eq!(s.unacknowledged(), 6);
     }
 
     #[test]

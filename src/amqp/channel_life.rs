@@ -82,6 +82,13 @@ impl ChannelLife {
         self.send(acks).await
     }
 
+    /// The same where the broker delivers nothing before it gets one: for a lane that has nothing more to do.
+    pub(crate) async fn release_where_full(&self) -> Result<(), AmqpError> {
+        let _turn = self.sending.lock().await;
+        let acks = self.lock().release_where_full();
+        self.send(acks).await
+    }
+
     async fn send(&self, acks: Vec<Ack>) -> Result<(), AmqpError> {
         for ack in acks {
             if self.is_over() {

@@ -126,9 +126,12 @@ impl Topology {
         // A message that the broker gives up itself (delivery limit, length, TTL) must land where ours do.
         let mut work = self.queue_arguments(&Self::dead_letter_exchange(queue));
         let mut dead = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
-        if self.queue_type == QueueType::Quorum {
-            work.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
-            dead.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(LOOKS_LIMIT));
+        match self.queue_type {
+            QueueType::Quorum => {
+                work.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERY_LIMIT));
+                dead.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(LOOKS_LIMIT));
+            }
+            QueueType::Classic => {}
         }
         for (name, value) in &self.arguments {
             let value = match value {
@@ -201,9 +204,12 @@ impl Topology {
             ("x-queue-type", text(self.queue_type.as_str())),
             ("x-dead-letter-exchange", text(dead_letter_exchange)),
         ]);
-        if self.queue_type == QueueType::Quorum {
-            table.insert("x-dead-letter-strategy".into(), text("at-least-once"));
-            table.insert("x-overflow".into(), text("reject-publish"));
+        match self.queue_type {
+            QueueType::Quorum => {
+                table.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+                table.insert("x-overflow".into(), text("reject-publish"));
+            }
+            QueueType::Classic => {}
         }
         table
     }

@@ -2,7 +2,7 @@
 //!
 //! Data goes to stdout, everything else to stderr. `--json` prints one object with its schema's name and version; fields
 //! are only added. Exit codes: 0 done or yes, 1 no, 2 wrong usage, 3 a server does not answer, 4 refused
-//! (nobody agreed to it), 78 refused configuration.
+//! (nobody agreed to it), 5 danger (`status`), 78 refused configuration.
 
 mod audit;
 mod audit_verify;
@@ -84,20 +84,20 @@ enum Verb {
 /// Whatever kept it from being done; [`crate::exit::code`] says what that means for the exit code.
 pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { config, utc, verb } = arguments;
-    let clock = output::Times { utc };
+    let times = output::Times { utc };
     match verb {
         Verb::Migrate(arguments) => migrate::run(&config, arguments).await,
         Verb::Check(arguments) => check::run(&config, arguments).await,
         Verb::Topology(arguments) => topology::run(&config, arguments).await,
-        Verb::Status(arguments) => status::run(&config, arguments, clock).await,
-        Verb::Audit(arguments) => audit::run(&config, arguments, clock).await,
-        Verb::Failed(arguments) => failed::run(&config, arguments, clock).await,
-        Verb::Outbox(arguments) => outbox::run(&config, arguments, clock).await,
-        Verb::Explain(arguments) => explain::run(&config, arguments, clock).await,
+        Verb::Status(arguments) => status::run(&config, arguments, times).await,
+        Verb::Audit(arguments) => audit::run(&config, arguments, times).await,
+        Verb::Failed(arguments) => failed::run(&config, arguments, times).await,
+        Verb::Outbox(arguments) => outbox::run(&config, arguments, times).await,
+        Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
-        Verb::Grant(arguments) => grant::run(&config, arguments, clock).await,
-        Verb::Retention(arguments) => retention::run(&config, arguments, clock).await,
-        Verb::Gc(arguments) => gc::run(&config, arguments, clock).await,
+        Verb::Grant(arguments) => grant::run(&config, arguments, times).await,
+        Verb::Retention(arguments) => retention::run(&config, arguments, times).await,
+        Verb::Gc(arguments) => gc::run(&config, arguments, times).await,
     }
 }
 

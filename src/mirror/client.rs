@@ -11,7 +11,7 @@ use secrecy::ExposeSecret as _;
 use super::Breaker;
 use super::layout::Layout;
 use super::tag::{Tag, TagKey};
-use crate::config::MirrorSettings;
+use crate::config::{MirrorSettings, Problems};
 
 /// Why the mirror gave no answer. Never a reason to fail a message.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +59,15 @@ impl Mirror {
             layout: Layout::new(settings.ttl, settings.buckets),
             budget: settings.budget,
             state: Arc::default(),
+        })
+    }
+
+    /// The same for a process that starts: one that can't use what its configuration names says so, and ends.
+    pub(crate) fn open(settings: &MirrorSettings) -> Result<Self, Problems> {
+        Self::new(settings).map_err(|error| {
+            let mut problems = Problems::default();
+            problems.add("redis.url", error.to_string());
+            problems
         })
     }
 

@@ -39,7 +39,7 @@ fn positions<'a>(claims: &'a [(&'a Identity, Option<Fingerprint>)]) -> HashMap<(
 }
 
 /// Claims all of these keys, or none: then somebody has one of them, and the transaction is over. Identities must be distinct.
-/// Waits for workers that hold one of the keys in an open transaction, up to `lock_timeout`.
+/// Waits for workers that hold one of the keys in an open transaction, for as long as [`begin`](super::begin) allows.
 ///
 /// # Errors
 /// As [`FreshClaim::Taken`] where somebody has one.
@@ -96,7 +96,7 @@ pub(crate) enum FreshClaim {
 }
 
 /// Claims the keys that nobody has; returns the positions of those won. Identities must be distinct. Waits for workers
-/// that hold one of the keys in an open transaction, up to `lock_timeout`.
+/// that hold one of the keys in an open transaction, for as long as [`begin`](super::begin) allows.
 pub(crate) async fn claim(
     connection: &mut PgConnection,
     consumer: &IdentityPart,

@@ -46,14 +46,7 @@ impl Relay {
         let mut tasks = JoinSet::new();
         let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), History::default());
         tasks.spawn(maintenance::run(self.config.clone(), door.clone(), stop.clone()));
-        let mirror = match self.config.mirror.as_ref().map(Mirror::new).transpose() {
-            Ok(mirror) => mirror,
-            Err(error) => {
-                let mut problems = Problems::default();
-                problems.add("redis.url", error.to_string());
-                return Err(problems);
-            }
-        };
+        let mirror = self.config.mirror.as_ref().map(Mirror::open).transpose()?;
         if mirror.is_none() {
             tracing::info!(
                 "no [redis] url: nothing is mirrored, mirror records of workers that have one are dropped"

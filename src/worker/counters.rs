@@ -60,7 +60,7 @@ impl Counters {
         self.outages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A batch ran a second time, each message by itself.
+    /// A batch failed: its messages are told apart, in parts or one by one.
     pub(crate) fn fallback(&self) {
         self.fallbacks.fetch_add(1, Ordering::Relaxed);
     }
@@ -88,13 +88,13 @@ impl Counts {
     }
 }
 
-/// One line for the log: `completed 12, duplicates 3 (mirror 1, postgres 2, batch 0), retried 0, dead-lettered 0`.
+/// One line for the log.
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "completed {}, refused {}, duplicates {} (mirror {}, postgres {}, batch {}), retried {}, postponed {}, \
-             dead-lettered {}, batches repeated one by one {}, outages {}",
+             dead-lettered {}, batches told apart {}, outages {}",
             self.completed,
             self.refused,
             self.duplicates(),

@@ -159,6 +159,10 @@ impl Worker {
             return Ok(Stopped::Clean);
         };
         let config = &self.config;
+        let mirror = match &config.mirror {
+            None => None,
+            Some(settings) => Some((Mirror::open(settings)?, settings.precheck)),
+        };
         let tag_key = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
             Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
             None => TagKey::derive(&cell_secret),
@@ -185,19 +189,9 @@ impl Worker {
             history.clone(),
             stop.clone(),
         );
-        let mirror = match &config.mirror {
-            None => None,
-            Some(settings) => match Mirror::new(settings) {
-                Ok(mirror) => {
-                    mirror.warm_up().await;
-                    Some((mirror, settings.precheck))
-                }
-                Err(error) => {
-                    tracing::error!(error = %error, "the mirror is not used");
-                    None
-                }
-            },
-        };
+        if let Some((mirror, _)) = &mirror {
+            mirror.warm_up().await;
+        }
         let done = CancellationToken::new();
         let abandon = CancellationToken::new();
         let process = Arc::default();

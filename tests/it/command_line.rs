@@ -230,7 +230,7 @@ async fn audit_list_filters_by_everything() {
 }
 
 #[tokio::test]
-async fn status_shows_servers_queues_outbox_and_recent_outcomes() {
+async fn status_shows_servers_queues_events_and_recent_outcomes() {
     let world = lived_in().await;
     let output = world.oncely(&["status"]).await;
     let text = stdout(&output);

@@ -26,7 +26,7 @@ fn the_shipped_defaults_are_valid_and_name_every_default() {
     // The schedule's debug text differs by how it was built; its expression says it all.
     let show = |config: &Config| {
         format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             config.cell,
             config.postgres,
             config.rabbitmq,
@@ -38,6 +38,7 @@ fn the_shipped_defaults_are_valid_and_name_every_default() {
             config.gc.load,
             config.audit,
             config.dead_letters,
+            config.events,
             config.consumers
         ) + &format!("{:?}", config.log)
     };

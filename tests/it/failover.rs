@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 use testbed::{Postgres, Redis};
 
 use crate::support::gate::{Gate, WAITING};
@@ -137,6 +137,62 @@ async fn a_duplicate_that_a_failover_forgets_while_its_batch_runs_runs_again() {
     fail_over(&mut world, &mut primary, &mut standby).await;
     world.wait_for("select count(*) from app.effects where key = 'second'", 1).await;
     world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 2);
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+}
+
+/// As above, where nothing is written on the new primary before the batch is settled: the message beside it waits for a held key.
+#[tokio::test]
+async fn a_duplicate_that_a_failover_forgets_runs_again_although_nothing_beside_it_commits() {
+    let mut primary = Postgres::start(&["max_prepared_transactions=2"]).await.unwrap();
+    let redis = Redis::start().await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.postgres = primary.url();
+    let mut world = World::on(urls).await;
+    world.with_redis(&redis.url(), "precheck = \"trust\"");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let mut standby = primary.standby().await.unwrap();
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    primary.wait_for_standby().await.unwrap();
+    standby.cut_off().await.unwrap();
+    world.publish("payments", message("acme", "lost"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for(MIRROR_QUEUE, 0).await;
+
+    let mut gate = Gate::shut(&world).await;
+    world.publish("payments", message("acme", "first"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    // The next batch: one that Redis knows, and one that is at work when the primary dies.
+    world.publish("payments", message("acme", "lost"), "{}").await;
+    world.publish("payments", message("acme", "second"), r#"{"do": "wait"}"#).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    gate.pass_one().await;
+    world.wait_for(WAITING, 1).await;
+
+    primary.kill().unwrap();
+    standby.promote().await.unwrap();
+    // Before the worker finds the new primary, a transaction holds the key there, and outlives the change of the port.
+    let url = standby.url();
+    let (server, _) = url.rsplit_once('/').unwrap();
+    let mut holder = PgConnection::connect(&format!("{server}/{}", world.database.name())).await.unwrap();
+    sqlx::raw_sql(
+        "begin;
+         insert into oncely.idempotency_keys (tenant, consumer, key, status, created_at, attempts)
+             values ('acme', 'payments', 'second', 'IN_PROGRESS', now(), 0);
+         prepare transaction 'holder'",
+    )
+    .execute(&mut holder)
+    .await
+    .unwrap();
+    drop(holder);
+    standby.take_port_of(&primary).await.unwrap();
+    world.sql = world.database.connect().await.unwrap();
+    world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
+    sqlx::query("rollback prepared 'holder'").execute(&mut world.sql).await.unwrap();
+    world.wait_for("select count(*) from app.effects where key = 'second'", 1).await;
     world.stop(worker).await;
     world.stop(relay).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 2);
@@ -305,4 +361,49 @@ async fn nothing_is_written_to_an_old_primary_that_comes_back_to_life() {
     world.sql = world.database.connect().await.unwrap();
     world.wait_for("select count(*) from app.effects", 2).await;
     world.stop(worker).await;
+}
+
+/// `oncely.cell.history_id` is changed after a second promotion (docs/src/explanation/failure-modes.md), while workers live.
+#[tokio::test]
+async fn a_history_that_changes_under_a_living_worker_keeps_no_batch_from_being_settled() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = World::new().await;
+    world.with_redis(&redis.url(), "precheck = \"trust\"");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "first"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    sqlx::query("update oncely.cell set history_id = gen_random_uuid()")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    world.wait_for_line(&worker, "the database is on another history").await;
+    // Of the new history: a key that a relay with a session of now has mirrored.
+    sqlx::raw_sql(
+        "begin;
+         select oncely.claim('acme', 'payments', 'k', sha256('{}'));
+         select oncely.complete('acme', 'payments', 'k');
+         commit",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let relay = world.start("relay");
+    world.wait_for(MIRROR_QUEUE, 0).await;
+    let mut gate = Gate::shut(&world).await;
+    world.publish("payments", message("acme", "waits"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.publish("payments", message("acme", "fresh"), "{}").await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    gate.pass_one().await;
+    world.wait_for("select count(*) from app.effects", 3).await;
+    // The lane goes on.
+    world.publish("payments", message("acme", "later"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 4).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+    assert_eq!(world.count("select count(*) from app.effects where key = 'k'").await, 0);
 }

@@ -4,6 +4,7 @@
 use lapin::BasicProperties;
 use lapin::types::AMQPValue;
 
+use crate::support::gate::{Gate, WAITING};
 use crate::support::{World, message};
 
 fn text(headers: &lapin::types::FieldTable, name: &str) -> Option<String> {
@@ -437,4 +438,57 @@ async fn quorum_queues_retry_and_dead_letter_like_classic_ones() {
     reasons.sort();
     assert_eq!(reasons, ["attempts_exhausted", "handler_rejected"]);
     assert_eq!(world.count("select count(*) from app.effects where key = 'once' and attempt = 2").await, 1);
+}
+
+/// The record of a final failure is broken off, and before it is tried again a copy of the message fails in passing: that attempt is
+/// the copy's, and says nothing of the verdict.
+#[tokio::test]
+async fn a_final_verdict_is_recorded_although_a_copy_has_failed_meanwhile() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 1");
+    sqlx::raw_sql(
+        "create function app.refuse_late() returns trigger language plpgsql as $$
+         begin perform oncely.reject('no', 'late'); return null; end $$;
+         create constraint trigger refuses after insert on app.effects deferrable initially deferred
+             for each row execute function app.refuse_late();
+         create sequence app.times;
+         grant usage on sequence app.times to public;
+         -- The first one of its kind waits, and is broken off.
+         create function app.break_off() returns trigger language plpgsql as $$
+         begin
+             if new.outcome = 'dead_lettered' and nextval('app.times') = 1 then
+                 perform pg_advisory_xact_lock(4711);
+                 raise exception 'broken off' using errcode = 'disk_full';
+             end if;
+             return new;
+         end $$;
+         create trigger breaks_off before insert on oncely.audit for each row execute function app.break_off()",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.apply_topology().await;
+    let gate = Gate::shut(&world).await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for(WAITING, 1).await;
+    // Behind the key, which the record has written: it is in as soon as that is rolled back.
+    let mut copy = world.database.connect().await.unwrap();
+    let failed = tokio::spawn(async move {
+        let row = "insert into oncely.idempotency_keys (tenant, consumer, key, status, created_at, attempts, fingerprint)
+            values ('acme', 'payments', 'k', 'IN_PROGRESS', now(), 1, null)";
+        sqlx::query(row).execute(&mut copy).await.map(drop)
+    });
+    let behind = "select count(*) from pg_locks where not granted and locktype = 'transactionid'";
+    world.wait_for(behind, 1).await;
+    gate.open().await;
+    failed.await.unwrap().unwrap();
+    let (_, reason) = dead_letter(&world, "payments").await;
+    world.stop(worker).await;
+    assert_eq!(reason, "handler_rejected");
+    let rows = "select count(*) from oncely.audit where outcome = 'dead_lettered' and attempt = 2";
+    assert_eq!(world.count(rows).await, 1);
+    assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 1);
+    let status = "select status::text from oncely.idempotency_keys";
+    assert_eq!(world.text(status).await.as_deref(), Some("FAILED"));
 }

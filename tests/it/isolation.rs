@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use testbed::Process;
+use testbed::proxy::Mode;
 
+use crate::support::gate::{Gate, WAITING};
 use crate::support::{World, message};
 
 /// Starts the worker again whenever it has died, until `done`; returns how often it died.
@@ -163,6 +165,36 @@ async fn a_process_whose_runtime_starves_ends_itself_and_its_messages_come_again
     assert_eq!(status.code(), Some(70), "{}", worker.output());
     assert!(worker.output().contains("the runtime stands still"));
     let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_lane_that_was_cut_off_from_all_servers_takes_its_marks_back_while_it_is_idle() {
+    let mut world = World::new().await;
+    world.configure("[postgres]\nconnect_timeout = \"1s\"\n[log]\nlevel = \"debug\"");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    world.publish("payments", message("acme", "k"), r#"{"do": "wait"}"#).await;
+    // Redelivered from the first time on, so that its run is counted before it begins.
+    testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
+    let gate = Gate::shut(&world).await;
+    let (broker, through) = world.proxied_rabbitmq().await;
+    let (postgres, [database]) = world.proxied_postgres().await;
+    let worker = world.start_with("worker", "worker", &[database, ("AMQP_URL", through)]);
+    world.wait_for(WAITING, 1).await;
+    let marks = "select count(*) from oncely.idempotency_keys where crash_attempts = 1";
+    world.wait_for(marks, 1).await;
+    for proxy in [&broker, &postgres] {
+        proxy.set(Mode::Refuse);
+        proxy.cut();
+    }
+    world.wait_for_line(&worker, "a batch was left to redelivery").await;
+    postgres.set(Mode::Pass);
+    world.wait_for(marks, 0).await;
+    gate.open().await;
+    broker.set(Mode::Pass);
     world.wait_for("select count(*) from app.effects", 1).await;
     world.stop(worker).await;
 }

@@ -108,7 +108,7 @@ async fn entries_live_no_longer_than_their_ttl_and_are_small() {
 }
 
 #[tokio::test]
-async fn without_redis_everything_works_and_the_outbox_waits_for_it() {
+async fn without_redis_everything_works_and_the_mirror_queue_waits_for_it() {
     let mut redis = Redis::start().await.unwrap();
     let mut world = world(&redis, "precheck = \"trust\"").await;
     let (worker, relay) = (world.start("worker"), world.start("relay"));
@@ -234,7 +234,7 @@ async fn hit_without_a_row(mode: &str, before: &'static str) {
 }
 
 #[tokio::test]
-async fn two_relays_share_the_outbox() {
+async fn two_relays_share_the_mirror_queue() {
     let redis = Redis::start().await.unwrap();
     let mut world = world(&redis, "").await;
     world.configure("[relay]\nbatch = 1");

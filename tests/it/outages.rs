@@ -5,6 +5,7 @@ use std::time::Duration;
 use testbed::proxy::{Mode, OneShot};
 use testbed::{Broker, Postgres, eventually, eventually_within};
 
+use crate::support::gate::WAITING;
 use crate::support::{World, message, servers};
 
 #[tokio::test]
@@ -54,10 +55,6 @@ async fn a_consumer_that_waits_holds_no_locks_that_cost_another_its_attempts() {
     let audit = "select string_agg(outcome || ' ' || attempt, ', ' order by occurred_at) from oncely.audit where key = 'other'";
     assert_eq!(world.text(audit).await.as_deref(), Some("completed 1"));
 }
-
-const WAITING: &str =
-    "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
-    and database = (select oid from pg_database where datname = current_database())";
 
 #[tokio::test]
 async fn a_stop_that_runs_out_of_time_leaves_no_mark() {

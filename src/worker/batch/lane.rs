@@ -33,6 +33,9 @@ use crate::worker::transaction::replies::wants_reply;
 /// Longest wait of a message for what another transaction holds, from one try to the next.
 const LONGEST_HELD: Duration = Duration::from_secs(5);
 
+/// A lane that is idle takes back the marks that it owes after this: its session is gone, so they look like deaths.
+const MARKS_OWED: Duration = Duration::from_secs(1);
+
 /// One lane.
 pub(crate) struct Lane {
     shared: Arc<Shared>,
@@ -52,13 +55,20 @@ impl Lane {
         loop {
             let mut batch = Vec::new();
             let mut taken = Taken::Arrived;
+            let owes = self.decider.attempts.owes_marks();
+            let mut is_over = true;
             tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => {}
                 from = intake.take(&mut batch) => taken = from,
+                // What was taken is in `batch`.
+                () = tokio::time::sleep(MARKS_OWED), if owes => is_over = false,
             }
-            if batch.is_empty() {
+            if batch.is_empty() && is_over {
                 break;
+            }
+            if owes {
+                self.decider.attempts.take_back_marks().await;
             }
             for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
                 let abandon = self.shared.abandon.clone();
@@ -131,12 +141,12 @@ impl Lane {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; candidates.len()];
 
         let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
-        attempts.histories().clear();
+        attempts.begin_round();
         let known = match attempts.prediction.needs_precheck(&leading) {
             true => match precheck(&shared, &mut attempts.session, &leading).await {
                 Some((known, history)) => {
                     if known.contains(&true) {
-                        attempts.histories().push(history);
+                        attempts.decided_on(history);
                         attempts.prediction.mirror_knew();
                     }
                     known
@@ -194,7 +204,7 @@ impl Lane {
             self.decider.attempts.write_audit(&records).await?;
         }
         // A failover has come in between, and may have taken back what was decided before it: all of it is asked again.
-        if self.decider.attempts.histories().len() > 1 {
+        if !self.decider.attempts.is_of_one_history() {
             tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
             return Ok(candidates);
         }
@@ -222,6 +232,14 @@ impl Lane {
             }
         }
         settle(&shared, settled).await?;
+        // Acknowledgements are held back behind another lane's older message; without one the broker delivers nothing to this lane.
+        if self.intake.is_idle() {
+            for channel in channels {
+                if let Err(error) = channel.release_where_full().await {
+                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+                }
+            }
+        }
         Ok(again)
     }
 

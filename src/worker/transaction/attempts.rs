@@ -66,6 +66,8 @@ struct InHand {
     unconfirmed: Unconfirmed,
     /// The histories of the database on which its messages were decided, in this round.
     histories: Vec<String>,
+    /// That of the round's last session, whether or not anything was decided on it.
+    last_history: Option<String>,
 }
 
 impl Attempts {
@@ -90,9 +92,30 @@ impl Attempts {
         self.hand = InHand { channels, ..InHand::default() };
     }
 
-    /// The histories of the database on which this round was decided; empty at its beginning.
-    pub(crate) fn histories(&mut self) -> &mut Vec<String> {
-        &mut self.hand.histories
+    /// A round begins: nothing of it is decided.
+    pub(crate) fn begin_round(&mut self) {
+        self.hand.histories.clear();
+        self.hand.last_history = None;
+    }
+
+    /// Something was decided on this history of the database.
+    pub(crate) fn decided_on(&mut self, history: String) {
+        if !self.hand.histories.contains(&history) {
+            self.hand.histories.push(history);
+        }
+    }
+
+    /// Was the round decided on one history, and is that the one of its last session? What was decided on another one may have been
+    /// taken back by a failover. If not, the next round begins with a new session: this one may name a history that is over.
+    pub(crate) fn is_of_one_history(&mut self) -> bool {
+        if let Some(last) = self.hand.last_history.take() {
+            self.decided_on(last);
+        }
+        let is_one = self.hand.histories.len() <= 1;
+        if !is_one {
+            self.session = None;
+        }
+        is_one
     }
 
     /// Some messages of the batch are to be committed.
@@ -123,8 +146,18 @@ impl Attempts {
 
     /// The process lives: whatever was at work has killed nobody.
     pub(crate) async fn abandon(&mut self) {
-        self.marks.take_back(&self.shared, &mut self.session).await;
+        self.take_back_marks().await;
         self.hand.permit = None;
+    }
+
+    /// Are there marks that PostgreSQL could not be asked to take back yet?
+    pub(crate) fn owes_marks(&self) -> bool {
+        self.marks.are_owed()
+    }
+
+    /// Takes them back, if PostgreSQL can be asked now.
+    pub(crate) async fn take_back_marks(&mut self) {
+        self.marks.take_back(&self.shared, &mut self.session).await;
     }
 
     /// No more batches.
@@ -240,10 +273,8 @@ impl Attempts {
 
     /// Something was decided on the session's database.
     fn note_history(&mut self) {
-        if let Some(session) = &self.session
-            && !self.hand.histories.contains(&session.cell.epoch)
-        {
-            self.hand.histories.push(session.cell.epoch.clone());
+        if let Some(history) = self.session.as_ref().map(|session| session.cell.epoch.clone()) {
+            self.decided_on(history);
         }
     }
 
@@ -369,6 +400,7 @@ impl Attempts {
                 }
             }
         }
+        self.hand.last_history = self.session.as_ref().map(|session| session.cell.epoch.clone());
         self.session.as_mut().ok_or(Abandoned)
     }
 }

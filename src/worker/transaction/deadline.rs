@@ -11,6 +11,14 @@ use crate::worker::shared::Shared;
 /// How long a handler may take to return after its statement was cancelled.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// query_canceled: what ran was out of time.
+const CANCELLED: &str = "57014";
+
+/// Was what failed out of time, by our deadline or by a limit of the server?
+pub(crate) fn is_late(fault: &Fault) -> bool {
+    fault.code.as_deref() == Some(CANCELLED)
+}
+
 /// Who waits for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handling {
@@ -49,8 +57,10 @@ pub(crate) async fn until_deadline<T>(
         Handling::InProcess => deadline,
     };
     let consumer = &shared.consumer.name;
-    let late =
-        || Fault::new(FaultClass::Transient, None, format!("the handler was not done within {limit:?}"));
+    let late = || {
+        let text = format!("the handler was not done within {limit:?}");
+        Fault::new(FaultClass::Transient, Some(CANCELLED.to_owned()), text)
+    };
     let mut call = std::pin::pin!(call);
     if let Ok(done) = tokio::time::timeout(limit, call.as_mut()).await {
         return done;

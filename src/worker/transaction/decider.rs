@@ -1,10 +1,11 @@
 //! What of a batch commits together, what apart, and what message by message: who is to blame, and who has to wait for whom.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::attempts::{Attempts, Setback};
+use super::deadline::is_late;
 use super::plan::Plan;
 use crate::blame::{Blame, Circumstances, blame};
 use crate::fault::{Fault, FaultClass};
@@ -112,10 +113,13 @@ impl Decider {
                     Err(again) => setback = again,
                 }
             }
-            if let Setback::Held(fault) = setback {
+            let is_held = matches!(setback, Setback::Held(_));
+            let fault = setback.into_fault();
+            // Kept apart they would be out of time once more, all of them: the server ends the whole statement.
+            if is_held || in_parts && is_late(&fault) {
                 return Ok(Some(fault));
             }
-            last = Some(setback.into_fault());
+            last = Some(fault);
         }
         let size = match in_parts {
             true => work.len(),
@@ -153,6 +157,7 @@ impl Decider {
         let (mut unwitnessed, mut is_slow) = (0, false);
         // By tenant: one that holds all of its keys keeps no other one's untried.
         let mut held: HashMap<&IdentityPart, usize> = HashMap::new();
+        let mut late: HashSet<&IdentityPart> = HashSet::new();
         for index in 0..work.len() {
             let before = match &outcomes[index] {
                 None => last.clone(),
@@ -169,6 +174,16 @@ impl Decider {
                 outcomes[index].get_or_insert(Outcome::Undecided { attempts: 0, fault: fault.clone() });
                 continue;
             }
+            // One that used up its time takes as much from all behind it: another of its tenant's waits for a later batch.
+            if late.contains(tenant) {
+                let fault = Fault::new(
+                    FaultClass::Contention,
+                    None,
+                    "a message of its tenant was out of time before it",
+                );
+                outcomes[index] = Some(Outcome::Undecided { attempts: 0, fault });
+                continue;
+            }
             match before.as_ref().map(|fault| fault.class) {
                 // Not of a key that somebody holds: no lane of ours is in its way.
                 Some(FaultClass::Contention) if is_collision(before.as_ref()) => {
@@ -182,7 +197,11 @@ impl Decider {
             self.attempts.drop_permit();
             let started = Instant::now();
             let outcome = self.by_itself(isolation, witness, work[index]).await?;
-            is_slow |= started.elapsed() > LONG;
+            let is_long = started.elapsed() > LONG;
+            is_slow |= is_long;
+            if is_long && !outcome.completes() {
+                late.insert(tenant);
+            }
             if let Outcome::Undecided { fault, .. } = &outcome {
                 match fault.class {
                     FaultClass::Contention => *held.entry(tenant).or_default() += 1,

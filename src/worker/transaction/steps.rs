@@ -7,7 +7,7 @@ use sqlx::{Connection as _, PgConnection};
 use super::batch_run::BatchRun;
 use super::call::{Results, handle};
 use super::claim::{Claim, claim};
-use super::deadline::in_time;
+use super::deadline::{Handling, in_time, until_deadline};
 use super::interrupt::Interrupt;
 use super::one_statement::commit_in_one_statement;
 use super::plan::Plan;
@@ -46,10 +46,9 @@ pub(crate) async fn transact(
     let mut transaction = in_time(run.shared, begun).await?;
     step("worker.begin.after");
     let outcomes = step_by_step(run, &mut transaction, unconfirmed).await?;
-    // What the handler deferred runs at COMMIT.
-    let entered =
-        async { pg::enter_handler(&mut transaction, LockWait::Session).await.map_err(Interrupt::of_ours) };
-    in_time(run.shared, entered).await?;
+    // What the handler deferred is the handler's, with its limits: during COMMIT PostgreSQL knows none.
+    let deferred = async { pg::run_deferred(&mut transaction).await.map_err(Interrupt::of_handler) };
+    until_deadline(run.shared, run.backend, Handling::InServer, deferred).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     unconfirmed.remember(run.candidates, &outcomes);
     step("worker.commit.before");

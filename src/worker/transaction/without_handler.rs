@@ -63,12 +63,18 @@ pub(crate) async fn record_failure(
             outcome = Some(Outcome::Postponed { delay });
             break;
         }
-        let attempt = *counted.get_or_insert(attempts.saturating_add(1));
-        let failed_now = failed(shared, fault.clone(), attempt);
+        let mut attempt = *counted.get_or_insert(attempts.saturating_add(1));
+        let mut failed_now = failed(shared, fault.clone(), attempt);
         if attempts >= attempt {
-            // Ours, of a COMMIT whose reply was lost, or that of a copy which failed at the same time: it is counted, with its audit row.
-            transaction.commit().await.map_err(Interrupt::of_ours)?;
-            return Ok(failed_now);
+            if matches!(failed_now, Outcome::Retried { .. }) {
+                // Ours, of a COMMIT whose reply was lost, or that of a copy which failed at the same time: it is counted, with its audit row.
+                transaction.commit().await.map_err(Interrupt::of_ours)?;
+                return Ok(failed_now);
+            }
+            // A final verdict of ours would stand in the row: this is the attempt of a copy, and ours comes after it.
+            attempt = attempts.saturating_add(1);
+            *counted = Some(attempt);
+            failed_now = failed(shared, fault.clone(), attempt);
         }
         let written = match refusal(candidate, &failed_now) {
             Some(refusal) => pg::refuse(&mut transaction, &consumer.name, now, false, &[refusal]).await,

@@ -75,10 +75,14 @@ impl ArenaConfig {
         }
     }
 
-    /// Sets a key; the section `consumer` is the only consumer's. `value` as in TOML.
+    /// Sets a key; the section `consumer` is the only consumer's. `value` as in TOML; where it is empty, the key is left out.
     #[must_use]
     pub fn set(mut self, section: &str, key: &str, value: &str) -> Self {
-        self.settings.insert((section.to_owned(), key.to_owned()), value.to_owned());
+        let name = (section.to_owned(), key.to_owned());
+        match value.is_empty() {
+            true => self.settings.remove(&name),
+            false => self.settings.insert(name, value.to_owned()),
+        };
         self
     }
 

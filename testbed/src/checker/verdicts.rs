@@ -144,7 +144,12 @@ fn doubt(sent: &Sent, meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdic
             (died < wanted).then(|| format!("after {died} deaths of a process, not {wanted}"))
         }
         "attempts_exhausted" => doubt_ladder(meanwhile, key, ladder, verdict),
-        _ => None,
+        // What was sent justifies these, which is judged message by message.
+        "body_too_large" | "handler_rejected" | "incomplete_claim" | "invalid_json" | "key_invalid"
+        | "key_missing" | "parked" | "poison" | "signature_invalid" | "tenant_invalid" | "tenant_missing" => {
+            None
+        }
+        other => Some(format!("with a reason that nobody knows: {other}")),
     }
 }
 

@@ -3,6 +3,7 @@
 use lapin::options::{BasicGetOptions, BasicNackOptions};
 use sqlx::Executor as _;
 
+use crate::support::gate::WAITING;
 use crate::support::{World, message};
 
 #[tokio::test]
@@ -39,11 +40,6 @@ async fn copies_follow_the_ladder_of_their_key_and_take_effect_once() {
         where b.occurred_at - a.occurred_at < interval '400 milliseconds'";
     assert_eq!(world.count(gap).await, 0, "no copy came before its time");
 }
-
-/// Handlers that wait at the gate.
-const WAITING: &str =
-    "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
-    and database = (select oid from pg_database where datname = current_database())";
 
 /// Puts the messages of a consumer's queue back once, so that they are delivered again.
 async fn deliver_once_in_vain(world: &World, consumer: &str, count: usize) {

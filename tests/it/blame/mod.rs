@@ -4,6 +4,7 @@
 mod budget;
 mod contention;
 mod environment;
+mod time;
 
 use crate::support::World;
 

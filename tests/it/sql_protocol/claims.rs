@@ -259,3 +259,23 @@ async fn a_response_that_rust_cannot_hold_stops_no_worker() {
     let told = world.oncely(&["explain", "k", "--tenant", "acme", "--json"]).await;
     assert!(told.status.success(), "{told:?}");
 }
+
+#[tokio::test]
+async fn a_claim_that_waited_for_a_run_which_failed_meanwhile_heeds_its_delay() {
+    let world = World::new().await;
+    let [mut runs, mut waits] =
+        [world.database.connect().await.unwrap(), world.database.connect().await.unwrap()];
+    assert_eq!(super::fail(&mut runs, "k", 1, None).await.0, "retry");
+    sqlx::query("update oncely.idempotency_keys set not_before = null").execute(&mut runs).await.unwrap();
+    let mut transaction = runs.begin().await.unwrap();
+    sqlx::query("select from oncely.idempotency_keys for update").execute(&mut *transaction).await.unwrap();
+    let claimed = tokio::spawn(async move { claim(&mut waits, "k", "{}").await.unwrap() });
+    let mut world = world;
+    world.wait_for("select count(*) from pg_locks where not granted", 1).await;
+    sqlx::query("update oncely.idempotency_keys set not_before = clock_timestamp() + interval '1 hour'")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(claimed.await.unwrap().outcome, "retry");
+}

@@ -28,3 +28,14 @@ pub(crate) fn program(name: &str) -> PathBuf {
         other => panic!("no program {other}"),
     })
 }
+
+/// The verbs of `oncely` that none of these command lines begins with.
+pub(crate) fn untried<'a>(tried: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let tried: std::collections::BTreeSet<&str> = tried.into_iter().collect();
+    let help = std::process::Command::new(program("oncely")).arg("--help").output().expect("oncely");
+    let help = String::from_utf8(help.stdout).expect("UTF-8");
+    let (_, commands) = help.split_once("Commands:\n").expect("commands");
+    let (commands, _) = commands.split_once("\n\n").expect("an end");
+    let verbs = commands.lines().filter_map(|line| line.split_whitespace().next());
+    verbs.filter(|verb| !tried.contains(verb)).map(str::to_owned).collect()
+}

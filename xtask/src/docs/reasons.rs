@@ -9,6 +9,9 @@ use super::{cell, head};
 pub(super) fn page(source: &str) -> anyhow::Result<String> {
     let (meanings, codes) = (meanings(source)?, codes(source)?);
     anyhow::ensure!(meanings.len() == codes.len(), "src/reason.rs: {meanings:?} and {codes:?} differ");
+    let listed = all(source)?;
+    let variants: Vec<&str> = meanings.iter().map(|(variant, _)| variant.as_str()).collect();
+    anyhow::ensure!(listed == variants, "src/reason.rs: the enum has {variants:?}, ALL has {listed:?}");
     let mut page = head("Reason codes", "src/reason.rs");
     page.push_str(
         "Why a message was dead-lettered: in the header `x-oncely-reason` of the dead letter, in `oncely.dead_letters.reason`, \
@@ -43,6 +46,13 @@ fn meanings(source: &str) -> anyhow::Result<Vec<(String, String)>> {
     }
     anyhow::ensure!(!found.is_empty(), "src/reason.rs: the enum has no variants");
     Ok(found)
+}
+
+/// The variants of `ALL`, in its order.
+fn all(source: &str) -> anyhow::Result<Vec<&str>> {
+    let (_, body) = source.split_once("pub const ALL").context("src/reason.rs: there is no ALL")?;
+    let (body, _) = body.split_once("];").context("src/reason.rs: ALL does not end")?;
+    Ok(body.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.strip_suffix(',')).collect())
 }
 
 /// The codes of `as_str`.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sqlx::Connection as _;
 use testbed::checker::{Act, Beside, Intent};
 use testbed::faults::{Fault, Kind};
-use testbed::{Arena, Errand, Missing};
+use testbed::{Arena, Errand, Missing, Signal};
 
 use super::scripts::{publish, some};
 
@@ -78,7 +78,8 @@ pub(super) async fn key_is_held(arena: &mut Arena) -> anyhow::Result<()> {
 
 /// Messages in two lanes want the same rows, each in an order of its own.
 pub(super) async fn hot_rows(arena: &mut Arena) -> anyhow::Result<()> {
-    let all = work("acme", "h", 600).into_iter().enumerate().map(|(number, one)| {
+    // Each holds its rows for a while, so that two batches that are at work at once do meet.
+    let all = some(40, Act::Slow, "h").into_iter().enumerate().map(|(number, one)| {
         let first = u8::try_from(number * 7 % 16).unwrap_or(0);
         let second = u8::try_from(number * 11 % 16).unwrap_or(0);
         one.beside(Beside::Hot(first, second))
@@ -99,12 +100,17 @@ pub(super) async fn sequence_is_used_up(arena: &mut Arena) -> anyhow::Result<()>
     arena.sql("create or replace function judge.premise() returns void language sql as ''").await
 }
 
-/// Two copies of each message are redelivered to two lanes at once.
+/// Two copies of a message are redelivered to two lanes at once.
 pub(super) async fn copies_redelivered(arena: &mut Arena) -> anyhow::Result<()> {
-    let all: Vec<Intent> = some(8, Act::Slow, "s").into_iter().flat_map(|one| vec![one; 2]).collect();
-    publish(arena, all).await?;
-    arena.until("a handler at work", super::scripts::BUSY, 1).await?;
-    arena.fault(&Fault::of(Kind::CloseConnections)).await
+    let gate = arena.shut_gates().await?;
+    // Delivered to a process that stands still, so that nothing of it has begun when it is delivered again.
+    arena.workers[0].process.signal(Signal::STOP)?;
+    publish(arena, vec![Intent::new("acme", "twice", Act::Gate, 0); 2]).await?;
+    arena.fault(&Fault::of(Kind::CloseConnections)).await?;
+    arena.workers[0].process.signal(Signal::CONT)?;
+    arena.until_waiting(1).await?;
+    go_on(arena, A_WHILE).await?;
+    gate.open().await
 }
 
 /// Messages come, fail once, and come again, while somebody writes into Redis whatever is asked for.
@@ -223,6 +229,7 @@ pub(super) async fn suspect_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
     for _ in 0..2 {
         arena.until_waiting(1).await?;
         arena.fault(&Fault::of(Kind::KillWorker)).await?;
+        super::scripts::end_sessions(arena).await?;
         arena.until_waiting(0).await?;
     }
     arena.until_waiting(1).await?;

@@ -92,6 +92,9 @@ const PATIENT: Settings =
     &[("postgres", "statement_timeout", "\"90s\""), ("consumer", "deadline", "\"80s\"")];
 /// A handler may take long, and nothing is said about statements.
 const SLOW: Settings = &[
+    // Not set: then it follows from the deadline.
+    ("postgres", "statement_timeout", ""),
+    ("postgres", "lock_timeout", "\"10s\""),
     ("consumer", "deadline", "\"80s\""),
     ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
 ];
@@ -263,10 +266,10 @@ async fn kill_in_handler(arena: &mut Arena) -> anyhow::Result<()> {
     gate.open().await
 }
 
-/// As if the process's whole machine had died: else the server goes on with a transaction of one statement, and commits it.
-async fn end_sessions(arena: &Arena) -> anyhow::Result<()> {
+/// As if the processes' whole machine had died: else the server goes on with a transaction of one statement, and commits it.
+pub(super) async fn end_sessions(arena: &Arena) -> anyhow::Result<()> {
     arena
-        .sql("select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'oncely worker %'")
+        .sql("select pg_terminate_backend(pid) from pg_stat_activity where application_name ~ '^oncely (worker|relay) '")
         .await
 }
 
@@ -367,6 +370,8 @@ async fn restore(arena: &mut Arena) -> anyhow::Result<()> {
     arena.forget_mirror().await?;
     arena.sql("update oncely.cell set history_id = gen_random_uuid()").await?;
     arena.sql(LOSE).await?;
+    // Of another server, as it were: nobody has a session from before.
+    end_sessions(arena).await?;
     // A worker trusts a history for one second.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     publish(arena, some(10, Act::Work, "k")).await

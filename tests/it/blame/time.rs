@@ -1,0 +1,92 @@
+//! Who uses up time answers for it, and keeps nobody else waiting for more than one pause.
+
+use crate::support::gate::{Gate, WAITING};
+use crate::support::{World, message};
+
+#[tokio::test]
+async fn messages_that_use_up_their_time_keep_another_tenants_waiting_for_one_of_them() {
+    let mut world = World::new().await;
+    world.consumer("payments", "deadline = \"1s\"\nlanes = 1");
+    world.apply_topology().await;
+    let gate = Gate::shut(&world).await;
+    let queue = world.queue("payments");
+    let slow = (0..10).map(|n| ("acme", format!("slow{n}"), r#"{"do": "wait"}"#));
+    let quick = (0..10).map(|n| ("globex", format!("quick{n}"), "{}"));
+    let messages = slow
+        .chain(quick)
+        .map(|(tenant, key, body)| (queue.clone(), message(tenant, &key), body.as_bytes().to_vec()));
+    world.broker.publish_all("", messages.collect()).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects where tenant = 'globex'", 10).await;
+    let charged = world.count("select count(*) from oncely.audit where tenant = 'acme'").await;
+    assert!(charged <= 2, "{charged} used up their time before the others");
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 20).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 0);
+}
+
+/// PostgreSQL takes statement_timeout off before it commits: a deferred trigger would have no limit there.
+#[tokio::test]
+async fn what_a_handler_defers_to_its_commit_has_a_deadline_and_is_its_messages() {
+    let mut world = World::new().await;
+    world.configure("[postgres]\nstatement_timeout = \"2s\"\nlock_timeout = \"1s\"");
+    world.consumer(
+        "payments",
+        "deadline = \"1s\"\nlanes = 1\nretry = { delays = [\"50ms\"], max_attempts = 2 }",
+    );
+    sqlx::raw_sql(
+        "create function app.linger() returns trigger language plpgsql as $$
+         begin
+             if new.payload ->> 'defer' is not null then perform pg_sleep(600); end if;
+             return null;
+         end $$;
+         create constraint trigger lingers after insert on app.effects deferrable initially deferred
+             for each row execute function app.linger()",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let messages = (0..10).map(|n| {
+        let body = if n == 4 { r#"{"defer": true}"# } else { "{}" };
+        (queue.clone(), message("acme", &format!("k{n}")), body.as_bytes().to_vec())
+    });
+    world.broker.publish_all("", messages.collect()).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 9).await;
+    world.wait_for_ready(&format!("{queue}.dead"), 1).await;
+    world.stop(worker).await;
+    let why = "select key || ' ' || reason || ' ' || error_code from oncely.dead_letters";
+    assert_eq!(world.text(why).await.as_deref(), Some("k4 attempts_exhausted 57014"));
+}
+
+/// Acknowledgements are held back behind an older message at work; where they are all that the broker waits for, they are sent.
+#[tokio::test]
+async fn a_slow_message_with_a_batch_of_its_own_leaves_the_other_lane_its_share_of_a_small_prefetch() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 2\nbatch = 7\nprefetch = 12\ndeadline = \"5m\"");
+    world.apply_topology().await;
+    let mut gate = Gate::shut(&world).await;
+    let worker = world.start("worker");
+    // Both lanes are at work, so that what comes next is there before one of them takes it.
+    for (waiting, key) in (1..).zip(["a", "b"]) {
+        world.publish("payments", message("acme", key), r#"{"do": "wait"}"#).await;
+        world.wait_for(WAITING, waiting).await;
+    }
+    let queue = world.queue("payments");
+    let messages = (0..22).map(|n| {
+        let body = if n == 0 { r#"{"do": "wait"}"# } else { "{}" };
+        (queue.clone(), message("acme", &format!("k{n}")), body.as_bytes().to_vec())
+    });
+    world.broker.publish_all("", messages.collect()).await.unwrap();
+    world.wait_for_ready(&queue, 12).await;
+    gate.pass_one().await;
+    // One lane waits with seven; the other one does all the rest.
+    world.wait_for("select count(*) from app.effects", 2 + 15).await;
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 24).await;
+    world.stop(worker).await;
+    assert_eq!(world.broker.ready(&queue).await.unwrap(), 0);
+}
