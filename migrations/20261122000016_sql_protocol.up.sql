@@ -391,14 +391,18 @@ begin
             detail := concat_ws(': ', 'given up before', known.last_error);
         when 'retake' then
             outcome := case when given_up then 'given_up' else 'retry' end;
-            -- Not the message's fault; or recorded already, by an earlier call whose reply was lost.
-            if (known.attempts >= fail.attempt and (fail.attempt > 0 or not given_up))
+            -- Not the message's fault; or recorded already, by an earlier call whose reply was lost. A final verdict
+            -- that was recorded reads as refused: one that meets such a count comes after the attempt of a copy.
+            if (known.attempts >= fail.attempt and not given_up)
                 or (class = 'environment' and fail.reason is null)
             then
                 outcome := 'retry';
                 return;
             end if;
-            attempts := greatest(known.attempts, fail.attempt);
+            attempts := case
+                when fail.attempt > 0 then greatest(known.attempts + 1, fail.attempt)
+                else known.attempts
+            end;
             final_reason := case when given_up then coalesce(why, 'attempts_exhausted') end;
             update oncely.idempotency_keys as i
             set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,

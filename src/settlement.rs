@@ -11,6 +11,8 @@ pub struct Settlement {
     held: usize,
     /// What the broker delivers without acknowledgement.
     prefetch: usize,
+    /// The oldest outstanding delivery at the last look ([`Settlement::release_where_stuck`]).
+    looked_at: Option<u64>,
 }
 
 /// An acknowledgement to send.
@@ -26,7 +28,7 @@ impl Settlement {
     /// `prefetch` is what the broker delivers without acknowledgement.
     #[must_use]
     pub fn new(prefetch: u16) -> Self {
-        Self { outstanding: VecDeque::new(), held: 0, prefetch: usize::from(prefetch) }
+        Self { outstanding: VecDeque::new(), held: 0, prefetch: usize::from(prefetch), looked_at: None }
     }
 
     /// A delivery has come. Tags of a channel only grow.
@@ -65,10 +67,12 @@ impl Settlement {
         acks
     }
 
-    /// For a consumer that has nothing more to do: acknowledgements for all that is held back, where the broker delivers nothing
-    /// before it gets one.
-    pub fn release_where_full(&mut self) -> Vec<Ack> {
-        match self.outstanding.len() >= self.prefetch {
+    /// For a look now and then: acknowledgements for all that is held back, where the broker delivers nothing before it gets one, and
+    /// the oldest delivery has been at work since the last look.
+    pub fn release_where_stuck(&mut self) -> Vec<Ack> {
+        let oldest = self.outstanding.front().map(|(tag, _)| *tag);
+        let is_the_same = std::mem::replace(&mut self.looked_at, oldest) == oldest;
+        match is_the_same && self.outstanding.len() >= self.prefetch {
             true => self.release(),
             false => Vec::new(),
         }
@@ -122,13 +126,16 @@ mod tests {
     }
 
     #[test]
-    fn a_full_prefetch_is_released_where_nobody_has_anything_more_to_do() {
+    fn a_full_prefetch_is_released_where_its_oldest_delivery_stays_at_work() {
         let mut s = settlement(10, 9);
         assert_eq!(s.settle([7, 8, 9]), []);
-        assert_eq!(s.release_where_full(), [], "the broker may deliver one more");
+        assert_eq!(s.release_where_stuck(), []);
+        assert_eq!(s.release_where_stuck(), [], "the broker may deliver one more");
         s.delivered(10);
-        assert_eq!(s.settle([10]), []);
-        assert_eq!(s.release_where_full(), [Ack::One(7), Ack::One(8), Ack::One(9), Ack::One(10)]);
+        assert_eq!(s.settle([1, 10]), [Ack::UpTo(1)]);
+        s.delivered(11);
+        assert_eq!(s.release_where_stuck(), [], "the oldest one has changed");
+        assert_eq!(s.release_where_stuck(), [Ack::One(7), Ack::One(8), Ack::One(9), Ack::One(10)]);
         assert_eq!(s.unacknowledged(), 6);
     }
 

@@ -82,10 +82,10 @@ impl ChannelLife {
         self.send(acks).await
     }
 
-    /// The same where the broker delivers nothing before it gets one: for a lane that has nothing more to do.
-    pub(crate) async fn release_where_full(&self) -> Result<(), AmqpError> {
+    /// The same where the broker delivers nothing before it gets one, and the oldest delivery is at work since the last look.
+    pub(crate) async fn release_where_stuck(&self) -> Result<(), AmqpError> {
         let _turn = self.sending.lock().await;
-        let acks = self.lock().release_where_full();
+        let acks = self.lock().release_where_stuck();
         self.send(acks).await
     }
 

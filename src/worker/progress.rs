@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::fault::FaultClass;
 use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::reason::Reason;
@@ -29,8 +30,8 @@ pub(crate) struct Progress {
 
 #[derive(Clone, Copy, Debug)]
 struct Undecided {
-    /// What `completed` was when it failed first, and when that was.
-    completed: u64,
+    /// What `completed` was when it failed first; `None` where it has only waited for what others hold.
+    completed: Option<u64>,
     since: Instant,
     tries: u32,
     /// It waits in this process; else it has gone to the end of its queue.
@@ -78,7 +79,8 @@ impl Progress {
     /// Has another message taken effect since this one failed for the first time?
     pub(crate) fn has_witness(&self, identity: &Identity) -> bool {
         let undecided = self.lock();
-        undecided.get(identity).is_some_and(|one| self.completed.load(Ordering::Acquire) > one.completed)
+        let first = undecided.get(identity).and_then(|one| one.completed);
+        first.is_some_and(|first| self.completed.load(Ordering::Acquire) > first)
     }
 
     /// Nothing succeeds at the moment.
@@ -98,15 +100,23 @@ impl Progress {
 
     /// Nobody answers for this one's failure yet. How long it waits until it is tried again, from a quarter of a second, doubling, up
     /// to half a minute; and since when it fails.
-    pub(crate) fn undecided(&self, identity: &Identity, now: Instant) -> (Duration, Instant) {
+    pub(crate) fn undecided(
+        &self,
+        identity: &Identity,
+        now: Instant,
+        class: FaultClass,
+    ) -> (Duration, Instant) {
         let completed = self.completed.load(Ordering::Acquire);
         let mut undecided = self.lock();
         // Of messages that another process got. They only begin anew.
         if undecided.len() >= MOST {
             undecided.clear();
         }
-        let fresh = Undecided { completed, since: now, tries: 0, is_here: true };
+        let fresh = Undecided { completed: None, since: now, tries: 0, is_here: true };
         let one = undecided.entry(identity.clone()).or_insert(fresh);
+        if class != FaultClass::Contention {
+            one.completed.get_or_insert(completed);
+        }
         one.is_here = true;
         let pause = Duration::from_millis(250) * 2_u32.pow(one.tries.min(7));
         one.tries += 1;
@@ -150,7 +160,10 @@ mod tests {
         let progress = Progress::default();
         let (bad, good) = (identity("bad"), identity("good"));
         assert!(progress.note([(&good, &DONE)].into_iter()));
-        progress.undecided(&bad, Instant::now());
+        progress.undecided(&bad, Instant::now(), FaultClass::Contention);
+        progress.note([(&good, &DONE)].into_iter());
+        assert!(!progress.has_witness(&bad), "it has not failed yet");
+        progress.undecided(&bad, Instant::now(), FaultClass::Environment);
         assert!(!progress.has_witness(&bad), "it succeeded before");
         assert!(!progress.has_witness(&good), "it did not fail");
         progress.note([(&good, &DONE)].into_iter());
@@ -168,14 +181,14 @@ mod tests {
         let (one, other, good) = (identity("one"), identity("other"), identity("good"));
         let dead = Outcome::refused(Rejection::new(Reason::Parked, "x"));
         for bad in [&one, &other] {
-            progress.undecided(bad, Instant::now());
+            progress.undecided(bad, Instant::now(), FaultClass::Environment);
         }
         progress.stall();
         progress.note([(&one, &dead)].into_iter());
         assert!(progress.is_stalled(), "the other one still waits");
         progress.note([(&other, &dead)].into_iter());
         assert!(!progress.is_stalled());
-        progress.undecided(&one, Instant::now());
+        progress.undecided(&one, Instant::now(), FaultClass::Environment);
         progress.stall();
         progress.note([(&good, &DONE)].into_iter());
         assert!(!progress.is_stalled());
@@ -195,8 +208,8 @@ mod tests {
     #[test]
     fn pauses_grow_up_to_half_a_minute() {
         let progress = Progress::default();
-        let pauses: Vec<u128> =
-            (0..9).map(|_| progress.undecided(&identity("k"), Instant::now()).0.as_millis()).collect();
+        let pause = |_| progress.undecided(&identity("k"), Instant::now(), FaultClass::Environment).0;
+        let pauses: Vec<u128> = (0..9).map(pause).map(|pause| pause.as_millis()).collect();
         assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
     }
 }

@@ -1,12 +1,16 @@
 //! Keeps one queue subscribed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::shared::Shared;
 use crate::amqp::{Delivery, Subscription};
 use crate::backoff::Backoff;
+
+/// Between two looks for acknowledgements that are held back and must not be.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Subscribes to `queue`, again whenever the subscription ends, until told to stop; then holds the last channel open until
 /// all work is done, so that it can still be acknowledged.
@@ -85,11 +89,20 @@ async fn pump(
 ) -> Ended {
     let mut lived = false;
     let channel = Arc::clone(subscription.channel());
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let next = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Ended::Stop,
             next = subscription.next() => next,
+            _ = looks.tick() => {
+                // Held back behind a message that stays at work, they may be all that the broker waits for.
+                if let Err(error) = channel.release_where_stuck().await {
+                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
+                }
+                continue;
+            }
             // Nothing can be acknowledged on it any more.
             () = channel.ended() => {
                 return Ended::Lost { reason: "an acknowledgement could not be sent".to_owned(), lived };

@@ -145,7 +145,9 @@ async fn a_function_past_its_deadline_is_cancelled_in_the_server_and_costs_its_n
     let row = "select string_agg(outcome || ' ' || detail, ', ' order by occurred_at) from oncely.audit where key = 'k7'";
     assert_eq!(
         world.text(row).await.as_deref(),
-        Some("retried the handler was not done within 1s, dead_lettered the handler was not done within 1s")
+        Some(
+            "retried the handler was not done within 1s (SQLSTATE 57014), dead_lettered the handler was not done within 1s (SQLSTATE 57014)"
+        )
     );
     let left = "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711
         and database = (select oid from pg_database where datname = current_database())";

@@ -316,6 +316,35 @@ async fn a_handler_that_dawdles_in_its_transaction_uses_up_its_attempts() {
     assert_eq!(world.text("select key from app.effects").await.as_deref(), Some("quick"));
 }
 
+/// A batch that one message fails at once, with others behind it that use up their time.
+#[tokio::test]
+async fn handlers_that_use_up_their_time_keep_another_tenants_messages_waiting_for_one_of_them() {
+    let mut world = world().await;
+    let settings = format!("queue = {:?}", world.queue("rust"));
+    world.reconfigure(&settings, &format!("{settings}\nlanes = 1\ndeadline = \"1s\""));
+    let handler = handler_fn(async |mut context: Context<'_>, message: Message<'_>| {
+        match message.key().split('-').next() {
+            Some("bad") => return Err(HandlerError::transient("boom")),
+            Some("slow") => {
+                sqlx::query("select pg_sleep(600)").execute(context.connection()).await?;
+            }
+            _ => {}
+        }
+        insert(context, message).await
+    });
+    let messages = std::iter::once(("initech", "bad".to_owned()))
+        .chain((0..10).map(|n| ("acme", format!("slow-{n}"))))
+        .chain((0..10).map(|n| ("globex", format!("quick-{n}"))));
+    let queue = world.queue("rust");
+    let messages = messages.map(|(tenant, key)| (queue.clone(), message(tenant, &key), b"{}".to_vec()));
+    world.broker.publish_all("", messages.collect()).await.unwrap();
+    let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
+    world.wait_for("select count(*) from app.effects", 10).await;
+    let charged = world.count("select count(*) from oncely.audit where tenant = 'acme'").await;
+    end(running).await;
+    assert!(charged <= 2, "{charged} used up their time before the others");
+}
+
 /// Panics before its future exists.
 struct Hasty;
 

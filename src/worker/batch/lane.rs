@@ -204,7 +204,7 @@ impl Lane {
             self.decider.attempts.write_audit(&records).await?;
         }
         // A failover has come in between, and may have taken back what was decided before it: all of it is asked again.
-        if !self.decider.attempts.is_of_one_history() {
+        if !self.decider.attempts.is_of_one_history().await? {
             tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
             return Ok(candidates);
         }
@@ -232,14 +232,6 @@ impl Lane {
             }
         }
         settle(&shared, settled).await?;
-        // Acknowledgements are held back behind another lane's older message; without one the broker delivers nothing to this lane.
-        if self.intake.is_idle() {
-            for channel in channels {
-                if let Err(error) = channel.release_where_full().await {
-                    tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
-                }
-            }
-        }
         Ok(again)
     }
 
@@ -253,7 +245,8 @@ impl Lane {
         let mut waits: HashMap<Identity, (Duration, Instant)> = HashMap::new();
         for (Candidate { delivery, identity, .. }, fault) in undecided {
             let known = waits.entry(identity.clone());
-            let (wait, since) = *known.or_insert_with(|| shared.progress.undecided(&identity, now));
+            let (wait, since) =
+                *known.or_insert_with(|| shared.progress.undecided(&identity, now, fault.class));
             if fault.class == FaultClass::Contention {
                 tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                     error = %fault, "a message waits for what another transaction holds");

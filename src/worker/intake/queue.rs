@@ -67,11 +67,6 @@ impl<T> Intake<T> {
         self.aside.overflow(Instant::now(), self.room, self.bytes, size)
     }
 
-    /// Has nothing come that a lane could take? Where one waits for it, that is so.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.arriving.try_lock().map_or(true, |arriving| arriving.receiver.is_empty())
-    }
-
     /// The next batch, into `batch`, which is empty; it stays empty when there will be none any more.
     ///
     /// At a low rate a batch is what is there, without waiting. Where more than a small batch has come while other lanes are at

@@ -107,7 +107,11 @@ impl Attempts {
 
     /// Was the round decided on one history, and is that the one of its last session? What was decided on another one may have been
     /// taken back by a failover. If not, the next round begins with a new session: this one may name a history that is over.
-    pub(crate) fn is_of_one_history(&mut self) -> bool {
+    pub(crate) async fn is_of_one_history(&mut self) -> Result<bool, Abandoned> {
+        // The last one is gone, and perhaps its server with it: the next one tells.
+        if self.session.is_none() && !self.hand.histories.is_empty() {
+            self.session().await?;
+        }
         if let Some(last) = self.hand.last_history.take() {
             self.decided_on(last);
         }
@@ -115,7 +119,7 @@ impl Attempts {
         if !is_one {
             self.session = None;
         }
-        is_one
+        Ok(is_one)
     }
 
     /// Some messages of the batch are to be committed.

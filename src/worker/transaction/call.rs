@@ -8,7 +8,7 @@ use serde_json::Value;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use super::batch_run::BatchRun;
-use super::deadline::{Handling, until_deadline};
+use super::deadline::{Handling, is_late, until_deadline};
 use super::interrupt::Interrupt;
 use super::plan::Plan;
 use super::response::text_of;
@@ -28,6 +28,8 @@ pub(crate) async fn handle(
     let BatchRun { shared, plan, backend, .. } = *batch;
     let consumer = &shared.consumer.name;
     let wait = plan.lock_wait();
+    // Of a server that is there, for a statement of ours.
+    let limit = shared.postgres.client_timeout();
     match (&shared.run, plan) {
         (Run::Sql(handler), Plan::Together { .. }) => {
             let called = async {
@@ -48,7 +50,7 @@ pub(crate) async fn handle(
             until_deadline(shared, backend, Handling::InServer, called).await
         }
         (run, Plan::Together { .. }) => {
-            begin_guard(transaction, wait).await?;
+            begin_guard(transaction, wait, limit).await?;
             let mut results = Results::with_capacity(incoming.len());
             match run {
                 Run::RustBatch(handler) => {
@@ -72,34 +74,42 @@ pub(crate) async fn handle(
                         let response = until_deadline(shared, backend, Handling::InProcess, called).await?;
                         // What the next one wrote would be committed without its key.
                         if !transaction.is_in_transaction() {
-                            return Err(ended(None));
+                            return Err(over(None));
                         }
                         results.push(Ok(response.as_ref().map(text_of)));
                     }
                 }
             }
-            end_guard(transaction).await?;
+            end_guard(transaction, limit).await?;
             Ok(results)
         }
         (run, Plan::Apart { .. } | Plan::ByItself { .. }) => {
             let mut results = Results::with_capacity(incoming.len());
+            let mut was_late = false;
             for message in incoming {
-                begin_guard(transaction, wait).await?;
+                // One that used up its time has taken it from those behind it, which run in a transaction of their own.
+                if was_late {
+                    let text = "a message before it was out of time";
+                    results.push(Err(Fault::new(FaultClass::Contention, None, text)));
+                    continue;
+                }
+                begin_guard(transaction, wait, limit).await?;
                 let called = async {
                     let done = call_one(run, transaction, message).await?;
                     or_stop(transaction, done).await
                 };
                 match until_deadline(shared, backend, Handling::InProcess, called).await {
-                    Ok(response) => match end_guard(transaction).await {
+                    Ok(response) => match end_guard(transaction, limit).await {
                         Ok(()) => results.push(Ok(response.as_ref().map(text_of))),
                         Err(Interrupt::Failed(fault)) => {
-                            undo_to_guard(transaction, &fault).await?;
+                            undo_to_guard(transaction, limit, &fault).await?;
                             results.push(Err(fault));
                         }
                         Err(other) => return Err(other),
                     },
                     Err(Interrupt::Failed(fault)) => {
-                        undo_to_guard(transaction, &fault).await?;
+                        was_late = is_late(&fault);
+                        undo_to_guard(transaction, limit, &fault).await?;
                         results.push(Err(fault));
                     }
                     Err(other) => return Err(other),
@@ -171,7 +181,11 @@ async fn call_one(
 /// A savepoint round Rust handlers: releasing it fails where the handler ended the transaction, or swallowed an error
 /// that aborted it. Without it, COMMIT of an aborted transaction reports success. Inside it names are looked up along the handler's
 /// search_path; rolling back to it brings back ours.
-async fn begin_guard(transaction: &mut PgConnection, wait: LockWait) -> Result<(), Interrupt> {
+async fn begin_guard(
+    transaction: &mut PgConnection,
+    wait: LockWait,
+    limit: Duration,
+) -> Result<(), Interrupt> {
     let begun = transaction.execute(match wait {
         LockWait::Session => {
             "savepoint oncely_handler; set local search_path to default; set local lock_timeout to default"
@@ -180,14 +194,13 @@ async fn begin_guard(transaction: &mut PgConnection, wait: LockWait) -> Result<(
             "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '500ms'"
         }
     });
-    begun.await.map(drop).map_err(Interrupt::of_ours)
+    pg::within(limit, begun).await.map(drop).map_err(Interrupt::of_ours)
 }
 
-async fn end_guard(transaction: &mut PgConnection) -> Result<(), Interrupt> {
-    match transaction
-        .execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp")
-        .await
-    {
+async fn end_guard(transaction: &mut PgConnection, limit: Duration) -> Result<(), Interrupt> {
+    let ended =
+        transaction.execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp");
+    match pg::within(limit, ended).await {
         Ok(_) => Ok(()),
         Err(error) => match classify(error) {
             PgFault::Outage(outage) => Err(Interrupt::Outage(outage)),
@@ -196,14 +209,14 @@ async fn end_guard(transaction: &mut PgConnection) -> Result<(), Interrupt> {
                 let text = "the handler ignored an error that aborted its transaction";
                 Err(Interrupt::Failed(Fault::new(FaultClass::Transient, fault.code, text)))
             }
-            PgFault::Fault(fault) => Err(ended(fault.code)),
+            PgFault::Fault(fault) => Err(over(fault.code)),
         },
     }
 }
 
 /// By COMMIT or ROLLBACK; or by dropping or swallowing a nested `begin()` that did not succeed, which sqlx answers with a ROLLBACK of
 /// everything.
-fn ended(code: Option<String>) -> Interrupt {
+fn over(code: Option<String>) -> Interrupt {
     let text = "the handler ended the transaction that it ran in";
     tracing::error!(code, "{text}; its connection is closed");
     Interrupt::Tainted(Fault::new(FaultClass::Transient, code, text))
@@ -211,8 +224,12 @@ fn ended(code: Option<String>) -> Interrupt {
 
 /// Takes back what a failed handler did. Where that can't be done the connection is given up, and the handler's failure
 /// stays its failure: asking the same handler again and again would spend no attempt.
-async fn undo_to_guard(transaction: &mut PgConnection, fault: &Fault) -> Result<(), Interrupt> {
-    let undone = transaction.execute("rollback to savepoint oncely_handler").await;
+async fn undo_to_guard(
+    transaction: &mut PgConnection,
+    limit: Duration,
+    fault: &Fault,
+) -> Result<(), Interrupt> {
+    let undone = pg::within(limit, transaction.execute("rollback to savepoint oncely_handler")).await;
     undone.map(drop).map_err(|error| {
         tracing::debug!(error = %error, "a handler's savepoint could not be restored");
         Interrupt::Tainted(fault.clone())

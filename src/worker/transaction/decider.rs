@@ -115,8 +115,8 @@ impl Decider {
             }
             let is_held = matches!(setback, Setback::Held(_));
             let fault = setback.into_fault();
-            // Kept apart they would be out of time once more, all of them: the server ends the whole statement.
-            if is_held || in_parts && is_late(&fault) {
+            // Kept apart they would be out of time once more: the server ends a function's whole statement.
+            if is_held || is_late(&fault) {
                 return Ok(Some(fault));
             }
             last = Some(fault);
@@ -174,13 +174,10 @@ impl Decider {
                 outcomes[index].get_or_insert(Outcome::Undecided { attempts: 0, fault: fault.clone() });
                 continue;
             }
-            // One that used up its time takes as much from all behind it: another of its tenant's waits for a later batch.
-            if late.contains(tenant) {
-                let fault = Fault::new(
-                    FaultClass::Contention,
-                    None,
-                    "a message of its tenant was out of time before it",
-                );
+            // One that used up its time has taken it from all behind it: another of its tenant's waits for a later batch, and behind two
+            // tenants' everybody does.
+            if late.len() > 1 || late.contains(tenant) {
+                let fault = Fault::new(FaultClass::Contention, None, "messages before it were out of time");
                 outcomes[index] = Some(Outcome::Undecided { attempts: 0, fault });
                 continue;
             }

@@ -279,3 +279,15 @@ async fn a_claim_that_waited_for_a_run_which_failed_meanwhile_heeds_its_delay() 
     transaction.commit().await.unwrap();
     assert_eq!(claimed.await.unwrap().outcome, "retry");
 }
+
+#[tokio::test]
+async fn a_final_failure_is_recorded_although_a_copy_has_failed_in_passing_meanwhile() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    assert_eq!(super::fail(&mut sql, "k", 1, None).await.0, "retry");
+    let (outcome, attempts, reason) = super::fail(&mut sql, "k", 1, Some("handler_rejected")).await;
+    assert_eq!((outcome.as_str(), attempts, reason.as_deref()), ("given_up", 2, Some("handler_rejected")));
+    assert_eq!(status(&mut world, "k").await.as_deref(), Some("FAILED 2"));
+    let trail = "select count(*) from oncely.audit where outcome = 'dead_lettered'";
+    assert_eq!(world.count(trail).await, 1);
+}
