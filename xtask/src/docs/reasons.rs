@@ -70,8 +70,10 @@ mod tests {
     #[test]
     fn variants_get_their_comments_and_codes() {
         let source = "pub enum Reason {\n    /// Gone\n    /// for good.\n    Gone,\n}\n\
+                      pub const ALL: &[Self] = &[\n        Self::Gone,\n    ];\n\
                       pub fn as_str(self) {\n        match self {\n            Self::Gone => \"gone\",\n        }\n    }\n";
         assert!(page(source).unwrap().contains("| `gone` | Gone for good. |"));
-        assert!(page(&source.replace("Self::Gone", "Self::Lost")).is_err(), "a variant without a code");
+        assert!(page(&source.replace("Self::Gone =>", "Self::Lost =>")).is_err(), "a variant without a code");
+        assert!(page(&source.replace("        Self::Gone,\n", "")).is_err(), "a variant that ALL lacks");
     }
 }
