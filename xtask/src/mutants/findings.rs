@@ -79,7 +79,7 @@ pub(super) async fn key_is_held(arena: &mut Arena) -> anyhow::Result<()> {
 /// Messages in two lanes want the same rows, each in an order of its own.
 pub(super) async fn hot_rows(arena: &mut Arena) -> anyhow::Result<()> {
     // Each holds its rows for a while, so that two batches that are at work at once do meet.
-    let all = some(40, Act::Slow, "h").into_iter().enumerate().map(|(number, one)| {
+    let all = some(80, Act::Slow, "h").into_iter().enumerate().map(|(number, one)| {
         let first = u8::try_from(number * 7 % 16).unwrap_or(0);
         let second = u8::try_from(number * 11 % 16).unwrap_or(0);
         one.beside(Beside::Hot(first, second))

@@ -99,6 +99,11 @@ const SLOW: Settings = &[
     ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
 ];
 const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
+/// Many of them at once, which meet again and again.
+const SMALL_BATCHES: Settings = &[
+    ("consumer", "batch", "8"),
+    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
+];
 const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
 const fn mutant(bug: &'static str, script: Script) -> Mutant {
@@ -132,7 +137,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("environment_pins_its_lane", Script::TemporaryTables),
     mutant("environment_is_nobodys", Script::BranchIsMissing),
     mutant("held_key_pins_its_batch", Script::KeyIsHeld),
-    Mutant { settings: ONE_ATTEMPT, ..mutant("contention_is_charged", Script::HotRows) },
+    Mutant { settings: SMALL_BATCHES, ..mutant("contention_is_charged", Script::HotRows) },
     mutant("used_up_sequence_is_poison", Script::SequenceIsUsedUp),
     Mutant { settings: ONE_CRASH, ..mutant("live_runs_are_deaths", Script::CopiesRedelivered) },
     Mutant {
