@@ -244,7 +244,10 @@ begin
             if message.attempt = 1 then raise exception 'once'; end if;
         when 'reject' then perform oncely.reject('on purpose');
         when 'divide' then perform 1 / 0;
-        when 'gate' then perform pg_advisory_xact_lock(4711);
+        when 'gate' then
+            -- The gate stands for work that takes its time, and is no lock that somebody holds.
+            perform set_config('lock_timeout', '0', true);
+            perform pg_advisory_xact_lock(4711);
         when 'second_gate' then perform pg_advisory_xact_lock(4712);
         when 'late' then insert into judge.late values (7);
         when 'branch' then execute pg_catalog.format('insert into %I.books (key) values ($1)', message.tenant) using message.key;
