@@ -34,9 +34,6 @@ pub(crate) fn without_deaths(headers: &FieldTable) -> FieldTable {
     keep(headers, |name| !BROKER_HEADERS.contains(&name))
 }
 
-/// A publisher's further routing keys. Exchanges that go by the routing key obey it, the default exchange too.
-pub(crate) const CC_HEADER: &str = "CC";
-
 /// The headers without some.
 pub(crate) fn without(headers: &FieldTable, names: &[&str]) -> FieldTable {
     keep(headers, |name| !names.contains(&name))
@@ -65,9 +62,17 @@ pub(crate) fn header<'a>(headers: Option<&'a FieldTable>, name: &str) -> Option<
     }
 }
 
+/// A publisher's further routing keys. Exchanges that go by the routing key obey them, the default exchange too.
+const FURTHER_ROUTES: [&str; 2] = ["CC", "BCC"];
+
+/// Stands for a queue that only its publisher's channel has: the broker refuses it of anybody else.
+const DIRECT_REPLY: &str = "amq.rabbitmq.reply-to";
+
 impl Copy {
-    /// The original's body, routing key and properties, but: no `user_id`, which the broker would check against ours; no
-    /// `expiration`, which would let a waiting or dead letter vanish; and durable whatever the original was.
+    /// The original's body, routing key and properties, but for what the broker would act on or refuse now that it is ours: no `user_id`,
+    /// which would be checked against ours; no `expiration`, which would let a waiting or dead letter vanish; no `CC` and `BCC`, which
+    /// would lead a copy to queues that its publisher names, with our rights, and of which a message may have a second one that the
+    /// broker has not looked at; no unresolved direct reply-to; and durable whatever the original was.
     pub(crate) fn of(
         from: &BasicProperties,
         headers: FieldTable,
@@ -75,6 +80,7 @@ impl Copy {
         routing_key: String,
         body: Bytes,
     ) -> Self {
+        let headers = without(&headers, &FURTHER_ROUTES);
         let mut to = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
         macro_rules! keep {
             ($($property:ident => $with:ident),+) => {
@@ -88,13 +94,15 @@ impl Copy {
             content_encoding => with_content_encoding,
             priority => with_priority,
             correlation_id => with_correlation_id,
-            reply_to => with_reply_to,
             message_id => with_message_id,
             timestamp => with_timestamp,
             kind => with_type,
             app_id => with_app_id,
             cluster_id => with_cluster_id
         );
+        if let Some(reply_to) = from.reply_to().clone().filter(|name| name.as_str() != DIRECT_REPLY) {
+            to = to.with_reply_to(reply_to);
+        }
         Self { exchange, routing_key, properties: to, body }
     }
 }

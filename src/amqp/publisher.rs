@@ -79,7 +79,7 @@ impl Publisher {
         let mut results = Vec::with_capacity(copies.len());
         let failed = self.try_publish(copies, &mut results).await;
         let error = failed.err().unwrap_or(PublishError::Refused);
-        results.extend(copies[results.len()..].iter().map(|_| Err(again(&error))));
+        results.extend(copies[results.len()..].iter().map(|_| Err(clone_error(&error))));
         results
     }
 
@@ -103,8 +103,8 @@ impl Publisher {
             let (published, failed) = connection.publish(&messages).await;
             for (copy, result) in wave.iter().zip(published) {
                 results.push(match (result, &failed) {
-                    (Some(result), _) => told(copy, result),
-                    (None, Some(error)) => Err(again_amqp(error).into()),
+                    (Some(result), _) => copy_result(copy, result),
+                    (None, Some(error)) => Err(clone_amqp(error).into()),
                     (None, None) => Err(PublishError::Refused),
                 });
             }
@@ -152,11 +152,11 @@ fn outgoing(copy: &Copy, frame_max: u32) -> Outgoing<'_> {
     )
 }
 
-fn told(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
+fn copy_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
     match result {
         PublishResult::Arrived => Ok(()),
         PublishResult::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
-        // The second says of a stored event what can't be of a copy.
+        // Only a stored event can be unreadable.
         PublishResult::Refused | PublishResult::Unreadable => Err(PublishError::Refused),
         PublishResult::Closed(code, text) => Err(PublishError::Closed(code, text)),
         PublishResult::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
@@ -164,15 +164,15 @@ fn told(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
 }
 
 /// The same error for each copy of a failed call.
-fn again(error: &PublishError) -> PublishError {
+fn clone_error(error: &PublishError) -> PublishError {
     match error {
-        PublishError::Amqp(error) => PublishError::Amqp(again_amqp(error)),
+        PublishError::Amqp(error) => PublishError::Amqp(clone_amqp(error)),
         PublishError::Blocked => PublishError::Blocked,
         _ => PublishError::Refused,
     }
 }
 
-fn again_amqp(error: &AmqpError) -> AmqpError {
+fn clone_amqp(error: &AmqpError) -> AmqpError {
     match error {
         AmqpError::Broker(error) => AmqpError::Broker(error.clone()),
         AmqpError::Timeout(what, limit) => AmqpError::Timeout(what, *limit),

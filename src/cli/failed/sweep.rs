@@ -16,7 +16,7 @@ use super::super::output;
 use super::super::session;
 use super::SCHEMA;
 use super::copy::{Owner, returned};
-use crate::amqp::{CC_HEADER, Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put, without};
+use crate::amqp::{Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put};
 use crate::config::Config;
 use crate::letter::{Letter, Memory};
 use crate::own_headers;
@@ -306,10 +306,9 @@ impl Pass<'_> {
     }
 
     /// The same again, into this queue alone: another queue that is bound to the dead-letter exchange must not get a copy
-    /// with each sweep, nor a queue that the publisher's CC names. The way there replaces the routing key, so a header keeps it.
+    /// with each sweep. The way there replaces the routing key, so a header keeps it.
     fn kept(&self, taken: &QueuedMessage) -> Copy {
-        let headers = taken.properties.headers().clone().unwrap_or_default();
-        let mut headers = without(&headers, &[CC_HEADER]);
+        let mut headers = taken.properties.headers().clone().unwrap_or_default();
         if header(Some(&headers), own_headers::ROUTING_KEY).is_none() {
             put(&mut headers, own_headers::ROUTING_KEY, &taken.routing_key);
         }

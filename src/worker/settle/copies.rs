@@ -51,7 +51,14 @@ pub(super) fn dead_letter_copy(
     // What follows is our word, not a publisher's.
     let mut headers = without(
         &headers,
-        &[own_headers::LETTER, own_headers::LETTER_MARK, own_headers::TENANT, own_headers::KEY],
+        &[
+            own_headers::LETTER,
+            own_headers::LETTER_MARK,
+            own_headers::TENANT,
+            own_headers::KEY,
+            // A requeue signs anew what its row says; to whoever reads dead letters it would be a pass for as long as the secret lasts.
+            own_headers::IDENTITY,
+        ],
     );
     put(&mut headers, own_headers::REASON, rejection.reason.as_str());
     put(&mut headers, own_headers::DETAIL, &rejection.detail);

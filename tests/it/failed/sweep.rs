@@ -2,7 +2,7 @@
 
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::json;
-use testbed::Process;
+use testbed::{Process, RawConnection, RawProperties, RawValue};
 
 use super::{dead, failed};
 use crate::support::{World, message};
@@ -68,6 +68,40 @@ async fn a_sweep_sends_no_copy_to_the_other_queues_that_a_publisher_named() {
     }
     // Confirms come when a message is in all its queues.
     assert_eq!(world.broker.ready(&other).await.unwrap(), 1, "the publisher's own copy");
+}
+
+/// Of two headers of a name the broker looks at the first one alone, and a client keeps the second.
+#[tokio::test]
+async fn a_sweep_takes_no_route_that_a_dead_letter_has_hidden_behind_another() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let other = world.queue("ledger");
+    world.broker.declare_queue(&other, FieldTable::default()).await.unwrap();
+    let routes = |queues: &[&str]| {
+        RawValue::Array(queues.iter().map(|queue| RawValue::text(queue.as_bytes())).collect())
+    };
+    let hidden = |name: &[u8]| RawProperties {
+        headers: Some(vec![(name.to_vec(), routes(&[])), (name.to_vec(), routes(&[&other]))]),
+        ..RawProperties::default()
+    };
+    let (url, exchange) = (world.urls.rabbitmq.clone(), format!("{}.dlx", world.queue("payments")));
+    let letters = [hidden(b"CC"), hidden(b"BCC")];
+    tokio::task::spawn_blocking(move || {
+        let mut raw = RawConnection::open(&url).unwrap();
+        for letter in letters {
+            raw.publish(&exchange, b"k", &letter.encode(), b"{}").unwrap();
+        }
+        raw.confirmed().unwrap();
+    })
+    .await
+    .unwrap();
+    world.wait_for_ready(&dead(&world), 2).await;
+    for _ in 0..2 {
+        let pass = failed(&world, 0, &["sweep", "--queue", &world.queue("payments")]).await;
+        assert_eq!(pass["swept"][0]["kept"], json!(2));
+    }
+    assert_eq!(world.broker.ready(&other).await.unwrap(), 0);
 }
 
 #[tokio::test]
