@@ -232,36 +232,42 @@ declare
     few oncely.message[];
     answers oncely.result[];
     failed boolean;
+    -- No handler may see them; each is told so by itself.
+    unparsed boolean := needs_json and exists (select from unnest(messages) as m where m.payload is null);
 begin
     for head in 1 .. cardinality(messages) by size loop
         part := messages[head : head + size - 1];
-        failed := false;
-        begin
-            -- The handler's own; an error takes it back.
-            set local search_path to default;
-            -- Kept in a variable: rows that RETURN QUERY has returned stay returned when the subtransaction is rolled
-            -- back.
-            execute call into answers using part;
-            set local search_path = pg_catalog, pg_temp;
-        exception
-            when others then
-                failed := true;
-        end;
+        failed := unparsed and exists (select from unnest(part) as m where m.payload is null);
         if not failed then
-            return query select a.seq, a.response, null::text, null::text, null::text from unnest(answers) as a;
-            continue;
-        end if;
-        for start in 1 .. cardinality(part) by quarter loop
-            failed := false;
-            few := part[start : start + quarter - 1];
             begin
+                -- The handler's own; an error takes it back.
                 set local search_path to default;
-                execute call into answers using few;
+                -- Kept in a variable: rows that RETURN QUERY has returned stay returned when the subtransaction is
+                -- rolled back.
+                execute call into answers using part;
                 set local search_path = pg_catalog, pg_temp;
             exception
                 when others then
                     failed := true;
             end;
+        end if;
+        if not failed then
+            return query select a.seq, a.response, null::text, null::text, null::text from unnest(answers) as a;
+            continue;
+        end if;
+        for start in 1 .. cardinality(part) by quarter loop
+            few := part[start : start + quarter - 1];
+            failed := unparsed and exists (select from unnest(few) as m where m.payload is null);
+            if not failed then
+                begin
+                    set local search_path to default;
+                    execute call into answers using few;
+                    set local search_path = pg_catalog, pg_temp;
+                exception
+                    when others then
+                        failed := true;
+                end;
+            end if;
             if failed then
                 return query select e.* from oncely.handle_each(handler, batch, needs_json, few) as e;
             else

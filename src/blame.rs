@@ -1,6 +1,6 @@
-//! Who answers for a failure: the message, its company in the batch, or nobody yet. Without I/O and without a clock.
+//! Who answers for a failure: the message, its batch, or nobody yet. Without I/O and without a clock.
 //!
-//! A batch is a bet that its messages have nothing to do with each other. When it fails, the bet is taken back: what the company may
+//! A batch is a bet that its messages have nothing to do with each other. When it fails, the bet is taken back: what the others may
 //! have caused is run again in a transaction of its own, and what strikes a message there is the message's, unless the same may strike
 //! every other message as well. That is decided by witnesses, messages of the same consumer that succeed meanwhile, and not by the
 //! SQLSTATE: a missing table may be an operator's mistake, or one branch of the handler that nobody deployed.
@@ -25,8 +25,8 @@ pub struct Circumstances {
 pub enum Blame {
     /// The message, with a failure of this class: it spends an attempt, or is given up.
     Message(FaultClass),
-    /// Perhaps its company: it runs again by itself, and spends nothing.
-    Company,
+    /// Perhaps the others of its batch: it runs again by itself, and spends nothing.
+    Batch,
     /// Nobody, as far as is known: it waits aside, and spends nothing.
     Nobody,
 }
@@ -41,7 +41,7 @@ pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
     let Circumstances { by_itself, witness, is_last, poisoned } = circumstances;
     let environment = |own: FaultClass| match (by_itself, witness) {
         // Also where others succeed: a temporary table that each message makes, say, is there for all but the first.
-        (false, _) => Blame::Company,
+        (false, _) => Blame::Batch,
         (true, true) => Blame::Message(own),
         (true, false) => Blame::Nobody,
     };
@@ -50,10 +50,10 @@ pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
         FaultClass::Poison if poisoned >= POISON_STREAK && !witness => environment(FaultClass::Poison),
         FaultClass::Contention | FaultClass::Session => match by_itself {
             true => Blame::Message(FaultClass::Transient),
-            false => Blame::Company,
+            false => Blame::Batch,
         },
         // What ends in a dead letter has failed by itself.
-        FaultClass::Transient if is_last && !by_itself => Blame::Company,
+        FaultClass::Transient if is_last && !by_itself => Blame::Batch,
         FaultClass::Transient
         | FaultClass::Poison
         | FaultClass::Rejected
@@ -67,18 +67,18 @@ pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
 mod tests {
     use super::*;
 
-    const IN_COMPANY: Circumstances =
+    const IN_BATCH: Circumstances =
         Circumstances { by_itself: false, witness: false, is_last: false, poisoned: 0 };
-    const BY_ITSELF: Circumstances = Circumstances { by_itself: true, ..IN_COMPANY };
+    const BY_ITSELF: Circumstances = Circumstances { by_itself: true, ..IN_BATCH };
     const SEEN: Circumstances = Circumstances { witness: true, ..BY_ITSELF };
 
     #[test]
     fn an_environments_error_is_the_messages_only_where_another_one_succeeds() {
-        assert_eq!(blame(FaultClass::Environment, IN_COMPANY), Blame::Company);
-        let among_good = Circumstances { witness: true, ..IN_COMPANY };
+        assert_eq!(blame(FaultClass::Environment, IN_BATCH), Blame::Batch);
+        let among_good = Circumstances { witness: true, ..IN_BATCH };
         assert_eq!(
             blame(FaultClass::Environment, among_good),
-            Blame::Company,
+            Blame::Batch,
             "its neighbours may be the cause"
         );
         assert_eq!(blame(FaultClass::Environment, BY_ITSELF), Blame::Nobody);
@@ -88,12 +88,12 @@ mod tests {
     #[test]
     fn what_batching_may_have_caused_is_charged_to_nobody_before_it_has_failed_by_itself() {
         for class in [FaultClass::Contention, FaultClass::Session] {
-            assert_eq!(blame(class, IN_COMPANY), Blame::Company);
+            assert_eq!(blame(class, IN_BATCH), Blame::Batch);
             assert_eq!(blame(class, BY_ITSELF), Blame::Message(FaultClass::Transient));
         }
-        let last = Circumstances { is_last: true, ..IN_COMPANY };
-        assert_eq!(blame(FaultClass::Transient, IN_COMPANY), Blame::Message(FaultClass::Transient));
-        assert_eq!(blame(FaultClass::Transient, last), Blame::Company);
+        let last = Circumstances { is_last: true, ..IN_BATCH };
+        assert_eq!(blame(FaultClass::Transient, IN_BATCH), Blame::Message(FaultClass::Transient));
+        assert_eq!(blame(FaultClass::Transient, last), Blame::Batch);
         let alone_and_last = Circumstances { by_itself: true, ..last };
         assert_eq!(blame(FaultClass::Transient, alone_and_last), Blame::Message(FaultClass::Transient));
     }
@@ -101,10 +101,10 @@ mod tests {
     #[test]
     fn poison_of_all_in_a_row_waits_for_a_witness() {
         let streak = |circumstances| Circumstances { poisoned: POISON_STREAK, ..circumstances };
-        assert_eq!(blame(FaultClass::Poison, IN_COMPANY), Blame::Message(FaultClass::Poison));
-        assert_eq!(blame(FaultClass::Poison, streak(IN_COMPANY)), Blame::Company);
+        assert_eq!(blame(FaultClass::Poison, IN_BATCH), Blame::Message(FaultClass::Poison));
+        assert_eq!(blame(FaultClass::Poison, streak(IN_BATCH)), Blame::Batch);
         assert_eq!(blame(FaultClass::Poison, streak(BY_ITSELF)), Blame::Nobody);
         assert_eq!(blame(FaultClass::Poison, streak(SEEN)), Blame::Message(FaultClass::Poison));
-        assert_eq!(blame(FaultClass::Rejected, streak(IN_COMPANY)), Blame::Message(FaultClass::Rejected));
+        assert_eq!(blame(FaultClass::Rejected, streak(IN_BATCH)), Blame::Message(FaultClass::Rejected));
     }
 }

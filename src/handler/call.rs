@@ -57,6 +57,33 @@ pub(crate) async fn call_in_parts(
     in_order(messages.len(), answers.into_iter().map(Answer::read))
 }
 
+/// The same where jsonb refuses a body: each is parsed by itself there, and one that is refused is null.
+///
+/// # Errors
+/// What ends the whole statement, such as a timeout or a lost connection; a decoding error as above.
+pub(crate) async fn call_in_parts_unparsed(
+    connection: &mut PgConnection,
+    handler: &SqlHandler,
+    consumer: &IdentityPart,
+    messages: &[Message<'_>],
+) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
+    let rows = rows(handler, consumer, messages, false);
+    let SqlFunction { name, batch, json } = &handler.function;
+    let needs_json = *json == JsonPolicy::Required;
+    let answers = sqlx::query_file_as!(
+        Answer,
+        "src/handler/call_parts_unparsed.sql",
+        name,
+        batch,
+        rows.as_slice() as _,
+        &json_of(handler, messages),
+        needs_json
+    )
+    .fetch_all(connection)
+    .await?;
+    in_order(messages.len(), answers.into_iter().map(Answer::read))
+}
+
 /// The same with a subtransaction for each message.
 ///
 /// # Errors
@@ -70,19 +97,23 @@ pub(crate) async fn call_each(
     let rows = rows(handler, consumer, messages, false);
     let SqlFunction { name, batch, json } = &handler.function;
     let needs_json = *json == JsonPolicy::Required;
-    let is_json: Vec<bool> = messages.iter().map(|one| *json != JsonPolicy::Off && one.is_json).collect();
     let answers = sqlx::query_file_as!(
         Answer,
         "src/handler/call_each.sql",
         name,
         batch,
         rows.as_slice() as _,
-        &is_json,
+        &json_of(handler, messages),
         needs_json
     )
     .fetch_all(connection)
     .await?;
     in_order(messages.len(), answers.into_iter().map(Answer::read))
+}
+
+/// Which bodies are to be jsonb.
+fn json_of(handler: &SqlHandler, messages: &[Message<'_>]) -> Vec<bool> {
+    messages.iter().map(|one| handler.function.json != JsonPolicy::Off && one.is_json).collect()
 }
 
 /// Messages as the functions take them; where `parsed`, with what is JSON as jsonb.

@@ -280,6 +280,28 @@ async fn json_that_only_postgresql_refuses_is_null_or_dead_lettered_as_the_handl
     }
 }
 
+/// PostgreSQL refuses all that one call binds: the others of the batch must not run one by one for it.
+#[tokio::test]
+async fn json_that_only_postgresql_refuses_leaves_its_neighbours_a_transaction_together() {
+    let mut world = World::new().await;
+    let settings = "lanes = 1\nbatch = 200\nprefetch = 400\nhandler = { function = \"app.handle\", json = \"required\" }";
+    world.consumer("payments", settings);
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    let messages = (0..200).map(|n| {
+        let body = if n == 100 { r#"{"a": "\u0000"}"# } else { "{}" };
+        (queue.clone(), message("acme", &format!("k{n}")), body.as_bytes().to_vec())
+    });
+    world.broker.publish_all("", messages.collect()).await.unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 199).await;
+    assert_eq!(dead_letter(&world, "payments").await.1, "invalid_json");
+    world.stop(worker).await;
+    // Each part of a batch has a subtransaction, and a number, of its own.
+    let transactions = world.count("select count(distinct xmin::text) from app.effects").await;
+    assert!(transactions < 60, "{transactions} transactions for 199 messages");
+}
+
 #[tokio::test]
 async fn copies_of_a_failing_message_in_one_batch_use_up_one_attempt() {
     let mut world = World::new().await;

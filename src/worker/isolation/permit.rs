@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SERIAL: u32 = 64;
 
 /// How long one that runs alone keeps the others waiting. What kills a process does so soon, and a batch that holds its locks for longer
-/// is not what the others collide with: one that takes longer goes on in company.
+/// is not what the others collide with: one that takes longer goes on beside the others.
 const ALONE: Duration = Duration::from_secs(5);
 
 /// What the lanes of one consumer hold their permits of.

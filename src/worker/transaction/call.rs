@@ -13,7 +13,9 @@ use super::interrupt::Interrupt;
 use super::plan::Plan;
 use super::response::text_of;
 use crate::fault::{Fault, FaultClass};
-use crate::handler::{Context, HandlerError, Message, Run, call_each, call_in_parts, call_together};
+use crate::handler::{
+    Context, HandlerError, Message, Run, call_each, call_in_parts, call_in_parts_unparsed, call_together,
+};
 use crate::pg::{self, LockWait, PgFault, classify};
 
 /// A handler's results, by message; responses as PostgreSQL writes them.
@@ -43,6 +45,9 @@ pub(crate) async fn handle(
             let called = async {
                 match plan {
                     Plan::ByItself { .. } => call_each(transaction, handler, consumer, incoming).await,
+                    Plan::Apart { unparsed: true, .. } => {
+                        call_in_parts_unparsed(transaction, handler, consumer, incoming).await
+                    }
                     _ => call_in_parts(transaction, handler, consumer, incoming).await,
                 }
                 .map_err(Interrupt::of_handler)

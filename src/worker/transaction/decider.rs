@@ -47,7 +47,7 @@ impl Decider {
         Self { attempts, parts_first: 0 }
     }
 
-    /// Commits what can be: together; where some message fails, in parts, inside the server; and what the company in the batch may have
+    /// Commits what can be: together; where some message fails, in parts, inside the server; and what the rest of the batch may have
     /// caused, message by message, each in a transaction of its own. What nobody answers for yet is undecided. Where `back`, the
     /// messages have been through this, and run by themselves at once.
     pub(crate) async fn commit(
@@ -63,7 +63,7 @@ impl Decider {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; work.len()];
         let fault = match back {
             true => None,
-            false => self.in_company(isolation, work, &mut outcomes).await?,
+            false => self.in_batch(isolation, work, &mut outcomes).await?,
         };
         self.by_themselves(isolation, work, &mut outcomes, fault).await?;
         let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
@@ -77,7 +77,7 @@ impl Decider {
 
     /// All of them in one transaction, and, where that fails, in one that keeps them apart. Fills in what is decided; returns what the
     /// last transaction failed with.
-    async fn in_company(
+    async fn in_batch(
         &mut self,
         isolation: Isolation,
         work: &[&Candidate],
@@ -128,7 +128,13 @@ impl Decider {
             false => SUBTRANSACTIONS,
         };
         for (number, chunk) in work.chunks(size).enumerate() {
-            match self.attempts.run(isolation, Plan::Apart { contended }, chunk).await? {
+            let mut plan = Plan::Apart { contended, unparsed: false };
+            let mut done = self.attempts.run(isolation, plan, chunk).await?;
+            if in_parts && matches!(&done, Err(Setback::Failed(fault)) if is_of_values(fault)) {
+                plan = Plan::Apart { contended, unparsed: true };
+                done = self.attempts.run(isolation, plan, chunk).await?;
+            }
+            match done {
                 Ok(done) => fill(outcomes, number * size, done),
                 Err(setback) => last = Some(setback.into_fault()),
             }
@@ -246,7 +252,7 @@ impl Decider {
         };
         match blame(fault.class, circumstances) {
             Blame::Message(class) => self.attempts.failed(one, &Fault { class, ..fault }).await,
-            Blame::Company | Blame::Nobody => Ok(Outcome::Undecided { attempts: 0, fault }),
+            Blame::Batch | Blame::Nobody => Ok(Outcome::Undecided { attempts: 0, fault }),
         }
     }
 }
@@ -254,6 +260,12 @@ impl Decider {
 /// Did two of our own transactions stand in each other's way?
 fn is_collision(fault: Option<&Fault>) -> bool {
     fault.and_then(|fault| fault.code.as_deref()).is_some_and(|code| code.starts_with("40"))
+}
+
+/// Does a type hold no such value (classes 22 and 54)? Kept apart the handler's own errors are rows: what fails as a whole is what
+/// the messages are sent as.
+fn is_of_values(fault: &Fault) -> bool {
+    fault.code.as_deref().is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
 }
 
 /// Puts the outcomes of a part of a batch where they belong.

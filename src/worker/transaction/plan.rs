@@ -15,6 +15,8 @@ pub(crate) enum Plan {
     Apart {
         /// As above.
         contended: bool,
+        /// A body among them is JSON that jsonb refuses: each is parsed by itself, inside the server.
+        unparsed: bool,
     },
     /// One message, in a transaction and a subtransaction of its own.
     ByItself {
@@ -27,7 +29,7 @@ impl Plan {
     /// How long the handler waits for locks.
     pub(crate) fn lock_wait(self) -> LockWait {
         match self {
-            Self::Together { contended: true } | Self::Apart { contended: true } => LockWait::Moment,
+            Self::Together { contended: true } | Self::Apart { contended: true, .. } => LockWait::Moment,
             _ => LockWait::Session,
         }
     }

@@ -41,9 +41,7 @@ pub(super) fn verdicts(run: &BatchRun<'_>, claims: Vec<Claim>, results: Results)
         };
         let outcome = match blame(fault.class, circumstances) {
             Blame::Message(class) => failed(shared, Fault { class, ..fault }, attempt),
-            Blame::Company | Blame::Nobody => {
-                Outcome::Undecided { attempts: attempt.saturating_sub(1), fault }
-            }
+            Blame::Batch | Blame::Nobody => Outcome::Undecided { attempts: attempt.saturating_sub(1), fault },
         };
         if outcome.reason() == Some(Reason::Poison) {
             poisoned += 1;

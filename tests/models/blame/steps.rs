@@ -189,7 +189,7 @@ impl World {
                     _ => message.dead = true,
                 }
             }
-            Blame::Company | Blame::Nobody => {
+            Blame::Batch | Blame::Nobody => {
                 message.undecided.get_or_insert(state.completed);
                 message.put(at);
             }

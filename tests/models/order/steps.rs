@@ -118,7 +118,7 @@ impl Ordered {
         let waiting = (0..self.events).filter(|&event| !state.emitted[event]);
         let next = match self.policy {
             Policy::Sequence => usize::MAX,
-            // Whoever emits holds the key's row until his commit.
+            // An emitter holds the key's row until its commit.
             _ => 1,
         };
         actions.extend(waiting.take(next).map(Action::Commit));

@@ -1,0 +1,13 @@
+-- As call_parts.sql. Bodies become jsonb here, where one that jsonb refuses becomes null.
+select p.seq as "seq!", p.response::text as response, p.error_code, p.error_message, p.error_place
+from oncely.handle_parts($1, $2, $5, array(
+    select row(
+        m.seq, m.attempt, m.redelivered, m.published_at, m.tenant, m.consumer, m.key,
+        case when j.is_json then oncely.try_jsonb(m.body) end,
+        m.body, m.content_type, m.headers, m.exchange, m.routing_key, m.queue,
+        m.message_id, m.correlation_id, m.reply_to, m.type, m.user_id, m.app_id, m.trace_id
+    )::oncely.message
+    from unnest($3::oncely.message[]) as m
+    join unnest($4::boolean[]) with ordinality as j (is_json, seq) on j.seq = m.seq
+    order by m.seq
+)) as p
