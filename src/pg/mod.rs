@@ -82,7 +82,7 @@ pub(crate) use retention::{
     unlock as sweep_unlock,
 };
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
-pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler, run_deferred};
+pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
     process, secret, within,

@@ -47,19 +47,6 @@ pub(crate) async fn enter_handler(connection: &mut PgConnection, wait: LockWait)
     entered.await.map(drop)
 }
 
-/// Runs what the handler has deferred to COMMIT (constraints, constraint triggers), as a statement of its own: PostgreSQL takes
-/// statement_timeout off before it commits, so there it could run for ever. The transaction stays in the handler's settings, for what a
-/// deferred trigger may still do at COMMIT.
-///
-/// # Errors
-/// The handler's: what a deferred constraint finds wrong.
-pub(crate) async fn run_deferred(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let ran = connection.execute(
-        "set local search_path to default; set local lock_timeout to default; set constraints all immediate",
-    );
-    ran.await.map(drop)
-}
-
 /// A session of a lane, before anything else runs in it.
 pub(super) async fn pin(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     connection.execute("set search_path = pg_catalog, pg_temp").await.map(drop)

@@ -1,11 +1,13 @@
 //! Limits: of a handler, which is told to stop where it works, in PostgreSQL; and of PostgreSQL itself, which may have gone
 //! without a word.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use sqlx::PgConnection;
 
 use super::interrupt::Interrupt;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Backend, Outage};
+use crate::pg::{self, Backend, Outage};
 use crate::worker::shared::Shared;
 
 /// How long a handler may take to return after its statement was cancelled.
@@ -41,7 +43,7 @@ pub(crate) async fn in_time<T>(
     }
 }
 
-/// Waits for a handler's call. Past the consumer's deadline PostgreSQL cancels what the handler waits for, and the handler's
+/// Waits for a handler's call, or for the COMMIT that runs what it deferred. Past the consumer's deadline PostgreSQL cancels what the handler waits for, and the handler's
 /// failure goes its usual way, on a connection that stays whole. A handler that waits for something else and still does not
 /// return is dropped together with its connection; a server that does not answer even then is an outage, and nobody's failure.
 pub(crate) async fn until_deadline<T>(
@@ -83,6 +85,19 @@ pub(crate) async fn until_deadline<T>(
     }
     tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");
     Err(Interrupt::Tainted(late()))
+}
+
+/// Behind a commit. A cancellation at the deadline may have struck its wait for a standby: it is done here and reported as done, but has
+/// not arrived there.
+pub(crate) async fn await_standby_if_late(
+    shared: &Shared,
+    connection: &mut PgConnection,
+    began: Instant,
+) -> Result<(), Interrupt> {
+    if began.elapsed() < shared.consumer.deadline {
+        return Ok(());
+    }
+    in_time(shared, async { pg::await_standby(connection).await.map_err(Interrupt::of_ours) }).await
 }
 
 fn silent(limit: Duration) -> Interrupt {

@@ -1,7 +1,7 @@
 //! A small batch that nobody is expected to have seen, for a SQL function: claimed, run, recorded and committed by one statement.
 
 use super::batch_run::BatchRun;
-use super::deadline::{Handling, in_time, until_deadline};
+use super::deadline::{Handling, await_standby_if_late, until_deadline};
 use super::interrupt::Interrupt;
 use super::record::mirror_tags;
 use crate::config::LargeResponse;
@@ -50,11 +50,7 @@ pub(super) async fn commit_in_one_statement(
     };
     until_deadline(shared, run.backend, Handling::InServer, called).await?;
     step("worker.commit_fresh.after");
-    // A cancellation at the deadline may have struck the wait for a standby: the commit is done here and reported as done, but
-    // has not arrived there.
-    if run.started.elapsed() >= consumer.deadline {
-        in_time(shared, async { pg::await_standby(connection).await.map_err(Interrupt::of_ours) }).await?;
-    }
+    await_standby_if_late(shared, connection, run.started).await?;
     // What handlers returned is stored, and nobody waits for it here.
     Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])
 }

@@ -1,13 +1,13 @@
 //! A transaction step by step: claim, handle, record, COMMIT.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, PgConnection};
 
 use super::batch_run::BatchRun;
 use super::call::{Results, handle};
 use super::claim::{Claim, claim};
-use super::deadline::{Handling, in_time, until_deadline};
+use super::deadline::{Handling, await_standby_if_late, in_time, until_deadline};
 use super::interrupt::Interrupt;
 use super::one_statement::commit_in_one_statement;
 use super::plan::Plan;
@@ -46,16 +46,19 @@ pub(crate) async fn transact(
     let mut transaction = in_time(run.shared, begun).await?;
     step("worker.begin.after");
     let outcomes = step_by_step(run, &mut transaction, unconfirmed).await?;
-    // What the handler deferred is the handler's, with its limits: during COMMIT PostgreSQL knows none.
-    let deferred = async { pg::run_deferred(&mut transaction).await.map_err(Interrupt::of_handler) };
-    until_deadline(run.shared, run.backend, Handling::InServer, deferred).await?;
+    // What the handler deferred runs at COMMIT.
+    let entered =
+        async { pg::enter_handler(&mut transaction, LockWait::Session).await.map_err(Interrupt::of_ours) };
+    in_time(run.shared, entered).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     unconfirmed.remember(run.candidates, &outcomes);
     step("worker.commit.before");
-    pg::within(run.shared.postgres.client_timeout(), transaction.commit())
-        .await
-        .map_err(Interrupt::of_handler)?;
+    // PostgreSQL takes statement_timeout off before it commits, so there a deferred trigger could run for ever.
+    let began = Instant::now();
+    let committed = async { transaction.commit().await.map_err(Interrupt::of_handler) };
+    until_deadline(run.shared, run.backend, Handling::InServer, committed).await?;
     step("worker.commit.after");
+    await_standby_if_late(run.shared, &mut session.connection, began).await?;
     unconfirmed.clear();
     Ok(outcomes)
 }

@@ -33,6 +33,19 @@ create table judge.late (
     unique (number) deferrable initially deferred
 );
 
+-- A row of it takes an hour of COMMIT.
+create table judge.put_off (key text collate "C" not null);
+create function judge.take_an_hour() returns trigger
+language plpgsql
+as $$
+begin
+    perform pg_sleep(3600);
+    return null;
+end
+$$;
+create constraint trigger put_off after insert on judge.put_off
+deferrable initially deferred for each row execute function judge.take_an_hour();
+
 -- Rows that many messages want, in any order.
 create table judge.hot (number integer primary key, n bigint not null);
 insert into judge.hot select number, 0 from generate_series(0, 15) as number;
@@ -252,6 +265,8 @@ begin
         when 'late' then insert into judge.late values (7);
         when 'branch' then execute pg_catalog.format('insert into %I.books (key) values ($1)', message.tenant) using message.key;
         when 'at_commit' then insert into judge.late values (-hashtext(message.key)), (-hashtext(message.key));
+        when 'endless' then perform pg_sleep(3600);
+        when 'endless_at_commit' then insert into judge.put_off values (message.key);
         when 'no_table' then execute 'select 1 from judge.nowhere';
         when 'no_schema' then execute 'select nowhere.f()';
         when 'no_syntax' then perform to_tsquery('simple', 'a & & b');
@@ -282,6 +297,7 @@ $$;
 grant usage on schema judge to oncely_worker, oncely_emitter;
 grant select, insert, update on judge.effects, judge.log, judge.hot to oncely_worker;
 grant select, insert, update, delete on judge.late to oncely_worker;
+grant insert on judge.put_off to oncely_worker;
 grant select on judge.calendar to oncely_worker;
 grant insert on judge.emitted to oncely_worker, oncely_emitter;
 grant select, insert, update on judge.streams to oncely_worker, oncely_emitter;

@@ -50,6 +50,10 @@ pub enum Act {
     NoNumber,
     /// Takes effect, where it can be put in an order with others (40001): most of the time.
     Serialize,
+    /// Uses up its time (57014), each time.
+    Endless,
+    /// The same in a trigger that is put off until COMMIT.
+    EndlessAtCommit,
 }
 
 /// Tenants whose schema is missing at times: where it is, their messages fail as no others do.
@@ -93,6 +97,8 @@ impl Act {
             Self::NoSyntax => "no_syntax",
             Self::NoNumber => "no_number",
             Self::Serialize => "serialize",
+            Self::Endless => "endless",
+            Self::EndlessAtCommit => "endless_at_commit",
         }
     }
 
@@ -110,9 +116,13 @@ impl Act {
             | Self::Serialize => None,
             Self::Kill => Some("crash"),
             // What strikes one message while others succeed is its own fault, whatever the SQLSTATE says.
-            Self::Fail | Self::AtCommit | Self::NoTable | Self::NoSchema | Self::NoSyntax => {
-                Some("attempts_exhausted")
-            }
+            Self::Fail
+            | Self::AtCommit
+            | Self::NoTable
+            | Self::NoSchema
+            | Self::NoSyntax
+            | Self::Endless
+            | Self::EndlessAtCommit => Some("attempts_exhausted"),
             Self::Reject => Some("handler_rejected"),
             Self::Divide | Self::NoNumber => Some("poison"),
         }

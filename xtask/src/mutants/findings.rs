@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sqlx::Connection as _;
 use testbed::checker::{Act, Beside, Intent};
 use testbed::faults::{Fault, Kind};
-use testbed::{Arena, Errand, Missing, Signal};
+use testbed::{Arena, Errand, Missing, Signal, eventually};
 
 use super::scripts::{publish, some};
 
@@ -106,6 +106,15 @@ pub(super) async fn copies_redelivered(arena: &mut Arena) -> anyhow::Result<()> 
     // Delivered to a process that stands still, so that nothing of it has begun when it is delivered again.
     arena.workers[0].process.signal(Signal::STOP)?;
     publish(arena, vec![Intent::new("acme", "twice", Act::Gate, 0); 2]).await?;
+    // What is confirmed may be on its way to the process; what was not on its way yet is no redelivery later.
+    let (broker, queue) = (arena.broker().await?, arena.queue());
+    eventually("both are delivered", || async {
+        match broker.ready(queue).await {
+            Ok(0) => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await?;
     arena.fault(&Fault::of(Kind::CloseConnections)).await?;
     arena.workers[0].process.signal(Signal::CONT)?;
     arena.until_waiting(1).await?;
@@ -242,8 +251,29 @@ pub(super) async fn handler_is_slow(arena: &mut Arena) -> anyhow::Result<()> {
     let gate = arena.shut_gates().await?;
     publish(arena, vec![Intent::new("acme", "slow", Act::Gate, 0)]).await?;
     arena.until_waiting(1).await?;
-    go_on(arena, Duration::from_secs(32)).await?;
+    // Nobody looks who is served: this one is at work for longer than the judge lets anybody wait.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(32) {
+        arena.supervise()?;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
     gate.open().await
+}
+
+/// What a handler has put off until COMMIT does not end; others are in its batch, and come.
+pub(super) async fn endless_at_commit(arena: &mut Arena) -> anyhow::Result<()> {
+    let mut all = work("globex", "g", 20);
+    all.insert(10, Intent::new("acme", "endless", Act::EndlessAtCommit, 0));
+    publish(arena, all).await?;
+    go_on(arena, A_WHILE).await
+}
+
+/// Many messages of a tenant use up their time, each in vain; others are in their batches, and come.
+pub(super) async fn endless(arena: &mut Arena) -> anyhow::Result<()> {
+    let mut all = some(40, Act::Endless, "endless");
+    all.extend(work("globex", "g", 10));
+    publish(arena, all).await?;
+    go_on(arena, A_LONG_WHILE).await
 }
 
 /// An event that no program can read lies in the outbox, as from before the checks of `oncely.emit`; others come.

@@ -70,6 +70,8 @@ enum Script {
     PolicyChanges,
     HandlerIsSlow,
     UnreadableEvent,
+    EndlessAtCommit,
+    Endless,
 }
 
 /// A message is taken for its process's death at once.
@@ -96,6 +98,11 @@ const SLOW: Settings = &[
     ("postgres", "statement_timeout", ""),
     ("postgres", "lock_timeout", "\"10s\""),
     ("consumer", "deadline", "\"80s\""),
+    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
+];
+/// A handler's time is up soon, and once is enough.
+const HURRIED: Settings = &[
+    ("consumer", "deadline", "\"2s\""),
     ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
 ];
 const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
@@ -148,6 +155,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant { settings: ONE_LANE, ..mutant("copy_keeps_its_lane", Script::CopyStays) },
     Mutant { settings: PATIENT, ..mutant("suspect_stops_everybody", Script::SuspectIsSlow) },
     Mutant { settings: SLOW, ..mutant("statements_end_before_the_deadline", Script::HandlerIsSlow) },
+    Mutant { settings: HURRIED, ..mutant("commit_has_no_deadline", Script::EndlessAtCommit) },
+    Mutant { settings: HURRIED, ..mutant("late_messages_pin_their_batch", Script::Endless) },
     mutant("unreadable_event_ends_the_relay", Script::UnreadableEvent),
     mutant("letters_are_published_unremembered", Script::RequeueBrokenOff),
     mutant("policies_are_compared", Script::PolicyChanges),
@@ -245,6 +254,8 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::PolicyChanges => findings::policy_changes(arena).await,
         Script::HandlerIsSlow => findings::handler_is_slow(arena).await,
         Script::UnreadableEvent => findings::unreadable_event(arena).await,
+        Script::EndlessAtCommit => findings::endless_at_commit(arena).await,
+        Script::Endless => findings::endless(arena).await,
     }
 }
 
