@@ -3,9 +3,10 @@ set local search_path = pg_catalog, pg_temp;
 -- Names this database and its history, so that a mirror entry, a backup or a wrong URL can't be taken for another's.
 --
 -- Of all functions here: names are looked up along the session's search_path, and where types don't fit exactly an
--- object of any schema on it may win over pg_catalog's: whoever may create in one (public, before PostgreSQL 15) had
--- his functions run with the rights of whoever called ours. So ours see pg_catalog alone, and so does each migration; a
--- handler sees what its role and database say, and the text that calls it says of everything where it is.
+-- object of any schema on it may win over pg_catalog's: a role that may create in one of them (in public, before
+-- PostgreSQL 15) could have its functions run with the rights of whoever calls ours. So ours see pg_catalog alone, and
+-- so does each migration; a handler sees what its role and database say, and the text that calls it qualifies every
+-- name.
 create schema if not exists oncely;
 comment on schema oncely is 'Oncely: messages that take effect once. Idempotency keys, outbox and audit.';
 

@@ -116,8 +116,8 @@ create policy keys_claimed on oncely.idempotency_keys for insert with check (tru
 
 -- A fingerprint names the policy that made it: four bytes for the policy, twelve of the digest. Prints of different
 -- policies can't be compared: that a consumer compares something else since its last release makes no payload another
--- one. 96 bits of digest: nobody finds a payload to a given one; who makes two payloads of his own alike (2^48 tries)
--- has a duplicate of his own message dropped, as if he had not sent it.
+-- one. 96 bits of digest: no payload can be made for a given print. A sender who makes two payloads with one print
+-- (2^48 tries) has the second taken for a duplicate of the first, as if it had not been sent.
 --
 -- What clients pass is sha256(body), the policy "body" (src/fingerprint/mod.rs; a test compares the two), or up to 64
 -- bytes of another kind: a policy of its own, by whatever length.

@@ -60,8 +60,8 @@ $$;
 comment on function oncely.check_call is 'Refuses what claim and fail can''t work with (SQLSTATE ONC10, ONC11).';
 
 -- A commit whose wait for the synchronous standby was cut short is visible, and would be lost by a failover all the
--- same. Who believes it must wait for the standby, too: by a commit of his own, which waits only if it has written
--- something.
+-- same. A transaction that relies on it must wait for the standby, too, by its own commit, which waits only if it has
+-- written something.
 create function oncely.await_standby() returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -153,8 +153,8 @@ begin
             raise exception using errcode = 'ONC13', message = 'oncely: this transaction has claimed the key already',
                 hint = 'Complete a key before the next message with the same key is claimed.';
         end if;
-        -- Who has no fingerprint does not know the payload: a key that came with one is not his to take, nor is its
-        -- response.
+        -- A caller without a fingerprint does not show that it knows the payload: a key that came with one is not given
+        -- to it, nor is its response.
         decision := case
             when known.fingerprint is not null and print is null and claim.on_conflict = 'dead_letter'
                 then 'conflict'
@@ -234,7 +234,8 @@ declare
     now timestamptz := clock_timestamp();
     done record;
 begin
-    -- The right was asked for by the claim: it must be this transaction's.
+    -- Asked for by the claim, too. But in a restored database a claim of the old one may bear this transaction's number.
+    perform oncely.check_right('consume', complete.consumer, complete.tenant);
     if greatest(octet_length(complete.queue), octet_length(complete.worker), octet_length(complete.trace_id)) > 255 then
         raise exception using errcode = 'ONC11', message = 'oncely: queue, worker and trace_id have 255 bytes at most';
     end if;

@@ -79,7 +79,8 @@ async fn a_consumer_claims_fails_and_reads_nothing_but_what_was_granted() {
         ("select oncely.claim('acme', 'payments', 'open', null, on_conflict => 'duplicate')", "ONC16"),
         ("select oncely.fail('acme', 'payments', 'open', null, 2, 'x', 'poison')", "ONC16"),
         ("select oncely.fail('acme', 'payments', 'next', null, 1, 'x', 'poison')", "ONC16"),
-        ("select oncely.complete('acme', 'payments', 'open')", "ONC12"),
+        ("select oncely.complete('acme', 'payments', 'open')", "ONC16"),
+        ("select oncely.complete('acme', 'invoices', 'done')", "ONC12"),
         ("begin; savepoint s; select oncely.claim('acme', 'payments', 'next', null)", "ONC16"),
         ("rollback", ""),
         // Without the payload.
