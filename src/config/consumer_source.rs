@@ -4,9 +4,70 @@ use figment::value::Value;
 
 use super::{Problems, Section};
 use crate::extract::{Property, Source};
+use crate::identity::IdentityPart;
 
-const KINDS: [&str; 8] =
-    ["property", "header", "routing_key", "user_id", "queue", "json_pointer", "body_hash", "fixed"];
+/// A way to say where a tenant or a key is.
+struct Kind {
+    name: &'static str,
+    /// What must stand behind it.
+    wanted: &'static str,
+    read: fn(&Value) -> Option<Source>,
+}
+
+const KINDS: [Kind; 8] = [
+    Kind {
+        name: "property",
+        wanted: "one of message_id, correlation_id, user_id, app_id, type",
+        read: |value| {
+            let name = text(value)?;
+            Property::ALL.into_iter().find(|property| property.name() == name).map(Source::Property)
+        },
+    },
+    Kind {
+        name: "header",
+        wanted: "the name of a header",
+        read: |value| text(value).map(|name| Source::Header(name.to_owned())),
+    },
+    Kind {
+        name: "routing_key",
+        wanted: "the number of a word of the routing key, counted from 1",
+        read: |value| {
+            let word = usize::try_from(value.to_i128()?).ok()?;
+            (1..=128).contains(&word).then_some(Source::RoutingKey(word))
+        },
+    },
+    Kind { name: "user_id", wanted: "true", read: |value| is_on(value, Source::Property(Property::UserId)) },
+    Kind { name: "queue", wanted: "true", read: |value| is_on(value, Source::Queue) },
+    Kind {
+        name: "json_pointer",
+        wanted: "an RFC 6901 pointer like \"/order/id\"",
+        read: |value| {
+            let pointer = text(value).filter(|pointer| pointer.starts_with('/'))?;
+            Some(Source::JsonPointer(pointer.to_owned()))
+        },
+    },
+    Kind { name: "body_hash", wanted: "true", read: |value| is_on(value, Source::BodyHash) },
+    Kind {
+        name: "fixed",
+        wanted: "a text of 1 to 255 bytes without NUL",
+        read: |value| {
+            let text = text(value).filter(|text| IdentityPart::new(text.as_bytes()).is_ok())?;
+            Some(Source::Fixed(text.to_owned()))
+        },
+    },
+];
+
+fn text(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| !text.is_empty())
+}
+
+fn is_on(value: &Value, source: Source) -> Option<Source> {
+    (value.to_bool() == Some(true)).then_some(source)
+}
+
+fn names() -> [&'static str; KINDS.len()] {
+    KINDS.map(|kind| kind.name)
+}
 
 /// Reads a source; `user_id`, `queue` and `body_hash` may be written as plain words.
 pub(super) fn source(section: &mut Section, key: &'static str, problems: &mut Problems) -> Option<Source> {
@@ -15,7 +76,10 @@ pub(super) fn source(section: &mut Section, key: &'static str, problems: &mut Pr
         None => {
             problems.add(
                 place,
-                format!("is missing; write {key} = {{ header = \"…\" }} or another of {}", KINDS.join(", ")),
+                format!(
+                    "is missing; write {key} = {{ header = \"…\" }} or another of {}",
+                    names().join(", ")
+                ),
             );
             None
         }
@@ -24,54 +88,26 @@ pub(super) fn source(section: &mut Section, key: &'static str, problems: &mut Pr
             "queue" => Some(Source::Queue),
             "body_hash" => Some(Source::BodyHash),
             _ => {
-                problems.add(place, format!("must be a table that names one of {}", KINDS.join(", ")));
+                problems.add(place, format!("must be a table that names one of {}", names().join(", ")));
                 None
             }
         },
         Some(Value::Dict(_, values)) => {
-            let (kind, value) = Section::new(&place, values).only(&KINDS, problems)?;
+            let (kind, value) = Section::new(&place, values).only(&names(), problems)?;
             one(&place, &kind, &value, problems)
         }
         Some(_) => {
-            problems.add(place, format!("must be a table that names one of {}", KINDS.join(", ")));
+            problems.add(place, format!("must be a table that names one of {}", names().join(", ")));
             None
         }
     }
 }
 
-fn one(place: &str, kind: &str, value: &Value, problems: &mut Problems) -> Option<Source> {
-    let text = value.as_str().filter(|text| !text.is_empty());
-    let source = match kind {
-        "property" => {
-            text.and_then(|name| Property::ALL.into_iter().find(|p| p.name() == name)).map(Source::Property)
-        }
-        "header" => text.map(|name| Source::Header(name.to_owned())),
-        "routing_key" => value
-            .to_i128()
-            .and_then(|word| usize::try_from(word).ok())
-            .filter(|word| (1..=128).contains(word))
-            .map(Source::RoutingKey),
-        "json_pointer" => text
-            .filter(|pointer| pointer.starts_with('/'))
-            .map(|pointer| Source::JsonPointer(pointer.to_owned())),
-        "fixed" => text
-            .filter(|text| crate::identity::IdentityPart::new(text.as_bytes()).is_ok())
-            .map(|text| Source::Fixed(text.to_owned())),
-        "user_id" => (value.to_bool() == Some(true)).then_some(Source::Property(Property::UserId)),
-        "queue" => (value.to_bool() == Some(true)).then_some(Source::Queue),
-        "body_hash" => (value.to_bool() == Some(true)).then_some(Source::BodyHash),
-        _ => None,
-    };
+fn one(place: &str, name: &str, value: &Value, problems: &mut Problems) -> Option<Source> {
+    let kind = KINDS.into_iter().find(|kind| kind.name == name)?;
+    let source = (kind.read)(value);
     if source.is_none() {
-        let wanted = match kind {
-            "property" => "one of message_id, correlation_id, user_id, app_id, type",
-            "header" => "the name of a header",
-            "routing_key" => "the number of a word of the routing key, counted from 1",
-            "json_pointer" => "an RFC 6901 pointer like \"/order/id\"",
-            "fixed" => "a text of 1 to 255 bytes without NUL",
-            _ => "true",
-        };
-        problems.add(format!("{place}.{kind}"), format!("must be {wanted}"));
+        problems.add(format!("{place}.{name}"), format!("must be {}", kind.wanted));
     }
     source
 }

@@ -91,21 +91,25 @@ impl Counts {
 /// One line for the log.
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // By name: a counter that is left out here is an unused variable.
+        let Self {
+            completed,
+            refused,
+            duplicates_mirror,
+            duplicates_postgres,
+            duplicates_batch,
+            retried,
+            postponed,
+            dead_lettered,
+            fallbacks,
+            outages,
+        } = self;
+        let duplicates = self.duplicates();
         write!(
             f,
-            "completed {}, refused {}, duplicates {} (mirror {}, postgres {}, batch {}), retried {}, postponed {}, \
-             dead-lettered {}, batches told apart {}, outages {}",
-            self.completed,
-            self.refused,
-            self.duplicates(),
-            self.duplicates_mirror,
-            self.duplicates_postgres,
-            self.duplicates_batch,
-            self.retried,
-            self.postponed,
-            self.dead_lettered,
-            self.fallbacks,
-            self.outages
+            "completed {completed}, refused {refused}, duplicates {duplicates} (mirror {duplicates_mirror}, postgres \
+             {duplicates_postgres}, batch {duplicates_batch}), retried {retried}, postponed {postponed}, dead-lettered \
+             {dead_lettered}, batches told apart {fallbacks}, outages {outages}"
         )
     }
 }

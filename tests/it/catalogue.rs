@@ -354,7 +354,7 @@ async fn every_function_looks_names_up_in_pg_catalog_alone() {
     assert_eq!(open, Vec::<String>::new(), "add: set search_path = pg_catalog, pg_temp");
 }
 
-/// Whoever runs them may be a superuser, with a search_path of his own.
+/// The role that runs them may be a superuser, with its own search_path.
 #[test]
 fn every_migration_pins_its_search_path_and_can_be_read_without_scrolling() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");

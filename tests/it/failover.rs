@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sqlx::{Connection as _, PgConnection};
-use testbed::{Postgres, Redis};
+use testbed::{Postgres, Process, Redis};
 
 use crate::support::gate::{Gate, WAITING};
 use crate::support::{World, message, servers};
@@ -103,81 +103,77 @@ async fn commits_lost_by_a_failover_run_again_although_redis_knows_them_in_trust
     lost_commits_run_again("trust").await;
 }
 
+/// A worker that believes Redis, and a batch of two in it: `lost`, which Redis knows and the standby, cut off, does not; and `second`,
+/// whose handler waits at the gate.
+struct Forgotten {
+    world: World,
+    primary: Postgres,
+    standby: Postgres,
+    worker: Process,
+    relay: Process,
+    _redis: Redis,
+    _gate: Gate,
+}
+
+impl Forgotten {
+    async fn at_work(settings: &str) -> Self {
+        let primary = Postgres::start(&["max_prepared_transactions=2"]).await.unwrap();
+        let redis = Redis::start().await.unwrap();
+        let mut urls = servers().await.urls().clone();
+        urls.postgres = primary.url();
+        let mut world = World::on(urls).await;
+        world.with_redis(&redis.url(), "precheck = \"trust\"");
+        world.configure(settings);
+        world.consumer("payments", "lanes = 1");
+        world.apply_topology().await;
+        let standby = primary.standby().await.unwrap();
+        let (worker, relay) = (world.start("worker"), world.start("relay"));
+        primary.wait_for_standby().await.unwrap();
+        standby.cut_off().await.unwrap();
+        world.publish("payments", message("acme", "lost"), "{}").await;
+        world.wait_for("select count(*) from app.effects", 1).await;
+        world.wait_for(MIRROR_QUEUE, 0).await;
+
+        let mut gate = Gate::shut(&world).await;
+        world.publish("payments", message("acme", "first"), r#"{"do": "wait"}"#).await;
+        world.wait_for(WAITING, 1).await;
+        world.publish("payments", message("acme", "lost"), "{}").await;
+        world.publish("payments", message("acme", "second"), r#"{"do": "wait"}"#).await;
+        world.wait_for_ready(&world.queue("payments"), 0).await;
+        gate.pass_one().await;
+        world.wait_for(WAITING, 1).await;
+        Self { world, primary, standby, worker, relay, _redis: redis, _gate: gate }
+    }
+
+    /// Both have taken effect on the new primary, and nothing else has.
+    async fn both_took_effect(mut self) {
+        self.world.wait_for("select count(*) from app.effects where key = 'second'", 1).await;
+        self.world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
+        self.world.stop(self.worker).await;
+        self.world.stop(self.relay).await;
+        assert_eq!(self.world.count("select count(*) from app.effects").await, 2);
+        assert_eq!(self.world.broker.ready(&self.world.queue("payments")).await.unwrap(), 0);
+    }
+}
+
 #[tokio::test]
 async fn a_duplicate_that_a_failover_forgets_while_its_batch_runs_runs_again() {
-    let mut primary = Postgres::start(&[]).await.unwrap();
-    let redis = Redis::start().await.unwrap();
-    let mut urls = servers().await.urls().clone();
-    urls.postgres = primary.url();
-    let mut world = World::on(urls).await;
-    world.with_redis(&redis.url(), "precheck = \"trust\"");
-    world.configure("[audit]\nduplicates = true");
-    world.consumer("payments", "lanes = 1");
-    world.apply_topology().await;
-    let mut standby = primary.standby().await.unwrap();
-    let (worker, relay) = (world.start("worker"), world.start("relay"));
-    primary.wait_for_standby().await.unwrap();
-    standby.cut_off().await.unwrap();
-    world.publish("payments", message("acme", "lost"), "{}").await;
-    world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(MIRROR_QUEUE, 0).await;
-    world.publish("payments", message("acme", "lost"), "{}").await;
-    world.wait_for("select count(*) from oncely.audit where key = 'lost' and reason = 'mirror'", 1).await;
-
-    let mut gate = Gate::shut(&world).await;
-    world.publish("payments", message("acme", "first"), r#"{"do": "wait"}"#).await;
-    world.wait_for(WAITING, 1).await;
-    // The next batch: one that Redis knows, and one that keeps it waiting.
-    world.publish("payments", message("acme", "lost"), "{}").await;
-    world.publish("payments", message("acme", "second"), r#"{"do": "wait"}"#).await;
-    world.wait_for_ready(&world.queue("payments"), 0).await;
-    gate.pass_one().await;
-    world.wait_for(WAITING, 1).await;
-
-    fail_over(&mut world, &mut primary, &mut standby).await;
-    world.wait_for("select count(*) from app.effects where key = 'second'", 1).await;
-    world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
-    world.stop(worker).await;
-    world.stop(relay).await;
-    assert_eq!(world.count("select count(*) from app.effects").await, 2);
-    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+    let mut scene = Forgotten::at_work("[audit]\nduplicates = true").await;
+    fail_over(&mut scene.world, &mut scene.primary, &mut scene.standby).await;
+    scene.both_took_effect().await;
 }
 
 /// As above, where nothing is written on the new primary before the batch is settled: the message beside it waits for a held key.
 #[tokio::test]
 async fn a_duplicate_that_a_failover_forgets_runs_again_although_nothing_beside_it_commits() {
-    let mut primary = Postgres::start(&["max_prepared_transactions=2"]).await.unwrap();
-    let redis = Redis::start().await.unwrap();
-    let mut urls = servers().await.urls().clone();
-    urls.postgres = primary.url();
-    let mut world = World::on(urls).await;
-    world.with_redis(&redis.url(), "precheck = \"trust\"");
-    world.consumer("payments", "lanes = 1");
-    world.apply_topology().await;
-    let mut standby = primary.standby().await.unwrap();
-    let (worker, relay) = (world.start("worker"), world.start("relay"));
-    primary.wait_for_standby().await.unwrap();
-    standby.cut_off().await.unwrap();
-    world.publish("payments", message("acme", "lost"), "{}").await;
-    world.wait_for("select count(*) from app.effects", 1).await;
-    world.wait_for(MIRROR_QUEUE, 0).await;
-
-    let mut gate = Gate::shut(&world).await;
-    world.publish("payments", message("acme", "first"), r#"{"do": "wait"}"#).await;
-    world.wait_for(WAITING, 1).await;
-    // The next batch: one that Redis knows, and one that is at work when the primary dies.
-    world.publish("payments", message("acme", "lost"), "{}").await;
-    world.publish("payments", message("acme", "second"), r#"{"do": "wait"}"#).await;
-    world.wait_for_ready(&world.queue("payments"), 0).await;
-    gate.pass_one().await;
-    world.wait_for(WAITING, 1).await;
-
-    primary.kill().unwrap();
-    standby.promote().await.unwrap();
+    let mut scene = Forgotten::at_work("").await;
+    scene.primary.kill().unwrap();
+    scene.standby.promote().await.unwrap();
     // Before the worker finds the new primary, a transaction holds the key there, and outlives the change of the port.
-    let url = standby.url();
+    let url = scene.standby.url();
     let (server, _) = url.rsplit_once('/').unwrap();
-    let mut holder = PgConnection::connect(&format!("{server}/{}", world.database.name())).await.unwrap();
+    let mut holder =
+        PgConnection::connect(&format!("{server}/{}", scene.world.database.name())).await.unwrap();
     sqlx::raw_sql(
         "begin;
          insert into oncely.idempotency_keys (tenant, consumer, key, status, created_at, attempts)
@@ -188,15 +184,11 @@ async fn a_duplicate_that_a_failover_forgets_runs_again_although_nothing_beside_
     .await
     .unwrap();
     drop(holder);
-    standby.take_port_of(&primary).await.unwrap();
-    world.sql = world.database.connect().await.unwrap();
-    world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
-    sqlx::query("rollback prepared 'holder'").execute(&mut world.sql).await.unwrap();
-    world.wait_for("select count(*) from app.effects where key = 'second'", 1).await;
-    world.stop(worker).await;
-    world.stop(relay).await;
-    assert_eq!(world.count("select count(*) from app.effects").await, 2);
-    assert_eq!(world.broker.ready(&world.queue("payments")).await.unwrap(), 0);
+    scene.standby.take_port_of(&scene.primary).await.unwrap();
+    scene.world.sql = scene.world.database.connect().await.unwrap();
+    scene.world.wait_for("select count(*) from app.effects where key = 'lost'", 1).await;
+    sqlx::query("rollback prepared 'holder'").execute(&mut scene.world.sql).await.unwrap();
+    scene.both_took_effect().await;
 }
 
 /// A world on a primary of its own, with a standby.

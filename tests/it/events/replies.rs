@@ -74,7 +74,7 @@ async fn a_duplicate_gets_the_same_reply_byte_for_byte_whoever_knows_it() {
     named.sort();
     assert_eq!(named[0].0, "", "a question without a correlation id gets its answer, too");
     assert_eq!(named[1], named[2], "the same question: the same message_id");
-    assert_ne!(named[1].1, ids(&first).1, "whoever asks anew waits for an answer of his own");
+    assert_ne!(named[1].1, ids(&first).1, "a new question waits for its own answer");
     world.wait_for_ready(&world.queue("ask"), 0).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
     assert_eq!(world.broker.ready(&replies).await.unwrap(), 0, "no reply that nobody asked for");
