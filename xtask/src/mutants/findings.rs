@@ -124,9 +124,12 @@ pub(super) async fn copies_redelivered(arena: &mut Arena) -> anyhow::Result<()> 
 
 /// Messages come, fail once, and come again, while somebody writes into Redis whatever is asked for.
 pub(super) async fn fail_once(arena: &mut Arena) -> anyhow::Result<()> {
-    // The listener needs a moment to listen.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    publish(arena, some(60, Act::FailOnce, "f")).await
+    // A few at a time: of a large batch only a sample is asked for. The listener needs a moment to listen, and to write.
+    for round in 0..12 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        publish(arena, some(8, Act::FailOnce, &format!("f{round}"))).await?;
+    }
+    Ok(())
 }
 
 /// What two attackers with few rights can do before messages come.
