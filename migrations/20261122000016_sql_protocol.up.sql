@@ -190,7 +190,8 @@ begin
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
-                    fencing_token = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends
+                    fencing_token = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends,
+                    marked_pid = null, marked_backend_start = null
                 where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key
                     -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
                     -- finds one row.
@@ -234,7 +235,8 @@ declare
     now timestamptz := clock_timestamp();
     done record;
 begin
-    -- Asked for by the claim, too. But in a restored database a claim of the old one may bear this transaction's number.
+    -- Asked for by the claim, too. But in a restored database a claim of the old one may bear the number of this
+    -- transaction.
     perform oncely.check_right('consume', complete.consumer, complete.tenant);
     if greatest(octet_length(complete.queue), octet_length(complete.worker), octet_length(complete.trace_id)) > 255 then
         raise exception using errcode = 'ONC11', message = 'oncely: queue, worker and trace_id have 255 bytes at most';
@@ -412,7 +414,8 @@ begin
                 fencing_token = null, fingerprint = coalesce(print, i.fingerprint),
                 not_before = case when not given_up then again end, expires_at = ends,
                 -- The process lives: it reports this failure.
-                crash_attempts = case when given_up then i.crash_attempts else 0 end
+                crash_attempts = case when given_up then i.crash_attempts else 0 end,
+                marked_pid = null, marked_backend_start = null
             where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
     end case;
     insert into oncely.audit (
@@ -420,7 +423,10 @@ begin
         trace_id
     )
     values (
-        fail.tenant, at, fail.attempt, fail.consumer, fail.key, coalesce(fail.queue, ''),
+        fail.tenant, at,
+        -- A final verdict that comes after a copy's attempt is the next one, as in the row.
+        case when outcome = 'given_up' and fail.attempt > 0 then fail.attempts else fail.attempt end,
+        fail.consumer, fail.key, coalesce(fail.queue, ''),
         case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
         oncely.worker_name(fail.worker), session_user, fail.trace_id
     );

@@ -12,6 +12,7 @@ use crate::identity::{Identity, IdentityPart};
 
 /// Counts a run of each message, in a transaction of its own that is committed when this returns. Returns which were counted:
 /// those whose key may run, and runs nowhere else; where `lenient`, whatever payload its key came with first. Identities must be distinct.
+/// Waits for a key that somebody holds as a claim does.
 pub(crate) async fn mark(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
@@ -25,7 +26,7 @@ pub(crate) async fn mark(
     let keys: Vec<String> = suspects.iter().map(|(identity, _)| identity.key.as_str().to_owned()).collect();
     let fingerprints: Vec<Option<Vec<u8>>> =
         suspects.iter().map(|(_, print)| print.map(|print| print.0.to_vec())).collect();
-    let mut transaction = super::begin(connection).await?;
+    let mut transaction = super::begin_to_claim(connection, suspects.len() == 1).await?;
     // It must survive this process, not the server: a mark that a crash of PostgreSQL loses would only have been taken back.
     sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
     let rows = sqlx::query_file!(
@@ -57,32 +58,21 @@ pub(crate) async fn mark(
     Ok(marked)
 }
 
-/// Takes marks back: the run has ended without a result, and the process lives.
+/// Takes marks back: the run has ended without a result, and the process lives. Returns the marks that could not be taken back, because
+/// somebody holds their keys: nobody waits for them.
 pub(crate) async fn unmark(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     identities: &[Identity],
-) -> Result<(), sqlx::Error> {
+) -> Result<Vec<Identity>, sqlx::Error> {
     let tenants: Vec<String> =
         identities.iter().map(|identity| identity.tenant.as_str().to_owned()).collect();
     let keys: Vec<String> = identities.iter().map(|identity| identity.key.as_str().to_owned()).collect();
-    sqlx::query!(
-        "update oncely.idempotency_keys as i
-         set crash_attempts = i.crash_attempts - 1, marked_pid = null, marked_backend_start = null
-         from (
-             select m.tenant, m.key
-             from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
-             join oncely.idempotency_keys as m on m.tenant = k.tenant and m.consumer = $1 and m.key = k.key
-             order by m.tenant, m.key
-             for update of m
-         ) as k
-         where i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
-           and i.status = 'IN_PROGRESS' and i.crash_attempts > 0",
-        consumer.as_str(),
-        &tenants,
-        &keys
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
+    let left = sqlx::query_file!("src/pg/unmark_suspects.sql", consumer.as_str(), &tenants, &keys)
+        .fetch_all(connection)
+        .await?;
+    let is_left = |identity: &&Identity| {
+        left.iter().any(|row| row.tenant == identity.tenant.as_str() && row.key == identity.key.as_str())
+    };
+    Ok(identities.iter().filter(is_left).cloned().collect())
 }

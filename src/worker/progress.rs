@@ -12,6 +12,9 @@ use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::reason::Reason;
 
+/// What has been away for longer is decided elsewhere, most likely: if it comes back, it begins anew.
+const AWAY: Duration = Duration::from_secs(600);
+
 /// Most undecided messages that are remembered.
 const MOST: usize = 20_000;
 
@@ -36,6 +39,12 @@ struct Undecided {
     tries: u32,
     /// It waits in this process; else it has gone to the end of its queue.
     is_here: bool,
+}
+
+impl Undecided {
+    fn is_forgotten(&self, now: Instant) -> bool {
+        !self.is_here && now.saturating_duration_since(self.since) > AWAY
+    }
 }
 
 impl Progress {
@@ -77,9 +86,10 @@ impl Progress {
     }
 
     /// Has another message taken effect since this one failed for the first time?
-    pub(crate) fn has_witness(&self, identity: &Identity) -> bool {
+    pub(crate) fn has_witness(&self, identity: &Identity, now: Instant) -> bool {
         let undecided = self.lock();
-        let first = undecided.get(identity).and_then(|one| one.completed);
+        let one = undecided.get(identity).filter(|one| !one.is_forgotten(now));
+        let first = one.and_then(|one| one.completed);
         first.is_some_and(|first| self.completed.load(Ordering::Acquire) > first)
     }
 
@@ -114,6 +124,9 @@ impl Progress {
         }
         let fresh = Undecided { completed: None, since: now, tries: 0, is_here: true };
         let one = undecided.entry(identity.clone()).or_insert(fresh);
+        if one.is_forgotten(now) {
+            *one = fresh;
+        }
         if class != FaultClass::Contention {
             one.completed.get_or_insert(completed);
         }
@@ -162,17 +175,23 @@ mod tests {
         assert!(progress.note([(&good, &DONE)].into_iter()));
         progress.undecided(&bad, Instant::now(), FaultClass::Contention);
         progress.note([(&good, &DONE)].into_iter());
-        assert!(!progress.has_witness(&bad), "it has not failed yet");
+        assert!(!progress.has_witness(&bad, Instant::now()), "it has not failed yet");
         progress.undecided(&bad, Instant::now(), FaultClass::Environment);
-        assert!(!progress.has_witness(&bad), "it succeeded before");
-        assert!(!progress.has_witness(&good), "it did not fail");
+        assert!(!progress.has_witness(&bad, Instant::now()), "it succeeded before");
+        assert!(!progress.has_witness(&good, Instant::now()), "it did not fail");
         progress.note([(&good, &DONE)].into_iter());
-        assert!(progress.has_witness(&bad));
+        assert!(progress.has_witness(&bad, Instant::now()));
         progress.leaves(&bad, Instant::now());
         progress.note([(&bad, &Outcome::Postponed { delay: Duration::ZERO })].into_iter());
-        assert!(progress.has_witness(&bad), "it comes back");
+        assert!(progress.has_witness(&bad, Instant::now()), "it comes back");
+        let now = Instant::now();
+        progress.leaves(&bad, now);
+        let late = now + AWAY + Duration::from_secs(1);
+        assert!(!progress.has_witness(&bad, late), "another process has most likely decided it");
+        progress.undecided(&bad, late, FaultClass::Environment);
+        assert!(!progress.has_witness(&bad, late), "it fails anew");
         progress.note([(&bad, &DONE)].into_iter());
-        assert!(!progress.has_witness(&bad), "it is decided");
+        assert!(!progress.has_witness(&bad, Instant::now()), "it is decided");
     }
 
     #[test]

@@ -355,6 +355,33 @@ async fn handlers_that_use_up_their_time_keep_another_tenants_messages_waiting_f
     assert!(charged <= 5, "{charged} used up their time before the others");
 }
 
+/// A limit of statements is none of COMMIT's, and a commit that is waited for no longer may happen all the same.
+#[tokio::test]
+async fn a_commit_that_takes_longer_than_a_statement_may_is_no_failure_within_its_deadline() {
+    let mut world = world().await;
+    world.configure("[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"1s\"");
+    sqlx::raw_sql(
+        "create function app.take_a_while() returns trigger language plpgsql as $$
+         begin
+             perform pg_sleep(9);
+             return null;
+         end $$;
+         create constraint trigger takes_a_while after insert on app.effects deferrable initially deferred
+             for each row execute function app.take_a_while()",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let handler =
+        handler_fn(async |context: Context<'_>, message: Message<'_>| insert(context, message).await);
+    let running = run(Worker::builder(world.config()).handler("rust", handler).build().unwrap());
+    world.publish("rust", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from oncely.audit", 1).await;
+    end(running).await;
+    assert_eq!(world.text("select outcome::text from oncely.audit").await.as_deref(), Some("completed"));
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+}
+
 /// Panics before its future exists.
 struct Hasty;
 

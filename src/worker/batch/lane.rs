@@ -125,8 +125,8 @@ impl Lane {
     }
 
     /// Decides and settles candidates; returns those that must go through another round: later messages of a batch whose
-    /// first message with the same identity did not complete, or had another payload; and redelivered ones, whose turn comes
-    /// after the others'.
+    /// first message with the same identity did not complete, or had another payload; and redelivered ones, and new copies of such
+    /// ones, whose turn comes after the others'.
     async fn round(
         &mut self,
         taken: Taken,
@@ -211,8 +211,12 @@ impl Lane {
         let mut again = Vec::new();
         let mut undecided = Vec::new();
         let mut settled = Vec::with_capacity(candidates.len());
-        for (candidate, outcome) in candidates.into_iter().zip(outcomes) {
+        for (mut candidate, outcome) in candidates.into_iter().zip(outcomes) {
             match outcome {
+                Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => {
+                    candidate.delivery.message.redelivered = true;
+                    again.push(candidate);
+                }
                 Some(Outcome::Undecided { fault, .. }) => undecided.push((candidate, fault)),
                 Some(outcome) => {
                     let known = Known::from(&candidate.identity);

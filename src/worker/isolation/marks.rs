@@ -43,8 +43,8 @@ impl Marks {
         }
         if !self.owed.is_empty() {
             let asked = pg::unmark(&mut session.connection, &shared.consumer.name, &self.owed);
-            pg::within(shared.postgres.client_timeout(), asked).await.map_err(Interrupt::of_ours)?;
-            self.owed.clear();
+            self.owed =
+                pg::within(shared.postgres.client_timeout(), asked).await.map_err(Interrupt::of_ours)?;
         }
         let work: Vec<&&Candidate> = work.iter().filter(|one| !self.held.contains(&one.identity)).collect();
         if work.is_empty() {
@@ -103,7 +103,7 @@ impl Marks {
         };
         let asked = pg::unmark(&mut open.connection, &shared.consumer.name, &self.owed);
         match pg::within(shared.postgres.client_timeout(), asked).await {
-            Ok(()) => self.owed.clear(),
+            Ok(left) => self.owed = left,
             Err(error) => {
                 tracing::debug!(error = %error, "marks of redelivered messages are not taken back yet");
                 *session = None;

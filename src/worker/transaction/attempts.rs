@@ -1,6 +1,7 @@
 //! A lane's transactions: tried until they are decided, or until their messages will come again anyway.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::Connection as _;
 
@@ -66,8 +67,8 @@ struct InHand {
     unconfirmed: Unconfirmed,
     /// The histories of the database on which its messages were decided, in this round.
     histories: Vec<String>,
-    /// That of the round's last session, whether or not anything was decided on it.
-    last_history: Option<String>,
+    /// How long the last transaction took.
+    took: Duration,
 }
 
 impl Attempts {
@@ -95,7 +96,6 @@ impl Attempts {
     /// A round begins: nothing of it is decided.
     pub(crate) fn begin_round(&mut self) {
         self.hand.histories.clear();
-        self.hand.last_history = None;
     }
 
     /// Something was decided on this history of the database.
@@ -105,15 +105,13 @@ impl Attempts {
         }
     }
 
-    /// Was the round decided on one history, and is that the one of its last session? What was decided on another one may have been
-    /// taken back by a failover. If not, the next round begins with a new session: this one may name a history that is over.
+    /// Was the round decided on one history, and is that the one of a session of now? What was decided on another one may have been taken
+    /// back by a failover. If not, the next round begins with a new session: this one may name a history that is over.
     pub(crate) async fn is_of_one_history(&mut self) -> Result<bool, Abandoned> {
-        // The last one is gone, and perhaps its server with it: the next one tells.
-        if self.session.is_none() && !self.hand.histories.is_empty() {
-            self.session().await?;
-        }
-        if let Some(last) = self.hand.last_history.take() {
-            self.decided_on(last);
+        if !self.hand.histories.is_empty() {
+            // Another one where the last is gone, and perhaps its server with it, or where it is known to be over.
+            let now = self.session().await?.cell.epoch.clone();
+            self.decided_on(now);
         }
         let is_one = self.hand.histories.len() <= 1;
         if !is_one {
@@ -142,6 +140,11 @@ impl Attempts {
 
     pub(super) fn drop_session(&mut self) {
         self.session = None;
+    }
+
+    /// How long the last transaction took, without what it waited for before.
+    pub(super) fn took(&self) -> Duration {
+        self.hand.took
     }
 
     pub(super) fn drop_permit(&mut self) {
@@ -262,8 +265,9 @@ impl Attempts {
             Plan::ByItself { .. } => ExpectedKeys::Known,
             _ => self.prediction.expect(work),
         };
-        let run = BatchRun::new(shared, session, plan, keys, work);
+        let run = BatchRun::new(shared, session, isolation, plan, keys, work);
         let done = transact(&run, session, &mut self.hand.unconfirmed).await;
+        self.hand.took = run.started.elapsed();
         match &done {
             Ok(outcomes) if outcomes.iter().all(|outcome| outcome.attempt() == Some(1)) => {
                 self.prediction.nobody_knew();
@@ -404,7 +408,6 @@ impl Attempts {
                 }
             }
         }
-        self.hand.last_history = self.session.as_ref().map(|session| session.cell.epoch.clone());
         self.session.as_mut().ok_or(Abandoned)
     }
 }

@@ -17,6 +17,7 @@ use crate::outcome::Outcome;
 use crate::pg::{self, FreshClaim};
 use crate::reason::Rejection;
 use crate::worker::batch::prediction::ExpectedKeys;
+use crate::worker::isolation::permit::Isolation;
 
 /// What the claim says of a candidate.
 pub(crate) enum Claim {
@@ -31,6 +32,8 @@ pub(crate) enum Claim {
     Early(Duration),
     /// Its failure is recorded already.
     Recorded(Outcome),
+    /// A process died while it was at work, and it came as if it were new: it runs as redelivered ones do.
+    Suspect,
 }
 
 /// Of a key that nobody had.
@@ -85,6 +88,9 @@ pub(crate) async fn claim(
             match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
                 KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
+                KeyDecision::Retake if record.crash_attempts > 0 && run.isolation == Isolation::None => {
+                    claims[index] = Some(Claim::Suspect);
+                }
                 KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
                     Some(outcome) => claims[index] = Some(Claim::Recorded(outcome)),
                     None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {

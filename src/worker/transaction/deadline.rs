@@ -28,6 +28,9 @@ pub(crate) enum Handling {
     InServer,
     /// We for a program, which may wait for anything.
     InProcess,
+    /// We for COMMIT, and what was deferred to it: the server knows no limit there, and without its answer nobody knows whether it
+    /// happened.
+    AtCommit,
 }
 
 /// Waits for statements of ours. Longer than the server's own limits means that it is not there any more, or cannot be heard:
@@ -56,7 +59,7 @@ pub(crate) async fn until_deadline<T>(
     // A function is one statement, so the server ends it at its own limit, which may come first.
     let limit = match handling {
         Handling::InServer => deadline.min(shared.postgres.client_timeout()),
-        Handling::InProcess => deadline,
+        Handling::InProcess | Handling::AtCommit => deadline,
     };
     let consumer = &shared.consumer.name;
     let late = || {
@@ -78,9 +81,14 @@ pub(crate) async fn until_deadline<T>(
             _ => {}
         }
     }
-    // In the server, and not at work: its answer was lost. One that goes on in spite of a cancellation is a handler that does
-    // not come back, as in a program.
-    if handling == Handling::InServer && shared.is_at_work(backend).await != Some(true) {
+    let is_unknown = match handling {
+        // Not at work: its answer was lost. One that goes on in spite of a cancellation is a handler that does not come back, as in a
+        // program.
+        Handling::InServer => shared.is_at_work(backend).await != Some(true),
+        Handling::InProcess => false,
+        Handling::AtCommit => true,
+    };
+    if is_unknown {
         return Err(silent(limit));
     }
     tracing::error!(%consumer, "a handler does not return after its deadline: its connection is closed");

@@ -32,6 +32,9 @@ const UNWITNESSED: usize = 8;
 /// Each has waited for a lock.
 const HELD: usize = 8;
 
+/// For how long a tenant is known as late after one of its messages has used up its time in vain.
+const LATE: Duration = Duration::from_secs(60);
+
 /// A run by itself that takes longer leaves those behind it that have met locks for later: each of them may wait as long.
 const LONG: Duration = Duration::from_secs(1);
 
@@ -40,16 +43,19 @@ pub(crate) struct Decider {
     pub(crate) attempts: Attempts,
     /// Batches that still run apart at once, since one has failed.
     parts_first: u32,
+    /// Tenants of which a message has used up its time in vain and none has succeeded since; and when that was.
+    late: HashMap<IdentityPart, Instant>,
 }
 
 impl Decider {
     pub(crate) fn new(attempts: Attempts) -> Self {
-        Self { attempts, parts_first: 0 }
+        Self { attempts, parts_first: 0, late: HashMap::new() }
     }
 
     /// Commits what can be: together; where some message fails, in parts, inside the server; and what the rest of the batch may have
     /// caused, message by message, each in a transaction of its own. What nobody answers for yet is undecided. Where `back`, the
-    /// messages have been through this, and run by themselves at once.
+    /// messages have been through this, and run by themselves at once. Those of a tenant that is known as late never run together with
+    /// others, from whom one of them would take its time: they come last there, or wait aside.
     pub(crate) async fn commit(
         &mut self,
         isolation: Isolation,
@@ -60,13 +66,26 @@ impl Decider {
             return Ok(Vec::new());
         }
         self.attempts.begin();
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; work.len()];
-        let fault = match back {
+        self.late.retain(|_, at| at.elapsed() < LATE);
+        let (mut order, late): (Vec<usize>, Vec<usize>) =
+            (0..work.len()).partition(|&index| !self.late.contains_key(&work[index].identity.tenant));
+        let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
+        let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
+        // Where there are no others they need not wait for them.
+        let is_single = back || order.is_empty();
+        if is_single {
+            order.extend(late);
+        }
+        let now: Vec<&Candidate> = order.iter().map(|&index| work[index]).collect();
+        let mut decided: Vec<Option<Outcome>> = vec![None; now.len()];
+        let fault = match is_single {
             true => None,
-            false => self.in_batch(isolation, work, &mut outcomes).await?,
+            false => self.in_batch(isolation, &now, &mut decided).await?,
         };
-        self.by_themselves(isolation, work, &mut outcomes, fault).await?;
-        let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
+        self.by_themselves(isolation, &now, &mut decided, fault).await?;
+        for (index, outcome) in order.into_iter().zip(decided.into_iter().flatten()) {
+            outcomes[index] = outcome;
+        }
         let is_undecided =
             |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
         let undecided = work.iter().zip(&outcomes).filter(is_undecided);
@@ -167,6 +186,8 @@ impl Decider {
         for index in 0..work.len() {
             let before = match &outcomes[index] {
                 None => last.clone(),
+                // Another round's.
+                Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => continue,
                 Some(Outcome::Undecided { fault, .. }) => Some(fault.clone()),
                 Some(_) => continue,
             };
@@ -198,12 +219,14 @@ impl Decider {
             }
             // The others need not wait for all of them.
             self.attempts.drop_permit();
-            let started = Instant::now();
             let outcome = self.by_itself(isolation, witness, work[index]).await?;
-            let is_long = started.elapsed() > LONG;
+            let is_long = self.attempts.took() > LONG;
             is_slow |= is_long;
-            if is_long && !outcome.completes() {
+            if outcome.completes() {
+                self.late.remove(tenant);
+            } else if is_long {
                 late.insert(tenant);
+                self.late.insert(tenant.clone(), Instant::now());
             }
             if let Outcome::Undecided { fault, .. } = &outcome {
                 match fault.class {
@@ -246,7 +269,7 @@ impl Decider {
         let progress = &self.attempts.shared().progress;
         let circumstances = Circumstances {
             by_itself: true,
-            witness: witness || progress.has_witness(&one.identity),
+            witness: witness || progress.has_witness(&one.identity, Instant::now().into()),
             is_last: true,
             poisoned: progress.poisoned(),
         };

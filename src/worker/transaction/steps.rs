@@ -56,7 +56,7 @@ pub(crate) async fn transact(
     // PostgreSQL takes statement_timeout off before it commits, so there a deferred trigger could run for ever.
     let began = Instant::now();
     let committed = async { transaction.commit().await.map_err(Interrupt::of_handler) };
-    until_deadline(run.shared, run.backend, Handling::InServer, committed).await?;
+    until_deadline(run.shared, run.backend, Handling::AtCommit, committed).await?;
     step("worker.commit.after");
     await_standby_if_late(run.shared, &mut session.connection, began).await?;
     unconfirmed.clear();
@@ -82,7 +82,8 @@ async fn step_by_step(
     }
     let results = handled(run, transaction, &claims).await?;
     // What is recorded already is not recorded again.
-    let is_recorded: Vec<bool> = claims.iter().map(|claim| matches!(claim, Claim::Recorded(_))).collect();
+    let is_recorded: Vec<bool> =
+        claims.iter().map(|claim| matches!(claim, Claim::Recorded(_) | Claim::Suspect)).collect();
     let mut outcomes = verdicts(run, claims, results);
     let recorded = async {
         record(run, transaction, &mut outcomes, &is_recorded).await?;

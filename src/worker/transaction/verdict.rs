@@ -23,6 +23,11 @@ pub(super) fn verdicts(run: &BatchRun<'_>, claims: Vec<Claim>, results: Results)
             Claim::Refuse(rejection) => return Outcome::refused(rejection),
             Claim::Early(delay) => return Outcome::Postponed { delay },
             Claim::Recorded(outcome) => return outcome,
+            Claim::Suspect => {
+                let text = "a process died while it was at work: it runs apart from others";
+                let fault = Fault::new(FaultClass::Crashed, None, text);
+                return Outcome::Undecided { attempts: 0, fault };
+            }
         };
         let fault = match results.next() {
             Some(Ok(response)) => return Outcome::Completed { attempt, response },
@@ -35,7 +40,7 @@ pub(super) fn verdicts(run: &BatchRun<'_>, claims: Vec<Claim>, results: Results)
             witness: witness
                 // While nothing succeeds it may be everybody's after all.
                 || failed_with.is_some() && failed_with == fault.code && !shared.progress.is_stalled()
-                || shared.progress.has_witness(&candidate.identity),
+                || shared.progress.has_witness(&candidate.identity, tokio::time::Instant::now()),
             is_last: shared.consumer.retry.after(attempt).is_none(),
             poisoned,
         };

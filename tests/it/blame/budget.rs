@@ -1,7 +1,7 @@
 //! The time to wait and the attempts belong to the key, however many copies there are.
 
 use lapin::options::{BasicGetOptions, BasicNackOptions};
-use sqlx::Executor as _;
+use sqlx::{Connection as _, Executor as _};
 
 use crate::support::gate::WAITING;
 use crate::support::{World, message};
@@ -53,6 +53,53 @@ async fn deliver_once_in_vain(world: &World, consumer: &str, count: usize) {
     }
     channel.basic_nack(last, BasicNackOptions { multiple: true, requeue: true }).await.unwrap();
     world.wait_for_ready(&queue, u32::try_from(count).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_redelivered_message_whose_key_is_held_keeps_no_other_waiting() {
+    let mut world = World::new().await;
+    world.configure("[postgres]\nstatement_timeout = \"5m\"\nlock_timeout = \"4m\"");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let mut client = world.database.connect().await.unwrap();
+    let mut holds = client.begin().await.unwrap();
+    sqlx::query(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at)
+         values ('acme', 'payments', 'held', 'IN_PROGRESS', 0, now())",
+    )
+    .execute(&mut *holds)
+    .await
+    .unwrap();
+    world.publish("payments", message("acme", "held"), "{}").await;
+    super::publish_many(&world, "other", "free", 20, "{}").await;
+    deliver_once_in_vain(&world, "payments", 21).await;
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from app.effects", 20).await;
+    holds.rollback().await.unwrap();
+    world.wait_for("select count(*) from app.effects where attempt = 1", 21).await;
+    world.stop(worker).await;
+}
+
+/// What has left for the end of its queue comes as a new copy, and may be what killed a process all the same.
+#[tokio::test]
+async fn a_new_copy_of_a_message_that_was_at_work_when_a_process_died_is_counted_before_it_runs() {
+    let mut world = World::new().await;
+    world.consumer("payments", "replies = true");
+    world.apply_topology().await;
+    sqlx::query(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, crash_attempts, created_at)
+         values ('acme', 'payments', 'killer', 'IN_PROGRESS', 0, 1, now())",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    // Goes step by step, for its reply: the process ends behind the claim.
+    let one = message("acme", "killer").with_reply_to("nobody".into());
+    world.publish("payments", one, "{}").await;
+    let deadly = [("FAILPOINT", "worker.handle.before=key:kill".to_owned())];
+    let mut worker = world.start_with("worker", "worker", &deadly);
+    worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+    assert_eq!(world.count("select crash_attempts::bigint from oncely.idempotency_keys").await, 2);
 }
 
 #[tokio::test]

@@ -1,0 +1,21 @@
+-- Takes back the marks of runs that have ended without a result. Returns those whose keys somebody holds.
+with marked as materialized (
+    select i.tenant, i.key
+    from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
+    join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
+    where i.status = 'IN_PROGRESS' and i.crash_attempts > 0
+), free as materialized (
+    select i.tenant, i.key
+    from marked as m
+    join oncely.idempotency_keys as i on i.tenant = m.tenant and i.consumer = $1 and i.key = m.key
+    order by i.tenant, i.key
+    for update of i skip locked
+), unmarked as (
+    update oncely.idempotency_keys as i
+    set crash_attempts = i.crash_attempts - 1, marked_pid = null, marked_backend_start = null
+    from free as f
+    where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS' and i.crash_attempts > 0
+)
+select m.tenant, m.key
+from marked as m
+where not exists (select from free as f where f.tenant = m.tenant and f.key = m.key)
