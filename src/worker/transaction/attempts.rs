@@ -183,6 +183,7 @@ impl Attempts {
         work: &[&Candidate],
     ) -> Result<Result<Vec<Outcome>, Setback>, Abandoned> {
         let mut is_renewed = false;
+        self.hand.took = Duration::ZERO;
         loop {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
