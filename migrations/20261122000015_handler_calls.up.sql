@@ -209,15 +209,16 @@ comment on function oncely.handle_each is
 -- runs in sixteen parts; a part that fails in four quarters, and in a quarter that fails each message. A failed
 -- subtransaction leaves PostgreSQL's list of running ones (64 a backend; beyond that every reader gets slower) and a
 -- good one stays in it, so eight bad messages cost at most 16 + 8 * (3 + 3) of them.
-create function oncely.handle_parts(handler text, batch boolean, needs_json boolean, messages oncely.message[])
+create function oncely.handle_parts(
+    handler text, batch boolean, needs_json boolean, messages oncely.message[], parts integer default 16
+)
 returns table (seq integer, response jsonb, error_code text, error_message text, error_place text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
-    size integer := greatest(1, ceil(cardinality(messages) / 16.0)::integer);
-    quarter integer := ceil(size / 4.0)::integer;
+    size integer := greatest(1, ceil(cardinality(messages)::numeric / parts)::integer);
     call text := case
         when batch then format(
             'select pg_catalog.array_agg((r.seq, r.response)::oncely.result) from %s($1) as r (seq, response)',
@@ -229,15 +230,13 @@ declare
         )
     end;
     part oncely.message[];
-    few oncely.message[];
     answers oncely.result[];
     failed boolean;
-    -- No handler may see them; each is told so by itself.
-    unparsed boolean := needs_json and exists (select from unnest(messages) as m where m.payload is null);
 begin
     for head in 1 .. cardinality(messages) by size loop
         part := messages[head : head + size - 1];
-        failed := unparsed and exists (select from unnest(part) as m where m.payload is null);
+        -- A handler that needs JSON gets nothing else: such a message fails by itself, in handle_each.
+        failed := needs_json and exists (select from unnest(part) as m where m.payload is null);
         if not failed then
             begin
                 -- The handler's own; an error takes it back.
@@ -253,27 +252,11 @@ begin
         end if;
         if not failed then
             return query select a.seq, a.response, null::text, null::text, null::text from unnest(answers) as a;
-            continue;
+        elsif parts > 4 and cardinality(part) > 1 then
+            return query select p.* from oncely.handle_parts(handler, batch, needs_json, part, 4) as p;
+        else
+            return query select e.* from oncely.handle_each(handler, batch, needs_json, part) as e;
         end if;
-        for start in 1 .. cardinality(part) by quarter loop
-            few := part[start : start + quarter - 1];
-            failed := unparsed and exists (select from unnest(few) as m where m.payload is null);
-            if not failed then
-                begin
-                    set local search_path to default;
-                    execute call into answers using few;
-                    set local search_path = pg_catalog, pg_temp;
-                exception
-                    when others then
-                        failed := true;
-                end;
-            end if;
-            if failed then
-                return query select e.* from oncely.handle_each(handler, batch, needs_json, few) as e;
-            else
-                return query select a.seq, a.response, null::text, null::text, null::text from unnest(answers) as a;
-            end if;
-        end loop;
     end loop;
 end
 $$;

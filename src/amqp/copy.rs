@@ -69,10 +69,10 @@ const FURTHER_ROUTES: [&str; 2] = ["CC", "BCC"];
 const DIRECT_REPLY: &str = "amq.rabbitmq.reply-to";
 
 impl Copy {
-    /// The original's body, routing key and properties, but for what the broker would act on or refuse now that it is ours: no `user_id`,
-    /// which would be checked against ours; no `expiration`, which would let a waiting or dead letter vanish; no `CC` and `BCC`, which
-    /// would lead a copy to queues that its publisher names, with our rights, and of which a message may have a second one that the
-    /// broker has not looked at; no unresolved direct reply-to; and durable whatever the original was.
+    /// The original's body, routing key and properties, without what the broker would act on, or refuse, now that we publish it: no
+    /// `user_id`, which it would check against ours; no `expiration`, which would let a waiting or dead letter vanish; no `CC` and `BCC`,
+    /// which would lead the copy to queues that its publisher names (of two headers of one name the broker has read the first, and we have
+    /// the second); no direct reply-to that is not resolved. Durable, whatever the original was.
     pub(crate) fn of(
         from: &BasicProperties,
         headers: FieldTable,

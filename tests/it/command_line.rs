@@ -98,6 +98,11 @@ async fn topology_is_applied_twice_without_harm_and_a_foreign_queue_is_left_alon
 /// A world with a completed, a conflicting, a failed and a listed duplicate message.
 pub(crate) async fn lived_in() -> World {
     let mut world = World::new().await;
+    // The trail begins with its first partition: there is a span to be sealed, even on a Monday at midnight.
+    sqlx::query("select oncely.make_audit_partition(now() - interval '1 week')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
     world.with_redis(&world.urls.redis.clone(), "");
     world.configure("[audit]\nduplicates = true");
     world.consumer("payments", "");

@@ -24,6 +24,7 @@ mod garbage;
 mod hostile_redis;
 mod identities;
 mod isolation;
+mod json;
 mod leaks;
 mod memory;
 mod mirror;

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use crate::decide::OnConflict;
 use crate::failpoint::step;
+use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::pg::{self, Backend, Session};
 use crate::worker::batch::candidate::Candidate;
@@ -45,6 +46,11 @@ impl Marks {
             let asked = pg::unmark(&mut session.connection, &shared.consumer.name, &self.owed);
             self.owed =
                 pg::within(shared.postgres.client_timeout(), asked).await.map_err(Interrupt::of_ours)?;
+            // Counted twice, one death would be two.
+            if work.iter().any(|one| self.owed.contains(&one.identity)) {
+                let text = "somebody holds the key, which is marked for an earlier run";
+                return Err(Interrupt::Held(Fault::new(FaultClass::Contention, None, text)));
+            }
         }
         let work: Vec<&&Candidate> = work.iter().filter(|one| !self.held.contains(&one.identity)).collect();
         if work.is_empty() {

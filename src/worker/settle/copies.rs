@@ -56,7 +56,7 @@ pub(super) fn dead_letter_copy(
             own_headers::LETTER_MARK,
             own_headers::TENANT,
             own_headers::KEY,
-            // A requeue signs anew what its row says; to whoever reads dead letters it would be a pass for as long as the secret lasts.
+            // A requeue signs what its row says. Whoever reads the queue could publish under a signature that lies in it.
             own_headers::IDENTITY,
         ],
     );

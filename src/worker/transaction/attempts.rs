@@ -266,7 +266,7 @@ impl Attempts {
             Plan::ByItself { .. } => ExpectedKeys::Known,
             _ => self.prediction.expect(work),
         };
-        let run = BatchRun::new(shared, session, isolation, plan, keys, work);
+        let run = BatchRun::new(shared, session, plan, keys, work);
         let done = transact(&run, session, &mut self.hand.unconfirmed).await;
         self.hand.took = run.started.elapsed();
         match &done {

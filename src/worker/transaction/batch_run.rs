@@ -10,7 +10,6 @@ use crate::handler::{Run, SqlHandler};
 use crate::pg::{Backend, Session};
 use crate::worker::batch::candidate::Candidate;
 use crate::worker::batch::prediction::{ExpectedKeys, SMALL};
-use crate::worker::isolation::permit::Isolation;
 use crate::worker::shared::Shared;
 
 /// One try of a batch: whose messages, how, on which session, and since when.
@@ -18,7 +17,6 @@ pub(crate) struct BatchRun<'a> {
     pub(crate) shared: &'a Shared,
     /// With distinct identities.
     pub(crate) candidates: &'a [&'a Candidate],
-    pub(crate) isolation: Isolation,
     pub(crate) plan: Plan,
     pub(crate) keys: ExpectedKeys,
     /// The session that serves it.
@@ -35,7 +33,6 @@ impl<'a> BatchRun<'a> {
     pub(crate) fn new(
         shared: &'a Shared,
         session: &Session,
-        isolation: Isolation,
         plan: Plan,
         keys: ExpectedKeys,
         candidates: &'a [&'a Candidate],
@@ -43,7 +40,6 @@ impl<'a> BatchRun<'a> {
         Self {
             shared,
             candidates,
-            isolation,
             plan,
             keys,
             backend: session.backend,

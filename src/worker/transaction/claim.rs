@@ -17,7 +17,6 @@ use crate::outcome::Outcome;
 use crate::pg::{self, FreshClaim};
 use crate::reason::Rejection;
 use crate::worker::batch::prediction::ExpectedKeys;
-use crate::worker::isolation::permit::Isolation;
 
 /// What the claim says of a candidate.
 pub(crate) enum Claim {
@@ -88,13 +87,16 @@ pub(crate) async fn claim(
             match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
                 KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
-                KeyDecision::Retake if record.crash_attempts > 0 && run.isolation == Isolation::None => {
-                    claims[index] = Some(Claim::Suspect);
-                }
                 KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
                     Some(outcome) => claims[index] = Some(Claim::Recorded(outcome)),
                     None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {
                         Some(rung) => claims[index] = Some(Claim::Early(rung)),
+                        // What is known as redelivered has been told apart already.
+                        None if record.crash_attempts > 0
+                            && !candidates[index].delivery.message.redelivered =>
+                        {
+                            claims[index] = Some(Claim::Suspect);
+                        }
                         None => {
                             failed_before.push(index);
                             failed_with.push(record.error_code);

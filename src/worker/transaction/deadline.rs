@@ -28,8 +28,8 @@ pub(crate) enum Handling {
     InServer,
     /// We for a program, which may wait for anything.
     InProcess,
-    /// We for COMMIT, and what was deferred to it: the server knows no limit there, and without its answer nobody knows whether it
-    /// happened.
+    /// We for COMMIT, which runs what the handler deferred. The server has no limit of its own there, and without its answer nobody
+    /// knows whether it happened.
     AtCommit,
 }
 
@@ -46,8 +46,8 @@ pub(crate) async fn in_time<T>(
     }
 }
 
-/// Waits for a handler's call, or for the COMMIT that runs what it deferred. Past the consumer's deadline PostgreSQL cancels what the handler waits for, and the handler's
-/// failure goes its usual way, on a connection that stays whole. A handler that waits for something else and still does not
+/// Waits for a handler's call, or for the COMMIT that runs what it deferred. Past the consumer's deadline PostgreSQL cancels what the
+/// handler waits for, and the handler's failure goes its usual way, on a connection that stays whole. A handler that waits for something else and still does not
 /// return is dropped together with its connection; a server that does not answer even then is an outage, and nobody's failure.
 pub(crate) async fn until_deadline<T>(
     shared: &Shared,

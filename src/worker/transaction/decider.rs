@@ -71,20 +71,22 @@ impl Decider {
             (0..work.len()).partition(|&index| !self.late.contains_key(&work[index].identity.tenant));
         let fault = Fault::new(FaultClass::Contention, None, "messages of its tenant were out of time");
         let mut outcomes = vec![Outcome::Undecided { attempts: 0, fault }; work.len()];
-        // Where there are no others they need not wait for them.
-        let is_single = back || order.is_empty();
-        if is_single {
+        // Where all are known as late there is nobody to protect.
+        let by_themselves = back || order.is_empty();
+        if by_themselves {
             order.extend(late);
         }
         let now: Vec<&Candidate> = order.iter().map(|&index| work[index]).collect();
         let mut decided: Vec<Option<Outcome>> = vec![None; now.len()];
-        let fault = match is_single {
+        let fault = match by_themselves {
             true => None,
             false => self.in_batch(isolation, &now, &mut decided).await?,
         };
         self.by_themselves(isolation, &now, &mut decided, fault).await?;
-        for (index, outcome) in order.into_iter().zip(decided.into_iter().flatten()) {
-            outcomes[index] = outcome;
+        for (index, outcome) in order.into_iter().zip(decided) {
+            if let Some(outcome) = outcome {
+                outcomes[index] = outcome;
+            }
         }
         let is_undecided =
             |(_, outcome): &(&&Candidate, &Outcome)| matches!(outcome, Outcome::Undecided { .. });
@@ -186,7 +188,7 @@ impl Decider {
         for index in 0..work.len() {
             let before = match &outcomes[index] {
                 None => last.clone(),
-                // Another round's.
+                // It did not run: the next round isolates it.
                 Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => continue,
                 Some(Outcome::Undecided { fault, .. }) => Some(fault.clone()),
                 Some(_) => continue,
@@ -228,7 +230,9 @@ impl Decider {
                 late.insert(tenant);
                 self.late.insert(tenant.clone(), Instant::now());
             }
-            if let Outcome::Undecided { fault, .. } = &outcome {
+            if let Outcome::Undecided { fault, .. } = &outcome
+                && fault.class != FaultClass::Crashed
+            {
                 match fault.class {
                     FaultClass::Contention => *held.entry(tenant).or_default() += 1,
                     _ => unwitnessed += 1,
@@ -241,7 +245,7 @@ impl Decider {
         let is_completed = |outcome: &Option<Outcome>| outcome.as_ref().is_some_and(Outcome::completes);
         if unwitnessed > 0 && outcomes.iter().any(is_completed) {
             for index in 0..work.len() {
-                if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if fault.class != FaultClass::Contention)
+                if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
                 {
                     outcomes[index] = Some(self.by_itself(isolation, true, work[index]).await?);
                 }
@@ -285,8 +289,8 @@ fn is_collision(fault: Option<&Fault>) -> bool {
     fault.and_then(|fault| fault.code.as_deref()).is_some_and(|code| code.starts_with("40"))
 }
 
-/// Does a type hold no such value (classes 22 and 54)? Kept apart the handler's own errors are rows: what fails as a whole is what
-/// the messages are sent as.
+/// Is there a value that its type can't hold (SQLSTATE classes 22 and 54)? Where messages run apart, the handler's own errors come as
+/// rows: if the statement fails as a whole, it is over what the messages were sent as.
 fn is_of_values(fault: &Fault) -> bool {
     fault.code.as_deref().is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
 }

@@ -102,6 +102,27 @@ async fn a_new_copy_of_a_message_that_was_at_work_when_a_process_died_is_counted
     assert_eq!(world.count("select crash_attempts::bigint from oncely.idempotency_keys").await, 2);
 }
 
+/// What may not run yet kills nobody: it is not isolated, again and again, until its time comes.
+#[tokio::test]
+async fn a_new_copy_of_such_a_message_that_comes_early_waits_as_any_other() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retry = { delays = [\"1h\"], max_attempts = 3 }");
+    world.apply_topology().await;
+    sqlx::query(
+        "insert into oncely.idempotency_keys
+             (tenant, consumer, key, status, attempts, crash_attempts, created_at, not_before)
+         values ('acme', 'payments', 'early', 'IN_PROGRESS', 1, 1, now(), now() + interval '1 hour')",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "early"), "{}").await;
+    world.wait_for_ready(&format!("{}.retry.1h", world.queue("payments")), 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 0);
+}
+
 #[tokio::test]
 async fn a_copy_that_is_at_work_in_another_lane_is_no_death() {
     let mut world = World::new().await;

@@ -51,7 +51,7 @@ impl World {
     pub(crate) async fn new() -> Self {
         static PATTERN: OnceCell<Database> = OnceCell::const_new();
         let urls = servers().await.urls().clone();
-        // A copy costs a fifth of what the migrations do.
+        // Migrated once: a copy costs less.
         let pattern = PATTERN.get_or_init(|| migrated(&urls)).await;
         Self::in_database(pattern.copy().await.expect("a copy"), urls).await
     }
