@@ -47,8 +47,9 @@ pub(crate) async fn in_time<T>(
 }
 
 /// Waits for a handler's call, or for the COMMIT that runs what it deferred. Past the consumer's deadline PostgreSQL cancels what the
-/// handler waits for, and the handler's failure goes its usual way, on a connection that stays whole. A handler that waits for something else and still does not
-/// return is dropped together with its connection; a server that does not answer even then is an outage, and nobody's failure.
+/// handler waits for, and the handler's failure goes its usual way, on a connection that stays whole. A handler that waits for something
+/// else and still does not return is dropped together with its connection; a server that does not answer even then is an outage, and
+/// nobody's failure.
 pub(crate) async fn until_deadline<T>(
     shared: &Shared,
     backend: Backend,

@@ -87,39 +87,43 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "there is no such bug");
     let binaries = process::build_with_failpoints()?;
-    eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-    let mut servers = Some(Servers::start_private().await?);
+    eprintln!("starting PostgreSQL, RabbitMQ and Redis, twice");
+    let (one, other) = (Servers::start_private().await?, Servers::start_private().await?);
     let started = Instant::now();
     let style = ProgressStyle::with_template("mutants {bar:30} {pos}/{len} {elapsed} {msg}");
     let bar = ProgressBar::new(chosen.len() as u64)
         .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let mut verdicts = Vec::new();
-    let mut coming = chosen.iter();
-    let mut next = coming.next().map(|mutant| build(&patches, mutant.bug));
-    for mutant in &chosen {
-        bar.set_message(mutant.bug);
-        let built = match next.take() {
-            Some(building) => building.await?,
-            None => anyhow::bail!("{} was not built", mutant.bug),
-        };
-        // While this one is tried the next one is built: a trial mostly waits.
-        next = coming.next().map(|mutant| build(&patches, mutant.bug));
-        let found = match built {
-            Ok(planted) => trial(mutant, true, &planted, &mut servers).await,
-            Err(error) => Err(format!("{error:#}")),
-        };
-        let clean = match &found {
-            // What cannot even be tried with its bug says nothing without it.
-            Err(_) => Ok(Vec::new()),
-            Ok(_) => trial(mutant, false, &binaries, &mut servers).await,
-        };
-        let verdict = Verdict { bug: mutant.bug, found, clean };
-        eprintln!("{}: {} {}", verdict.bug, verdict.word(), verdict.invariants());
-        verdicts.push(verdict);
-        bar.inc(1);
-    }
+    // One is built at a time, and meanwhile another one tried: a trial mostly waits.
+    let coming = tokio::sync::Mutex::new(chosen.iter());
+    let lane = async |servers: Servers| -> anyhow::Result<Vec<Verdict>> {
+        let mut servers = Some(servers);
+        let mut verdicts = Vec::new();
+        loop {
+            let mut next = coming.lock().await;
+            let Some(mutant) = next.next() else { break };
+            bar.set_message(mutant.bug);
+            let built = build(&patches, mutant.bug).await?;
+            drop(next);
+            let found = match built {
+                Ok(planted) => trial(mutant, true, &planted, &mut servers).await,
+                Err(error) => Err(format!("{error:#}")),
+            };
+            let clean = match &found {
+                // What cannot even be tried with its bug says nothing without it.
+                Err(_) => Ok(Vec::new()),
+                Ok(_) => trial(mutant, false, &binaries, &mut servers).await,
+            };
+            let verdict = Verdict { bug: mutant.bug, found, clean };
+            bar.suspend(|| eprintln!("{}: {} {}", verdict.bug, verdict.word(), verdict.invariants()));
+            verdicts.push(verdict);
+            bar.inc(1);
+        }
+        Ok(verdicts)
+    };
+    let (mut verdicts, others) = tokio::try_join!(lane(one), lane(other))?;
+    verdicts.extend(others);
+    verdicts.sort_by_key(|verdict| chosen.iter().position(|mutant| mutant.bug == verdict.bug));
     bar.finish_and_clear();
-    drop(servers);
     report(&verdicts, started.elapsed(), arguments.json)
 }
 
