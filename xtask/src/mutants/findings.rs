@@ -282,7 +282,7 @@ pub(super) async fn endless_at_commit(arena: &mut Arena) -> anyhow::Result<()> {
 
 /// Many messages of a tenant use up their time, each in vain; others are in their batches, and come.
 pub(super) async fn endless(arena: &mut Arena) -> anyhow::Result<()> {
-    let mut all = some(20, Act::Endless, "endless");
+    let mut all = some(24, Act::Endless, "endless");
     all.extend(work("globex", "g", 10));
     publish(arena, all).await?;
     go_on(arena, A_LONG_WHILE).await
