@@ -87,8 +87,8 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .collect();
     anyhow::ensure!(!chosen.is_empty(), "there is no such bug");
     let binaries = process::build_with_failpoints()?;
-    eprintln!("starting PostgreSQL, RabbitMQ and Redis, twice");
-    let (one, other) = (Servers::start_private().await?, Servers::start_private().await?);
+    eprintln!("starting PostgreSQL, RabbitMQ and Redis");
+    let first = Servers::start_private().await?;
     let started = Instant::now();
     let style = ProgressStyle::with_template("mutants {bar:30} {pos}/{len} {elapsed} {msg}");
     let bar = ProgressBar::new(chosen.len() as u64)
@@ -120,7 +120,13 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         Ok(verdicts)
     };
-    let (mut verdicts, others) = tokio::try_join!(lane(one), lane(other))?;
+    let second = async {
+        match chosen.len() {
+            1 => Ok(Vec::new()),
+            _ => lane(Servers::start_private().await?).await,
+        }
+    };
+    let (mut verdicts, others) = tokio::try_join!(lane(first), second)?;
     verdicts.extend(others);
     verdicts.sort_by_key(|verdict| chosen.iter().position(|mutant| mutant.bug == verdict.bug));
     bar.finish_and_clear();
