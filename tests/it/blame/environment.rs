@@ -151,7 +151,8 @@ async fn a_server_that_one_branch_calls_and_that_is_away_stops_nobody_else() {
 #[tokio::test]
 async fn a_handler_that_finds_poison_in_all_stops_and_says_so() {
     let mut world = World::new().await;
-    world.consumer("payments", "batch = 100");
+    // With more lanes each gives up its share, one perhaps later than the other is counted.
+    world.consumer("payments", "batch = 100\nlanes = 1");
     world.apply_topology().await;
     world
         .sql
@@ -179,8 +180,7 @@ async fn a_handler_that_finds_poison_in_all_stops_and_says_so() {
     world.wait_for_lines(&worker, "no attempt is spent", 3).await;
     let dead = "select count(*) from oncely.audit where outcome = 'dead_lettered'";
     let given_up = world.count(dead).await;
-    // Each of the two lanes may be at its first batch when the other one's is counted.
-    assert!((1..=40).contains(&given_up), "{given_up} of 300 were given up");
+    assert!((1..=20).contains(&given_up), "{given_up} of 300 were given up");
     world.sql.execute("update app.switch set broken = false").await.unwrap();
     world.wait_for("select count(*) from app.effects where attempt = 1", 300 - given_up).await;
     world.stop(worker).await;
