@@ -4,13 +4,13 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-/// Asks `probe` until it says `Ok`, for 30 seconds at most; then fails with its last answer.
+/// Asks `probe` until it says `Ok`, for a minute at most; then fails with its last answer.
 pub async fn eventually<T, E, F>(what: &str, probe: impl FnMut() -> F) -> anyhow::Result<T>
 where
     F: Future<Output = Result<T, E>>,
     E: Debug,
 {
-    eventually_within(Duration::from_secs(30), what, probe).await
+    eventually_within(Duration::from_secs(60), what, probe).await
 }
 
 /// Asks `probe` until it says `Ok`, for `limit` at most; then fails with its last answer.
@@ -33,6 +33,6 @@ where
             }
             Err(_) => tokio::time::sleep(pause).await,
         }
-        pause = (pause * 2).min(Duration::from_millis(200));
+        pause = (pause * 2).min(Duration::from_millis(50));
     }
 }

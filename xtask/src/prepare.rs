@@ -69,7 +69,8 @@ async fn snapshot(root: &Path, database: &Database) -> anyhow::Result<String> {
     eprintln!("asking PostgreSQL about each query (cargo check)");
     process::run(
         process::cargo(root)
-            .args(["check", "--quiet", "--package", "oncely", "--lib", "--bins"])
+            .args(["check", "--quiet", "--bins"])
+            .args(process::PRODUCT)
             .env("DATABASE_URL", database.url())
             .env("SQLX_OFFLINE", "false")
             .env("SQLX_OFFLINE_DIR", &folder),

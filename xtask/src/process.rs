@@ -11,6 +11,10 @@ pub(crate) fn root() -> PathBuf {
     here.parent().unwrap_or(here).to_path_buf()
 }
 
+/// The product's package, with the features that its dependencies have in the tests, so that nothing is compiled twice for it:
+/// testbed asks for them.
+pub(crate) const PRODUCT: [&str; 4] = ["--package", "oncely", "--package", "testbed"];
+
 /// Cargo, in the repository's root.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -31,8 +35,8 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
 /// for the real ones.
 pub(crate) fn build_with_failpoints() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely with failpoints");
-    let features = ["build", "--package", "oncely", "--bins", "--features", "failpoints"];
-    run(cargo(&root()).args(features))?;
+    let failpoints = ["--bins", "--features", "oncely/failpoints"];
+    run(cargo(&root()).arg("build").args(PRODUCT).args(failpoints))?;
     let here = std::env::current_exe()?;
     let from = here.parent().context("no folder")?;
     let to = from.join("failpoints");
@@ -67,7 +71,7 @@ pub(crate) fn build_peers() -> anyhow::Result<PathBuf> {
 /// Builds `worker`, `relay` and `oncely`; returns the folder that they are in.
 pub(crate) fn build_binaries() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely");
-    run(cargo(&root()).args(["build", "--package", "oncely", "--bins"]))?;
+    run(cargo(&root()).arg("build").args(PRODUCT).arg("--bins"))?;
     // Beside this program: both were built by the same profile.
     let here = std::env::current_exe()?;
     Ok(here.parent().context("no folder")?.to_path_buf())

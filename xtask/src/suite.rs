@@ -13,11 +13,11 @@ use crate::servers::Choice;
 /// How many tests run at the same time, for cargo's test harness.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// As many as whoever calls says, else two for each core.
+/// As many as whoever calls says, else three for each core.
 fn threads() -> anyhow::Result<String> {
     match std::env::var(THREADS) {
         Ok(said) => Ok(said),
-        Err(_) => Ok((std::thread::available_parallelism()?.get() * 2).to_string()),
+        Err(_) => Ok((std::thread::available_parallelism()?.get() * 3).to_string()),
     }
 }
 
@@ -37,7 +37,7 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
         .env("DATABASE_URL", urls.postgres)
         .env("AMQP_URL", urls.rabbitmq)
         .env("REDIS_URL", urls.redis)
-        // Half of the time a test waits for a server: two a core keep the machine at work.
+        // Most of the time a test waits for a server: three a core keep the machine at work.
         .env(THREADS, threads()?)
         // Some tests start servers of their own.
         .env(Generation::VARIABLE, Generation::current()?.name())

@@ -245,7 +245,7 @@ impl World {
 
     /// Waits until a query gives a number.
     pub(crate) async fn wait_for(&mut self, query: &str, wanted: i64) {
-        self.wait_within(Duration::from_secs(30), query, wanted).await;
+        self.wait_within(Duration::from_secs(60), query, wanted).await;
     }
 
     /// Waits, for `limit` at most, until a query gives a number.

@@ -44,7 +44,9 @@ fn program(root: &Path) -> anyhow::Result<PathBuf> {
     install
         .args(["install", "mdbook", "--locked", "--quiet", "--profile", "dev", "--version", VERSION])
         .args(["--no-default-features", "--features", "search", "--root"])
-        .arg(&folder);
+        .arg(&folder)
+        // Nobody debugs it.
+        .env("CARGO_PROFILE_DEV_DEBUG", "false");
     process::run(&mut install)
         .context("mdBook can't be installed; install it yourself and put it into PATH")?;
     Ok(own)

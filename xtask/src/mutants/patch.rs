@@ -59,16 +59,9 @@ impl Patch {
         self.apply(&tree, false)?;
         let built = workshop.join("build");
         let output = process::cargo(&tree)
-            .args([
-                "build",
-                "--locked",
-                "--package",
-                "oncely",
-                "--bins",
-                "--features",
-                "failpoints",
-                "--target-dir",
-            ])
+            .arg("build")
+            .args(process::PRODUCT)
+            .args(["--locked", "--bins", "--features", "oncely/failpoints", "--target-dir"])
             .arg(&built)
             // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
             // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
