@@ -48,7 +48,7 @@ pub(crate) async fn fail(
     let errors = column(|f| f.error.clone());
     let codes: Vec<Option<String>> = failures.iter().map(|f| f.code.clone()).collect();
     let not_before: Vec<Option<DateTime<Utc>>> = failures.iter().map(|f| f.not_before).collect();
-    let done = sqlx::query_file!(
+    let written = sqlx::query_file!(
         "src/pg/fail.sql",
         consumer.as_str(),
         now,
@@ -63,9 +63,9 @@ pub(crate) async fn fail(
         &not_before as &[Option<DateTime<Utc>>],
         &codes as &[Option<String>]
     )
-    .execute(connection)
+    .fetch_all(connection)
     .await?;
-    Ok(done.rows_affected())
+    Ok(written.len() as u64)
 }
 
 /// Stores what handlers returned, JSON as text, for keys claimed in this transaction. Returns how many rows were written.

@@ -1,26 +1,49 @@
 -- Records failed runs: rows claimed in this transaction, or (alone, after a rollback) rows that may not be there yet.
 -- Without a claim of its own it touches only a key that may run again, never one that took effect or was given up, and counts an
 -- attempt once: another copy may have failed at the same time, and have recorded it.
-insert into oncely.idempotency_keys as i
-    (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, last_error, not_before, error_code)
-select f.tenant, $1, f.key, f.status::oncely.key_status, f.attempts, $2, case when f.status = 'FAILED' then $2::timestamptz end,
-    f.fingerprint, f.reason, f.last_error, f.not_before, f.error_code
-from unnest($3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::text[], $9::text[], $11::timestamptz[], $12::text[])
-    as f (tenant, key, status, attempts, fingerprint, reason, last_error, not_before, error_code)
-order by f.tenant collate "C", f.key collate "C"
-on conflict (tenant, consumer, key) do update
-set status = excluded.status,
-    attempts = excluded.attempts,
-    completed_at = excluded.completed_at,
-    fingerprint = excluded.fingerprint,
-    reason = excluded.reason,
-    last_error = excluded.last_error,
-    not_before = excluded.not_before,
-    -- Left undecided, it has answered for nothing new.
-    error_code = coalesce(excluded.error_code, i.error_code),
-    expires_at = null,
-    -- The process lives: it reports this failure.
-    crash_attempts = case when excluded.status = 'FAILED' then i.crash_attempts else 0 end,
-    marked_pid = null,
-    marked_backend_start = null
-where (i.status = 'IN_PROGRESS' and i.attempts < excluded.attempts) or $10
+-- No ON CONFLICT DO UPDATE: where the row that is there is final, row-level security makes an error of that, and of an UPDATE nothing.
+with failed as materialized (
+    select f.*
+    from unnest($3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::text[], $9::text[], $11::timestamptz[], $12::text[])
+        as f (tenant, key, status, attempts, fingerprint, reason, last_error, not_before, error_code)
+), open as materialized (
+    select i.tenant, i.key
+    from failed as f
+    join oncely.idempotency_keys as i on i.tenant = f.tenant and i.consumer = $1 and i.key = f.key
+    where (i.status = 'IN_PROGRESS' and i.attempts < f.attempts) or $10
+    order by i.tenant, i.key
+    for update of i
+), changed as (
+    update oncely.idempotency_keys as i
+    set status = f.status::oncely.key_status,
+        attempts = f.attempts,
+        completed_at = case when f.status = 'FAILED' then $2::timestamptz end,
+        fingerprint = f.fingerprint,
+        reason = f.reason,
+        last_error = f.last_error,
+        not_before = f.not_before,
+        -- Left undecided, it has answered for nothing new.
+        error_code = coalesce(f.error_code, i.error_code),
+        expires_at = null,
+        -- The process lives: it reports this failure.
+        crash_attempts = case when f.status = 'FAILED' then i.crash_attempts else 0 end,
+        marked_pid = null,
+        marked_backend_start = null
+    from open as o
+    join failed as f on f.tenant = o.tenant and f.key = o.key
+    where i.tenant = o.tenant and i.consumer = $1 and i.key = o.key
+    returning i.key
+), written as (
+    insert into oncely.idempotency_keys
+        (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, last_error, not_before, error_code)
+    select f.tenant, $1, f.key, f.status::oncely.key_status, f.attempts, $2, case when f.status = 'FAILED' then $2::timestamptz end,
+        f.fingerprint, f.reason, f.last_error, f.not_before, f.error_code
+    from failed as f
+    where not exists (
+        select from oncely.idempotency_keys as i where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key
+    )
+    order by f.tenant collate "C", f.key collate "C"
+    on conflict (tenant, consumer, key) do nothing
+    returning key
+)
+select key as "key!" from changed union all select key from written

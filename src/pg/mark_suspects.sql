@@ -1,17 +1,38 @@
 -- Counts a run that begins after a redelivery, before it begins, and names the session that serves it. Only keys that may run: not one
 -- that took effect or was given up, not another payload's, not one that is to wait, and not one whose counted run is still at work.
-insert into oncely.idempotency_keys as i
-    (tenant, consumer, key, status, attempts, crash_attempts, created_at, fingerprint, marked_pid, marked_backend_start)
-select k.tenant, $1, k.key, 'IN_PROGRESS', 0, 1, $2, k.fingerprint, $7, $8
-from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
-order by k.tenant collate "C", k.key collate "C"
-on conflict (tenant, consumer, key) do update
-set crash_attempts = i.crash_attempts + 1, marked_pid = excluded.marked_pid, marked_backend_start = excluded.marked_backend_start
-where i.status = 'IN_PROGRESS'
-  and (i.not_before is null or i.not_before <= $9)
-  and ($6 or i.fingerprint is null or excluded.fingerprint is null or oncely.same_payload(i.fingerprint, excluded.fingerprint))
-  and not exists (
-      select from pg_stat_activity as a
-      where a.pid = i.marked_pid and a.backend_start = i.marked_backend_start and a.pid <> excluded.marked_pid
-  )
-returning tenant, key
+-- No ON CONFLICT DO UPDATE: see fail.sql.
+with suspects as materialized (
+    select k.*
+    from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
+), open as materialized (
+    select i.tenant, i.key
+    from suspects as k
+    join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
+    where i.status = 'IN_PROGRESS'
+      and (i.not_before is null or i.not_before <= $9)
+      and ($6 or i.fingerprint is null or k.fingerprint is null or oncely.same_payload(i.fingerprint, k.fingerprint))
+      and not exists (
+          select from pg_stat_activity as a
+          where a.pid = i.marked_pid and a.backend_start = i.marked_backend_start and a.pid <> $7
+      )
+    order by i.tenant, i.key
+    for update of i
+), counted as (
+    update oncely.idempotency_keys as i
+    set crash_attempts = i.crash_attempts + 1, marked_pid = $7, marked_backend_start = $8
+    from open as o
+    where i.tenant = o.tenant and i.consumer = $1 and i.key = o.key
+    returning i.tenant, i.key
+), written as (
+    insert into oncely.idempotency_keys
+        (tenant, consumer, key, status, attempts, crash_attempts, created_at, fingerprint, marked_pid, marked_backend_start)
+    select k.tenant, $1, k.key, 'IN_PROGRESS', 0, 1, $2, k.fingerprint, $7, $8
+    from suspects as k
+    where not exists (
+        select from oncely.idempotency_keys as i where i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
+    )
+    order by k.tenant collate "C", k.key collate "C"
+    on conflict (tenant, consumer, key) do nothing
+    returning tenant, key
+)
+select tenant as "tenant!", key as "key!" from counted union all select tenant, key from written

@@ -32,7 +32,7 @@ pub(crate) async fn refuse(
     let fingerprints: Vec<Option<Vec<u8>>> =
         refusals.iter().map(|r| r.fingerprint.map(|print| print.0.to_vec())).collect();
     let reasons: Vec<String> = refusals.iter().map(|r| r.reason.to_owned()).collect();
-    let done = sqlx::query_file!(
+    let written = sqlx::query_file!(
         "src/pg/refuse.sql",
         consumer.as_str(),
         now,
@@ -43,7 +43,7 @@ pub(crate) async fn refuse(
         &reasons,
         claimed
     )
-    .execute(connection)
+    .fetch_all(connection)
     .await?;
-    Ok(done.rows_affected())
+    Ok(written.len() as u64)
 }

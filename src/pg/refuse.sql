@@ -1,21 +1,44 @@
 -- Records that handlers said no, and that this is the answer: rows claimed in this transaction, or (alone, after a rollback) rows that
 -- may not be there yet. Without a claim of its own it touches only a key that may run again.
-insert into oncely.idempotency_keys as i
-    (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, response)
-select r.tenant, $1, r.key, 'COMPLETED', r.attempts, $2, $2, r.fingerprint, 'refused', jsonb_build_object('refused', r.why)
-from unnest($3::text[], $4::text[], $5::integer[], $6::bytea[], $7::text[]) as r (tenant, key, attempts, fingerprint, why)
-order by r.tenant collate "C", r.key collate "C"
-on conflict (tenant, consumer, key) do update
-set status = excluded.status,
-    attempts = excluded.attempts,
-    completed_at = excluded.completed_at,
-    fingerprint = excluded.fingerprint,
-    reason = excluded.reason,
-    response = excluded.response,
-    last_error = null,
-    expires_at = null,
-    not_before = null,
-    crash_attempts = 0,
-    marked_pid = null,
-    marked_backend_start = null
-where i.status = 'IN_PROGRESS' or $8
+-- No ON CONFLICT DO UPDATE: see fail.sql.
+with refused as materialized (
+    select r.*
+    from unnest($3::text[], $4::text[], $5::integer[], $6::bytea[], $7::text[]) as r (tenant, key, attempts, fingerprint, why)
+), open as materialized (
+    select i.tenant, i.key
+    from refused as r
+    join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = $1 and i.key = r.key
+    where i.status = 'IN_PROGRESS' or $8
+    order by i.tenant, i.key
+    for update of i
+), changed as (
+    update oncely.idempotency_keys as i
+    set status = 'COMPLETED',
+        attempts = r.attempts,
+        completed_at = $2,
+        fingerprint = r.fingerprint,
+        reason = 'refused',
+        response = jsonb_build_object('refused', r.why),
+        last_error = null,
+        expires_at = null,
+        not_before = null,
+        crash_attempts = 0,
+        marked_pid = null,
+        marked_backend_start = null
+    from open as o
+    join refused as r on r.tenant = o.tenant and r.key = o.key
+    where i.tenant = o.tenant and i.consumer = $1 and i.key = o.key
+    returning i.key
+), written as (
+    insert into oncely.idempotency_keys
+        (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, response)
+    select r.tenant, $1, r.key, 'COMPLETED', r.attempts, $2, $2, r.fingerprint, 'refused', jsonb_build_object('refused', r.why)
+    from refused as r
+    where not exists (
+        select from oncely.idempotency_keys as i where i.tenant = r.tenant and i.consumer = $1 and i.key = r.key
+    )
+    order by r.tenant collate "C", r.key collate "C"
+    on conflict (tenant, consumer, key) do nothing
+    returning key
+)
+select key as "key!" from changed union all select key from written

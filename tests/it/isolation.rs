@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use sqlx::Connection;
 use testbed::Process;
 use testbed::proxy::Mode;
 
 use crate::support::gate::{Gate, WAITING};
-use crate::support::{World, message};
+use crate::support::{Login, World, message};
 
 /// Starts the worker again whenever it has died, until `done`; returns how often it died.
 async fn keep_alive(
@@ -199,4 +200,110 @@ async fn a_lane_that_was_cut_off_from_all_servers_takes_its_marks_back_while_it_
     broker.set(Mode::Pass);
     world.wait_for("select count(*) from app.effects", 1).await;
     world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_run_whose_mark_could_not_be_taken_back_is_not_counted_twice() {
+    let mut world = World::new().await;
+    world.configure("[log]\nlevel = \"debug\"");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    world.publish("payments", message("acme", "k"), r#"{"do": "wait"}"#).await;
+    // Redelivered from the first time on, so that its run is counted before it begins.
+    testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
+    let gate = Gate::shut(&world).await;
+    let worker = world.start("worker");
+    world.wait_for(WAITING, 1).await;
+    let looking = tokio::sync::Mutex::new(world.database.connect().await.unwrap());
+    // Next to hold the key.
+    let mut holder = world.database.connect().await.unwrap();
+    let held = tokio::spawn(async move {
+        sqlx::raw_sql("begin; select from oncely.idempotency_keys for update")
+            .execute(&mut holder)
+            .await
+            .unwrap();
+        holder
+    });
+    let waits = "select count(*) from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock' and wait_event = 'transactionid'";
+    world.wait_for(waits, 1).await;
+    let run = "select count(pg_terminate_backend(pid)) from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock' and wait_event = 'advisory'";
+    assert_eq!(world.count(run).await, 1);
+    let holder = held.await.unwrap();
+    // The mark of the run that is over can't be taken back, and the next run wants one.
+    testbed::eventually("it tries to run it again", || async {
+        let mut looking = looking.lock().await;
+        let waiting: i64 = sqlx::query_scalar(waits).fetch_one(&mut *looking).await.unwrap();
+        match worker.output().contains("marked for an earlier run") || waiting > 0 {
+            true => Ok(()),
+            false => Err(worker.output()),
+        }
+    })
+    .await
+    .unwrap();
+    holder.close().await.unwrap();
+    world.wait_for(WAITING, 1).await;
+    assert_eq!(world.count("select crash_attempts::bigint from oncely.idempotency_keys").await, 1);
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+}
+
+/// What this consumer's worker writes to the keys waits, once a test has said so, as if the server were slow.
+const HOLD: &str = "
+    create function app.hold() returns trigger language plpgsql as $$
+    begin
+        if session_user <> 'postgres' then
+            perform set_config('lock_timeout', '0', true);
+            perform pg_advisory_xact_lock_shared(4713);
+        end if;
+        return null;
+    end $$;
+    create trigger hold before insert or update on oncely.idempotency_keys
+    for each statement execute function app.hold()";
+
+#[tokio::test]
+async fn a_copy_that_takes_effect_just_before_a_run_is_counted_stops_no_lane() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let login = Login::create(&mut world, "oncely_worker").await;
+    let grants = format!("grant usage on schema app to {0}; grant insert on app.effects to {0}", login.name);
+    sqlx::raw_sql(sqlx::AssertSqlSafe(grants)).execute(&mut world.sql).await.unwrap();
+    sqlx::raw_sql(HOLD).execute(&mut world.sql).await.unwrap();
+    let queue = world.queue("payments");
+    for status in ["COMPLETED", "FAILED"] {
+        let key = format!("known as {status}");
+        world.publish("payments", message("acme", &key), "{}").await;
+        // Redelivered from the first time on, so that its run is counted before it begins.
+        testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
+        let mut gate = world.database.connect().await.unwrap();
+        sqlx::query("select pg_advisory_lock(4713)").execute(&mut gate).await.unwrap();
+        // Row-level security binds it, as it does not bind who owns the schema.
+        let worker = world.start_with("worker", "worker", &login.environment());
+        let waits =
+            "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4713
+            and database = (select oid from pg_database where datname = current_database())";
+        world.wait_for(waits, 1).await;
+        sqlx::query(
+            "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, reason)
+             values ('acme', 'payments', $1, $2::oncely.key_status, 1, now(), now(), 'poison')",
+        )
+        .bind(&key)
+        .bind(status)
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+        gate.close().await.unwrap();
+        world.publish("payments", message("acme", &format!("behind {key}")), "{}").await;
+        let behind = format!("select count(*) from app.effects where key = 'behind {key}'");
+        world.wait_for(&behind, 1).await;
+        let log = world.stopped_log(worker).await;
+        assert!(!log.contains("until this is mended"), "{log}");
+        world.wait_for_ready(&queue, 0).await;
+    }
+    assert_eq!(world.count("select count(*) from app.effects").await, 2);
+    login.drop_now(&mut world).await;
 }
