@@ -194,4 +194,15 @@ impl Broker {
         self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await?;
         Ok(())
     }
+
+    /// Deletes a consumer's queue and all that Oncely declares for it where its retries are those of `oncely.default.toml`.
+    pub async fn delete_topology(&self, queue: &str) -> anyhow::Result<()> {
+        for suffix in ["", ".dead", ".retry.1s", ".retry.10s", ".retry.1m", ".retry.10m", ".retry.1h"] {
+            self.delete_queue(&format!("{queue}{suffix}")).await?;
+        }
+        for suffix in [".dlx", ".retry", ".return"] {
+            self.delete_exchange(&format!("{queue}{suffix}")).await?;
+        }
+        Ok(())
+    }
 }

@@ -118,21 +118,11 @@ impl Process {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Memory that it holds now (resident set), in bytes.
-    #[must_use]
-    pub fn memory(&self) -> Option<u64> {
-        self.status_line("VmRSS:")
-    }
-
     /// The most memory that it has held so far (resident set), in bytes.
     #[must_use]
     pub fn peak_memory(&self) -> Option<u64> {
-        self.status_line("VmHWM:")
-    }
-
-    fn status_line(&self, name: &str) -> Option<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
         line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
     }
 

@@ -137,6 +137,11 @@ impl Arena {
         self.complete_mirror = true;
     }
 
+    /// From now on the judge wants every row of the trail in the partition of its week.
+    pub fn want_partitions(&mut self) {
+        self.partitions = true;
+    }
+
     /// Ends the processes, empties Redis, and leaves the servers for another trial.
     pub async fn leave(mut self) -> anyhow::Result<Servers> {
         for member in self.workers.iter_mut().chain(&mut self.relays) {

@@ -73,6 +73,8 @@ pub struct Arena {
     pub(crate) junk: BTreeSet<Vec<u8>>,
     /// Every completed key must be in the mirror at the end.
     complete_mirror: bool,
+    /// Every row of the trail must be in the partition of its week at the end.
+    partitions: bool,
     config: ArenaConfig,
     other_build: Option<std::path::PathBuf>,
     neighbours: Option<Neighbours>,
@@ -170,6 +172,7 @@ impl Arena {
             missing: 0,
             junk: BTreeSet::new(),
             complete_mirror: false,
+            partitions: false,
             other_build: None,
             neighbours,
             started: Instant::now(),
@@ -265,7 +268,7 @@ impl Arena {
                 deaths += usize::from(member.name.starts_with("worker"));
                 member.process.start_again()?;
             }
-            if let Some(bytes) = member.process.memory()
+            if let Some(bytes) = member.process.peak_memory()
                 && most.as_ref().is_none_or(|(_, before)| bytes > *before)
             {
                 most = Some((member.name.clone(), bytes));
@@ -388,6 +391,11 @@ impl Arena {
     pub async fn check(&mut self) -> anyhow::Result<Vec<Violation>> {
         let mut connection = self.connect().await?;
         self.evidence.read_tables(&mut connection, config::CONSUMER).await?;
+        if self.partitions {
+            self.evidence.unpartitioned = sqlx::query_scalar("select count(*) from oncely.audit_default")
+                .fetch_one(&mut connection)
+                .await?;
+        }
         if self.complete_mirror {
             let entries = mirror::entries(&self.servers.urls().redis).await?;
             self.evidence.missing_mirror = mirror::missing(&mut connection, entries).await?;

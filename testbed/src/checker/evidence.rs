@@ -72,6 +72,8 @@ pub struct Evidence {
     pub retention: Option<(i64, i64)>,
     /// Who ran what a stranger had left lying about.
     pub trespasses: Vec<String>,
+    /// Rows of the trail that lie in no partition of their own, where none may.
+    pub unpartitioned: i64,
     /// Sums that are not what they should be.
     pub books: Vec<String>,
     /// Payloads that differ in their bytes alone are one and the same to the consumer, at times.

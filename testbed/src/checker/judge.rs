@@ -92,6 +92,8 @@ pub enum What {
     Trespass,
     /// A key that is long past its retention.
     Uncollected,
+    /// Rows of the trail in no partition of their own: they can't be dropped by the week.
+    Unpartitioned,
 }
 
 impl What {
@@ -124,6 +126,7 @@ impl What {
             Self::UnjustifiedDeadLetter => "unjustified_dead_letter",
             Self::Trespass => "trespass",
             Self::Uncollected => "uncollected",
+            Self::Unpartitioned => "unpartitioned",
         }
     }
 }
@@ -150,8 +153,8 @@ impl fmt::Display for Violation {
 
 /// Longest time from a fault's end until the work goes on.
 pub const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
-/// Most resident memory of a worker or relay.
-const MEMORY_LIMIT: u64 = 512 << 20;
+/// Most resident memory of a worker or relay, whatever is sent.
+const MEMORY_LIMIT: u64 = 200_000_000;
 const EXAMPLES: usize = 5;
 
 #[derive(Default)]
@@ -343,6 +346,9 @@ fn bounds(evidence: &Evidence, found: &mut Findings) {
                 found.add(Invariant::I10, What::Uncollected, format!("{} after {age} days", name(key)));
             }
         }
+    }
+    if evidence.unpartitioned != 0 {
+        found.add(Invariant::I10, What::Unpartitioned, format!("{} rows", evidence.unpartitioned));
     }
     if evidence.mirror_queue != 0 {
         found.add(Invariant::I10, What::MirrorQueue, format!("{} records", evidence.mirror_queue));

@@ -54,6 +54,8 @@ pub enum Act {
     Endless,
     /// The same in a trigger that is put off until COMMIT.
     EndlessAtCommit,
+    /// Is larger than the consumer's `max_body` ([`Intent::padded`]).
+    TooLarge,
 }
 
 /// Tenants whose schema is missing at times: where it is, their messages fail as no others do.
@@ -99,6 +101,7 @@ impl Act {
             Self::Serialize => "serialize",
             Self::Endless => "endless",
             Self::EndlessAtCommit => "endless_at_commit",
+            Self::TooLarge => "too_large",
         }
     }
 
@@ -125,6 +128,7 @@ impl Act {
             | Self::EndlessAtCommit => Some("attempts_exhausted"),
             Self::Reject => Some("handler_rejected"),
             Self::Divide | Self::NoNumber => Some("poison"),
+            Self::TooLarge => Some("body_too_large"),
         }
     }
 }
@@ -150,6 +154,12 @@ impl Intent {
         Self { tenant: tenant.to_owned(), key: key.to_owned(), act, body: body.into_bytes() }
     }
 
+    /// The same message with so many bytes more.
+    #[must_use]
+    pub fn padded(self, bytes: usize) -> Self {
+        self.with(&format!("\"padding\":\"{}\"", "x".repeat(bytes)))
+    }
+
     /// The same message, which does something beside its effect.
     #[must_use]
     pub fn beside(self, beside: Beside) -> Self {
@@ -160,10 +170,14 @@ impl Intent {
             Beside::Deferred => ("deferred", 0, 0),
         };
         let more = serde_json::json!({ "what": what, "first": first, "second": second });
-        // It is an object: the new field goes in front of its end.
+        self.with(&format!("\"beside\":{more}"))
+    }
+
+    /// The body is an object: a new field goes in front of its end.
+    fn with(self, field: &str) -> Self {
         let mut body = self.body;
         body.pop();
-        body.extend_from_slice(format!(",\"beside\":{more}}}").as_bytes());
+        body.extend_from_slice(format!(",{field}}}").as_bytes());
         Self { body, ..self }
     }
 }

@@ -149,6 +149,13 @@ fn a_key_may_be_forgotten_after_its_retention_and_not_before() {
 }
 
 #[test]
+fn rows_of_the_trail_that_no_partition_has_are_named() {
+    let (sent, mut evidence) = good();
+    evidence.unpartitioned = 2;
+    assert_eq!(found(&sent, &evidence), [((Invariant::I10, What::Unpartitioned), 1)].into());
+}
+
+#[test]
 fn a_discarded_message_is_not_lost_and_a_trespass_is_named() {
     let (sent, mut evidence) = good();
     evidence.dead.remove(&letter(&intent("r", Act::Reject, 0), "handler_rejected"));

@@ -377,12 +377,8 @@ impl<'s> Site<'s> {
     /// Removes database and queues.
     pub(crate) async fn clear(self) -> anyhow::Result<()> {
         let broker = self.broker().await?;
-        for suffix in ["", ".dead", ".retry.1s", ".retry.10s", ".retry.1m", ".retry.10m", ".retry.1h"] {
-            broker.delete_queue(&format!("{}{suffix}", self.queue)).await?;
-        }
-        for suffix in ["", ".dlx", ".retry", ".return"] {
-            broker.delete_exchange(&format!("{}{suffix}", self.queue)).await?;
-        }
+        broker.delete_exchange(&self.queue).await?;
+        broker.delete_topology(&self.queue).await?;
         self.database.drop_now().await
     }
 }

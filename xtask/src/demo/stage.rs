@@ -141,12 +141,7 @@ impl Stage {
         self.workers.clear();
         self.relay = None;
         let broker = Broker::connect(&self.amqp_url()).await?;
-        for suffix in ["", ".dead", ".retry.1s", ".retry.10s", ".retry.1m", ".retry.10m", ".retry.1h"] {
-            broker.delete_queue(&format!("{}{suffix}", self.queue)).await?;
-        }
-        for suffix in [".dlx", ".retry", ".return"] {
-            broker.delete_exchange(&format!("{}{suffix}", self.queue)).await?;
-        }
+        broker.delete_topology(&self.queue).await?;
         if good {
             self.database.clone().drop_now().await?;
             return Ok(());

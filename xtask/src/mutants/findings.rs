@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use lapin::types::{AMQPValue, FieldTable};
 use sqlx::Connection as _;
 use testbed::checker::{Act, Beside, Intent};
 use testbed::faults::{Fault, Kind};
@@ -48,6 +49,72 @@ pub(super) async fn branch_is_missing(arena: &mut Arena) -> anyhow::Result<()> {
     }
     publish(arena, all).await?;
     go_on(arena, A_WHILE).await
+}
+
+/// The queue is declared anew, by somebody who bounds it; an operator who is told so declares it as it should be.
+pub(super) async fn queue_drops_its_head(arena: &mut Arena) -> anyhow::Result<()> {
+    let (broker, queue) = (arena.broker().await?, arena.queue().to_owned());
+    let mut bounded = FieldTable::default();
+    bounded.insert("x-queue-type".into(), AMQPValue::LongString("classic".into()));
+    bounded.insert("x-max-length".into(), AMQPValue::LongInt(10));
+    broker.delete_queue(&queue).await?;
+    broker.declare_queue(&queue, bounded).await?;
+    if arena.oncely(&["check"]).await.is_err() {
+        broker.delete_queue(&queue).await?;
+        arena.oncely(&["topology", "apply"]).await?;
+    }
+    let gate = arena.shut_gates().await?;
+    publish(arena, some(40, Act::Gate, "k")).await?;
+    gate.open().await
+}
+
+/// No partition of the week is there, and each writer of the trail takes its time.
+const SLOW_TRAIL: &str = "
+    do $$ begin execute format('drop table oncely.audit_%s', to_char(date_trunc('week', now() at time zone 'UTC'), 'YYYYMMDD')); end $$;
+    create function judge.dawdle() returns trigger language plpgsql as $$ begin perform pg_sleep(0.1); return null; end $$;
+    create trigger dawdle after insert on oncely.audit for each statement execute function judge.dawdle()";
+
+/// The partition of the week is made while two sessions go on writing into it.
+pub(super) async fn partition_under_load(arena: &mut Arena) -> anyhow::Result<()> {
+    arena.want_partitions();
+    arena.sql(SLOW_TRAIL).await?;
+    publish(arena, some(150, Act::Work, "k")).await?;
+    for round in 1..=5 {
+        arena.until_effects(10 * round).await?;
+        // With the bug it says that it can't.
+        let _ = arena.oncely(&["gc", "run"]).await;
+    }
+    Ok(())
+}
+
+/// Many bodies that are over the limit wait for the worker, half a gigabyte of them.
+pub(super) async fn large_bodies(arena: &mut Arena) -> anyhow::Result<()> {
+    // It stands still, so that it does not settle each while the next one is published.
+    arena.workers[0].process.signal(Signal::STOP)?;
+    for number in 0..60 {
+        let one = Intent::new("acme", &format!("large-{number}"), Act::TooLarge, 0);
+        publish(arena, vec![one.padded(8 << 20)]).await?;
+    }
+    arena.workers[0].process.signal(Signal::CONT)?;
+    publish(arena, some(5, Act::Work, "k")).await
+}
+
+/// Somebody's handler drops the prepared statements of its session, once.
+pub(super) async fn statements_are_gone(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, work("acme", "before", 5)).await?;
+    arena.until_effects(5).await?;
+    arena
+        .sql(
+            "create sequence judge.once;
+             create or replace function judge.premise() returns void language plpgsql security definer as
+             $$ begin if nextval('judge.once') = 1 then deallocate all; end if; end $$",
+        )
+        .await?;
+    for number in 0..4 {
+        publish(arena, work("acme", &format!("then-{number}"), 5)).await?;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    Ok(())
 }
 
 /// A burst of messages that each make a temporary table of one name, among others.
