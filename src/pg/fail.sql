@@ -7,7 +7,7 @@ with failed as materialized (
     from unnest($3::text[], $4::text[], $5::text[], $6::integer[], $7::bytea[], $8::text[], $9::text[], $11::timestamptz[], $12::text[])
         as f (tenant, key, status, attempts, fingerprint, reason, last_error, not_before, error_code)
 ), open as materialized (
-    select i.tenant, i.key
+    select f.*
     from failed as f
     join oncely.idempotency_keys as i on i.tenant = f.tenant and i.consumer = $1 and i.key = f.key
     where (i.status = 'IN_PROGRESS' and i.attempts < f.attempts) or $10
@@ -29,9 +29,8 @@ with failed as materialized (
         crash_attempts = case when f.status = 'FAILED' then i.crash_attempts else 0 end,
         marked_pid = null,
         marked_backend_start = null
-    from open as o
-    join failed as f on f.tenant = o.tenant and f.key = o.key
-    where i.tenant = o.tenant and i.consumer = $1 and i.key = o.key
+    from open as f
+    where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key
     returning i.key
 ), written as (
     insert into oncely.idempotency_keys

@@ -11,10 +11,11 @@ with suspects as materialized (
     where i.status = 'IN_PROGRESS'
       and (i.not_before is null or i.not_before <= $9)
       and ($6 or i.fingerprint is null or k.fingerprint is null or oncely.same_payload(i.fingerprint, k.fingerprint))
-      and not exists (
-          select from pg_stat_activity as a
-          where a.pid = i.marked_pid and a.backend_start = i.marked_backend_start and a.pid <> $7
-      )
+      -- The CASE keeps this a condition of the row. As an anti join it would not be asked again of a row that another session has marked
+      -- while this one waited for its lock.
+      and case when i.marked_pid <> $7 then not exists (
+          select from pg_stat_activity as a where a.pid = i.marked_pid and a.backend_start = i.marked_backend_start
+      ) else true end
     order by i.tenant, i.key
     for update of i
 ), counted as (

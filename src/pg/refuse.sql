@@ -5,7 +5,7 @@ with refused as materialized (
     select r.*
     from unnest($3::text[], $4::text[], $5::integer[], $6::bytea[], $7::text[]) as r (tenant, key, attempts, fingerprint, why)
 ), open as materialized (
-    select i.tenant, i.key
+    select r.*
     from refused as r
     join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = $1 and i.key = r.key
     where i.status = 'IN_PROGRESS' or $8
@@ -25,9 +25,8 @@ with refused as materialized (
         crash_attempts = 0,
         marked_pid = null,
         marked_backend_start = null
-    from open as o
-    join refused as r on r.tenant = o.tenant and r.key = o.key
-    where i.tenant = o.tenant and i.consumer = $1 and i.key = o.key
+    from open as r
+    where i.tenant = r.tenant and i.consumer = $1 and i.key = r.key
     returning i.key
 ), written as (
     insert into oncely.idempotency_keys

@@ -203,6 +203,62 @@ async fn a_lane_that_was_cut_off_from_all_servers_takes_its_marks_back_while_it_
 }
 
 #[tokio::test]
+async fn a_copy_that_waited_for_the_count_of_a_live_run_counts_nothing() {
+    let mut world = World::new().await;
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pg/mark_suspects.sql");
+    let statement = std::fs::read_to_string(source).unwrap();
+    let mark = async |session: &mut sqlx::PgConnection| {
+        let (pid, started): (i32, chrono::DateTime<chrono::Utc>) =
+            sqlx::query_as("select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()")
+                .fetch_one(&mut *session)
+                .await
+                .unwrap();
+        let now = chrono::Utc::now();
+        sqlx::query(sqlx::AssertSqlSafe(statement.clone()))
+            .bind("payments")
+            .bind(now)
+            .bind(["acme"])
+            .bind(["k"])
+            .bind([Option::<Vec<u8>>::None])
+            .bind(true)
+            .bind(pid)
+            .bind(started)
+            .bind(now)
+            .fetch_all(session)
+            .await
+            .unwrap()
+            .len()
+    };
+    sqlx::raw_sql(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at)
+         values ('acme', 'payments', 'k', 'IN_PROGRESS', 0, now())",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut first = world.database.connect().await.unwrap();
+    let mut second = world.database.connect().await.unwrap();
+    sqlx::raw_sql("begin").execute(&mut first).await.unwrap();
+    assert_eq!(mark(&mut first).await, 1);
+    let waits = async {
+        world.wait_for("select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'", 1).await;
+        // Its run goes on after this: the session lives.
+        sqlx::raw_sql("commit").execute(&mut first).await.unwrap();
+    };
+    let (counted, ()) = tokio::join!(mark(&mut second), waits);
+    assert_eq!(counted, 0, "the first session's run is at work");
+    let counts = "select crash_attempts::bigint from oncely.idempotency_keys where key = 'k'";
+    assert_eq!(world.count(counts).await, 1);
+    // Its session ends, and with it the run.
+    let ended: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut first).await.unwrap();
+    first.close().await.unwrap();
+    let gone = format!("select count(*) from pg_stat_activity where pid = {ended}");
+    world.wait_for(&gone, 0).await;
+    assert_eq!(mark(&mut second).await, 1);
+    assert_eq!(world.count(counts).await, 2);
+}
+
+#[tokio::test]
 async fn a_run_whose_mark_could_not_be_taken_back_is_not_counted_twice() {
     let mut world = World::new().await;
     world.configure("[log]\nlevel = \"debug\"");
