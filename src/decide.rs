@@ -81,7 +81,7 @@ pub enum KeyDecision {
     /// It took effect; nothing runs.
     Duplicate,
     /// It must not run: the key is another payload's, or it was given up before.
-    Refuse(Rejection),
+    Reject(Rejection),
 }
 
 /// Decides from what PostgreSQL knows of the key.
@@ -94,12 +94,12 @@ pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict
     };
     if is_other && on_conflict == OnConflict::DeadLetter {
         let detail = "this key came before with another payload";
-        return KeyDecision::Refuse(Rejection::new(Reason::KeyConflict, detail));
+        return KeyDecision::Reject(Rejection::new(Reason::KeyConflict, detail));
     }
     match record.status {
         KeyStatus::Completed => KeyDecision::Duplicate,
         KeyStatus::InProgress => KeyDecision::Retake,
-        KeyStatus::Failed => KeyDecision::Refuse(Rejection::new(
+        KeyStatus::Failed => KeyDecision::Reject(Rejection::new(
             record.reason.unwrap_or(Reason::AttemptsExhausted),
             match &record.last_error {
                 Some(error) => format!("given up before: {error}"),
@@ -266,7 +266,7 @@ mod tests {
 
     fn reason(decision: &KeyDecision) -> Option<Reason> {
         match decision {
-            KeyDecision::Refuse(rejection) => Some(rejection.reason),
+            KeyDecision::Reject(rejection) => Some(rejection.reason),
             _ => None,
         }
     }

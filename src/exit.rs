@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 /// Not found, findings, some failed.
 pub const NO: u8 = 1;
+/// Wrong usage: what clap says of a command line, too.
+pub const USAGE: u8 = 2;
 /// A server does not answer.
 pub const UNREACHABLE: u8 = 3;
 /// Refused: a change that nobody has agreed to, or that is larger than allowed.
@@ -12,6 +14,11 @@ pub const REFUSED: u8 = 4;
 pub const DANGER: u8 = 5;
 /// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
 pub const CONFIG: u8 = 78;
+
+/// PostgreSQL does not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unreachable(pub(crate) String);
 
 /// Prints an error and its causes on one line of stderr and turns it into an exit code.
 pub fn failed(error: &anyhow::Error) -> ExitCode {
@@ -32,7 +39,7 @@ pub fn code(error: &anyhow::Error) -> u8 {
     }
     let away = error.chain().any(|cause| {
         cause.is::<crate::amqp::AmqpError>()
-            || cause.is::<crate::cli::Unreachable>()
+            || cause.is::<Unreachable>()
             || cause.downcast_ref::<sqlx::Error>().is_some_and(crate::pg::is_outage)
     });
     if away { UNREACHABLE } else { NO }

@@ -158,7 +158,7 @@ fn known(print: Option<Fingerprint>) {
         };
         let decision = decide(&record, print.as_ref(), OnConflict::DeadLetter);
         if print.is_some() {
-            assert!(matches!(decision, KeyDecision::Refuse(_)));
+            assert!(matches!(decision, KeyDecision::Reject(_)));
         }
     }
 }

@@ -74,7 +74,7 @@ pub fn letter_id(identity: &Identity, body: &[u8]) -> Uuid {
     uuid::Builder::from_custom_bytes(id).into_uuid()
 }
 
-/// What [`KeyDecision::Refuse`](crate::decide::KeyDecision) says of a key that failed before.
+/// What [`KeyDecision::Reject`](crate::decide::KeyDecision) says of a key that failed before.
 const BEFORE: &str = "given up before: ";
 
 /// A stable name for what failed alike: reason, SQLSTATE, and a hash of the detail without what differs from message to

@@ -37,10 +37,10 @@
 //! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
 
-// Hidden modules are public for the tests beside this crate, and no part of the interface.
 // What only the command line uses.
 #![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
 
+// Hidden modules are public for the tests beside this crate, and no part of the interface.
 #[doc(hidden)]
 pub mod amqp;
 pub(crate) mod backoff;

@@ -143,9 +143,9 @@ impl Outcome {
         matches!(self, Self::Completed { .. } | Self::Refused { .. })
     }
 
-    /// A message that is refused without having run.
+    /// A message that is rejected without having run.
     #[must_use]
-    pub fn refused(rejection: Rejection) -> Self {
+    pub fn rejected(rejection: Rejection) -> Self {
         Self::DeadLettered { attempt: 0, rejection, code: None, letter: None }
     }
 

@@ -6,6 +6,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// `EX_SOFTWARE` of sysexits.h: work was not finished in time, or something failed that should not.
 pub(crate) const SOFTWARE: u8 = 70;
+/// A second signal ended the process: 128 and SIGINT's number, as shells count.
+const SECOND_SIGNAL: i32 = 130;
 
 /// Is over with the first SIGTERM or SIGINT, awaited or not; the second one ends the process at once (exit code 130), which is
 /// safe at any moment: what is not committed is rolled back and comes again.
@@ -26,7 +28,7 @@ pub fn on_signal() -> std::io::Result<impl Future<Output = ()> + Send + 'static>
             }
             if !first {
                 tracing::warn!("second signal: stopping at once");
-                std::process::exit(130);
+                std::process::exit(SECOND_SIGNAL);
             }
             first = false;
             tracing::info!("stopping: what has begun is finished first");

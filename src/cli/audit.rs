@@ -48,10 +48,10 @@ struct List {
     /// 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
     #[arg(long, value_parser = since::parse)]
     since: Option<DateTime<Utc>>,
-    /// The same forms; not included
+    /// Only before this time (same formats as --since)
     #[arg(long, value_parser = since::parse)]
     until: Option<DateTime<Utc>>,
-    /// Most rows
+    /// At most this many rows
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
     /// One JSON object

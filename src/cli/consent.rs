@@ -12,7 +12,7 @@ use crate::exit;
 /// What every change takes.
 #[derive(Debug, Args)]
 pub(super) struct Agreement {
-    /// All that the change is for
+    /// Every row that this command may change
     #[arg(long)]
     pub(super) all: bool,
     /// Only show the plan
@@ -62,7 +62,7 @@ impl Agreement {
             return None;
         }
         output::note(&format!("which ones? Name {how}, or say --all"));
-        Some(ExitCode::from(2))
+        Some(ExitCode::from(exit::USAGE))
     }
 
     /// Shows the plan and asks.

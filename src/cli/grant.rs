@@ -80,7 +80,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let named = named.filter(|named| !named.is_empty());
     if granting && named.is_none() {
         output::note("grant what? Name a --consumer, or --emit with each --exchange");
-        return Ok(ExitCode::from(2));
+        return Ok(ExitCode::from(exit::USAGE));
     }
     let settings = Config::load_postgres(file)?;
     let connected = settings.connect("oncely grant").await;

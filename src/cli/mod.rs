@@ -27,8 +27,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-pub(crate) use session::Unreachable;
-
 use crate::config::DEFAULT_FILE;
 
 /// Operate Oncely: messages that take effect once

@@ -27,7 +27,7 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Remember a consumer's keys for another time, shorter too
+    /// Change for how long a consumer's keys are remembered, longer or shorter
     #[command(
         after_help = "A worker that starts with a longer retention lengthens it again: change its configuration first. \
                             Exit 1: no worker has started with this consumer. 4: it would be shorter than the redelivery \
@@ -39,7 +39,7 @@ enum Verb {
 #[derive(Debug, Args)]
 struct Set {
     consumer: String,
-    /// Such as 7d, 12h, 30days
+    /// The new retention, such as 7d, 12h, 30days
     #[arg(value_parser = humantime::parse_duration)]
     retention: Duration,
     /// Why, for the record

@@ -1,6 +1,7 @@
 //! A session of a verb.
 
 use crate::config::Config;
+use crate::exit::Unreachable;
 use crate::pg::Session;
 use crate::preflight::{Preflight, postgres};
 
@@ -19,8 +20,3 @@ pub(super) async fn open(config: &Config) -> anyhow::Result<Session> {
         None => Err(Unreachable(found.unreachable.join("; ")).into()),
     }
 }
-
-/// PostgreSQL does not answer.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Unreachable(pub(crate) String);

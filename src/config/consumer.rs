@@ -94,7 +94,7 @@ pub struct Consumer {
     pub precheck: Option<PrecheckMode>,
     /// Does a message with `reply_to` get its handler's response?
     pub replies: bool,
-    /// Largest response in bytes, as JSON without white space.
+    /// Largest response in bytes, as JSON the way PostgreSQL writes it.
     pub response_limit: u32,
     /// What becomes of a larger one.
     pub on_large_response: LargeResponse,

@@ -10,11 +10,11 @@ use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
 use crate::pg::{Door, NoSession, bury_processes, is_outage, within};
 
-/// How often the partitions are looked at: they are made four weeks ahead, so an hour is plenty.
+/// How often the partitions are looked at: they are made `audit.ahead` before they are needed, a week at least, so an hour is plenty.
 const PARTITIONS: Duration = Duration::from_secs(3_600);
 
 /// Processes that were silent for so long are forgotten.
-const SILENT: chrono::Duration = chrono::Duration::hours(1);
+const FORGOTTEN: chrono::Duration = chrono::Duration::hours(1);
 
 /// Keeps the tables until told to stop. Two relays at once are correct: a lock only saves work.
 pub(crate) async fn run(config: Config, door: Door, stop: CancellationToken) {
@@ -58,7 +58,7 @@ async fn upkeep(
     // Without a limit here: each step of it has its own.
     log_kept(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
     let now = session.clock.now();
-    match within(config.postgres.client_timeout(), bury_processes(&mut session.connection, now - SILENT))
+    match within(config.postgres.client_timeout(), bury_processes(&mut session.connection, now - FORGOTTEN))
         .await
     {
         Ok(0) => {}

@@ -50,7 +50,7 @@ struct State {
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// For the relay, which has all the time in the world, and for connecting.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 impl Mirror {
     pub(crate) fn new(settings: &MirrorSettings) -> Result<Self, MirrorError> {
@@ -77,13 +77,13 @@ impl Mirror {
 
     async fn connect(&self) -> Result<MultiplexedConnection, MirrorError> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
-            .set_response_timeout(Some(PATIENCE));
+            .set_connection_timeout(Some(ANSWER_TIME))
+            .set_response_timeout(Some(ANSWER_TIME));
         let connecting = self.client.get_multiplexed_async_connection_with_config(&config);
         // The client library's own limits do not cover every step.
-        match tokio::time::timeout(PATIENCE * 2, connecting).await {
+        match tokio::time::timeout(ANSWER_TIME * 2, connecting).await {
             Ok(connection) => Ok(connection?),
-            Err(_) => Err(MirrorError::Budget(PATIENCE * 2)),
+            Err(_) => Err(MirrorError::Budget(ANSWER_TIME * 2)),
         }
     }
 
@@ -200,7 +200,7 @@ impl Mirror {
             pipeline.cmd("PEXPIRE").arg(&bucket).arg(remaining);
         }
         let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
-        let error = match tokio::time::timeout(PATIENCE, written).await {
+        let error = match tokio::time::timeout(ANSWER_TIME, written).await {
             // A bucket that somebody made another type stays without our tags: a miss each, until it expires.
             Ok(Ok(answers)) => match answers
                 .into_iter()
@@ -210,7 +210,7 @@ impl Mirror {
                 Some(error) => error.into(),
             },
             Ok(Err(error)) => error.into(),
-            Err(_) => MirrorError::Budget(PATIENCE),
+            Err(_) => MirrorError::Budget(ANSWER_TIME),
         };
         self.state().connection = None;
         Err(error)
@@ -228,13 +228,13 @@ impl Mirror {
             let mut command = redis::cmd("HGET");
             command.arg(&bucket).arg(&tag.field());
             let asked = command.query_async::<Value>(&mut connection);
-            match tokio::time::timeout(PATIENCE, asked).await {
+            match tokio::time::timeout(ANSWER_TIME, asked).await {
                 Ok(answer) => {
                     if is_hit(key, tag, &bucket, &Ok(answer?)) {
                         return Ok(true);
                     }
                 }
-                Err(_) => return Err(MirrorError::Budget(PATIENCE)),
+                Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
             }
         }
         Ok(false)
@@ -244,10 +244,10 @@ impl Mirror {
     pub(crate) async fn ping(&self) -> Result<(), MirrorError> {
         let mut connection = self.connect().await?;
         let answer =
-            tokio::time::timeout(PATIENCE, redis::cmd("PING").query_async::<Value>(&mut connection)).await;
+            tokio::time::timeout(ANSWER_TIME, redis::cmd("PING").query_async::<Value>(&mut connection)).await;
         match answer {
             Ok(result) => Ok(result.map(|_| ())?),
-            Err(_) => Err(MirrorError::Budget(PATIENCE)),
+            Err(_) => Err(MirrorError::Budget(ANSWER_TIME)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which history the database is on, asked every quarter of a second: a mirror entry of another one is nobody's.
+//! Which history the database is on, asked every quarter of a second: mirror entries of another history count for nothing.
 
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};

@@ -36,11 +36,11 @@ pub enum PgFault {
 ///
 /// | SQLSTATE | class |
 /// | --- | --- |
-/// | none (I/O, TLS, protocol), 08 connection, 57P0x shutdown, 25006 read-only (a standby) | outage |
+/// | none (I/O, TLS, protocol), 08 connection, 57 but 57014 (shutdown), 25006 read-only (a standby) | outage |
 /// | 57014 cancelled (statement timeout) | transient |
 /// | 40 rollback (deadlock, serialisation), 55P03 lock timeout | contention |
 /// | 0A000 (a cached plan whose table has changed), 26000 (a prepared statement that is gone) | session |
-/// | 53 resources, 58 system, 42 and 3F (missing object, no grant), 28 login, XX internal, 2200H (a sequence is used up), `ONC16` (no right to claim or emit), `ONC17` (reserved: not in this cell) | environment |
+/// | 53 resources, 58 system, 42, 3F and 3D (missing object, no grant), 28 login, F0 configuration, XX internal, 2200H (a sequence is used up), `ONC16` (no right to claim or emit), `ONC17` (reserved: not in this cell) | environment |
 /// | 22 data, 54 limits | poison |
 /// | `ONC01` (`oncely.reject`) | rejected |
 /// | `ONC07` (`oncely.refuse`) | refused |

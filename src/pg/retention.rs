@@ -101,7 +101,7 @@ async fn past_requeues(connection: &mut PgConnection) -> Result<Transaction<'_, 
 
 /// How long a sweep waits for whoever holds a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): where a holder waits
 /// for a row that the sweep has deleted, the sweep gives way.
-const HELD: &str = "100ms";
+const LOCK_WAIT: &str = "100ms";
 
 /// A batch of completed keys, without locking each first. `None` where somebody holds one: nothing was deleted.
 async fn sweep_unheld(
@@ -112,7 +112,9 @@ async fn sweep_unheld(
     from: Option<DateTime<Utc>>,
 ) -> Result<Option<Batch>, sqlx::Error> {
     let mut transaction = past_requeues(connection).await?;
-    sqlx::query!("select set_config('lock_timeout', $1, true)", HELD).fetch_one(&mut *transaction).await?;
+    sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
+        .fetch_one(&mut *transaction)
+        .await?;
     let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_completed.sql", consumer, before, limit, from);
     match batch.fetch_one(&mut *transaction).await {
         Ok(batch) => {

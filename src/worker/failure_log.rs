@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::batch::candidate::Known;
+use super::candidate::Known;
 use crate::identity::IdentityPart;
 use crate::outcome::Outcome;
 use crate::reason::Reason;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::batch::candidate::Known;
+use super::candidate::Known;
 use super::counters::Counts;
 use crate::amqp::ChannelLife;
 use crate::fault::Fault;

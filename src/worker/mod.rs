@@ -1,14 +1,18 @@
-//! The worker: from a delivery to an acknowledgement. The folders are the walk: `intake` → `batch` → `transaction` → `settle`, and
-//! `isolation` beside it.
+//! The worker: from a delivery to an acknowledgement. `lane` walks each batch through the folders: `intake` → `batch` → `transaction` →
+//! `settle`, and `isolation` beside them.
 
 mod abandoned;
 mod batch;
+mod candidate;
 mod counters;
 mod error;
 mod failure_log;
 mod health;
 mod intake;
+mod interrupt;
 mod isolation;
+mod lane;
+mod prediction;
 mod progress;
 mod register;
 mod run;

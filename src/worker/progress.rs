@@ -198,7 +198,7 @@ mod tests {
     fn a_stall_is_over_with_a_success_or_when_nobody_waits() {
         let progress = Progress::default();
         let (one, other, good) = (identity("one"), identity("other"), identity("good"));
-        let dead = Outcome::refused(Rejection::new(Reason::Parked, "x"));
+        let dead = Outcome::rejected(Rejection::new(Reason::Parked, "x"));
         for bad in [&one, &other] {
             progress.undecided(bad, Instant::now(), FaultClass::Environment);
         }
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_success_ends_a_streak_of_poison() {
         let progress = Progress::default();
-        let poison = Outcome::refused(Rejection::new(Reason::Poison, "x"));
+        let poison = Outcome::rejected(Rejection::new(Reason::Poison, "x"));
         let key = identity("k");
         assert!(!progress.note([(&key, &poison), (&key, &poison)].into_iter()));
         assert_eq!(progress.poisoned(), 2);

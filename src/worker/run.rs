@@ -9,12 +9,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::batch::lane::Lane;
 use super::error::WorkerError;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
 use super::intake::queue::Intake;
 use super::isolation::permit::Permits;
+use super::lane::Lane;
 use super::progress::Progress;
 use super::register::register;
 use super::settle::settle_copies::settle_copies;
@@ -197,7 +197,7 @@ impl Worker {
         let process = Arc::default();
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
-        let mut partings = JoinSet::new();
+        let mut copies = JoinSet::new();
         let mut consumers = Vec::new();
         for consumer in &config.consumers {
             let Some(run) = self.runs.get(consumer.name.as_str()) else {
@@ -250,7 +250,7 @@ impl Worker {
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
             }
-            partings.spawn(settle_copies(Arc::clone(&shared)));
+            copies.spawn(settle_copies(Arc::clone(&shared)));
             for queue in &consumer.queues {
                 subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
             }
@@ -281,7 +281,7 @@ impl Worker {
                 // They end only when told to. Whatever a lane held stays unacknowledged as long as its channel lives, so a
                 // worker that lost one must not go on quietly.
                 Some(ended) = lanes.join_next() => stopped = failed("a lane", ended, stopped, &stop),
-                Some(ended) = partings.join_next() => stopped = failed("a task beside the lanes", ended, stopped, &stop),
+                Some(ended) = copies.join_next() => stopped = failed("a task beside the lanes", ended, stopped, &stop),
                 Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, stopped, &stop),
             }
         }
@@ -293,7 +293,7 @@ impl Worker {
             for shared in &consumers {
                 shared.unsettled.close();
             }
-            while let Some(ended) = partings.join_next().await {
+            while let Some(ended) = copies.join_next().await {
                 all &= ended.is_ok();
             }
             all

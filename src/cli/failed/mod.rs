@@ -89,13 +89,13 @@ struct Which {
     /// A key, exactly
     #[arg(long)]
     key: Option<String>,
-    /// Not before: 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
+    /// Only from this time on: 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
     #[arg(long, value_parser = since::parse)]
     since: Option<DateTime<Utc>>,
-    /// Before, in the same forms
+    /// Only before this time (same formats as --since)
     #[arg(long, value_parser = since::parse)]
     until: Option<DateTime<Utc>>,
-    /// Most rows
+    /// At most this many rows
     #[arg(long, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: Option<i64>,
 }

@@ -59,7 +59,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let Some(consumer) = consumer(&config, arguments.consumer.as_deref()) else {
         let names: Vec<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
         output::note(&format!("which consumer? Name one of {} with --consumer", names.join(", ")));
-        return Ok(ExitCode::from(2));
+        return Ok(ExitCode::from(exit::USAGE));
     };
     let part = |what: &str, text: &str| {
         IdentityPart::new(text.as_bytes()).with_context(|| format!("{what} {:?}", safe(text)))

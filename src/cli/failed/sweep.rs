@@ -51,7 +51,7 @@ pub(super) struct Swept {
 
 /// Messages held at once: below 32. Behind so many acknowledgements in flight RabbitMQ's side of a quorum queue holds the
 /// next ones back, and forgets them when the channel closes: of 64 held at once, many came back, one life older.
-const HELD: usize = 16;
+const MOST_HELD: usize = 16;
 /// Bytes held at once.
 const HELD_BYTES: usize = 32 << 20;
 
@@ -145,7 +145,7 @@ async fn sweep(
     let done = loop {
         let mut held = Vec::new();
         let mut bytes = 0;
-        while left > 0 && held.len() < HELD && bytes < HELD_BYTES {
+        while left > 0 && held.len() < MOST_HELD && bytes < HELD_BYTES {
             // Fewer than there were: another sweep has them.
             let Some(taken) = reader.take().await? else {
                 left = 0;

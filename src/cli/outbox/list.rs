@@ -17,7 +17,7 @@ use crate::pg::{EventRow, events};
 pub(super) struct Arguments {
     #[command(flatten)]
     which: Which,
-    /// Most rows
+    /// At most this many rows
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
     /// One JSON object

@@ -29,7 +29,7 @@ pub(super) struct Finding {
 
 /// Records and events that wait longer than this are late.
 const LATE: chrono::Duration = chrono::Duration::seconds(60);
-/// The trail is sealed at each collection, hourly by default; one that waits longer than this does not go on.
+/// The relay seals the trail every hour; one that waits longer than this does not go on.
 const SEALED: chrono::Duration = chrono::Duration::days(2);
 /// So many dead letters, and one decision in so many, in the last five minutes: not one bad message, but something that breaks.
 const MANY: i64 = 10;
@@ -105,8 +105,8 @@ impl Found {
             for report in &seen.reports {
                 if report.unsettled > 0 {
                     let text = format!(
-                        "{} message(s) can't be parted with: their copies for retry or dead-letter queues don't arrive (the log of worker {} \
-                         says why)",
+                        "{} message(s) can't be acknowledged: their copies for retry or dead-letter queues have not arrived (the log of worker \
+                         {} says why)",
                         report.unsettled,
                         safe(&seen.row.name)
                     );

@@ -15,6 +15,7 @@ use self::findings::{code, judge};
 use self::picture::Picture;
 use super::output::{self, Times};
 use crate::config::Config;
+use crate::exit;
 
 #[derive(Debug, Args)]
 #[command(
@@ -54,7 +55,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     };
     if !std::io::stdout().is_terminal() {
         output::note("--watch draws on a terminal, and there is none");
-        return Ok(ExitCode::from(2));
+        return Ok(ExitCode::from(exit::USAGE));
     }
     loop {
         let picture = Picture::take(&config).await?;

@@ -1,7 +1,4 @@
-//! From a batch of deliveries to their outcomes.
+//! What is known of a batch's messages before its transaction.
 
-pub(super) mod candidate;
-pub(super) mod lane;
-mod precheck;
-pub(super) mod prediction;
-mod prepare;
+pub(super) mod precheck;
+pub(super) mod prepare;

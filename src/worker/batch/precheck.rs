@@ -1,11 +1,11 @@
 //! Asks the mirror who is known already.
 
-use super::candidate::Candidate;
 use crate::decide::{HitDecision, PrecheckMode, confirms, on_hit};
 use crate::failpoint::step;
 use crate::identity::Identity;
 use crate::mirror::Tag;
 use crate::pg::{self, Session};
+use crate::worker::candidate::Candidate;
 use crate::worker::shared::Shared;
 
 /// Which candidates are known to have taken effect, and the history of the database of which that is said. Whatever goes wrong here,
@@ -47,8 +47,9 @@ pub(crate) async fn precheck(
         HitDecision::Ignore => return None,
         HitDecision::Confirm => {}
     }
-    let suspects: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
-    let identities: Vec<&Identity> = suspects.iter().map(|&index| &candidates[index].identity).collect();
+    let unconfirmed_hits: Vec<usize> = (0..hits.len()).filter(|&index| hits[index]).collect();
+    let identities: Vec<&Identity> =
+        unconfirmed_hits.iter().map(|&index| &candidates[index].identity).collect();
     let session = match slot {
         Some(session) if shared.door.admits(session) => session,
         _ => slot.insert(shared.open_session().await.ok()?),
@@ -65,7 +66,7 @@ pub(crate) async fn precheck(
         *slot = None;
         return None;
     };
-    for (&index, record) in suspects.iter().zip(records) {
+    for (&index, record) in unconfirmed_hits.iter().zip(records) {
         hits[index] =
             confirms(record.as_ref(), candidates[index].fingerprint.as_ref(), shared.consumer.on_conflict);
     }

@@ -2,7 +2,6 @@
 
 use serde_json::value::RawValue;
 
-use super::candidate::{Candidate, Known, Refused};
 use crate::amqp::Delivery;
 use crate::extract::{Unidentified, identify};
 use crate::handler::{JsonPolicy, Run};
@@ -10,21 +9,22 @@ use crate::message::HeaderValue;
 use crate::own_headers;
 use crate::reason::{Reason, Rejection};
 use crate::signing::{SignedIdentity, Unreadable};
+use crate::worker::candidate::{Candidate, Known, Rejected};
 use crate::worker::shared::Shared;
 
-fn refuse(delivery: Box<Delivery>, rejection: Rejection, known: Known) -> Box<Refused> {
-    Box::new(Refused { delivery, rejection, known })
+fn reject(delivery: Box<Delivery>, rejection: Rejection, known: Known) -> Box<Rejected> {
+    Box::new(Rejected { delivery, rejection, known })
 }
 
 /// Finds out who a delivery is.
-pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Candidate, Box<Refused>> {
+pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Candidate, Box<Rejected>> {
     let consumer = &shared.consumer;
     // Before anything looks into the body.
     let limit = usize::try_from(consumer.max_body).unwrap_or(usize::MAX);
     let size = delivery.message.body.len();
     if size > limit {
         let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
-        return Err(refuse(delivery, Rejection::new(Reason::BodyTooLarge, detail), Known::default()));
+        return Err(reject(delivery, Rejection::new(Reason::BodyTooLarge, detail), Known::default()));
     }
     let opened = match delivery.message.headers.get(own_headers::IDENTITY) {
         Some(HeaderValue::Text(value)) => {
@@ -42,7 +42,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         Ok(None) => None,
         Err(why) => {
             let detail = format!("the signed identity (header {}) {why}", own_headers::IDENTITY);
-            return Err(refuse(delivery, Rejection::new(Reason::SignatureInvalid, detail), Known::default()));
+            return Err(reject(delivery, Rejection::new(Reason::SignatureInvalid, detail), Known::default()));
         }
     };
     let identity = match signed {
@@ -50,7 +50,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
             Ok(identity) => identity,
             Err(Unidentified { rejection, tenant }) => {
-                return Err(refuse(delivery, rejection, Known { tenant, key: None }));
+                return Err(reject(delivery, rejection, Known { tenant, key: None }));
             }
         },
     };
@@ -64,7 +64,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
     let is_json = wants_json && is_json(&delivery.message.body);
     if needs_json && !is_json {
         let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
-        return Err(refuse(delivery, Rejection::new(Reason::InvalidJson, detail), Known::from(&identity)));
+        return Err(reject(delivery, Rejection::new(Reason::InvalidJson, detail), Known::from(&identity)));
     }
     Ok(Candidate {
         fingerprint: consumer.fingerprint.of(&delivery.message.body),

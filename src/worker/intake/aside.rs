@@ -29,7 +29,7 @@ const OF_ONE: usize = 4;
 const ARRIVALS: Duration = Duration::from_secs(1);
 
 /// How long a delivery waits here at the most.
-const PATIENCE: Duration = Duration::from_secs(120);
+const LONGEST_ASIDE: Duration = Duration::from_secs(120);
 
 /// Longest pause between two tries of what has failed before, while nothing succeeds.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -167,7 +167,7 @@ impl<T> Aside<T> {
     ) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.sort_by_key(|one| one.since);
-        let old = state.waiting.iter().take_while(|one| now - one.since > PATIENCE).count();
+        let old = state.waiting.iter().take_while(|one| now - one.since > LONGEST_ASIDE).count();
         let mut held: usize = state.waiting.iter().map(|one| size(&one.delivery)).sum();
         let mut heavy = 0;
         while held > bytes
@@ -280,7 +280,7 @@ mod tests {
         }
         let now = start + millis(5_000);
         assert_eq!(aside.overflow(now, 4, 100, |_| 0), [0]);
-        let now = start + PATIENCE + millis(2_000);
+        let now = start + LONGEST_ASIDE + millis(2_000);
         assert_eq!(aside.overflow(now, 4, 100, |_| 0), [1]);
         assert_eq!(aside.overflow(now, 4, 100, |_| 40), [2], "two of forty bytes fit into a hundred");
         assert_eq!(aside.len(), 2);

@@ -7,11 +7,11 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::Instant;
 
 use super::aside::Aside;
-use crate::worker::batch::prediction::SMALL;
+use crate::worker::prediction::SMALL;
 
 /// Longest wait of a lane for a fuller batch: about what a full one takes on a machine of two cores. A slow handler holds up its
 /// neighbours no longer than that.
-const PATIENCE: Duration = Duration::from_millis(20);
+const FILL_WAIT: Duration = Duration::from_millis(20);
 
 /// Where a batch comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl<T> Intake<T> {
         tokio::select! {
             () = enough => {}
             () = others_are_done => {}
-            () = tokio::time::sleep(PATIENCE) => {}
+            () = tokio::time::sleep(FILL_WAIT) => {}
         }
         Taken::Arrived
     }

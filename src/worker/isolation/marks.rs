@@ -7,9 +7,9 @@ use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::pg::{self, Backend, Session};
-use crate::worker::batch::candidate::Candidate;
+use crate::worker::candidate::Candidate;
+use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::Shared;
-use crate::worker::transaction::interrupt::Interrupt;
 
 /// The keys whose run this lane has counted in PostgreSQL.
 ///

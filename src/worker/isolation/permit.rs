@@ -20,13 +20,13 @@ pub(crate) enum Isolation {
 
 /// Longest wait for other lanes, which keeps what comes behind waiting, too. One of them may be in a handler up to its deadline; a batch
 /// that has met locks then runs beside it.
-const PATIENCE: Duration = Duration::from_secs(2);
+const LONGEST_WAIT_ALONE: Duration = Duration::from_secs(2);
 
 /// For how many batches after one that stood in another's way a consumer's lanes go one after another.
 const SERIAL: u32 = 64;
 
-/// How long one that runs alone keeps the others waiting. What kills a process does so soon, and a batch that holds its locks for longer
-/// is not what the others collide with: one that takes longer goes on beside the others.
+/// How long one that runs alone keeps the others waiting; after that it goes on beside them. A message that kills its process mostly
+/// does so within this time, and a batch that holds its locks for longer is seldom the one that the others deadlock with.
 const ALONE: Duration = Duration::from_secs(5);
 
 /// What the lanes of one consumer hold their permits of.
@@ -67,7 +67,8 @@ impl Permits {
     /// they don't wait for it.
     pub(crate) async fn take(&self, isolation: Isolation) -> Option<Permit> {
         let exclusive = self.is_serial();
-        let alone = async { tokio::time::timeout(PATIENCE, Arc::clone(&self.lanes).write_owned()).await };
+        let alone =
+            async { tokio::time::timeout(LONGEST_WAIT_ALONE, Arc::clone(&self.lanes).write_owned()).await };
         // Always in this order: lanes that wait for one of both can't wait for each other.
         let lanes = match exclusive {
             true => alone.await.ok().map(|guard| Right::Alone(Alone::hold(guard, self.alone))),
@@ -81,7 +82,7 @@ impl Permits {
         let process = match isolation {
             Isolation::None | Isolation::Marked => Right::Shared(process.read_owned().await),
             Isolation::Exclusive => {
-                let alone = tokio::time::timeout(PATIENCE, process.write_owned()).await.ok()?;
+                let alone = tokio::time::timeout(LONGEST_WAIT_ALONE, process.write_owned()).await.ok()?;
                 Right::Alone(Alone::hold(alone, self.alone))
             }
         };

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use super::permit::Isolation;
 use crate::decide::{KeyDecision, KeyRecord, OnConflict, Suspicion, decide, suspicion, wait};
-use crate::worker::batch::candidate::Candidate;
+use crate::worker::candidate::Candidate;
 
 /// The messages of a batch by how they may run; positions in the batch.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use crate::outcome::Outcome;
 use crate::own_headers;
 use crate::reason::Rejection;
 use crate::retry::rung_name;
-use crate::worker::batch::candidate::Known;
+use crate::worker::candidate::Known;
 use crate::worker::shared::Shared;
 
 /// The copy that comes back after `delay`, with the identity that it has now.

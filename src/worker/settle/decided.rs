@@ -5,7 +5,7 @@ use super::copies::{dead_letter_copy, retry_copy};
 use crate::amqp::Delivery;
 use crate::outcome::{Disposition, Outcome};
 use crate::worker::abandoned::Abandoned;
-use crate::worker::batch::candidate::Known;
+use crate::worker::candidate::Known;
 use crate::worker::shared::Shared;
 
 /// Settles deliveries whose outcomes are committed: acknowledges what needs no copy, and hands the rest over with its copies.

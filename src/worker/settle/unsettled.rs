@@ -13,7 +13,7 @@ use crate::config::Consumer;
 use crate::identity::IdentityPart;
 use crate::outcome::Outcome;
 use crate::worker::abandoned::Abandoned;
-use crate::worker::batch::candidate::Known;
+use crate::worker::candidate::Known;
 
 /// A lane waits so long for the first try, where nothing is in trouble: what is settled before its next batch can't come again.
 const FIRST_TRY: Duration = Duration::from_secs(1);

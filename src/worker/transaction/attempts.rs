@@ -7,11 +7,10 @@ use sqlx::Connection as _;
 
 use super::batch_run::BatchRun;
 use super::deadline::in_time;
-use super::interrupt::Interrupt;
 use super::plan::Plan;
 use super::steps::transact;
 use super::unconfirmed::Unconfirmed;
-use super::without_handler::{audit_only, record_failure, refuse};
+use super::without_handler::{audit_only, record_failure, reject};
 use crate::amqp::{ChannelLife, Delivery};
 use crate::backoff::Backoff;
 use crate::fault::{Fault, FaultClass};
@@ -19,14 +18,15 @@ use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Session};
 use crate::worker::abandoned::Abandoned;
-use crate::worker::batch::candidate::{Candidate, Known};
-use crate::worker::batch::prediction::{ExpectedKeys, KeyPrediction};
+use crate::worker::candidate::{Candidate, Known};
 use crate::worker::intake::aside::Aside;
+use crate::worker::interrupt::Interrupt;
 use crate::worker::isolation::marks::Marks;
 use crate::worker::isolation::permit::{Isolation, Permit};
+use crate::worker::prediction::{ExpectedKeys, KeyPrediction};
 use crate::worker::shared::Shared;
 
-/// How often a message waits for the process to be alone in it, before it runs beside others.
+/// How often a message waits to be the only one at work in its process before it runs beside others.
 const MOST_TRIES: u32 = 8;
 
 /// Why a batch is not decided by a transaction.
@@ -200,7 +200,7 @@ impl Attempts {
                 }
                 self.hand.permit = None;
                 let isolation = match work {
-                    // It has waited often enough for all others to pause.
+                    // It has waited for that often enough.
                     [one] if shared.progress.tries(&one.identity) >= MOST_TRIES => Isolation::Marked,
                     _ => isolation,
                 };
@@ -331,14 +331,14 @@ impl Attempts {
         }
     }
 
-    pub(crate) async fn refuse(
+    pub(crate) async fn reject(
         &mut self,
-        refused: &mut [(Box<Delivery>, Known, Outcome)],
+        rejected: &mut [(Box<Delivery>, Known, Outcome)],
     ) -> Result<(), Abandoned> {
         loop {
             let shared = Arc::clone(&self.shared);
             let session = self.session().await?;
-            match in_time(&shared, refuse(&shared, session, refused)).await {
+            match in_time(&shared, reject(&shared, session, rejected)).await {
                 Ok(()) => return Ok(()),
                 Err(interrupt) => self.wait_out(interrupt).await?,
             }

@@ -8,8 +8,8 @@ use super::plan::Plan;
 use super::replies::wants_reply;
 use crate::handler::{Run, SqlHandler};
 use crate::pg::{Backend, Session};
-use crate::worker::batch::candidate::Candidate;
-use crate::worker::batch::prediction::{ExpectedKeys, SMALL};
+use crate::worker::candidate::Candidate;
+use crate::worker::prediction::{ExpectedKeys, SMALL};
 use crate::worker::shared::Shared;
 
 /// One try of a batch: whose messages, how, on which session, and since when.

@@ -9,7 +9,6 @@ use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use super::batch_run::BatchRun;
 use super::deadline::{Handling, is_late, until_deadline};
-use super::interrupt::Interrupt;
 use super::plan::Plan;
 use super::response::text_of;
 use crate::fault::{Fault, FaultClass};
@@ -17,6 +16,7 @@ use crate::handler::{
     Context, HandlerError, Message, Run, call_each, call_in_parts, call_in_parts_unparsed, call_together,
 };
 use crate::pg::{self, LockWait, PgFault, classify};
+use crate::worker::interrupt::Interrupt;
 
 /// A handler's results, by message; responses as PostgreSQL writes them.
 pub(crate) type Results = Vec<Result<Option<String>, Fault>>;

@@ -6,7 +6,6 @@ use chrono::TimeDelta;
 use sqlx::PgConnection;
 
 use super::batch_run::BatchRun;
-use super::interrupt::Interrupt;
 use super::unconfirmed::Unconfirmed;
 use crate::decide::{EARLY, KeyDecision, decide, wait};
 use crate::failpoint::step;
@@ -16,7 +15,8 @@ use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{self, FreshClaim};
 use crate::reason::Rejection;
-use crate::worker::batch::prediction::ExpectedKeys;
+use crate::worker::interrupt::Interrupt;
+use crate::worker::prediction::ExpectedKeys;
 
 /// What the claim says of a candidate.
 pub(crate) enum Claim {
@@ -26,7 +26,7 @@ pub(crate) enum Claim {
         failed_with: Option<String>,
     },
     Duplicate,
-    Refuse(Rejection),
+    Reject(Rejection),
     /// It came before its key may run again; it waits in this rung's queue.
     Early(Duration),
     /// Its failure is recorded already.
@@ -86,7 +86,7 @@ pub(crate) async fn claim(
             let Some(record) = record else { continue };
             match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
-                KeyDecision::Refuse(rejection) => claims[index] = Some(Claim::Refuse(rejection)),
+                KeyDecision::Reject(rejection) => claims[index] = Some(Claim::Reject(rejection)),
                 KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
                     Some(outcome) => claims[index] = Some(Claim::Recorded(outcome)),
                     None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use sqlx::PgConnection;
 
-use super::interrupt::Interrupt;
 use crate::fault::{Fault, FaultClass};
 use crate::pg::{self, Backend, Outage};
+use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::Shared;
 
 /// How long a handler may take to return after its statement was cancelled.

@@ -13,7 +13,7 @@ use crate::handler::Run;
 use crate::identity::IdentityPart;
 use crate::outcome::Outcome;
 use crate::worker::abandoned::Abandoned;
-use crate::worker::batch::candidate::Candidate;
+use crate::worker::candidate::Candidate;
 use crate::worker::isolation::permit::Isolation;
 
 /// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
@@ -30,12 +30,12 @@ const UNWITNESSED: usize = 8;
 
 /// Messages of a tenant in a batch that are run by themselves and find what they need held, before its others are left aside untried.
 /// Each has waited for a lock.
-const HELD: usize = 8;
+const MOST_HELD: usize = 8;
 
 /// For how long a tenant is known as late after one of its messages has used up its time in vain.
 const LATE: Duration = Duration::from_secs(60);
 
-/// A run by itself that takes longer leaves those behind it that have met locks for later: each of them may wait as long.
+/// Once a message that runs by itself has taken longer than this, those behind it that met locks are left aside: each might take as long.
 const LONG: Duration = Duration::from_secs(1);
 
 /// Decides the batches of a lane.
@@ -52,10 +52,10 @@ impl Decider {
         Self { attempts, parts_first: 0, late: HashMap::new() }
     }
 
-    /// Commits what can be: together; where some message fails, in parts, inside the server; and what the rest of the batch may have
-    /// caused, message by message, each in a transaction of its own. What nobody answers for yet is undecided. Where `back`, the
-    /// messages have been through this, and run by themselves at once. Those of a tenant that is known as late never run together with
-    /// others, from whom one of them would take its time: they come last there, or wait aside.
+    /// Commits the batch in one transaction; where a message fails, in one that rolls back each failure by itself; and a failure that the
+    /// rest of the batch may have caused runs again in a transaction of its own. A message whose failure nobody can be charged with yet
+    /// stays undecided. Where `back`, the messages were undecided before, and each runs by itself at once. Messages of a tenant that is
+    /// known as late never share a transaction with others, whose time they would use up: they come last, or wait aside.
     pub(crate) async fn commit(
         &mut self,
         isolation: Isolation,
@@ -195,7 +195,7 @@ impl Decider {
             };
             let witness = outcomes.iter().any(|outcome| outcome.as_ref().is_some_and(Outcome::completes));
             let tenant = &work[index].identity.tenant;
-            let is_held = is_slow || held.get(tenant).is_some_and(|held| *held >= HELD);
+            let is_held = is_slow || held.get(tenant).is_some_and(|held| *held >= MOST_HELD);
             if let Some(fault) = &before
                 && (is_held && fault.class == FaultClass::Contention
                     || unwitnessed >= UNWITNESSED && !witness)

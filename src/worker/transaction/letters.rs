@@ -7,7 +7,6 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::interrupt::Interrupt;
 use crate::amqp::{Delivery, header, store_headers, store_properties, without_ours};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
@@ -17,7 +16,8 @@ use crate::letter::{Letter, failure_group, letter_id};
 use crate::outcome::Outcome;
 use crate::own_headers;
 use crate::pg::{self, DeadLetter};
-use crate::worker::batch::candidate::{Candidate, Known, text};
+use crate::worker::candidate::{Candidate, Known, text};
+use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::Shared;
 
 /// A delivery, and what was decided of it.

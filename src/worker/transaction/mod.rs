@@ -6,7 +6,6 @@ mod call;
 mod claim;
 mod deadline;
 pub(super) mod decider;
-pub(super) mod interrupt;
 mod letters;
 mod one_statement;
 mod plan;

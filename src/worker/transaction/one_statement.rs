@@ -2,13 +2,13 @@
 
 use super::batch_run::BatchRun;
 use super::deadline::{Handling, await_standby_if_late, until_deadline};
-use super::interrupt::Interrupt;
 use super::record::mirror_tags;
 use crate::config::LargeResponse;
 use crate::failpoint::{step, step_with};
 use crate::handler::{Message, Record, SqlHandler, commit_fresh};
 use crate::outcome::Outcome;
 use crate::pg::{self, Session};
+use crate::worker::interrupt::Interrupt;
 
 /// Commits the batch. All of the messages have taken effect for the first time then; else nothing is left of them, or the reply is
 /// lost.

@@ -4,7 +4,6 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::batch_run::BatchRun;
-use super::interrupt::Interrupt;
 use super::letters::{GivenUp, keep_letters};
 use super::replies::write_replies;
 use crate::failpoint::step;
@@ -13,7 +12,8 @@ use crate::identity::Identity;
 use crate::message::RawMessage;
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Failure, Refusal};
-use crate::worker::batch::candidate::{Candidate, Known, text};
+use crate::worker::candidate::{Candidate, Known, text};
+use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::Shared;
 
 /// The failed run to record with the key, if there was one.

@@ -5,13 +5,13 @@ use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::interrupt::Interrupt;
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::message::HeaderValue;
 use crate::outcome::Outcome;
 use crate::pg::{self, Reply};
-use crate::worker::batch::candidate::Candidate;
+use crate::worker::candidate::Candidate;
+use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::Shared;
 
 /// Is a reply asked for? Then a duplicate needs PostgreSQL, whoever else knows it: the response is there.

@@ -6,9 +6,9 @@ use serde::Serialize as _;
 use serde_json::Value;
 use serde_json::ser::Formatter;
 
-use super::interrupt::Interrupt;
 use crate::config::{Consumer, LargeResponse};
 use crate::fault::{Fault, FaultClass};
+use crate::worker::interrupt::Interrupt;
 
 /// White space where PostgreSQL has it, so that a response has one length whoever wrote it.
 struct AsInPostgres;

@@ -8,7 +8,6 @@ use super::batch_run::BatchRun;
 use super::call::{Results, handle};
 use super::claim::{Claim, claim};
 use super::deadline::{Handling, await_standby_if_late, in_time, until_deadline};
-use super::interrupt::Interrupt;
 use super::one_statement::commit_in_one_statement;
 use super::plan::Plan;
 use super::record::record;
@@ -19,7 +18,8 @@ use crate::failpoint::{step, step_with};
 use crate::handler::{Message, Run};
 use crate::outcome::Outcome;
 use crate::pg::{self, LockWait, Session};
-use crate::worker::batch::prediction::SMALL;
+use crate::worker::interrupt::Interrupt;
+use crate::worker::prediction::SMALL;
 
 /// A handler's longest wait for a lock in a batch that has met another transaction's.
 const CONTENDED: Duration = Duration::from_millis(500);
@@ -71,8 +71,8 @@ async fn step_by_step(
 ) -> Result<Vec<Outcome>, Interrupt> {
     let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
     if let (Run::Sql(_), Plan::Apart { .. } | Plan::ByItself { .. }) = (&run.shared.run, run.plan) {
-        // The handler is called within a statement of ours, which can't enter its settings by itself; and what follows the claim waits
-        // longer than that, whether a handler runs or not.
+        // A SQL handler runs within a statement of ours, so the limit is set before it. The statements after the claim may wait longer
+        // for locks than the claim itself, whether a handler runs or not.
         let limit = match run.plan.lock_wait() {
             LockWait::Session => run.shared.postgres.lock_timeout,
             LockWait::Moment => CONTENDED,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::decide::KeyRecord;
 use crate::identity::Identity;
 use crate::outcome::Outcome;
-use crate::worker::batch::candidate::Candidate;
+use crate::worker::candidate::Candidate;
 
 /// What a lane has tried to record for the messages at hand. Where the reply to that COMMIT was lost and it happened, the row
 /// counts this very failure: running the message again would spend another attempt, and not wait for its delay.

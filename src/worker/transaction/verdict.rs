@@ -20,7 +20,7 @@ pub(super) fn verdicts(run: &BatchRun<'_>, claims: Vec<Claim>, results: Results)
         let (attempt, failed_with) = match claim {
             Claim::Run { attempt, failed_with } => (attempt, failed_with),
             Claim::Duplicate => return Outcome::Duplicate(DuplicateSource::Postgres),
-            Claim::Refuse(rejection) => return Outcome::refused(rejection),
+            Claim::Reject(rejection) => return Outcome::rejected(rejection),
             Claim::Early(delay) => return Outcome::Postponed { delay },
             Claim::Recorded(outcome) => return outcome,
             Claim::Suspect => {

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::claim::{CLAIM_ROUNDS, too_quick};
-use super::interrupt::Interrupt;
 use super::letters::{GivenUp, keep_letters};
 use super::record::{audit_records, failure, refusal, refusal_record};
 use super::replies::write_replies;
@@ -14,7 +13,8 @@ use crate::failpoint::step;
 use crate::fault::Fault;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, AuditRecord, Session};
-use crate::worker::batch::candidate::{Candidate, Known};
+use crate::worker::candidate::{Candidate, Known};
+use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::Shared;
 
 /// Longest wait for the key of a message whose failure is recorded.
@@ -47,8 +47,8 @@ pub(crate) async fn record_failure(
                     outcome = Some(Outcome::Duplicate(DuplicateSource::Postgres));
                     break;
                 }
-                KeyDecision::Refuse(rejection) => {
-                    outcome = Some(Outcome::refused(rejection));
+                KeyDecision::Reject(rejection) => {
+                    outcome = Some(Outcome::rejected(rejection));
                     break;
                 }
                 KeyDecision::Retake => record.attempts,
@@ -119,14 +119,14 @@ pub(crate) async fn audit_only(
     transaction.commit().await.map_err(Interrupt::of_ours)
 }
 
-/// Writes what is to be known of messages that are refused before any transaction: audit rows and dead letters.
-pub(crate) async fn refuse(
+/// Writes what is to be known of messages that are rejected before any transaction: audit rows and dead letters.
+pub(crate) async fn reject(
     shared: &Shared,
     session: &mut Session,
-    refused: &mut [(Box<Delivery>, Known, Outcome)],
+    rejected: &mut [(Box<Delivery>, Known, Outcome)],
 ) -> Result<(), Interrupt> {
     let now = session.clock.now();
-    let records: Vec<AuditRecord<'_>> = refused
+    let records: Vec<AuditRecord<'_>> = rejected
         .iter()
         .map(|(delivery, known, outcome)| refusal_record(&delivery.message, known, outcome))
         .collect();
@@ -134,15 +134,15 @@ pub(crate) async fn refuse(
     pg::append_audit(&mut transaction, &shared.consumer.name, &shared.worker, now, &records)
         .await
         .map_err(Interrupt::of_ours)?;
-    let given_up = refused.iter_mut().map(|(delivery, known, outcome)| GivenUp {
+    let given_up = rejected.iter_mut().map(|(delivery, known, outcome)| GivenUp {
         fingerprint: shared.consumer.fingerprint.of(&delivery.message.body),
         delivery,
         known: known.clone(),
         outcome,
     });
     keep_letters(shared, &mut transaction, now, Interrupt::of_ours, given_up.collect()).await?;
-    step("worker.refuse.before");
+    step("worker.reject.before");
     transaction.commit().await.map_err(Interrupt::of_ours)?;
-    step("worker.refuse.after");
+    step("worker.reject.after");
     Ok(())
 }

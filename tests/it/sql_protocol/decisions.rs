@@ -35,10 +35,10 @@ async fn sql_decides_as_rust_does() {
                     let rust = match decide(&record, print(new).as_ref(), on_conflict) {
                         KeyDecision::Retake => "retake",
                         KeyDecision::Duplicate => "duplicate",
-                        KeyDecision::Refuse(rejection) if rejection.reason == Reason::KeyConflict => {
+                        KeyDecision::Reject(rejection) if rejection.reason == Reason::KeyConflict => {
                             "conflict"
                         }
-                        KeyDecision::Refuse(_) => "refused",
+                        KeyDecision::Reject(_) => "refused",
                     };
                     let name = match on_conflict {
                         OnConflict::DeadLetter => "dead_letter",

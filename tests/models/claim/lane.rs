@@ -66,7 +66,7 @@ impl Claims {
                     fates[index] = Some(Fate::Duplicate);
                     continue;
                 }
-                Some(KeyDecision::Refuse(_)) => {
+                Some(KeyDecision::Reject(_)) => {
                     // The reason stands in the row.
                     let crashed = state.rows[usize::from(self.message(item).key)].crashes >= MAX_CRASHES;
                     let why = if crashed { Why::Crash } else { Why::Rejected };

@@ -70,7 +70,7 @@ fn cases() -> String {
         let target = match case.target {
             Target::AtLeast(value) => format!("at least {value}"),
             Target::AtMost(value) => format!("at most {value}"),
-            Target::None => "told only".to_owned(),
+            Target::None => "no target".to_owned(),
         };
         text.push_str(&format!("  {:<20} {:<14} {}\n", case.name, target, case.what));
     }

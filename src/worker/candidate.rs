@@ -16,7 +16,7 @@ pub(crate) struct Candidate {
 
 /// A delivery that can't be processed, why, and as much of its identity as is known.
 #[derive(Clone, Debug)]
-pub(crate) struct Refused {
+pub(crate) struct Rejected {
     pub(crate) delivery: Box<Delivery>,
     pub(crate) rejection: Rejection,
     pub(crate) known: Known,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::batch::precheck::precheck;
+use super::batch::prepare::prepare;
 use super::candidate::{Candidate, Known};
-use super::precheck::precheck;
-use super::prepare::prepare;
 use crate::amqp::{ChannelLife, Delivery};
 use crate::decide::leaders;
 use crate::failpoint::step;
@@ -20,13 +20,13 @@ use crate::worker::abandoned::Abandoned;
 use crate::worker::intake::aside::Cause;
 use crate::worker::intake::queue::{AtWork, Intake, Taken};
 use crate::worker::intake::split::split_by_bytes;
+use crate::worker::interrupt::Interrupt;
 use crate::worker::isolation::permit::Isolation;
 use crate::worker::isolation::suspects::{Part, Parts, has_suspects, tell_apart};
 use crate::worker::settle::settle;
 use crate::worker::shared::Shared;
 use crate::worker::transaction::attempts::Attempts;
 use crate::worker::transaction::decider::Decider;
-use crate::worker::transaction::interrupt::Interrupt;
 use crate::worker::transaction::record::audit_record;
 use crate::worker::transaction::replies::wants_reply;
 
@@ -102,20 +102,20 @@ impl Lane {
         }
         self.decider.attempts.take_in_hand(channels.clone());
         let mut candidates = Vec::with_capacity(deliveries.len());
-        let mut refused = Vec::new();
+        let mut rejected = Vec::new();
         // What came on a channel that is gone comes again on the next one.
         for delivery in deliveries.into_iter().filter(|delivery| !delivery.channel.is_over()) {
             match prepare(&shared, delivery) {
                 Ok(candidate) => candidates.push(candidate),
-                Err(refusal) => refused.push(refusal),
+                Err(rejection) => rejected.push(rejection),
             }
         }
-        if !refused.is_empty() {
-            let mut settled = refused
+        if !rejected.is_empty() {
+            let mut settled = rejected
                 .into_iter()
-                .map(|refused| (refused.delivery, refused.known, Outcome::refused(refused.rejection)))
+                .map(|one| (one.delivery, one.known, Outcome::rejected(one.rejection)))
                 .collect::<Vec<_>>();
-            self.decider.attempts.refuse(&mut settled).await?;
+            self.decider.attempts.reject(&mut settled).await?;
             settle(&shared, settled).await?;
         }
         while !candidates.is_empty() {
