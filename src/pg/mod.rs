@@ -2,7 +2,10 @@
 //! `.sql` files beside the Rust that calls them and are checked at compile time.
 
 mod audit;
+mod audit_seal;
 mod claim;
+mod clock_check;
+mod collection;
 mod complete;
 mod condition;
 mod consumers;
@@ -14,10 +17,12 @@ mod event_operator;
 mod event_relay;
 mod history;
 mod inspect;
+mod letter_change;
+mod letter_list;
 mod memory;
 mod migrate;
 mod mirror_queue;
-mod operator;
+mod operator_action;
 mod ordering_key;
 mod park;
 mod partition;
@@ -25,16 +30,23 @@ mod picture;
 mod process;
 mod refuse;
 mod reply;
-mod retention;
 mod right;
 mod search_path;
 mod session;
 mod suspect;
-mod upkeep;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
+pub use audit_seal::Seal;
+pub(crate) use audit_seal::{Dropped, audit_count, audit_digest, dropped, look_as_sealed, seal_audit, seals};
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
+pub use clock_check::ObservedClock;
+pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};
+pub use collection::{ConsumerSweep, SweepReport, SweepStatus};
+pub(crate) use collection::{
+    Swept, count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
+    unlock as sweep_unlock,
+};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{Registered, Registration, register_consumer, set_retention};
@@ -58,13 +70,14 @@ pub(crate) use inspect::{
     HandlerFunction, LoginRole, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles,
     may_enter, recent_outcomes, table_statistics,
 };
+pub(crate) use letter_change::{
+    Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, change as change_letters, mark_swept,
+    messages, plan as plan_letters, standings,
+};
+pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
-pub(crate) use operator::{
-    Action, Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, change as change_letters,
-    mark_swept, messages, plan as plan_letters, record_action, standings,
-};
-pub use operator::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
+pub(crate) use operator_action::{Action, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use park::{Parked, park};
 pub(crate) use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
@@ -76,11 +89,6 @@ pub(crate) use process::{
 };
 pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
-pub use retention::{ConsumerSweep, SweepReport, SweepStatus};
-pub(crate) use retention::{
-    Swept, count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
-    unlock as sweep_unlock,
-};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
 pub(crate) use session::{
@@ -89,8 +97,3 @@ pub(crate) use session::{
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};
-pub(crate) use upkeep::{
-    Dropped, accept_clock, audit_count, audit_digest, clock_refused_at, dropped, look_as_sealed,
-    observe_clock, seal_audit, seals,
-};
-pub use upkeep::{ObservedClock, Seal};

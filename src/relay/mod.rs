@@ -4,6 +4,7 @@ mod event_lane;
 mod events;
 mod idle;
 mod mirror_batch;
+mod mirror_lane;
 mod run;
 mod sessions;
 

@@ -1,138 +1,12 @@
-//! What operators do to dead letters.
+//! What operators do to dead letters: the plan of a change, the change, and what a sweep of their queue has to know.
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
-use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::dead_letter::letter;
+use super::letter_list::LetterFilter;
 use crate::letter::{Letter, Memory};
-
-/// Which dead letters; `None` means any.
-#[derive(Clone, Debug, Default, Serialize)]
-#[allow(missing_docs)]
-pub struct LetterFilter {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tenant: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub consumer: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub queue: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub group: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub since: Option<DateTime<Utc>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub until: Option<DateTime<Utc>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ids: Option<Vec<Uuid>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub states: Option<Vec<String>>,
-    pub limit: i64,
-}
-
-/// A dead letter without the message itself.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
-pub struct LetterRow {
-    pub tenant: String,
-    pub id: Uuid,
-    pub consumer: String,
-    pub key: String,
-    pub dead_lettered_at: DateTime<Utc>,
-    pub reason: String,
-    pub error_code: Option<String>,
-    pub detail: Option<String>,
-    pub attempt: i32,
-    pub queue: String,
-    pub worker: String,
-    pub trace_id: Option<String>,
-    pub state: String,
-    pub generation: i32,
-    pub times: i32,
-    pub failure_group: String,
-    pub exchange: String,
-    pub routing_key: String,
-    pub body_size: i64,
-    pub whole: bool,
-    pub updated_at: DateTime<Utc>,
-    pub swept_at: Option<DateTime<Utc>>,
-}
-
-/// Dead letters, newest first.
-///
-/// # Errors
-/// When the query fails.
-pub async fn letters(
-    connection: &mut PgConnection,
-    filter: &LetterFilter,
-) -> Result<Vec<LetterRow>, sqlx::Error> {
-    sqlx::query_file_as!(
-        LetterRow,
-        "src/pg/letters_list.sql",
-        filter.tenant.as_deref(),
-        filter.consumer.as_deref(),
-        filter.queue.as_deref(),
-        filter.reason.as_deref(),
-        filter.group.as_deref(),
-        filter.key.as_deref(),
-        filter.since,
-        filter.until,
-        filter.ids.as_deref() as Option<&[Uuid]>,
-        filter.states.as_deref() as Option<&[String]>,
-        filter.limit
-    )
-    .fetch_all(connection)
-    .await
-}
-
-/// What failed alike.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs)]
-pub struct LetterGroup {
-    pub consumer: String,
-    pub failure_group: String,
-    pub reason: String,
-    pub error_code: Option<String>,
-    pub detail: Option<String>,
-    pub waiting: i64,
-    pub requeueing: i64,
-    pub requeued: i64,
-    pub discarded: i64,
-    pub came_back: i64,
-    pub first_at: DateTime<Utc>,
-    pub last_at: DateTime<Utc>,
-}
-
-/// Dead letters by what failed alike; those that wait most first.
-///
-/// # Errors
-/// When the query fails.
-pub async fn letter_groups(
-    connection: &mut PgConnection,
-    filter: &LetterFilter,
-) -> Result<Vec<LetterGroup>, sqlx::Error> {
-    sqlx::query_file_as!(
-        LetterGroup,
-        "src/pg/letters_groups.sql",
-        filter.tenant.as_deref(),
-        filter.consumer.as_deref(),
-        filter.queue.as_deref(),
-        filter.reason.as_deref(),
-        filter.group.as_deref(),
-        filter.key.as_deref(),
-        filter.since,
-        filter.until,
-        filter.limit
-    )
-    .fetch_all(connection)
-    .await
-}
 
 /// A letter that is to be changed, and what is known of its key.
 #[derive(Clone, Debug, PartialEq)]
@@ -223,7 +97,7 @@ pub(crate) struct Begun {
 /// Decides, in the caller's transaction, that letters are published again, and makes their keys runnable. A letter whose key is not
 /// remembered any more is left alone, unless nobody can say whether it took effect and `even_if_forgotten`.
 ///
-/// No key is collected between the look at it and the commit (`past_requeues` in retention.rs); behind the commit the letter's state
+/// No key is collected between the look at it and the commit (`past_requeues` in collection.rs); behind the commit the letter's state
 /// keeps it. So whatever is published is recognised when it has run.
 pub(crate) async fn begin_requeue(
     connection: &mut PgConnection,
@@ -255,38 +129,6 @@ pub(crate) async fn begin_requeue(
     let (tenants, ids, _) = columns(&taken);
     sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids).fetch_one(connection).await?;
     Ok(Begun { taken, closed })
-}
-
-/// What a person did.
-#[derive(Clone, Debug)]
-pub(crate) struct Action<'a> {
-    /// Empty where it spans tenants.
-    pub(crate) tenant: &'a str,
-    pub(crate) verb: &'a str,
-    /// Of the operating system.
-    pub(crate) user: &'a str,
-    pub(crate) filter: &'a Value,
-    pub(crate) count: i64,
-    pub(crate) reason: Option<&'a str>,
-}
-
-/// Records what a person did, in the caller's transaction. The database says who that is, and when.
-pub(crate) async fn record_action(
-    connection: &mut PgConnection,
-    action: &Action<'_>,
-) -> Result<(), sqlx::Error> {
-    sqlx::query!(
-        "select oncely.record_action($1, $2, $3, $4, $5, $6)",
-        action.tenant,
-        action.verb,
-        action.filter,
-        action.count,
-        action.reason,
-        action.user
-    )
-    .fetch_one(connection)
-    .await?;
-    Ok(())
 }
 
 /// A message as its letter holds it.

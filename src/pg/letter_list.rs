@@ -1,0 +1,131 @@
+//! Dead letters as operators see them: rows, and groups of what failed alike.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// Which dead letters; `None` means any.
+#[derive(Clone, Debug, Default, Serialize)]
+#[allow(missing_docs)]
+pub struct LetterFilter {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<Uuid>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub states: Option<Vec<String>>,
+    pub limit: i64,
+}
+
+/// A dead letter without the message itself.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct LetterRow {
+    pub tenant: String,
+    pub id: Uuid,
+    pub consumer: String,
+    pub key: String,
+    pub dead_lettered_at: DateTime<Utc>,
+    pub reason: String,
+    pub error_code: Option<String>,
+    pub detail: Option<String>,
+    pub attempt: i32,
+    pub queue: String,
+    pub worker: String,
+    pub trace_id: Option<String>,
+    pub state: String,
+    pub generation: i32,
+    pub times: i32,
+    pub failure_group: String,
+    pub exchange: String,
+    pub routing_key: String,
+    pub body_size: i64,
+    pub whole: bool,
+    pub updated_at: DateTime<Utc>,
+    pub swept_at: Option<DateTime<Utc>>,
+}
+
+/// Dead letters, newest first.
+///
+/// # Errors
+/// When the query fails.
+pub async fn letters(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+) -> Result<Vec<LetterRow>, sqlx::Error> {
+    sqlx::query_file_as!(
+        LetterRow,
+        "src/pg/letters_list.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.queue.as_deref(),
+        filter.reason.as_deref(),
+        filter.group.as_deref(),
+        filter.key.as_deref(),
+        filter.since,
+        filter.until,
+        filter.ids.as_deref() as Option<&[Uuid]>,
+        filter.states.as_deref() as Option<&[String]>,
+        filter.limit
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// What failed alike.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[allow(missing_docs)]
+pub struct LetterGroup {
+    pub consumer: String,
+    pub failure_group: String,
+    pub reason: String,
+    pub error_code: Option<String>,
+    pub detail: Option<String>,
+    pub waiting: i64,
+    pub requeueing: i64,
+    pub requeued: i64,
+    pub discarded: i64,
+    pub came_back: i64,
+    pub first_at: DateTime<Utc>,
+    pub last_at: DateTime<Utc>,
+}
+
+/// Dead letters by what failed alike; those that wait most first.
+///
+/// # Errors
+/// When the query fails.
+pub async fn letter_groups(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+) -> Result<Vec<LetterGroup>, sqlx::Error> {
+    sqlx::query_file_as!(
+        LetterGroup,
+        "src/pg/letters_groups.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.queue.as_deref(),
+        filter.reason.as_deref(),
+        filter.group.as_deref(),
+        filter.key.as_deref(),
+        filter.since,
+        filter.until,
+        filter.limit
+    )
+    .fetch_all(connection)
+    .await
+}
