@@ -29,85 +29,66 @@ pub(crate) async fn call_together(
     Ok(responses(messages.len(), &row)?.into_iter().map(Ok).collect())
 }
 
-/// Runs the handler on parts of the messages, with a subtransaction for each part, and in a part that fails message by message, in one
-/// statement; returns a response or a fault per message, in their order. Whoever calls has limited the wait for locks.
-///
-/// # Errors
-/// What ends the whole statement, such as a timeout or a lost connection, or a body that jsonb refuses. As a decoding error: a batch
-/// function that did not return one row per message.
-pub(crate) async fn call_in_parts(
-    connection: &mut PgConnection,
-    handler: &SqlHandler,
-    consumer: &IdentityPart,
-    messages: &[Message<'_>],
-) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
-    let rows = rows(handler, consumer, messages, true);
-    let SqlFunction { name, batch, json } = &handler.function;
-    let needs_json = *json == JsonPolicy::Required;
-    let answers = sqlx::query_file_as!(
-        Answer,
-        "src/handler/call_parts.sql",
-        name,
-        batch,
-        rows.as_slice() as _,
-        needs_json
-    )
-    .fetch_all(connection)
-    .await?;
-    in_order(messages.len(), answers.into_iter().map(Answer::read))
+/// How much a failure rolls back, where messages share a statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subtransactions {
+    /// One for each part of the messages; in a part that fails, one for each message.
+    Parts,
+    /// The same where jsonb refuses a body: each is parsed by itself, and one that is refused is null.
+    UnparsedParts,
+    /// One for each message.
+    Messages,
 }
 
-/// The same where jsonb refuses a body: each is parsed by itself there, and one that is refused is null.
+/// Runs the handler on the messages in subtransactions, in one statement; returns a response or a fault per message, in their order.
+/// Whoever calls has limited the wait for locks.
 ///
 /// # Errors
-/// What ends the whole statement, such as a timeout or a lost connection; a decoding error as above.
-pub(crate) async fn call_in_parts_unparsed(
+/// What ends the whole statement, such as a timeout or a lost connection, or, in [`Subtransactions::Parts`], a body that jsonb refuses.
+/// As a decoding error: a batch function that did not return one row per message.
+pub(crate) async fn call_apart(
     connection: &mut PgConnection,
     handler: &SqlHandler,
     consumer: &IdentityPart,
     messages: &[Message<'_>],
+    subtransactions: Subtransactions,
 ) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
-    let rows = rows(handler, consumer, messages, false);
+    let rows = rows(handler, consumer, messages, subtransactions == Subtransactions::Parts);
+    let rows = rows.as_slice();
     let SqlFunction { name, batch, json } = &handler.function;
     let needs_json = *json == JsonPolicy::Required;
-    let answers = sqlx::query_file_as!(
-        Answer,
-        "src/handler/call_parts_unparsed.sql",
-        name,
-        batch,
-        rows.as_slice() as _,
-        &json_of(handler, messages),
-        needs_json
-    )
-    .fetch_all(connection)
-    .await?;
-    in_order(messages.len(), answers.into_iter().map(Answer::read))
-}
-
-/// The same with a subtransaction for each message.
-///
-/// # Errors
-/// What ends the whole statement, such as a timeout or a lost connection.
-pub(crate) async fn call_each(
-    connection: &mut PgConnection,
-    handler: &SqlHandler,
-    consumer: &IdentityPart,
-    messages: &[Message<'_>],
-) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
-    let rows = rows(handler, consumer, messages, false);
-    let SqlFunction { name, batch, json } = &handler.function;
-    let needs_json = *json == JsonPolicy::Required;
-    let answers = sqlx::query_file_as!(
-        Answer,
-        "src/handler/call_each.sql",
-        name,
-        batch,
-        rows.as_slice() as _,
-        &json_of(handler, messages),
-        needs_json
-    )
-    .fetch_all(connection)
-    .await?;
+    let is_json = json_of(handler, messages);
+    let answers = match subtransactions {
+        Subtransactions::Parts => {
+            sqlx::query_file_as!(Answer, "src/handler/call_parts.sql", name, batch, rows as _, needs_json)
+                .fetch_all(connection)
+                .await?
+        }
+        Subtransactions::UnparsedParts => {
+            let answers = sqlx::query_file_as!(
+                Answer,
+                "src/handler/call_parts_unparsed.sql",
+                name,
+                batch,
+                rows as _,
+                &is_json,
+                needs_json
+            );
+            answers.fetch_all(connection).await?
+        }
+        Subtransactions::Messages => {
+            let answers = sqlx::query_file_as!(
+                Answer,
+                "src/handler/call_each.sql",
+                name,
+                batch,
+                rows as _,
+                &is_json,
+                needs_json
+            );
+            answers.fetch_all(connection).await?
+        }
+    };
     in_order(messages.len(), answers.into_iter().map(Answer::read))
 }
 

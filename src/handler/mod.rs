@@ -13,9 +13,7 @@ mod traits;
 
 use std::sync::Arc;
 
-pub(crate) use call::{
-    Record, call_each, call_in_parts, call_in_parts_unparsed, call_together, commit_fresh,
-};
+pub(crate) use call::{Record, Subtransactions, call_apart, call_together, commit_fresh};
 pub use context::Context;
 pub use error::HandlerError;
 pub use function::{HandlerFn, handler_fn};

@@ -12,9 +12,7 @@ use super::deadline::{Handling, is_late, until_deadline};
 use super::plan::Plan;
 use super::response::text_of;
 use crate::fault::{Fault, FaultClass};
-use crate::handler::{
-    Context, HandlerError, Message, Run, call_each, call_in_parts, call_in_parts_unparsed, call_together,
-};
+use crate::handler::{Context, HandlerError, Message, Run, Subtransactions, call_apart, call_together};
 use crate::pg::{self, LockWait, PgFault, classify};
 use crate::worker::interrupt::Interrupt;
 
@@ -42,15 +40,15 @@ pub(crate) async fn handle(
             until_deadline(shared, backend, Handling::InServer, called).await
         }
         (Run::Sql(handler), Plan::Apart { .. } | Plan::ByItself { .. }) => {
+            let subtransactions = match plan {
+                Plan::ByItself { .. } => Subtransactions::Messages,
+                Plan::Apart { unparsed: true, .. } => Subtransactions::UnparsedParts,
+                _ => Subtransactions::Parts,
+            };
             let called = async {
-                match plan {
-                    Plan::ByItself { .. } => call_each(transaction, handler, consumer, incoming).await,
-                    Plan::Apart { unparsed: true, .. } => {
-                        call_in_parts_unparsed(transaction, handler, consumer, incoming).await
-                    }
-                    _ => call_in_parts(transaction, handler, consumer, incoming).await,
-                }
-                .map_err(Interrupt::of_handler)
+                call_apart(transaction, handler, consumer, incoming, subtransactions)
+                    .await
+                    .map_err(Interrupt::of_handler)
             };
             until_deadline(shared, backend, Handling::InServer, called).await
         }
