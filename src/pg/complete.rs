@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use super::session::plan_anew;
 use crate::decide::KeyStatus;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
@@ -48,6 +49,7 @@ pub(crate) async fn fail(
     let errors = column(|f| f.error.clone());
     let codes: Vec<Option<String>> = failures.iter().map(|f| f.code.clone()).collect();
     let not_before: Vec<Option<DateTime<Utc>>> = failures.iter().map(|f| f.not_before).collect();
+    plan_anew(connection).await?;
     let written = sqlx::query_file!(
         "src/pg/fail.sql",
         consumer.as_str(),

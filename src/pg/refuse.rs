@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use super::session::plan_anew;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 
@@ -32,6 +33,7 @@ pub(crate) async fn refuse(
     let fingerprints: Vec<Option<Vec<u8>>> =
         refusals.iter().map(|r| r.fingerprint.map(|print| print.0.to_vec())).collect();
     let reasons: Vec<String> = refusals.iter().map(|r| r.reason.to_owned()).collect();
+    plan_anew(connection).await?;
     let written = sqlx::query_file!(
         "src/pg/refuse.sql",
         consumer.as_str(),

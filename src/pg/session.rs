@@ -281,6 +281,13 @@ pub(crate) async fn limit_lock_wait(
     Ok(())
 }
 
+/// Has PostgreSQL plan what follows in the transaction at hand for the tables as they are. A plan that a session has kept since its tables
+/// were empty reads a whole index until they are analysed (autovacuum: after a minute or two): 80 ms with 50,000 keys instead of 0.3 ms.
+pub(crate) async fn plan_anew(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("set local plan_cache_mode = force_custom_plan").execute(connection).await?;
+    Ok(())
+}
+
 /// Ends what a session does at the moment: its statement fails with 57014. For a session of the same role and application: behind a
 /// pooler the process may meanwhile work for a stranger.
 pub(crate) async fn cancel_backend(

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::session::Backend;
+use super::session::{Backend, plan_anew};
 use crate::decide::EARLY;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
@@ -29,6 +29,7 @@ pub(crate) async fn mark(
     let mut transaction = super::begin_to_claim(connection, suspects.len() == 1).await?;
     // It must survive this process, not the server: a mark that a crash of PostgreSQL loses would only have been taken back.
     sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
+    plan_anew(&mut transaction).await?;
     let rows = sqlx::query_file!(
         "src/pg/mark_suspects.sql",
         consumer.as_str(),
