@@ -87,34 +87,16 @@ pub(super) async fn partition_under_load(arena: &mut Arena) -> anyhow::Result<()
     Ok(())
 }
 
-/// Many bodies that are over the limit wait for the worker, half a gigabyte of them.
+/// Many bodies that are over the limit wait for the worker, 400 MiB of them.
 pub(super) async fn large_bodies(arena: &mut Arena) -> anyhow::Result<()> {
     // It stands still, so that it does not settle each while the next one is published.
     arena.workers[0].process.signal(Signal::STOP)?;
-    for number in 0..60 {
+    for number in 0..200 {
         let one = Intent::new("acme", &format!("large-{number}"), Act::TooLarge, 0);
-        publish(arena, vec![one.padded(8 << 20)]).await?;
+        publish(arena, vec![one.padded(2 << 20)]).await?;
     }
     arena.workers[0].process.signal(Signal::CONT)?;
     publish(arena, some(5, Act::Work, "k")).await
-}
-
-/// Somebody's handler drops the prepared statements of its session, once.
-pub(super) async fn statements_are_gone(arena: &mut Arena) -> anyhow::Result<()> {
-    publish(arena, work("acme", "before", 5)).await?;
-    arena.until_effects(5).await?;
-    arena
-        .sql(
-            "create sequence judge.once;
-             create or replace function judge.premise() returns void language plpgsql security definer as
-             $$ begin if nextval('judge.once') = 1 then deallocate all; end if; end $$",
-        )
-        .await?;
-    for number in 0..4 {
-        publish(arena, work("acme", &format!("then-{number}"), 5)).await?;
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-    Ok(())
 }
 
 /// A burst of messages that each make a temporary table of one name, among others.

@@ -73,7 +73,6 @@ enum Script {
     EndlessAtCommit,
     Endless,
     QueueDropsItsHead,
-    StatementsAreGone,
     LargeBodies,
     PartitionUnderLoad,
 }
@@ -122,12 +121,6 @@ const SMALL_BATCHES: Settings = &[
 ];
 const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
-/// One session, and once is enough.
-const ONE_LANE_ONE_ATTEMPT: Settings = &[
-    ("consumer", "lanes", "1"),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
-];
-
 /// What is larger is refused.
 const SMALL_BODIES: Settings = &[("consumer", "max_body", "1048576")];
 
@@ -171,10 +164,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ..mutant("mirror_hit_without_evidence", Script::FailOnce)
     },
     Mutant { settings: ONE_BY_ONE, ..mutant("unfit_queue_is_taken", Script::QueueDropsItsHead) },
-    Mutant {
-        settings: ONE_LANE_ONE_ATTEMPT,
-        ..mutant("stale_session_is_charged", Script::StatementsAreGone)
-    },
     Mutant { settings: TWO_LANES, ..mutant("trail_is_not_locked", Script::PartitionUnderLoad) },
     Mutant { settings: SMALL_BODIES, ..mutant("bytes_are_not_bounded", Script::LargeBodies) },
     Mutant { settings: ONE_LANE, ..mutant("copy_keeps_its_lane", Script::CopyStays) },
@@ -282,7 +271,6 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::EndlessAtCommit => findings::endless_at_commit(arena).await,
         Script::Endless => findings::endless(arena).await,
         Script::QueueDropsItsHead => findings::queue_drops_its_head(arena).await,
-        Script::StatementsAreGone => findings::statements_are_gone(arena).await,
         Script::LargeBodies => findings::large_bodies(arena).await,
         Script::PartitionUnderLoad => findings::partition_under_load(arena).await,
     }
