@@ -87,18 +87,6 @@ pub(super) async fn partition_under_load(arena: &mut Arena) -> anyhow::Result<()
     Ok(())
 }
 
-/// Many bodies that are over the limit wait for the worker, 400 MiB of them.
-pub(super) async fn large_bodies(arena: &mut Arena) -> anyhow::Result<()> {
-    // It stands still, so that it does not settle each while the next one is published.
-    arena.workers[0].process.signal(Signal::STOP)?;
-    for number in 0..200 {
-        let one = Intent::new("acme", &format!("large-{number}"), Act::TooLarge, 0);
-        publish(arena, vec![one.padded(2 << 20)]).await?;
-    }
-    arena.workers[0].process.signal(Signal::CONT)?;
-    publish(arena, some(5, Act::Work, "k")).await
-}
-
 /// A burst of messages that each make a temporary table of one name, among others.
 pub(super) async fn temporary_tables(arena: &mut Arena) -> anyhow::Result<()> {
     let mut all = work("globex", "g", 30);

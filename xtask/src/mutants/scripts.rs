@@ -73,7 +73,6 @@ enum Script {
     EndlessAtCommit,
     Endless,
     QueueDropsItsHead,
-    LargeBodies,
     PartitionUnderLoad,
 }
 
@@ -121,9 +120,6 @@ const SMALL_BATCHES: Settings = &[
 ];
 const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
-/// What is larger is refused.
-const SMALL_BODIES: Settings = &[("consumer", "max_body", "1048576")];
-
 const fn mutant(bug: &'static str, script: Script) -> Mutant {
     Mutant { bug, workers: 1, settings: &[], neighbours: &[], failpoint: None, script }
 }
@@ -165,7 +161,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     },
     Mutant { settings: ONE_BY_ONE, ..mutant("unfit_queue_is_taken", Script::QueueDropsItsHead) },
     Mutant { settings: TWO_LANES, ..mutant("trail_is_not_locked", Script::PartitionUnderLoad) },
-    Mutant { settings: SMALL_BODIES, ..mutant("bytes_are_not_bounded", Script::LargeBodies) },
     Mutant { settings: ONE_LANE, ..mutant("copy_keeps_its_lane", Script::CopyStays) },
     Mutant { settings: PATIENT, ..mutant("suspect_stops_everybody", Script::SuspectIsSlow) },
     Mutant { settings: SLOW, ..mutant("statements_end_before_the_deadline", Script::HandlerIsSlow) },
@@ -271,7 +266,6 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::EndlessAtCommit => findings::endless_at_commit(arena).await,
         Script::Endless => findings::endless(arena).await,
         Script::QueueDropsItsHead => findings::queue_drops_its_head(arena).await,
-        Script::LargeBodies => findings::large_bodies(arena).await,
         Script::PartitionUnderLoad => findings::partition_under_load(arena).await,
     }
 }
