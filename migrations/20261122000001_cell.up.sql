@@ -53,7 +53,7 @@ as $$
     join pg_database as d on d.datname = current_database()
 $$;
 comment on function oncely.epoch is
-    'The history that a row belongs to: system identifier, timeline, database oid and history id. Fails on a '
+    'The epoch that a row belongs to: system identifier, timeline, database oid and history id. Fails on a '
     'standby.';
 
 -- Frozen for ever: the first two bytes of SHA-256 of the tenant, modulo 1,024. Cells will own buckets, not tenants.

@@ -153,7 +153,7 @@ as $$
         when not oncely.same_payload(known, fingerprint) and on_conflict = 'dead_letter' then 'conflict'
         when status = 'COMPLETED' then 'duplicate'
         when status = 'IN_PROGRESS' then 'retake'
-        else 'refused'
+        else 'given_up'
     end
 $$;
-comment on function oncely.decide is 'What a known key means for a message: conflict, duplicate, retake or refused.';
+comment on function oncely.decide is 'What a known key means for a message: conflict, duplicate, retake or given_up.';

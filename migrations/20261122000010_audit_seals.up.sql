@@ -1,9 +1,9 @@
 set local search_path = pg_catalog, pg_temp;
 
 -- The trail is evidence only where nobody can change it without a trace. Rows are written by everybody's transactions,
--- so they can't be chained one by one; the upkeep seals closed spans of time instead: the hash of what they hold, and
--- of the seal before. Whoever changes a row afterwards must forge all later seals, and the last hash that somebody has
--- written down elsewhere (the relay logs it).
+-- so they can't be chained one by one; the maintenance seals closed spans of time instead: the hash of what they
+-- hold, and of the seal before. Whoever changes a row afterwards must forge all later seals, and the last hash that
+-- somebody has written down elsewhere (the relay logs it).
 create table oncely.audit_seals (
     place bigint not null,
     kind text collate "C" not null,
@@ -88,7 +88,7 @@ declare
     seal oncely.audit_seals;
 begin
     -- One appends at a time.
-    perform from oncely.upkeep for update;
+    perform from oncely.maintenance for update;
     select s.place, s.hash into last from oncely.audit_seals as s order by s.place desc limit 1;
     seal.place := coalesce(last.place, 0) + 1;
     seal.previous := coalesce(last.hash, ''::bytea);
@@ -126,13 +126,13 @@ declare
     step interval;
     seal oncely.audit_seals;
 begin
-    select u.seal_mark_at, u.seal_mark_xid into held from oncely.upkeep as u for update;
+    select u.seal_mark_at, u.seal_mark_xid into held from oncely.maintenance as u for update;
     -- A restored copy counts its transactions anew.
     if held.seal_mark_xid is null or held.seal_mark_xid > pg_snapshot_xmax(pg_current_snapshot()) then
         held.seal_mark_at := clock_timestamp();
         -- Our own: a snapshot's xmax may lie below transactions that run, as long as no later one has ended.
         held.seal_mark_xid := pg_current_xact_id();
-        update oncely.upkeep set seal_mark_at = held.seal_mark_at, seal_mark_xid = held.seal_mark_xid;
+        update oncely.maintenance set seal_mark_at = held.seal_mark_at, seal_mark_xid = held.seal_mark_xid;
     end if;
     if pg_snapshot_xmin(pg_current_snapshot()) < held.seal_mark_xid then
         return;
@@ -147,7 +147,7 @@ begin
     end if;
     if begins is null or begins >= closed then
         -- All is sealed up to the mark: the next one.
-        update oncely.upkeep
+        update oncely.maintenance
         set seal_mark_at = clock_timestamp(), seal_mark_xid = pg_current_xact_id();
         return;
     end if;
@@ -187,7 +187,7 @@ declare
 begin
     select c.audit_floor into least_age from oncely.cell as c;
     -- A clock that has jumped makes nothing old (oncely.observe_clock).
-    select least(u.clock_seen_at, clock_timestamp()) into known from oncely.upkeep as u;
+    select least(u.clock_seen_at, clock_timestamp()) into known from oncely.maintenance as u;
     if before_time is null or before_time > known - least_age then
         raise exception using errcode = 'ONC20',
             message = format('oncely: the trail is kept for %s at least, up to %s', least_age, known),

@@ -174,8 +174,8 @@ begin
                     response := known.response;
                 end if;
                 return;
-            when 'refused' then
-                outcome := 'refused';
+            when 'given_up' then
+                outcome := 'given_up';
                 reason := known.reason;
                 detail := concat_ws(': ', 'given up before', known.last_error);
                 return;
@@ -213,7 +213,7 @@ end
 $$;
 comment on function oncely.claim is
     'Claims a message for this transaction: granted (do the work, then oncely.complete, then COMMIT), duplicate '
-    '(with the response), retry (its delay is not over: COMMIT, wait, requeue), conflict or refused (dead-letter '
+    '(with the response), retry (its delay is not over: COMMIT, wait, requeue), conflict or given_up (dead-letter '
     'it); reserved: elsewhere (not in this cell: ROLLBACK, requeue). ONC16: no right. Protocol version 1.';
 revoke execute on function oncely.claim from public;
 
@@ -319,6 +319,7 @@ declare
     class text := oncely.error_class(coalesce(fail.error_code, ''));
     why text := coalesce(fail.reason, nullif(nullif(class, 'transient'), 'environment'));
     given_up boolean := why is not null or fail.attempt >= fail.max_attempts;
+    is_charged boolean := false;
 begin
     perform oncely.check_call(fail.tenant, fail.consumer, fail.key, fail.fingerprint, fail.retention, fail.on_conflict);
     if fail.attempt is null or fail.attempt not between 0 and 10000
@@ -389,13 +390,14 @@ begin
         when 'conflict' then
             final_reason := 'key_conflict';
             detail := 'this key came before with another payload';
-        when 'refused' then
+        when 'given_up' then
             final_reason := known.reason;
             detail := concat_ws(': ', 'given up before', known.last_error);
         when 'retake' then
+            is_charged := true;
             outcome := case when given_up then 'given_up' else 'retry' end;
             -- Not the message's fault; or recorded already, by an earlier call whose reply was lost. A final verdict
-            -- that was recorded reads as refused: one that meets such a count comes after the attempt of a copy.
+            -- that was recorded reads as given up: one that meets such a count comes after the attempt of a copy.
             if (known.attempts >= fail.attempt and not given_up)
                 or (class = 'environment' and fail.reason is null)
             then
@@ -425,7 +427,7 @@ begin
     values (
         fail.tenant, at,
         -- A final verdict that comes after a copy's attempt is the next one, as in the row.
-        case when outcome = 'given_up' and fail.attempt > 0 then fail.attempts else fail.attempt end,
+        case when is_charged and outcome = 'given_up' and fail.attempt > 0 then fail.attempts else fail.attempt end,
         fail.consumer, fail.key, coalesce(fail.queue, ''),
         case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
         oncely.worker_name(fail.worker), session_user, fail.trace_id
@@ -434,6 +436,6 @@ end
 $$;
 comment on function oncely.fail is
     'Records that a message failed, after its work was rolled back: retry (with delay: not before it is over), or '
-    'given_up, conflict, refused (dead-letter it), or duplicate (acknowledge it); reserved: elsewhere (not in this '
+    'given_up or conflict (dead-letter it), or duplicate (acknowledge it); reserved: elsewhere (not in this '
     'cell: requeue it). ONC16: no right. Protocol version 1.';
 revoke execute on function oncely.fail from public;

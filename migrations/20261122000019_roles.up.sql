@@ -47,7 +47,7 @@ begin
             values
             -- Runs handlers, and records what became of their messages.
             ('oncely_worker', 'usage on schema oncely'),
-            ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.upkeep, oncely.idempotency_keys, '
+            ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
                 'oncely.dead_letters'),
             ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.mirror_queue'),
             ('oncely_worker', format('update (%s) on oncely.idempotency_keys', key_changed)),
@@ -70,7 +70,7 @@ begin
             ('oncely_relay', 'usage on schema oncely'),
             -- It makes the tags of identities, as the worker does. It can write to Redis whatever it likes anyway.
             ('oncely_relay', 'select (only_row, name, history_id, secret, audit_floor) on oncely.cell'),
-            ('oncely_relay', 'select on oncely.consumers, oncely.upkeep, oncely.audit_seals'),
+            ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals'),
             ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
             ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
                 'on oncely.events'),
@@ -86,7 +86,7 @@ begin
 
             -- A person with the command line.
             ('oncely_operator', 'usage on schema oncely'),
-            ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.upkeep, oncely.idempotency_keys, '
+            ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
                 'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
                 'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
                 'oncely.rights, oncely.processes'),
@@ -104,7 +104,7 @@ begin
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
             ('oncely_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
-            ('oncely_auditor', 'select on oncely.consumers, oncely.upkeep, oncely.mirror_queue, oncely.audit, '
+            ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.mirror_queue, oncely.audit, '
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.ordering_keys, '
                 'oncely.operator_actions, oncely.rights, oncely.processes'),
             ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
@@ -148,7 +148,7 @@ begin
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('
                 'coalesce(expires_at, coalesce(completed_at, created_at) '
                 '+ (select c.retention from oncely.consumers as c where c.consumer = idempotency_keys.consumer)) '
-                '<= (select least(u.clock_seen_at, clock_timestamp()) from oncely.upkeep as u))',
+                '<= (select least(u.clock_seen_at, clock_timestamp()) from oncely.maintenance as u))',
                 'keys_collected_by_' || role, role
             );
         end if;

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hit_is_believed_only_on_a_history_that_was_confirmed_a_moment_ago() {
+    fn a_hit_is_believed_only_of_an_epoch_that_was_confirmed_a_moment_ago() {
         use HitDecision::{Believe, Confirm, Ignore};
         for (mode, may_lose_commits, is_fresh, expected) in [
             (PrecheckMode::Trust, true, true, Believe),

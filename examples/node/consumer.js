@@ -53,7 +53,7 @@ async function outcomeOf(message) {
       return rows[0].outcome;
     });
   } catch (error) {
-    if (error.code === "ONC11") return "refused"; // No tenant or no key: it will never have one.
+    if (error.code === "ONC11") return "invalid"; // No tenant or no key: it will never have one.
     if (error.code === "ONC17") return "elsewhere";
     // The work was rolled back; that it failed is counted.
     const { rows } = await sql.query(

@@ -39,7 +39,7 @@ def handle(channel, method, properties, body: bytes) -> None:
             # again, and its claim tells.
             raise
         if error.sqlstate == "ONC11":
-            outcome = "refused"  # No tenant or no key: it will never have one.
+            outcome = "invalid"  # No tenant or no key: it will never have one.
         elif error.sqlstate == "ONC17":
             outcome = "elsewhere"
         else:

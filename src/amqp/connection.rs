@@ -7,8 +7,8 @@ use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use secrecy::ExposeSecret as _;
 
-use super::budget::Valve;
 use super::transport;
+use super::valve::Valve;
 use crate::config::RabbitSettings;
 
 /// What can go wrong with the broker. Texts hold no URL.

@@ -11,10 +11,12 @@ mod headers;
 mod publish_connection;
 mod publisher;
 mod queue_reader;
+mod read_through;
 mod stored;
 mod subscription;
 mod topology;
 mod transport;
+mod valve;
 
 pub(crate) use budget::Budget;
 pub(crate) use channel_life::ChannelLife;

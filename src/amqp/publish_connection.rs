@@ -48,8 +48,8 @@ pub(crate) enum PublishResult {
     Arrived,
     /// No queue took it.
     Unroutable,
-    /// The broker said no.
-    Refused,
+    /// The broker answered with `basic.nack`.
+    Nacked,
     /// The broker closed the channel over it, with this code and text.
     Closed(u16, String),
     /// Its headers don't fit into one frame of this connection.
@@ -269,7 +269,7 @@ impl PublishConnection {
         settled.resize(messages.len(), None);
         let known = messages.iter().zip(settled).map(|(message, settled)| match settled {
             _ if returned.contains(&message.name) => Some(PublishResult::Unroutable),
-            Some((false, _)) => Some(PublishResult::Refused),
+            Some((false, _)) => Some(PublishResult::Nacked),
             // A return comes before its confirm, and each confirm takes the oldest return that waits. With none left, this
             // message's own would have been seen; with another's, its own may be lost behind a failure.
             Some((true, carried)) if failed.is_none() || !carried => Some(PublishResult::Arrived),

@@ -22,9 +22,9 @@ pub(crate) enum PublishError {
         "exchange {0:?} has no queue for it; bind one (`oncely topology apply` does for exchanges of its own)"
     )]
     Unroutable(String),
-    /// The broker said no.
-    #[error("the broker refused it (is a queue full?)")]
-    Refused,
+    /// The broker answered with `basic.nack`.
+    #[error("the broker nacked it (is a queue full?)")]
+    Nacked,
     /// The broker closed the channel over it.
     #[error("the broker refused it: {1}")]
     Closed(u16, String),
@@ -44,7 +44,7 @@ impl PublishError {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Unroutable(_) => "unroutable",
-            Self::Refused => "refused",
+            Self::Nacked => "nacked",
             Self::Closed(404, _) => "exchange_missing",
             Self::Closed(403, _) => "access_refused",
             Self::Closed(406, _) => "precondition_failed",
@@ -78,7 +78,7 @@ impl Publisher {
     pub(crate) async fn publish(&self, copies: &[Copy]) -> Vec<Result<(), PublishError>> {
         let mut results = Vec::with_capacity(copies.len());
         let failed = self.try_publish(copies, &mut results).await;
-        let error = failed.err().unwrap_or(PublishError::Refused);
+        let error = failed.err().unwrap_or(PublishError::Nacked);
         results.extend(copies[results.len()..].iter().map(|_| Err(clone_error(&error))));
         results
     }
@@ -105,7 +105,7 @@ impl Publisher {
                 results.push(match (result, &failed) {
                     (Some(result), _) => copy_result(copy, result),
                     (None, Some(error)) => Err(clone_amqp(error).into()),
-                    (None, None) => Err(PublishError::Refused),
+                    (None, None) => Err(PublishError::Nacked),
                 });
             }
             if let Some(error) = failed {
@@ -157,7 +157,7 @@ fn copy_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
         PublishResult::Arrived => Ok(()),
         PublishResult::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
         // Only a stored event can be unreadable.
-        PublishResult::Refused | PublishResult::Unreadable => Err(PublishError::Refused),
+        PublishResult::Nacked | PublishResult::Unreadable => Err(PublishError::Nacked),
         PublishResult::Closed(code, text) => Err(PublishError::Closed(code, text)),
         PublishResult::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
     }
@@ -168,7 +168,7 @@ fn clone_error(error: &PublishError) -> PublishError {
     match error {
         PublishError::Amqp(error) => PublishError::Amqp(clone_amqp(error)),
         PublishError::Blocked => PublishError::Blocked,
-        _ => PublishError::Refused,
+        _ => PublishError::Nacked,
     }
 }
 

@@ -9,10 +9,11 @@ use lapin::Connection;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::AMQPValue;
 
-use super::budget::{Budget, Valve};
+use super::budget::Budget;
 use super::channel_life::ChannelLife;
 use super::connection::{AmqpError, answer, connect_through};
 use super::delivery::Delivery;
+use super::valve::Valve;
 use crate::config::RabbitSettings;
 
 /// A subscription to one queue.

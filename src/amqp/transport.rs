@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 
 use super::frames::Frames;
+use super::read_through::{ReadThrough, Reading};
 
 /// What is asked of a socket at a time.
 const PIECE: usize = 16 << 10;
@@ -30,7 +30,7 @@ pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
         Filtered { tokio: tokio.clone(), sockets: std::marker::PhantomData::<fn() -> K::TcpStream> };
     let connect = async move |uri: AMQPUri, _| {
         let stream = uri.connect_async(&under).await?;
-        Ok(AsyncTcpStream::Plain(FilteredStream { stream, frames: Frames::default(), is_over: false }))
+        Ok(AsyncTcpStream::Plain(ReadThrough::new(stream, Filter::default())))
     };
     Connection::connector(uri, Runtime::new(RuntimeParts::new(tokio, filtered)), connect, properties).await
 }
@@ -54,7 +54,7 @@ impl<S> Clone for Filtered<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Reactor for Filtered<S> {
-    type TcpStream = FilteredStream<AsyncTcpStream<S>>;
+    type TcpStream = ReadThrough<AsyncTcpStream<S>, Filter>;
     type Sleep = <Tokio as Reactor>::Sleep;
 
     /// For sockets that somebody else has opened: never ours.
@@ -82,59 +82,31 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Reactor for Filtered<S>
     }
 }
 
-/// A stream that is read through [`Frames`], and written as it is.
-#[derive(Debug)]
-struct FilteredStream<S> {
-    stream: S,
+/// [`Frames`] until the stream ends.
+#[derive(Debug, Default)]
+struct Filter {
     frames: Frames,
     is_over: bool,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for FilteredStream<S> {
+impl Reading for Filter {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
         context: &mut Context<'_>,
         buffer: &mut [u8],
+        mut from: impl FnMut(&mut Context<'_>, &mut [u8]) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let this = &mut *self;
         loop {
-            let given = this.frames.take(buffer);
-            if given > 0 || this.is_over || buffer.is_empty() {
+            let given = self.frames.take(buffer);
+            if given > 0 || self.is_over || buffer.is_empty() {
                 return Poll::Ready(Ok(given));
             }
-            let room = this.frames.room(PIECE);
-            let read = Pin::new(&mut this.stream).poll_read(context, room);
-            this.frames.read(PIECE, if let Poll::Ready(Ok(bytes)) = read { bytes } else { 0 });
+            let read = from(context, self.frames.room(PIECE));
+            self.frames.read(PIECE, if let Poll::Ready(Ok(bytes)) = read { bytes } else { 0 });
             if ready!(read)? == 0 {
-                this.frames.end();
-                this.is_over = true;
+                self.frames.end();
+                self.is_over = true;
             }
         }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for FilteredStream<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, buffer)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffers: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_close(context)
     }
 }

@@ -211,7 +211,7 @@ fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: T
         });
         if let Some(mirrored) = story.mirrored {
             let text =
-                if mirrored { "present, of this history" } else { "not there: PostgreSQL answers for it" };
+                if mirrored { "present, of this epoch" } else { "not there: PostgreSQL answers for it" };
             lines.push(format!("  mirror     {text}"));
         }
     }

@@ -10,8 +10,8 @@ use super::output::{self, Times, safe};
 use super::{consent, session};
 use crate::config::Config;
 use crate::exit;
-use crate::maintenance::{Ended, Kept, keep_partitions, plan, refusal, sweep};
-use crate::pg::{self, ConsumerSweep, SweepReport};
+use crate::maintenance::{Ended, Kept, collect, keep_partitions, plan, refusal};
+use crate::pg::{self, CollectionReport, ConsumerCollection};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -54,10 +54,10 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         for problem in kept.notes.iter().chain(&kept.failures) {
             output::note(&format!("! {problem}"));
         }
-        match sweep(&config, &mut session, || false).await? {
+        match collect(&config, &mut session, || false).await? {
             Ended::Done(report) => (report, kept),
             Ended::Busy => {
-                output::note("another sweeper is at work; nothing to do here");
+                output::note("another collection is at work; nothing to do here");
                 if json {
                     output::print_json("oncely.gc/1", json!({ "dry_run": false, "busy": true }))?;
                 }
@@ -75,10 +75,10 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             }
         }
     };
-    let SweepReport { consumers: reports, expired } = report;
+    let CollectionReport { consumers: reports, expired } = report;
     session.close().await;
     for consumer in &config.consumers {
-        if !reports.iter().any(|swept| swept.consumer == consumer.name.as_str()) {
+        if !reports.iter().any(|collected| collected.consumer == consumer.name.as_str()) {
             output::note(&format!(
                 "! {}: no worker has started with it on this database, so nothing of it is collected",
                 safe(consumer.name.as_str())
@@ -88,7 +88,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     if json {
         let consumers: Vec<_> = reports
             .iter()
-            .map(|ConsumerSweep { consumer, before, deleted: [completed, failed, in_progress] }| {
+            .map(|ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] }| {
                 json!({
                     "consumer": consumer, "before": before, "completed": completed, "failed": failed,
                     "in_progress": in_progress,
@@ -105,7 +105,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         )?;
     } else {
         let mut table = output::table(["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
-        for ConsumerSweep { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
+        for ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
             table.add_row([
                 safe(consumer),
                 times.show(*before),

@@ -1,4 +1,4 @@
-//! The garbage collection: a sweep over all consumers that the database knows.
+//! The garbage collection: over all consumers that the database knows.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::failpoint::step;
-use crate::pg::{self, ConsumerSweep, ObservedClock, Session, SweepReport};
+use crate::pg::{self, CollectionReport, ConsumerCollection, ObservedClock, Session};
 
 /// The time before which a consumer's keys may go.
 fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
@@ -32,32 +32,32 @@ impl Pace {
     }
 }
 
-/// How a sweep ended.
+/// How a collection ended.
 pub(crate) enum Ended {
-    /// Another sweeper is at work.
+    /// Another collection is at work.
     Busy,
     /// The database's clock is not believed: nothing was deleted.
     Refused(ObservedClock),
-    Done(SweepReport),
+    Done(CollectionReport),
 }
 
 /// Deletes all keys past their consumer's retention, in bounded transactions, until `stop` says otherwise. How long that is stands in
 /// the database: this process's configuration may be another than the workers'. Keys of consumers that the database does not know are
 /// left alone; those of `oncely.claim` say it themselves.
-pub(crate) async fn sweep(
+pub(crate) async fn collect(
     config: &Config,
     session: &mut Session,
     stop: impl Fn() -> bool,
 ) -> Result<Ended, sqlx::Error> {
     step("gc.lock.before");
-    if !pg::try_sweep_lock(&mut session.connection).await? {
+    if !pg::try_collection_lock(&mut session.connection).await? {
         return Ok(Ended::Busy);
     }
     step("gc.lock.after");
     let clock =
         pg::within(config.postgres.client_timeout(), pg::observe_clock(&mut session.connection)).await?;
     if !clock.explained {
-        pg::sweep_unlock(&mut session.connection).await?;
+        pg::collection_unlock(&mut session.connection).await?;
         return Ok(Ended::Refused(clock));
     }
     let known =
@@ -66,7 +66,7 @@ pub(crate) async fn sweep(
     let now = clock.at;
     let limit = i64::from(config.gc.batch);
     let pace = Pace(config.gc.load);
-    let mut report = SweepReport::default();
+    let mut report = CollectionReport::default();
     for consumer in known {
         let before = before(now, consumer.retention);
         let name = consumer.consumer.as_str();
@@ -78,29 +78,29 @@ pub(crate) async fn sweep(
             loop {
                 let began = Instant::now();
                 step("gc.delete.before");
-                let batch = pg::sweep_batch(&mut session.connection, status, name, before, limit, from);
-                let swept = pg::within(config.postgres.client_timeout(), batch).await?;
+                let batch = pg::collect_batch(&mut session.connection, status, name, before, limit, from);
+                let collected = pg::within(config.postgres.client_timeout(), batch).await?;
                 step("gc.delete.after");
-                *count += swept.deleted;
-                from = swept.last;
-                if is_last(config, &swept) || stop() {
+                *count += collected.deleted;
+                from = collected.last;
+                if is_last(config, &collected) || stop() {
                     break;
                 }
                 tokio::time::sleep(pace.pause_after(began.elapsed())).await;
             }
         }
-        report.consumers.push(ConsumerSweep { consumer: consumer.consumer, before, deleted });
+        report.consumers.push(ConsumerCollection { consumer: consumer.consumer, before, deleted });
     }
     let mut from = None;
     while !stop() {
         let began = Instant::now();
         step("gc.delete.before");
-        let batch = pg::sweep_expired(&mut session.connection, now, limit, from);
-        let swept = pg::within(config.postgres.client_timeout(), batch).await?;
+        let batch = pg::collect_expired(&mut session.connection, now, limit, from);
+        let collected = pg::within(config.postgres.client_timeout(), batch).await?;
         step("gc.delete.after");
-        report.expired += swept.deleted;
-        from = swept.last;
-        if is_last(config, &swept) {
+        report.expired += collected.deleted;
+        from = collected.last;
+        if is_last(config, &collected) {
             break;
         }
         tokio::time::sleep(pace.pause_after(began.elapsed())).await;
@@ -109,13 +109,13 @@ pub(crate) async fn sweep(
         collect_letters(config, session, &stop).await?;
         collect_ordering_keys(config, session, &stop).await?;
     }
-    pg::sweep_unlock(&mut session.connection).await?;
+    pg::collection_unlock(&mut session.connection).await?;
     Ok(Ended::Done(report))
 }
 
 /// Is there nothing more to delete? What is found and not deleted is found again.
-fn is_last(config: &Config, swept: &pg::Swept) -> bool {
-    swept.found < u64::from(config.gc.batch) || swept.deleted == 0
+fn is_last(config: &Config, collected: &pg::Collected) -> bool {
+    collected.found < u64::from(config.gc.batch) || collected.deleted == 0
 }
 
 /// Deletes dead letters that were requeued or discarded longer ago than the trail is kept, in bounded transactions.
@@ -165,14 +165,14 @@ async fn collect_ordering_keys(
     Ok(())
 }
 
-/// What a sweep would delete. Changes nothing.
-pub(crate) async fn plan(session: &mut Session) -> Result<SweepReport, sqlx::Error> {
+/// What a collection would delete. Changes nothing.
+pub(crate) async fn plan(session: &mut Session) -> Result<CollectionReport, sqlx::Error> {
     let now = session.clock.now();
-    let mut report = SweepReport::default();
+    let mut report = CollectionReport::default();
     for consumer in pg::known_consumers(&mut session.connection).await? {
         let before = before(now, consumer.retention);
         let deleted = pg::count_expired(&mut session.connection, &consumer.consumer, before).await?;
-        report.consumers.push(ConsumerSweep { consumer: consumer.consumer, before, deleted });
+        report.consumers.push(ConsumerCollection { consumer: consumer.consumer, before, deleted });
     }
     report.expired = pg::count_self_expired(&mut session.connection, now).await?;
     Ok(report)

@@ -1,4 +1,4 @@
-//! Upkeep of the tables: garbage collection by a cron schedule, and the audit table's partitions.
+//! Maintenance of the tables: garbage collection by a cron schedule, and the audit table's partitions.
 
 mod clock;
 mod gc;
@@ -6,6 +6,6 @@ mod partitions;
 mod schedule;
 
 pub(crate) use clock::refusal;
-pub(crate) use gc::{Ended, plan, sweep};
+pub(crate) use gc::{Ended, collect, plan};
 pub(crate) use partitions::{Kept, hexadecimal, keep_partitions};
 pub(crate) use schedule::run;

@@ -1,11 +1,11 @@
-//! When the upkeep happens.
+//! When the maintenance happens.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use tokio_util::sync::CancellationToken;
 
-use super::{Ended, Kept, keep_partitions, sweep};
+use super::{Ended, Kept, collect, keep_partitions};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
 use crate::pg::{Door, NoSession, bury_processes, is_outage, within};
@@ -21,20 +21,20 @@ pub(crate) async fn run(config: Config, door: Door, stop: CancellationToken) {
     tracing::info!(schedule = config.gc.expression, "garbage collection is scheduled (UTC)");
     let application = format!("oncely relay {} maintenance", config.worker.name);
     let mut backoff = Backoff::default();
-    let mut next_sweep: Option<DateTime<Utc>> = None;
+    let mut next_collection: Option<DateTime<Utc>> = None;
     while !stop.is_cancelled() {
-        let pause = match upkeep(&config, &door, &application, &mut next_sweep, &stop).await {
+        let pause = match maintain(&config, &door, &application, &mut next_collection, &stop).await {
             Ok(pause) => {
                 backoff.reset();
                 pause
             }
             // Somebody has to mend it.
             Err(error @ NoSession::OtherCell { .. }) => {
-                tracing::error!(error = %error, "no upkeep; looked at again within the hour");
+                tracing::error!(error = %error, "no maintenance; looked at again within the hour");
                 PARTITIONS
             }
             Err(error) => {
-                tracing::warn!(error = %error, "upkeep of the tables failed; tried again");
+                tracing::warn!(error = %error, "maintenance of the tables failed; tried again");
                 backoff.next()
             }
         };
@@ -46,11 +46,11 @@ pub(crate) async fn run(config: Config, door: Door, stop: CancellationToken) {
 }
 
 /// Does what is due; returns how long nothing will be.
-async fn upkeep(
+async fn maintain(
     config: &Config,
     door: &Door,
     application: &str,
-    next_sweep: &mut Option<DateTime<Utc>>,
+    next_collection: &mut Option<DateTime<Utc>>,
     stop: &CancellationToken,
 ) -> Result<Duration, NoSession> {
     // Connected only while there is something to do. The schedule follows the database's clock.
@@ -66,12 +66,12 @@ async fn upkeep(
         Err(error) if is_outage(&error) => return Err(error.into()),
         Err(error) => tracing::warn!(error = %error, "silent processes were not removed"),
     }
-    if next_sweep.is_some_and(|due| due <= now) {
-        match sweep(config, &mut session, || stop.is_cancelled()).await? {
+    if next_collection.is_some_and(|due| due <= now) {
+        match collect(config, &mut session, || stop.is_cancelled()).await? {
             Ended::Done(report) => {
-                for swept in report.consumers {
-                    let [completed, failed, in_progress] = swept.deleted;
-                    tracing::info!(consumer = swept.consumer, before = %swept.before, completed, failed, in_progress, "collected keys");
+                for collected in report.consumers {
+                    let [completed, failed, in_progress] = collected.deleted;
+                    tracing::info!(consumer = collected.consumer, before = %collected.before, completed, failed, in_progress, "collected keys");
                 }
                 if report.expired > 0 {
                     tracing::info!(expired = report.expired, "collected keys of oncely.claim");
@@ -85,7 +85,7 @@ async fn upkeep(
     let now = session.clock.now();
     session.close().await;
     let due = next(&config.gc, now);
-    *next_sweep = due;
+    *next_collection = due;
     let until = due.and_then(|due| (due - now).to_std().ok()).unwrap_or(PARTITIONS);
     // A moment past the due time, so that waking early by a clock's grain does not miss it.
     Ok((until + Duration::from_millis(20)).min(PARTITIONS))

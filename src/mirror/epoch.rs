@@ -1,4 +1,4 @@
-//! Which history the database is on, asked every quarter of a second: mirror entries of another history count for nothing.
+//! The epoch that the database is of, asked every quarter of a second: mirror entries of another epoch count for nothing.
 
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
-use crate::pg::{Clock, History, PgSettings, database_status, within};
+use crate::pg::{Clock, PgSettings, Timelines, database_status, within};
 
 /// How old an answer may be for a hit to be trusted, counted from before the question was asked.
 pub(crate) const TRUST: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ impl EpochWatch {
         settings: PgSettings,
         application: String,
         clock: Clock,
-        history: History,
+        timelines: Timelines,
         stop: CancellationToken,
     ) -> Self {
         let watch = Self(Arc::new(RwLock::new(first)));
@@ -73,13 +73,13 @@ impl EpochWatch {
                 match DatabaseStatus::ask(&mut open, &clock).await {
                     Ok(status) => {
                         // A past that has come back to life says nothing about the present.
-                        if history.admits(&status.epoch) {
+                        if timelines.admits(&status.epoch) {
                             shared.note(status);
                         }
                         connection = Some(open);
                     }
                     Err(error) => {
-                        tracing::debug!(error = %error, "the database did not say which history it is on")
+                        tracing::debug!(error = %error, "the database did not say its epoch")
                     }
                 }
             }
@@ -95,7 +95,7 @@ impl EpochWatch {
             tracing::warn!(
                 before = before.epoch,
                 now = status.epoch,
-                "the database is on another history: old mirror entries count no more"
+                "the database is of another epoch: old mirror entries count no more"
             );
         }
         // A standby that was cut off a moment ago is the one that takes over now.

@@ -1,5 +1,5 @@
 //! What Redis holds, and how little we believe it: written by the relay only, from committed rows only; a hit says
-//! "completed, with exactly this payload, on this history", everything else says "ask PostgreSQL". Redis belongs to whoever can
+//! "completed, with exactly this payload, of this epoch", everything else says "ask PostgreSQL". Redis belongs to whoever can
 //! reach it: a hit is evidence that only the key's owners can have written, never a word of Redis.
 
 mod breaker;

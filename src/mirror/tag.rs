@@ -3,7 +3,7 @@
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
 
-/// 128 bits of keyed BLAKE3 over epoch, identity and fingerprint. Another payload, history, tenant or key gives another
+/// 128 bits of keyed BLAKE3 over epoch, identity and fingerprint. Another payload, epoch, tenant or key gives another
 /// tag, so it is simply not there; without the key no tag can be forged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tag(pub [u8; Tag::BYTES]);

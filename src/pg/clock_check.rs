@@ -51,5 +51,5 @@ pub(crate) async fn accept_clock(
 pub(crate) async fn clock_refused_at(
     connection: &mut PgConnection,
 ) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
-    sqlx::query_scalar!("select clock_refused_at from oncely.upkeep").fetch_one(connection).await
+    sqlx::query_scalar!("select clock_refused_at from oncely.maintenance").fetch_one(connection).await
 }

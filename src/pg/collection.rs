@@ -5,21 +5,18 @@ use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 
 use crate::decide::KeyStatus;
 
-/// Which rows a sweep deletes; the same three states as a key's.
-pub type SweepStatus = KeyStatus;
-
-/// What a sweep did (or, as a dry run, would do).
+/// What a collection did (or, as a dry run, would do).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SweepReport {
+pub struct CollectionReport {
     /// Of each consumer that the database knows.
-    pub consumers: Vec<ConsumerSweep>,
+    pub consumers: Vec<ConsumerCollection>,
     /// Keys deleted that said themselves when they may go: those of `oncely.claim`, of whatever consumer.
     pub expired: u64,
 }
 
-/// What a sweep did for one consumer.
+/// What a collection did for one consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConsumerSweep {
+pub struct ConsumerCollection {
     /// The consumer.
     pub consumer: String,
     /// Keys older than this go.
@@ -28,9 +25,9 @@ pub struct ConsumerSweep {
     pub deleted: [u64; 3],
 }
 
-/// One batch of a sweep.
+/// One batch of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Swept {
+pub(crate) struct Collected {
     /// Keys found; fewer than the limit means that no more are left, or that others hold them.
     pub(crate) found: u64,
     /// Of them, those that were deleted: one that changed in this very moment stays, and one that is still protected.
@@ -41,22 +38,22 @@ pub(crate) struct Swept {
 
 /// Deletes one bounded batch of a consumer's keys that reached `status` before `before`, oldest first, beginning at `from`, where
 /// the batch before ended. Each call is a transaction of its own.
-pub(crate) async fn sweep_batch(
+pub(crate) async fn collect_batch(
     connection: &mut PgConnection,
-    status: SweepStatus,
+    status: KeyStatus,
     consumer: &str,
     before: DateTime<Utc>,
     limit: i64,
     from: Option<DateTime<Utc>>,
-) -> Result<Swept, sqlx::Error> {
+) -> Result<Collected, sqlx::Error> {
     let row = match status {
-        KeyStatus::Completed => match sweep_unheld(connection, consumer, before, limit, from).await? {
+        KeyStatus::Completed => match collect_unheld(connection, consumer, before, limit, from).await? {
             Some(row) => row,
             None => {
                 let mut transaction = past_requeues(connection).await?;
                 let batch = sqlx::query_file_as!(
                     Batch,
-                    "src/pg/sweep_completed_skip_locked.sql",
+                    "src/pg/collect_completed_skip_locked.sql",
                     consumer,
                     before,
                     limit,
@@ -70,16 +67,17 @@ pub(crate) async fn sweep_batch(
         },
         KeyStatus::Failed => {
             let mut transaction = past_requeues(connection).await?;
-            let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_failed.sql", consumer, before, limit, from)
-                .fetch_one(&mut *transaction)
-                .await?;
+            let batch =
+                sqlx::query_file_as!(Batch, "src/pg/collect_failed.sql", consumer, before, limit, from)
+                    .fetch_one(&mut *transaction)
+                    .await?;
             transaction.commit().await?;
             batch
         }
         KeyStatus::InProgress => {
             let mut transaction = past_requeues(connection).await?;
             let batch =
-                sqlx::query_file_as!(Batch, "src/pg/sweep_in_progress.sql", consumer, before, limit, from)
+                sqlx::query_file_as!(Batch, "src/pg/collect_in_progress.sql", consumer, before, limit, from)
                     .fetch_one(&mut *transaction)
                     .await?;
             transaction.commit().await?;
@@ -99,12 +97,12 @@ async fn past_requeues(connection: &mut PgConnection) -> Result<Transaction<'_, 
     Ok(transaction)
 }
 
-/// How long a sweep waits for whoever holds a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): where a holder waits
-/// for a row that the sweep has deleted, the sweep gives way.
+/// How long a collection waits for whoever holds a key. Shorter than PostgreSQL's `deadlock_timeout` (a second): where a holder waits
+/// for a row that the collection has deleted, the collection gives way.
 const LOCK_WAIT: &str = "100ms";
 
 /// A batch of completed keys, without locking each first. `None` where somebody holds one: nothing was deleted.
-async fn sweep_unheld(
+async fn collect_unheld(
     connection: &mut PgConnection,
     consumer: &str,
     before: DateTime<Utc>,
@@ -115,7 +113,7 @@ async fn sweep_unheld(
     sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
         .fetch_one(&mut *transaction)
         .await?;
-    let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_completed.sql", consumer, before, limit, from);
+    let batch = sqlx::query_file_as!(Batch, "src/pg/collect_completed.sql", consumer, before, limit, from);
     match batch.fetch_one(&mut *transaction).await {
         Ok(batch) => {
             transaction.commit().await?;
@@ -135,15 +133,15 @@ fn is_held(error: &sqlx::Error) -> bool {
     matches!(code.as_deref(), Some("55P03" | "40P01"))
 }
 
-/// Deletes one bounded batch of the keys that say themselves that they may go before `now`, as [`sweep_batch`] does.
-pub(crate) async fn sweep_expired(
+/// Deletes one bounded batch of the keys that say themselves that they may go before `now`, as [`collect_batch`] does.
+pub(crate) async fn collect_expired(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     limit: i64,
     from: Option<DateTime<Utc>>,
-) -> Result<Swept, sqlx::Error> {
+) -> Result<Collected, sqlx::Error> {
     let mut transaction = past_requeues(connection).await?;
-    let batch = sqlx::query_file_as!(Batch, "src/pg/sweep_expired.sql", now, limit, from)
+    let batch = sqlx::query_file_as!(Batch, "src/pg/collect_expired.sql", now, limit, from)
         .fetch_one(&mut *transaction)
         .await?;
     transaction.commit().await?;
@@ -157,14 +155,14 @@ struct Batch {
     last: Option<DateTime<Utc>>,
 }
 
-impl From<Batch> for Swept {
+impl From<Batch> for Collected {
     fn from(Batch { found, deleted, last }: Batch) -> Self {
         let count = |count: i64| u64::try_from(count).unwrap_or(0);
         Self { found: count(found), deleted: count(deleted), last }
     }
 }
 
-/// How many keys [`sweep_expired`] would delete.
+/// How many keys [`collect_expired`] would delete.
 pub(crate) async fn count_self_expired(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
@@ -184,7 +182,7 @@ pub(crate) async fn count_self_expired(
     Ok(u64::try_from(count).unwrap_or(0))
 }
 
-/// How many keys a sweep would delete: completed, failed, in progress.
+/// How many keys a collection would delete: completed, failed, in progress.
 pub(crate) async fn count_expired(
     connection: &mut PgConnection,
     consumer: &str,
@@ -212,10 +210,10 @@ pub(crate) async fn count_expired(
     Ok([row.completed, row.failed, row.in_progress].map(|count| u64::try_from(count).unwrap_or(0)))
 }
 
-/// Tries to become the one sweeper. The lock belongs to the session; two sweepers at once are correct, only wasteful.
+/// Takes the lock of the one collection, if it is free. It belongs to the session; two collections at once are correct, only wasteful.
 pub(crate) async fn try_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let row =
-        sqlx::query!(r#"select pg_try_advisory_lock(hashtextextended('oncely.sweep', 0)) as "locked!""#)
+        sqlx::query!(r#"select pg_try_advisory_lock(hashtextextended('oncely.collection', 0)) as "locked!""#)
             .fetch_one(connection)
             .await?;
     Ok(row.locked)
@@ -223,7 +221,7 @@ pub(crate) async fn try_lock(connection: &mut PgConnection) -> Result<bool, sqlx
 
 /// Gives the lock back.
 pub(crate) async fn unlock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query!("select pg_advisory_unlock(hashtextextended('oncely.sweep', 0))")
+    sqlx::query!("select pg_advisory_unlock(hashtextextended('oncely.collection', 0))")
         .fetch_one(connection)
         .await?;
     Ok(())

@@ -1,6 +1,6 @@
 //! The way to a session for work.
 
-use super::{History, PgSettings, Session, describe};
+use super::{PgSettings, Session, Timelines, describe};
 
 /// Opens sessions to the right cell, and to no server that is older than one that this process has seen.
 #[derive(Clone, Debug)]
@@ -8,7 +8,7 @@ pub(crate) struct Door {
     settings: PgSettings,
     cell: String,
     /// Of the whole process.
-    history: History,
+    timelines: Timelines,
 }
 
 /// Why a session could not be opened.
@@ -26,8 +26,8 @@ pub(crate) enum NoSession {
 }
 
 impl Door {
-    pub(crate) fn new(settings: PgSettings, cell: String, history: History) -> Self {
-        Self { settings, cell, history }
+    pub(crate) fn new(settings: PgSettings, cell: String, timelines: Timelines) -> Self {
+        Self { settings, cell, timelines }
     }
 
     /// Opens a session.
@@ -40,9 +40,9 @@ impl Door {
         self.admitted(Session::open_for_handlers(&self.settings, application).await?).await
     }
 
-    /// Is an open session still on the newest history that is known?
+    /// Is an open session still on the newest timeline that is known?
     pub(crate) fn admits(&self, session: &Session) -> bool {
-        self.history.admits(&session.cell.epoch)
+        self.timelines.admits(&session.cell.epoch)
     }
 
     async fn admitted(&self, session: Session) -> Result<Session, NoSession> {

@@ -241,7 +241,7 @@ pub(crate) async fn table_statistics(connection: &mut PgConnection) -> Result<Ta
                 join pg_class as c on c.oid = i.inhrelid
                 where i.inhparent = 'oncely.audit'::regclass and c.relname ~ '^audit_[0-9]{8}$'
             ) as last_partition,
-            (select oncely.bounded(seal_mark_at) from oncely.upkeep) as sealing_since"#
+            (select oncely.bounded(seal_mark_at) from oncely.maintenance) as sealing_since"#
     )
     .fetch_one(connection)
     .await

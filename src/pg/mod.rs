@@ -15,7 +15,6 @@ mod error;
 mod event;
 mod event_operator;
 mod event_relay;
-mod history;
 mod inspect;
 mod letter_change;
 mod letter_list;
@@ -34,6 +33,7 @@ mod right;
 mod search_path;
 mod session;
 mod suspect;
+mod timelines;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
@@ -42,11 +42,11 @@ pub(crate) use audit_seal::{Dropped, audit_count, audit_digest, dropped, look_as
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
 pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};
-pub use collection::{ConsumerSweep, SweepReport, SweepStatus};
 pub(crate) use collection::{
-    Swept, count_expired, count_self_expired, sweep_batch, sweep_expired, try_lock as try_sweep_lock,
-    unlock as sweep_unlock,
+    Collected, collect_batch, collect_expired, count_expired, count_self_expired,
+    try_lock as try_collection_lock, unlock as collection_unlock,
 };
+pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{Registered, Registration, register_consumer, set_retention};
@@ -62,7 +62,6 @@ pub(crate) use event_relay::{
     Cursor, EventFailure, TakeLimits, TakenEvent, database_time, delete_events, fail_events, take_events,
     take_ordered,
 };
-pub(crate) use history::History;
 pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,
 };
@@ -97,3 +96,4 @@ pub(crate) use session::{
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use suspect::{mark, unmark};
+pub(crate) use timelines::Timelines;

@@ -265,8 +265,8 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
             );
             ("unroutable", text)
         }
-        PublishResult::Refused => {
-            ("refused", "the broker refused it: is a queue full (reject-publish)?".to_owned())
+        PublishResult::Nacked => {
+            ("nacked", "the broker nacked it: is a queue full (reject-publish)?".to_owned())
         }
         PublishResult::Closed(404, text) => ("exchange_missing", text.clone()),
         PublishResult::Closed(403, text) => ("access_refused", text.clone()),

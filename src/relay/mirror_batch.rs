@@ -39,7 +39,7 @@ pub(crate) async fn mirror_batch(
     limit: u32,
 ) -> Result<MirrorReport, MirrorBatchError> {
     let now = session.clock.now();
-    // Of this very session, so of the history on which a record was read.
+    // Of this very session, so of the epoch at which a record was read.
     let epoch = session.cell.epoch.clone();
     let mut transaction = session.connection.begin().await?;
     step("relay.take.before");

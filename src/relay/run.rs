@@ -11,7 +11,7 @@ use crate::config::{Config, Problems};
 use crate::heartbeat::Heartbeat;
 use crate::maintenance;
 use crate::mirror::Mirror;
-use crate::pg::{Door, History};
+use crate::pg::{Door, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::watchdog;
@@ -41,7 +41,7 @@ impl Relay {
             return Ok(Stopped::Clean);
         }
         let mut tasks = JoinSet::new();
-        let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), History::default());
+        let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), Timelines::default());
         tasks.spawn(maintenance::run(self.config.clone(), door.clone(), stop.clone()));
         let mirror = self.config.mirror.as_ref().map(Mirror::open).transpose()?;
         if mirror.is_none() {

@@ -17,8 +17,8 @@ use crate::identity::Identity;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg;
 use crate::worker::abandoned::Abandoned;
+use crate::worker::intake::arrivals::{Arrivals, AtWork, Taken};
 use crate::worker::intake::aside::Cause;
-use crate::worker::intake::queue::{AtWork, Intake, Taken};
 use crate::worker::intake::split::split_by_bytes;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::isolation::permit::Isolation;
@@ -39,19 +39,19 @@ const MARKS_OWED: Duration = Duration::from_secs(1);
 /// One lane.
 pub(crate) struct Lane {
     shared: Arc<Shared>,
-    intake: Arc<Intake<Box<Delivery>>>,
+    arrivals: Arc<Arrivals<Box<Delivery>>>,
     decider: Decider,
 }
 
 impl Lane {
-    pub(crate) fn new(shared: Arc<Shared>, intake: Arc<Intake<Box<Delivery>>>) -> Self {
-        let attempts = Attempts::new(Arc::clone(&shared), Arc::clone(&intake.aside));
-        Self { shared, intake, decider: Decider::new(attempts) }
+    pub(crate) fn new(shared: Arc<Shared>, arrivals: Arc<Arrivals<Box<Delivery>>>) -> Self {
+        let attempts = Attempts::new(Arc::clone(&shared), Arc::clone(&arrivals.aside));
+        Self { shared, arrivals, decider: Decider::new(attempts) }
     }
 
     /// Takes batches until told to stop. A batch that has been taken is finished first.
     pub(crate) async fn run(mut self) {
-        let intake = Arc::clone(&self.intake);
+        let arrivals = Arc::clone(&self.arrivals);
         loop {
             let mut batch = Vec::new();
             let mut taken = Taken::Arrived;
@@ -60,7 +60,7 @@ impl Lane {
             tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => {}
-                from = intake.take(&mut batch) => taken = from,
+                from = arrivals.take(&mut batch) => taken = from,
                 // What was taken is in `batch`.
                 () = tokio::time::sleep(MARKS_OWED), if owes => is_over = false,
             }
@@ -93,7 +93,7 @@ impl Lane {
     /// The walk of a batch.
     async fn batch(&mut self, taken: Taken, deliveries: Vec<Box<Delivery>>) -> Result<(), Abandoned> {
         let shared = Arc::clone(&self.shared);
-        let mut at_work = Some(self.intake.at_work());
+        let mut at_work = Some(self.arrivals.at_work());
         let mut channels: Vec<Arc<ChannelLife>> = Vec::new();
         for delivery in &deliveries {
             if !channels.iter().any(|channel| Arc::ptr_eq(channel, &delivery.channel)) {
@@ -144,9 +144,9 @@ impl Lane {
         attempts.begin_round();
         let known = match attempts.prediction.needs_precheck(&leading) {
             true => match precheck(&shared, &mut attempts.session, &leading).await {
-                Some((known, history)) => {
+                Some((known, epoch)) => {
                     if known.contains(&true) {
-                        attempts.decided_on(history);
+                        attempts.decided_on(epoch);
                         attempts.prediction.mirror_knew();
                     }
                     known
@@ -204,7 +204,7 @@ impl Lane {
             self.decider.attempts.write_audit(&records).await?;
         }
         // A failover has come in between, and may have taken back what was decided before it: all of it is asked again.
-        if !self.decider.attempts.is_of_one_history().await? {
+        if !self.decider.attempts.is_of_one_epoch().await? {
             tracing::warn!(consumer = %shared.consumer.name, "the database has changed during a batch: it is decided anew");
             return Ok(candidates);
         }
@@ -254,7 +254,7 @@ impl Lane {
             if fault.class == FaultClass::Contention {
                 tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                     error = %fault, "a message waits for what another transaction holds");
-                self.intake.aside.put(
+                self.arrivals.aside.put(
                     now + wait.min(LONGEST_HELD),
                     since,
                     Cause::Held,
@@ -262,7 +262,7 @@ impl Lane {
                     delivery,
                 );
             } else {
-                self.intake.aside.put(
+                self.arrivals.aside.put(
                     now + wait,
                     since,
                     Cause::Environment,
@@ -274,9 +274,9 @@ impl Lane {
         }
         if let Some((identity, fault)) = example {
             shared.progress.stall();
-            self.intake.aside.pause(now);
+            self.arrivals.aside.pause(now);
             let consumer = &shared.consumer.name;
-            let (tenant, key, waiting) = (&identity.tenant, &identity.key, self.intake.aside.len());
+            let (tenant, key, waiting) = (&identity.tenant, &identity.key, self.arrivals.aside.len());
             match shared.health.stalled(&fault, Some(&identity)) {
                 true => {
                     tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault, waiting,
@@ -288,7 +288,7 @@ impl Lane {
                 }
             }
         }
-        let overflow = self.intake.overflow(|delivery| delivery.message.body.len()).into_iter();
+        let overflow = self.arrivals.overflow(|delivery| delivery.message.body.len()).into_iter();
         let postponed = overflow.filter_map(|delivery| prepare(shared, delivery).ok());
         let postponed = postponed.map(|Candidate { delivery, identity, .. }| {
             shared.progress.leaves(&identity, now);

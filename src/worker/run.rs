@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::WorkerError;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
-use super::intake::queue::Intake;
+use super::intake::arrivals::Arrivals;
 use super::isolation::permit::Permits;
 use super::lane::Lane;
 use super::progress::Progress;
@@ -27,7 +27,7 @@ use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, TagKey};
-use crate::pg::{Door, History, PgSettings, Session};
+use crate::pg::{Door, PgSettings, Session, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::watchdog;
@@ -179,14 +179,14 @@ impl Worker {
         }
         session.close().await;
 
-        let history = History::default();
-        history.admits(&session_epoch);
+        let timelines = Timelines::default();
+        timelines.admits(&session_epoch);
         let watch = EpochWatch::start(
             first,
             config.postgres.clone(),
             format!("oncely worker {} epoch", config.worker.name),
             clock.clone(),
-            history.clone(),
+            timelines.clone(),
             stop.clone(),
         );
         if let Some((mirror, _)) = &mirror {
@@ -214,7 +214,7 @@ impl Worker {
                 consumer: consumer.clone(),
                 run: run.clone(),
                 worker: config.worker.name.clone(),
-                door: Door::new(postgres.clone(), config.cell.clone(), history.clone()),
+                door: Door::new(postgres.clone(), config.cell.clone(), timelines.clone()),
                 postgres,
                 rabbitmq: config.rabbitmq.clone(),
                 clock: clock.clone(),
@@ -246,9 +246,9 @@ impl Worker {
             // A quarter of what deliveries may hold; as much may be unsettled.
             let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
             let room = usize::from(consumer.prefetch / 2);
-            let intake = Arc::new(Intake::new(receiver, most, capacity, count, (room, bytes)));
+            let arrivals = Arc::new(Arrivals::new(receiver, most, capacity, count, (room, bytes)));
             for _ in 0..consumer.lanes {
-                lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&intake)).run());
+                lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&arrivals)).run());
             }
             copies.spawn(settle_copies(Arc::clone(&shared)));
             for queue in &consumer.queues {

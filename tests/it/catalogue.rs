@@ -23,7 +23,7 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
          join pg_class as c on c.oid = x.indrelid
          join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
          -- Of these each cell has its own copy, so they need no tenant.
-         where x.indisunique and c.relname not in ('cell', '_sqlx_migrations', 'processes', 'consumers', 'upkeep', 'audit_seals')
+         where x.indisunique and c.relname not in ('cell', '_sqlx_migrations', 'processes', 'consumers', 'maintenance', 'audit_seals')
            and not exists (
                select from pg_attribute as a
                where a.attrelid = c.oid and a.attname = 'tenant'
@@ -129,7 +129,7 @@ fn code(path: &Path) -> String {
 }
 
 #[test]
-fn statements_take_times_as_parameters_and_use_ctid_only_in_the_sweeps() {
+fn statements_take_times_as_parameters_and_use_ctid_only_in_the_collection() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut seen = 0;
     for entry in ["pg", "handler"].into_iter().flat_map(|room| std::fs::read_dir(source.join(room)).unwrap())
@@ -150,10 +150,35 @@ fn statements_take_times_as_parameters_and_use_ctid_only_in_the_sweeps() {
             for clock in ["now()", "current_timestamp", "clock_timestamp"] {
                 assert!(!text.contains(clock), "{name} asks the clock; times are parameters");
             }
-            assert_eq!(text.contains("ctid"), name.starts_with("sweep_"), "{name}: ctid only in the sweeps");
+            assert_eq!(
+                text.contains("ctid"),
+                name.starts_with("collect_") && name != "collect_dead_letters.sql",
+                "{name}: ctid only in the collection of keys"
+            );
         }
     }
     assert!(seen > 10, "the files have moved");
+}
+
+#[test]
+fn no_statement_collects_a_key_whose_letter_is_being_requeued() {
+    let guard = "not exists ( select from oncely.dead_letters as d where d.state = 'requeueing' and d.tenant = i.tenant and \
+                 d.consumer = i.consumer and d.key = i.key )";
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pg");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(source).unwrap() {
+        let path = entry.unwrap().path();
+        let text = match path.extension() {
+            Some(ending) if ending == "sql" => code(&path),
+            _ => continue,
+        };
+        if text.contains("delete from oncely.idempotency_keys") {
+            let words: Vec<_> = text.split_whitespace().collect();
+            assert!(words.join(" ").contains(guard), "{}: no guard", path.display());
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 5, "the files have moved");
 }
 
 #[test]
@@ -304,7 +329,7 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_relay", "select retention from oncely.consumers", true),
         ("oncely_relay", "select oncely.accept_clock('me', null)", false),
         ("oncely_relay", "update oncely.cell set audit_floor = '1 day'", false),
-        ("oncely_relay", "update oncely.upkeep set clock_seen_at = now()", false),
+        ("oncely_relay", "update oncely.maintenance set clock_seen_at = now()", false),
         ("oncely_relay", "delete from oncely.audit_seals", false),
         ("oncely_relay", "select oncely.append_seal('rows', now(), now())", false),
         (

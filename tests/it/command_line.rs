@@ -133,7 +133,7 @@ async fn explain_tells_the_whole_story_of_a_key() {
         "payments · tenant acme · key order-1",
         "COMPLETED: it took effect, once. 1 message(s) with this key and ANOTHER payload were refused.",
         "protected until",
-        "mirror     present, of this history",
+        "mirror     present, of this epoch",
         "duplicate, not run: mirror knew it",
         "dead_lettered, key_conflict",
         "payments · tenant globex · key order-1",

@@ -324,7 +324,7 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
             .execute(&mut world.sql)
             .await
             .unwrap();
-            // The upkeep of the trail: it deletes no key, and goes on with the next look.
+            // The maintenance of the trail: it deletes no key, and goes on with the next look.
             if ["partitions", "seal", "drop"].iter().any(|of_trail| step.contains(of_trail)) {
                 dies(world.start_with("relay", "dying", &at(step)), step, batch).await;
                 continue;

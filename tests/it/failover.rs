@@ -61,7 +61,7 @@ async fn lost_commits_run_again(mode: &str) {
     world.sql = world.database.connect().await.unwrap();
     assert_eq!(keys(&mut world.sql, EFFECTS).await, kept);
     standby.promote().await.unwrap();
-    world.wait_for_line(&worker, "the database is on another history").await;
+    world.wait_for_line(&worker, "the database is of another epoch").await;
     world.wait_for("select count(*) from app.effects where key = 'meanwhile'", 1).await;
 
     let mut survived = keys(&mut world.sql, EFFECTS).await;
@@ -80,7 +80,7 @@ async fn lost_commits_run_again(mode: &str) {
         &mut world.sql,
         "select key from oncely.audit where outcome = 'duplicate' and reason = 'postgres'",
     );
-    assert_eq!(duplicates.await, kept, "no entry of the old history answers");
+    assert_eq!(duplicates.await, kept, "no entry of the old epoch answers");
     assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'completed'").await, 36);
     assert_eq!(world.count("select count(distinct key) from app.effects").await, 36);
     assert_eq!(world.count("select count(*) from app.effects").await, 36);
@@ -357,7 +357,7 @@ async fn nothing_is_written_to_an_old_primary_that_comes_back_to_life() {
 
 /// `oncely.cell.history_id` is changed after a second promotion (docs/src/explanation/failure-modes.md), while workers live.
 #[tokio::test]
-async fn a_history_that_changes_under_a_living_worker_keeps_no_batch_from_being_settled() {
+async fn an_epoch_that_changes_under_a_living_worker_keeps_no_batch_from_being_settled() {
     let redis = Redis::start().await.unwrap();
     let mut world = World::new().await;
     world.with_redis(&redis.url(), "precheck = \"trust\"");
@@ -370,8 +370,8 @@ async fn a_history_that_changes_under_a_living_worker_keeps_no_batch_from_being_
         .execute(&mut world.sql)
         .await
         .unwrap();
-    world.wait_for_line(&worker, "the database is on another history").await;
-    // Of the new history: a key that a relay with a session of now has mirrored.
+    world.wait_for_line(&worker, "the database is of another epoch").await;
+    // Of the new epoch: a key that a relay with a session of now has mirrored.
     sqlx::raw_sql(
         "begin;
          select oncely.claim('acme', 'payments', 'k', sha256('{}'));

@@ -57,7 +57,7 @@ async fn keys_past_their_consumers_retention_go_in_bounded_batches() {
 #[tokio::test]
 async fn a_key_whose_mirror_record_is_pending_is_not_collected() {
     let mut world = with_keys("10d").await;
-    // Written 15 days ago and not relayed since: a sweep must stop before it.
+    // Written 15 days ago and not relayed since: a collection must stop before it.
     sqlx::query(
         "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
          values ('acme', gen_random_uuid(), 'mirror', now() - interval '15 days', now(), decode(repeat('ab', 16), 'hex'))",
@@ -87,20 +87,20 @@ async fn the_relay_collects_by_its_schedule() {
 }
 
 #[tokio::test]
-async fn a_second_sweeper_leaves_the_work_to_the_first() {
+async fn a_second_collection_leaves_the_work_to_the_first() {
     let mut world = with_keys("10d").await;
-    sqlx::query("select pg_advisory_lock(hashtextextended('oncely.sweep', 0))")
+    sqlx::query("select pg_advisory_lock(hashtextextended('oncely.collection', 0))")
         .execute(&mut world.sql)
         .await
         .unwrap();
     let output = world.oncely(&["gc", "run"]).await;
     assert!(output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("another sweeper is at work"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another collection is at work"));
     assert_eq!(left(&mut world, "payments").await, 90);
 }
 
 #[tokio::test]
-async fn a_sweep_finds_its_rows_through_the_partial_index() {
+async fn a_collection_finds_its_rows_through_the_partial_index() {
     let mut world = World::new().await;
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
@@ -111,8 +111,8 @@ async fn a_sweep_finds_its_rows_through_the_partial_index() {
     .execute(&mut world.sql)
     .await
     .unwrap();
-    let sweep = include_str!("../../src/pg/sweep_completed.sql");
-    let plan = sqlx::query(sqlx::AssertSqlSafe(format!("explain {sweep}")))
+    let statement = include_str!("../../src/pg/collect_completed.sql");
+    let plan = sqlx::query(sqlx::AssertSqlSafe(format!("explain {statement}")))
         .bind("payments")
         .bind(chrono::Utc::now() - chrono::Duration::seconds(190_000))
         .bind(5_000_i64)
@@ -132,7 +132,7 @@ async fn a_sweep_finds_its_rows_through_the_partial_index() {
 }
 
 #[tokio::test]
-async fn a_sweep_in_many_batches_leaves_only_what_somebody_holds() {
+async fn a_collection_in_many_batches_leaves_only_what_somebody_holds() {
     let mut world = World::new().await;
     world.configure("[gc]\nbatch = 7");
     world.consumer("payments", "retention = \"10d\"\nredelivery_horizon = \"1h\"");
@@ -163,11 +163,11 @@ async fn a_sweep_in_many_batches_leaves_only_what_somebody_holds() {
     assert_eq!(held_back, ["k3", "k50", "k95"]);
     held.rollback().await.unwrap();
     assert!(world.oncely(&["gc", "run"]).await.status.success());
-    assert_eq!(left(&mut world, "payments").await, 0, "the next sweep begins anew");
+    assert_eq!(left(&mut world, "payments").await, 0, "the next collection begins anew");
 }
 
 #[tokio::test]
-async fn a_key_that_is_taken_again_while_a_sweep_waits_for_it_stays() {
+async fn a_key_that_is_taken_again_while_a_collection_waits_for_it_stays() {
     let mut world = World::new().await;
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
@@ -185,21 +185,21 @@ async fn a_key_that_is_taken_again_while_a_sweep_waits_for_it_stays() {
     .execute(&mut *taking)
     .await
     .unwrap();
-    let mut sweeper = world.database.connect().await.unwrap();
-    let sweep = tokio::spawn(async move {
-        let sweep = include_str!("../../src/pg/sweep_completed.sql");
-        sqlx::query(sqlx::AssertSqlSafe(sweep))
+    let mut collector = world.database.connect().await.unwrap();
+    let collection = tokio::spawn(async move {
+        let statement = include_str!("../../src/pg/collect_completed.sql");
+        sqlx::query(sqlx::AssertSqlSafe(statement))
             .bind("payments")
             .bind(chrono::Utc::now() - chrono::Duration::days(10))
             .bind(100_i64)
             .bind(None::<chrono::DateTime<chrono::Utc>>)
-            .execute(&mut sweeper)
+            .execute(&mut collector)
             .await
     });
     let waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     world.wait_for(waiting, 1).await;
     taking.commit().await.unwrap();
-    sweep.await.unwrap().unwrap();
+    collection.await.unwrap().unwrap();
     let kept: Vec<String> = sqlx::query_scalar("select key from oncely.idempotency_keys order by key")
         .fetch_all(&mut world.sql)
         .await

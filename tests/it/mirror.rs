@@ -180,7 +180,7 @@ async fn a_bucket_of_a_wrong_type_is_a_miss_and_stops_neither_worker_nor_relay()
 }
 
 #[tokio::test]
-async fn after_a_change_of_history_old_entries_count_no_more() {
+async fn after_a_change_of_epoch_old_entries_count_no_more() {
     let redis = Redis::start().await.unwrap();
     let mut world = world(&redis, "precheck = \"trust\"").await;
     let (worker, relay) = (world.start("worker"), world.start("relay"));

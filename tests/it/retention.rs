@@ -74,9 +74,9 @@ async fn nothing_is_collected_of_a_consumer_that_no_worker_has_started_with() {
     assert_eq!(unknown.status.code(), Some(1), "{unknown:?}");
 }
 
-/// The database's clock went ahead by so many days since the upkeep last looked at it.
+/// The database's clock went ahead by so many days since the maintenance last looked at it.
 async fn jump(world: &mut World, days: i32) {
-    sqlx::query("update oncely.upkeep set clock_seen_at = now() - make_interval(days => $1)")
+    sqlx::query("update oncely.maintenance set clock_seen_at = now() - make_interval(days => $1)")
         .bind(days)
         .execute(&mut world.sql)
         .await

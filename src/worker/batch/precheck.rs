@@ -8,7 +8,7 @@ use crate::pg::{self, Session};
 use crate::worker::candidate::Candidate;
 use crate::worker::shared::Shared;
 
-/// Which candidates are known to have taken effect, and the history of the database of which that is said. Whatever goes wrong here,
+/// Which candidates are known to have taken effect, and the epoch of which that is said. Whatever goes wrong here,
 /// there is no answer, or "not known": then PostgreSQL decides.
 pub(crate) async fn precheck(
     shared: &Shared,

@@ -1,5 +1,5 @@
 //! Where the lanes of a consumer take their batches from.
 
+pub(super) mod arrivals;
 pub(super) mod aside;
-pub(super) mod queue;
 pub(super) mod split;

@@ -65,8 +65,8 @@ struct InHand {
     channels: Vec<Arc<ChannelLife>>,
     permit: Option<Permit>,
     unconfirmed: Unconfirmed,
-    /// The histories of the database on which its messages were decided, in this round.
-    histories: Vec<String>,
+    /// The epochs of the database at which its messages were decided, in this round.
+    epochs: Vec<String>,
     /// How long the last transaction took.
     took: Duration,
 }
@@ -95,25 +95,25 @@ impl Attempts {
 
     /// A round begins: nothing of it is decided.
     pub(crate) fn begin_round(&mut self) {
-        self.hand.histories.clear();
+        self.hand.epochs.clear();
     }
 
-    /// Something was decided on this history of the database.
-    pub(crate) fn decided_on(&mut self, history: String) {
-        if !self.hand.histories.contains(&history) {
-            self.hand.histories.push(history);
+    /// Something was decided at this epoch of the database.
+    pub(crate) fn decided_on(&mut self, epoch: String) {
+        if !self.hand.epochs.contains(&epoch) {
+            self.hand.epochs.push(epoch);
         }
     }
 
-    /// Was the round decided on one history, and is that the one of a session of now? What was decided on another one may have been taken
-    /// back by a failover. If not, the next round begins with a new session: this one may name a history that is over.
-    pub(crate) async fn is_of_one_history(&mut self) -> Result<bool, Abandoned> {
-        if !self.hand.histories.is_empty() {
+    /// Was the round decided at one epoch, and is that the one of a session of now? What was decided at another one may have been taken
+    /// back by a failover. If not, the next round begins with a new session: this one may name an epoch that is over.
+    pub(crate) async fn is_of_one_epoch(&mut self) -> Result<bool, Abandoned> {
+        if !self.hand.epochs.is_empty() {
             // Another one where the last is gone, and perhaps its server with it, or where it is known to be over.
             let now = self.session().await?.cell.epoch.clone();
             self.decided_on(now);
         }
-        let is_one = self.hand.histories.len() <= 1;
+        let is_one = self.hand.epochs.len() <= 1;
         if !is_one {
             self.session = None;
         }
@@ -213,7 +213,7 @@ impl Attempts {
             let interrupt = match self.once(&shared, isolation, plan, work).await {
                 Ok(outcomes) => {
                     self.backoff.reset();
-                    self.note_history();
+                    self.note_epoch();
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
                     if shared.progress.note(decided) && self.aside.resume(tokio::time::Instant::now()) {
                         tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
@@ -281,9 +281,9 @@ impl Attempts {
     }
 
     /// Something was decided on the session's database.
-    fn note_history(&mut self) {
-        if let Some(history) = self.session.as_ref().map(|session| session.cell.epoch.clone()) {
-            self.decided_on(history);
+    fn note_epoch(&mut self) {
+        if let Some(epoch) = self.session.as_ref().map(|session| session.cell.epoch.clone()) {
+            self.decided_on(epoch);
         }
     }
 
@@ -303,7 +303,7 @@ impl Attempts {
             let session = self.session().await?;
             match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
                 Ok(outcome) => {
-                    self.note_history();
+                    self.note_epoch();
                     shared.progress.note(std::iter::once((&one.identity, &outcome)));
                     return Ok(outcome);
                 }
@@ -323,7 +323,7 @@ impl Attempts {
             let session = self.session().await?;
             match in_time(&shared, audit_only(&shared, session, records)).await {
                 Ok(()) => {
-                    self.note_history();
+                    self.note_epoch();
                     return Ok(());
                 }
                 Err(interrupt) => self.wait_out(interrupt).await?,

@@ -21,7 +21,7 @@ pub(crate) struct BatchRun<'a> {
     pub(crate) keys: ExpectedKeys,
     /// The session that serves it.
     pub(crate) backend: Backend,
-    /// The database's history.
+    /// Of the session's database.
     pub(crate) epoch: String,
     pub(crate) started: Instant,
     /// By the database's clock.

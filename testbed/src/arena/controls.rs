@@ -125,7 +125,7 @@ impl Arena {
         Ok(())
     }
 
-    /// What the mirror holds now is of another history: the judge does not look at it.
+    /// What the mirror holds now is of another epoch: the judge does not look at it.
     pub async fn forget_mirror(&mut self) -> anyhow::Result<()> {
         let entries = mirror::entries(&self.servers.urls().redis).await?;
         self.junk.extend(entries.into_iter().map(|entry| entry.field));

@@ -75,7 +75,7 @@ async fn evidence_is_read_from_the_tables() {
 }
 
 #[tokio::test]
-async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_history() {
+async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_epoch() {
     let servers = Servers::start().await.unwrap();
     let database = Database::create(&servers.urls().postgres).await.unwrap();
     let mut connection = database.connect().await.unwrap();

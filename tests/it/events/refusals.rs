@@ -53,7 +53,7 @@ async fn what_the_broker_refuses_is_parked_with_its_reason_and_holds_up_nobody()
     assert_eq!(
         parked,
         "bad: precondition_failed after 1, missing 1: exchange_missing after 3, missing 2: exchange_missing after 3, \
-         missing 3: exchange_missing after 3, no queue: unroutable after 3, too many: refused after 3, unbound: unroutable after 3"
+         missing 3: exchange_missing after 3, no queue: unroutable after 3, too many: nacked after 3, unbound: unroutable after 3"
     );
     let said = world.text("select string_agg(distinct last_error, '; ') from oncely.events").await.unwrap();
     assert!(said.contains("no queue is bound") && said.contains("NOT_FOUND"), "{said}");

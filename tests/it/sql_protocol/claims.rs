@@ -123,8 +123,11 @@ async fn a_worker_and_clients_of_the_protocol_share_the_same_keys() {
     world.publish("payments", message("acme", "rejected"), r#"{"do": "reject"}"#).await;
     world.wait_for("select count(*) from oncely.idempotency_keys where status = 'FAILED'", 1).await;
     world.stop(worker).await;
-    let refused = claim(&mut sql, "rejected", r#"{"do": "reject"}"#).await.unwrap();
-    assert_eq!((refused.outcome.as_str(), refused.reason.as_deref()), ("refused", Some("handler_rejected")));
+    let given_up = claim(&mut sql, "rejected", r#"{"do": "reject"}"#).await.unwrap();
+    assert_eq!(
+        (given_up.outcome.as_str(), given_up.reason.as_deref()),
+        ("given_up", Some("handler_rejected"))
+    );
 }
 
 #[tokio::test]
@@ -141,10 +144,10 @@ async fn a_claim_that_is_committed_without_complete_is_neither_done_nor_run_agai
     assert_eq!(claim(&mut sql, "autocommit", "{}").await.unwrap().outcome, "granted");
     assert_eq!(code(complete(&mut sql, "autocommit", json!(null)).await.unwrap_err()), "ONC12");
     for key in ["forgotten", "autocommit"] {
-        let refused = claim(&mut sql, key, "{}").await.unwrap();
+        let given_up = claim(&mut sql, key, "{}").await.unwrap();
         assert_eq!(
-            (refused.outcome.as_str(), refused.reason.as_deref()),
-            ("refused", Some("incomplete_claim"))
+            (given_up.outcome.as_str(), given_up.reason.as_deref()),
+            ("given_up", Some("incomplete_claim"))
         );
     }
     let worker = world.start("worker");

@@ -1,4 +1,4 @@
-//! What is refused, retried and given up, as the worker decides it.
+//! What is retried and given up, as the worker decides it.
 
 use oncely::decide::{KeyDecision, KeyRecord, KeyStatus, OnConflict, decide};
 use oncely::fault::FaultClass;
@@ -38,7 +38,7 @@ async fn sql_decides_as_rust_does() {
                         KeyDecision::Reject(rejection) if rejection.reason == Reason::KeyConflict => {
                             "conflict"
                         }
-                        KeyDecision::Reject(_) => "refused",
+                        KeyDecision::Reject(_) => "given_up",
                     };
                     let name = match on_conflict {
                         OnConflict::DeadLetter => "dead_letter",
@@ -208,12 +208,12 @@ async fn failures_are_counted_once_each_until_the_message_is_given_up() {
     }
     assert_eq!(status(&mut world, "k").await.as_deref(), Some("FAILED 3"));
     assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 2);
-    let refused = claim(&mut sql, "k", "{}").await.unwrap();
+    let given_up = claim(&mut sql, "k", "{}").await.unwrap();
     assert_eq!(
-        (refused.outcome.as_str(), refused.reason.as_deref()),
-        ("refused", Some("attempts_exhausted"))
+        (given_up.outcome.as_str(), given_up.reason.as_deref()),
+        ("given_up", Some("attempts_exhausted"))
     );
-    assert_eq!(fail(&mut sql, "k", 0, None).await.0, "refused");
+    assert_eq!(fail(&mut sql, "k", 0, None).await.0, "given_up");
     let given_up = fail(&mut sql, "poison", 1, Some("poison")).await;
     assert_eq!(given_up, ("given_up".to_owned(), 1, Some("poison".to_owned())));
     // Where the claim did not answer nothing is counted; a reason gives up all the same.

@@ -141,7 +141,7 @@ fn slow_failover(mode: PrecheckMode) -> Mirrored {
 }
 
 /// Two relays, evictions, and keys whose retention ends; no failover.
-fn upkeep() -> Mirrored {
+fn maintained() -> Mirrored {
     Mirrored {
         relays: 2,
         failovers: 0,
@@ -154,7 +154,7 @@ fn upkeep() -> Mirrored {
 
 /// Somebody sees all that goes to Redis and writes there what he likes; handlers fail, so messages that were asked for come again.
 fn hostile() -> Mirrored {
-    let quiet = Mirrored { relays: 1, relay_crashes: 0, evictions: 0, retention_ends: false, ..upkeep() };
+    let quiet = Mirrored { relays: 1, relay_crashes: 0, evictions: 0, retention_ends: false, ..maintained() };
     Mirrored { forgeries: 1, ..quiet }
 }
 
@@ -230,21 +230,21 @@ fn trust_knows_nothing_of_the_second_in_which_the_primary_dies() {
 
 #[test]
 fn two_relays_evictions_and_the_collection_leave_no_entry_without_its_key() {
-    holds("upkeep", upkeep());
+    holds("maintenance", maintained());
 }
 
 #[test]
 fn the_collection_spares_what_is_pending_and_the_relay_what_is_past() {
-    let greedy = Mirrored { spares_pending: false, ..upkeep() };
+    let greedy = Mirrored { spares_pending: false, ..maintained() };
     breaks("GC without a look at the mirror queue", greedy.clone(), PENDING);
     breaks("… and a relay that mirrors what is past", Mirrored { minds_expiry: false, ..greedy }, ENTRY);
 }
 
 #[test]
 fn a_relay_that_deletes_first_or_goes_by_numbers_leaves_keys_out() {
-    let first = Mirrored { relaying: Relaying::DeletesFirst, ..upkeep() };
+    let first = Mirrored { relaying: Relaying::DeletesFirst, ..maintained() };
     // No effect is lost by it: the mirror lacks a key, and PostgreSQL answers for it.
     breaks("relay deletes first", first, WRITTEN);
-    let cursor = Mirrored { relaying: Relaying::IdCursor, ..upkeep() };
+    let cursor = Mirrored { relaying: Relaying::IdCursor, ..maintained() };
     breaks("id cursor", cursor, IN_REACH);
 }

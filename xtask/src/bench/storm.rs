@@ -62,7 +62,7 @@ pub(crate) async fn storm(rounds: &Rounds<'_>, known: KnownTo) -> anyhow::Result
     }
     let transactions = Figure(transactions).median();
     let wal = us.figure(|run| run.wal).median();
-    // What a worker does by the clock (its look at the database's history) and a server's own records are not per message.
+    // What a worker does by the clock (its look at the database's epoch) and a server's own records are not per message.
     let idle = wal < 1.0 && (known == KnownTo::Postgres || transactions < 0.01);
     let outcome = find(name).map(|case| {
         Outcome::new(case, ratios(&us, &them, |run| run.rate))

@@ -399,12 +399,12 @@ async fn restore(arena: &mut Arena) -> anyhow::Result<()> {
     arena.sql(LOSE).await?;
     // Of another server, as it were: nobody has a session from before.
     end_sessions(arena).await?;
-    // A worker trusts a history for one second.
+    // A worker trusts an epoch for one second.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     publish(arena, some(10, Act::Work, "k")).await
 }
 
-/// A crash loses commits that were reported, on the same history; then the messages come again.
+/// A crash loses commits that were reported, at the same epoch; then the messages come again.
 async fn lost_commits(arena: &mut Arena) -> anyhow::Result<()> {
     arena.sql("alter system set synchronous_commit = off").await?;
     arena.sql("select pg_reload_conf()").await?;

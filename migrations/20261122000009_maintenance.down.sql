@@ -2,4 +2,4 @@ set local search_path = pg_catalog, pg_temp;
 
 drop function oncely.accept_clock;
 drop function oncely.observe_clock;
-drop table oncely.upkeep;
+drop table oncely.maintenance;

@@ -1,4 +1,4 @@
-//! Which of a server's histories is the newest that this process has seen.
+//! Which of a server's timelines is the newest that this process has seen.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The newest timeline of each server. After a failover the old primary may come back to life under its address; whoever wrote
 /// there would write into a past that nobody reads. It knows nothing of its successor, but this process does.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct History(Arc<Mutex<HashMap<String, u32>>>);
+pub(crate) struct Timelines(Arc<Mutex<HashMap<String, u32>>>);
 
-impl History {
+impl Timelines {
     /// Notes an epoch (`oncely.epoch()`); `false` where a newer timeline of the same server was seen before.
     pub(crate) fn admits(&self, epoch: &str) -> bool {
         // System identifier, timeline in eight hexadecimal digits, and more.
@@ -39,11 +39,11 @@ mod tests {
 
     #[test]
     fn an_older_timeline_of_the_same_server_is_not_admitted() {
-        let history = History::default();
-        assert!(history.admits("7001-00000001-5-a"));
-        assert!(history.admits("7001-0000000A-5-a"));
-        assert!(!history.admits("7001-00000002-5-a"), "hexadecimal, not text");
-        assert!(history.admits("7001-0000000A-5-b"), "a restored history on the same timeline");
-        assert!(history.admits("7002-00000001-5-a"), "another server");
+        let timelines = Timelines::default();
+        assert!(timelines.admits("7001-00000001-5-a"));
+        assert!(timelines.admits("7001-0000000A-5-a"));
+        assert!(!timelines.admits("7001-00000002-5-a"), "hexadecimal, not text");
+        assert!(timelines.admits("7001-0000000A-5-b"), "a restored history on the same timeline");
+        assert!(timelines.admits("7002-00000001-5-a"), "another server");
     }
 }

@@ -1,5 +1,5 @@
 -- One bounded batch of keys that say themselves when they may go (oncely.claim), of whatever consumer; from $3 on, where the batch
--- before ended. Never one whose mirror record may still be pending, or whose letter is being requeued, as in sweep_completed.sql.
+-- before ended. Never one whose mirror record may still be pending, or whose letter is being requeued, as in collect_completed.sql.
 with due as materialized (
     select i.ctid as place, expires_at as at
     from oncely.idempotency_keys as i

@@ -1,16 +1,15 @@
--- One bounded batch of keys whose retry never came back: first claimed before $2, and no retry can be older. From $4 on, where
--- the batch before ended.
--- Never one whose letter is being requeued, as in sweep_completed.sql.
+-- One bounded batch of keys that were given up before $2, from $4 on, where the batch before ended.
+-- Never one whose letter is being requeued, as in collect_completed.sql.
 with due as materialized (
-    select i.ctid as place, created_at as at
+    select i.ctid as place, completed_at as at
     from oncely.idempotency_keys as i
-    where status = 'IN_PROGRESS' and consumer = $1 and expires_at is null
-      and created_at >= coalesce($4::timestamptz, '-infinity') and created_at < $2
+    where status = 'FAILED' and consumer = $1 and expires_at is null
+      and completed_at >= coalesce($4::timestamptz, '-infinity') and completed_at < $2
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
       )
-    order by created_at
+    order by completed_at
     limit $3
     for update of i skip locked
 ), gone as (

@@ -24,7 +24,7 @@ pub(crate) enum Taken {
 
 /// Deliveries on their way to the lanes, taken by one lane at a time.
 #[derive(Debug)]
-pub(crate) struct Intake<T> {
+pub(crate) struct Arrivals<T> {
     arriving: Mutex<Arriving<T>>,
     /// What waits beside the lanes.
     pub(crate) aside: Arc<Aside<T>>,
@@ -47,7 +47,7 @@ struct Arriving<T> {
     was_back: bool,
 }
 
-impl<T> Intake<T> {
+impl<T> Arrivals<T> {
     /// For batches of up to `most` messages, where the broker sends `prefetch` messages ahead to so many `lanes`. Of what waits aside
     /// there is `room` for so many, with at most so many `bytes`.
     pub(crate) fn new(
@@ -166,10 +166,10 @@ mod tests {
     use super::*;
 
     /// With 500 a batch, two lanes, and so many messages there.
-    fn with(messages: usize) -> (mpsc::Sender<usize>, Intake<usize>) {
+    fn with(messages: usize) -> (mpsc::Sender<usize>, Arrivals<usize>) {
         let (sender, arriving) = mpsc::channel(4_000);
         send(&sender, 0..messages);
-        (sender, Intake::new(arriving, 500, 2_000, 2, (0, 0)))
+        (sender, Arrivals::new(arriving, 500, 2_000, 2, (0, 0)))
     }
 
     fn send(sender: &mpsc::Sender<usize>, messages: std::ops::Range<usize>) {
@@ -179,32 +179,32 @@ mod tests {
     }
 
     /// How many messages a lane takes without waiting; `None` where it waits.
-    fn at_once(intake: &Intake<usize>) -> Option<usize> {
+    fn at_once(arrivals: &Arrivals<usize>) -> Option<usize> {
         let mut batch = Vec::new();
-        intake.take(&mut batch).now_or_never().map(|_| batch.len())
+        arrivals.take(&mut batch).now_or_never().map(|_| batch.len())
     }
 
     #[tokio::test]
     async fn nothing_is_waited_for_where_it_would_not_pay() {
-        let (_sender, intake) = with(300);
-        assert_eq!(at_once(&intake), Some(300), "no other lane is at work");
+        let (_sender, arrivals) = with(300);
+        assert_eq!(at_once(&arrivals), Some(300), "no other lane is at work");
         for few in [1, SMALL] {
-            let (_sender, intake) = with(few);
-            let _other = intake.at_work();
-            assert_eq!(at_once(&intake), Some(few), "a low rate");
+            let (_sender, arrivals) = with(few);
+            let _other = arrivals.at_work();
+            assert_eq!(at_once(&arrivals), Some(few), "a low rate");
         }
-        let (_sender, intake) = with(700);
-        let _other = intake.at_work();
-        assert_eq!(at_once(&intake), Some(500), "a full batch");
+        let (_sender, arrivals) = with(700);
+        let _other = arrivals.at_work();
+        assert_eq!(at_once(&arrivals), Some(500), "a full batch");
     }
 
     #[tokio::test]
     async fn a_batch_fills_up_while_another_lane_is_at_work() {
-        let (sender, intake) = with(300);
-        let other = intake.at_work();
+        let (sender, arrivals) = with(300);
+        let other = arrivals.at_work();
         let mut batch = Vec::new();
         {
-            let mut full = std::pin::pin!(intake.take(&mut batch));
+            let mut full = std::pin::pin!(arrivals.take(&mut batch));
             assert!(poll!(full.as_mut()).is_pending());
             send(&sender, 0..200);
             assert!(poll!(full).is_ready(), "full");
@@ -214,7 +214,7 @@ mod tests {
         send(&sender, 0..150);
         let mut batch = Vec::new();
         {
-            let mut done = std::pin::pin!(intake.take(&mut batch));
+            let mut done = std::pin::pin!(arrivals.take(&mut batch));
             assert!(poll!(done.as_mut()).is_pending());
             drop(other);
             assert!(poll!(done).is_ready(), "the other lane is done");
@@ -224,13 +224,13 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_waits_long_for_a_lane_that_does_not_end() {
-        let (_sender, intake) = with(100);
-        let _other = intake.at_work();
-        assert_eq!(at_once(&intake), None);
-        let (sender, intake) = with(100);
-        let _other = intake.at_work();
+        let (_sender, arrivals) = with(100);
+        let _other = arrivals.at_work();
+        assert_eq!(at_once(&arrivals), None);
+        let (sender, arrivals) = with(100);
+        let _other = arrivals.at_work();
         let mut batch = Vec::new();
-        tokio::time::timeout(Duration::from_secs(30), intake.take(&mut batch)).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(30), arrivals.take(&mut batch)).await.unwrap();
         assert_eq!(batch.len(), 100);
         drop(sender);
     }
@@ -239,28 +239,28 @@ mod tests {
     async fn a_batch_is_no_fuller_than_the_broker_lets_it_become() {
         let (sender, arriving) = mpsc::channel(400);
         send(&sender, 0..100);
-        let intake = Intake::new(arriving, 500, 400, 2, (0, 0));
-        let _other = intake.at_work();
-        assert_eq!(at_once(&intake), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
+        let arrivals = Arrivals::new(arriving, 500, 400, 2, (0, 0));
+        let _other = arrivals.at_work();
+        assert_eq!(at_once(&arrivals), Some(100), "400 sent ahead are 100 for each lane at work or waiting");
     }
 
     #[tokio::test]
     async fn what_was_taken_is_not_lost_with_the_wait() {
-        let (sender, intake) = with(300);
-        let _other = intake.at_work();
+        let (sender, arrivals) = with(300);
+        let _other = arrivals.at_work();
         let mut batch = Vec::new();
-        assert!(intake.take(&mut batch).now_or_never().is_none(), "it waits for more");
+        assert!(arrivals.take(&mut batch).now_or_never().is_none(), "it waits for more");
         assert_eq!(batch, (0..300).collect::<Vec<_>>());
         send(&sender, 300..310);
-        assert_eq!(at_once(&intake), Some(10), "and the next lane has the next ones");
+        assert_eq!(at_once(&arrivals), Some(10), "and the next lane has the next ones");
     }
 
     #[tokio::test]
     async fn the_end_is_an_empty_batch() {
-        let (sender, intake) = with(100);
-        let _other = intake.at_work();
+        let (sender, arrivals) = with(100);
+        let _other = arrivals.at_work();
         drop(sender);
-        assert_eq!(at_once(&intake), Some(100), "no more will come");
-        assert_eq!(at_once(&intake), Some(0));
+        assert_eq!(at_once(&arrivals), Some(100), "no more will come");
+        assert_eq!(at_once(&arrivals), Some(0));
     }
 }

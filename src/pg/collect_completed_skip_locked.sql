@@ -1,4 +1,4 @@
--- The same as sweep_completed.sql, without the rows that somebody holds: locks each row first, which costs a third more.
+-- The same as collect_completed.sql, without the rows that somebody holds: locks each row first, which costs a third more.
 with due as materialized (
     select i.ctid as place, completed_at as at
     from oncely.idempotency_keys as i
