@@ -78,7 +78,7 @@ comment on column oncely.events.headers is 'The headers: texts, whole numbers, b
 comment on column oncely.events.payload is 'The body, byte for byte.';
 comment on column oncely.events.reason is
     'Why it was not published the last time, a stable code: unroutable, requester_gone, exchange_missing, '
-    'access_refused, refused, precondition_failed, …';
+    'access_refused, nacked, precondition_failed, …';
 comment on column oncely.events.last_error is 'The broker''s words, for people.';
 comment on column oncely.events.reply is 'A handler''s response, for whoever asked for it (reply_to).';
 

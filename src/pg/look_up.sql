@@ -1,9 +1,8 @@
 -- What is known of these keys. Not their responses: nothing is decided by them, and a client of oncely.complete may have stored one that
 -- Rust can't hold (jsonb takes 1e400). A key that was neither claimed nor is found here was collected in between: claim again.
 select i.tenant, i.key, i.status::text as "status!", i.fingerprint, i.attempts, i.crash_attempts, i.reason, i.last_error, i.error_code, i.not_before,
-    -- By another session than the one that asks. Only looked at for keys that are marked: the list of sessions is read anew for each.
-    case when i.marked_pid <> pg_catalog.pg_backend_pid() then exists (
-        select from pg_catalog.pg_stat_activity as a where a.pid = i.marked_pid and a.backend_start = i.marked_backend_start
-    ) else false end as is_running
+    -- By another session than the one that asks. Only asked for keys that are marked.
+    case when i.marked_pid <> pg_catalog.pg_backend_pid() then oncely.is_at_work(i.marked_pid, i.marked_backend_start)
+    else false end as is_running
 from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
 join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key

@@ -13,9 +13,7 @@ with suspects as materialized (
       and ($6 or i.fingerprint is null or k.fingerprint is null or oncely.same_payload(i.fingerprint, k.fingerprint))
       -- The CASE keeps this a condition of the row. As an anti join it would not be asked again of a row that another session has marked
       -- while this one waited for its lock.
-      and case when i.marked_pid <> $7 then not exists (
-          select from pg_stat_activity as a where a.pid = i.marked_pid and a.backend_start = i.marked_backend_start
-      ) else true end
+      and case when i.marked_pid <> $7 then not oncely.is_at_work(i.marked_pid, i.marked_backend_start) else true end
     order by i.tenant, i.key
     for update of i
 ), counted as (

@@ -41,8 +41,12 @@ pub(crate) enum LockWait {
 /// What follows in the transaction is the handler's: its statements, or at COMMIT what it deferred.
 pub(crate) async fn enter_handler(connection: &mut PgConnection, wait: LockWait) -> Result<(), sqlx::Error> {
     let entered = connection.execute(match wait {
-        LockWait::Session => "set local search_path to default; set local lock_timeout to default",
-        LockWait::Moment => "set local search_path to default; set local lock_timeout = '500ms'",
+        LockWait::Session => {
+            "set local search_path to default; set local lock_timeout to default; set local plan_cache_mode to default"
+        },
+        LockWait::Moment => {
+            "set local search_path to default; set local lock_timeout = '500ms'; set local plan_cache_mode to default"
+        },
     });
     entered.await.map(drop)
 }

@@ -10,6 +10,9 @@ use crate::decide::EARLY;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 
+/// A key that another session wrote for the first time while the statement ran is only seen by the next one.
+const ROUNDS: usize = 2;
+
 /// Counts a run of each message, in a transaction of its own that is committed when this returns. Returns which were counted:
 /// those whose key may run, and runs nowhere else; where `lenient`, whatever payload its key came with first. Identities must be distinct.
 /// Waits for a key that somebody holds as a claim does.
@@ -26,36 +29,44 @@ pub(crate) async fn mark(
     let keys: Vec<String> = suspects.iter().map(|(identity, _)| identity.key.as_str().to_owned()).collect();
     let fingerprints: Vec<Option<Vec<u8>>> =
         suspects.iter().map(|(_, print)| print.map(|print| print.0.to_vec())).collect();
-    let mut transaction = super::begin_to_claim(connection, suspects.len() == 1).await?;
-    // It must survive this process, not the server: a mark that a crash of PostgreSQL loses would only have been taken back.
-    sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
-    plan_anew(&mut transaction).await?;
-    let rows = sqlx::query_file!(
-        "src/pg/mark_suspects.sql",
-        consumer.as_str(),
-        now,
-        &tenants,
-        &keys,
-        &fingerprints as &[Option<Vec<u8>>],
-        lenient,
-        backend.pid,
-        backend.started_at,
-        now + EARLY
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
-    transaction.commit().await?;
     let position: HashMap<(&str, &str), usize> = suspects
         .iter()
         .enumerate()
         .map(|(index, (identity, _))| ((identity.tenant.as_str(), identity.key.as_str()), index))
         .collect();
+    let mut transaction = super::begin_to_claim(connection, suspects.len() == 1).await?;
+    // It must survive this process, not the server: a mark that a crash of PostgreSQL loses would only have been taken back.
+    sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
+    plan_anew(&mut transaction).await?;
     let mut marked = vec![false; suspects.len()];
-    for row in rows {
-        if let Some(&index) = position.get(&(row.tenant.as_str(), row.key.as_str())) {
-            marked[index] = true;
+    for _ in 0..ROUNDS {
+        let open: Vec<usize> = (0..suspects.len()).filter(|&index| !marked[index]).collect();
+        if open.is_empty() {
+            break;
+        }
+        let of = |all: &[String]| -> Vec<String> { open.iter().map(|&index| all[index].clone()).collect() };
+        let prints: Vec<_> = open.iter().map(|&index| fingerprints[index].clone()).collect();
+        let rows = sqlx::query_file!(
+            "src/pg/mark_suspects.sql",
+            consumer.as_str(),
+            now,
+            &of(&tenants),
+            &of(&keys),
+            &prints as &[Option<Vec<u8>>],
+            lenient,
+            backend.pid,
+            backend.started_at,
+            now + EARLY
+        )
+        .fetch_all(&mut *transaction)
+        .await?;
+        for row in rows {
+            if let Some(&index) = position.get(&(row.tenant.as_str(), row.key.as_str())) {
+                marked[index] = true;
+            }
         }
     }
+    transaction.commit().await?;
     Ok(marked)
 }
 

@@ -336,3 +336,31 @@ async fn the_tour_does_what_the_book_shows() {
     }
     database.drop_now().await.unwrap();
 }
+
+/// What stands in the first column of the table that begins with `head`, in backticks.
+fn first_column(page: &str, head: &str) -> Vec<String> {
+    let rows = page.lines().skip_while(|line| !line.starts_with(head)).skip(2);
+    rows.take_while(|line| line.starts_with('|'))
+        .map(|line| line.split('`').nth(1).expect("a word in backticks").to_owned())
+        .collect()
+}
+
+#[test]
+fn the_pages_name_the_outcomes_and_reasons_that_programs_get() {
+    let read = |path: &str| {
+        std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+    };
+    let reference = first_column(&read("docs/src/reference/sql.md"), "| outcome | meaning | you |");
+    let guide = first_column(&read("docs/src/how-to/other-languages.md"), "| `claim` says | you |");
+    assert_eq!(guide, reference);
+    let claim = read("migrations/20261122000016_sql_protocol.up.sql");
+    for outcome in &reference {
+        assert!(claim.contains(&format!("outcome := '{outcome}'")), "claim never answers {outcome}");
+    }
+    let reasons = first_column(&read("docs/src/how-to/events.md"), "| reason | why |");
+    let code = read("src/relay/events.rs");
+    for reason in &reasons {
+        assert!(code.contains(&format!("\"{reason}\"")), "the relay never says {reason}");
+    }
+    assert!(reference.len() == 5 && reasons.len() >= 9, "{reference:?} {reasons:?}");
+}

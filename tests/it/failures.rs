@@ -412,6 +412,34 @@ async fn quorum_queues_retry_and_dead_letter_like_classic_ones() {
     assert_eq!(world.count("select count(*) from app.effects where key = 'once' and attempt = 2").await, 1);
 }
 
+#[tokio::test]
+async fn what_a_handler_defers_runs_in_the_settings_of_its_session() {
+    let mut world = World::new().await;
+    world.consumer("payments", "lanes = 1");
+    sqlx::raw_sql(
+        "create table app.seen (mode text not null);
+         create function app.look() returns trigger language plpgsql as $$
+         begin insert into app.seen values (current_setting('plan_cache_mode')); return null; end $$;
+         create constraint trigger looks after insert on app.effects deferrable initially deferred
+             for each row execute function app.look()",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    world.apply_topology().await;
+    // One batch, whose failure is recorded before COMMIT runs what its neighbour has deferred.
+    for (key, body) in [("good", "{}"), ("bad", r#"{"do": "reject"}"#), ("better", "{}")] {
+        world.publish("payments", message("acme", key), body).await;
+    }
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from oncely.audit", 3).await;
+    assert_eq!(
+        world.text("select string_agg(distinct mode, ' ') from app.seen").await.as_deref(),
+        Some("auto")
+    );
+    world.stop(worker).await;
+}
+
 /// The record of a final failure is broken off, and before it is tried again a copy of the message fails in passing: that attempt is
 /// the copy's, and says nothing of the verdict.
 #[tokio::test]

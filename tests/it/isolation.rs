@@ -258,6 +258,115 @@ async fn a_copy_that_waited_for_the_count_of_a_live_run_counts_nothing() {
     assert_eq!(world.count(counts).await, 2);
 }
 
+/// The statement that counts runs, on two keys in the order of its locks.
+async fn count_runs(session: &mut sqlx::PgConnection, keys: [&str; 2]) -> usize {
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pg/mark_suspects.sql");
+    let statement = std::fs::read_to_string(source).unwrap();
+    let (pid, started): (i32, chrono::DateTime<chrono::Utc>) = sqlx::query_as(
+        "select pid, coalesce(backend_start, now()) from pg_stat_activity where pid = pg_backend_pid()",
+    )
+    .fetch_one(&mut *session)
+    .await
+    .unwrap();
+    let now = chrono::Utc::now();
+    sqlx::query(sqlx::AssertSqlSafe(statement))
+        .bind("payments")
+        .bind(now)
+        .bind(["acme", "acme"])
+        .bind(keys)
+        .bind([Option::<Vec<u8>>::None, None])
+        .bind(true)
+        .bind(pid)
+        .bind(started)
+        .bind(now)
+        .fetch_all(session)
+        .await
+        .unwrap()
+        .len()
+}
+
+#[tokio::test]
+async fn a_session_that_was_opened_while_another_waited_for_a_lock_is_at_work() {
+    let mut world = World::new().await;
+    // `k` was marked by a session that is over.
+    sqlx::raw_sql(
+        "insert into oncely.idempotency_keys
+             (tenant, consumer, key, status, attempts, created_at, crash_attempts, marked_pid, marked_backend_start)
+         values ('acme', 'payments', 'a', 'IN_PROGRESS', 0, now(), 0, null, null),
+             ('acme', 'payments', 'k', 'IN_PROGRESS', 0, now(), 1, 1, '2026-01-01')",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let mut holder = world.database.connect().await.unwrap();
+    sqlx::raw_sql("begin; select from oncely.idempotency_keys where key = 'a' for update")
+        .execute(&mut holder)
+        .await
+        .unwrap();
+    let mut waiting = world.database.connect().await.unwrap();
+    let meanwhile = async {
+        world.wait_for("select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'", 1).await;
+        let mut young = world.database.connect().await.unwrap();
+        assert_eq!(count_runs(&mut young, ["k", "k2"]).await, 2);
+        sqlx::raw_sql("commit").execute(&mut holder).await.unwrap();
+        young
+    };
+    let (counted, young) = tokio::join!(count_runs(&mut waiting, ["a", "k"]), meanwhile);
+    assert_eq!(counted, 1, "the young session's run of k is at work");
+    let counts = "select crash_attempts::bigint from oncely.idempotency_keys where key = 'k'";
+    assert_eq!(world.count(counts).await, 2);
+    young.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_run_of_another_login_is_at_work_as_long_as_its_session_is_there() {
+    let mut world = World::new().await;
+    let mut first = world.database.connect().await.unwrap();
+    assert_eq!(count_runs(&mut first, ["a", "k"]).await, 2);
+    // As workers whose credentials are renewed: the old login's session is there, and the new login may not look into it.
+    let mut second = world.database.connect().await.unwrap();
+    sqlx::raw_sql("set role oncely_worker").execute(&mut second).await.unwrap();
+    let hidden = "select count(*) from pg_stat_activity where usename = 'postgres' and backend_start is null and pid <> pg_backend_pid()";
+    let hidden: i64 = sqlx::query_scalar(hidden).fetch_one(&mut second).await.unwrap();
+    assert!(hidden > 0, "a role that sees everything shows nothing here");
+    assert_eq!(count_runs(&mut second, ["a", "k"]).await, 0, "they are at work");
+    let ended: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut first).await.unwrap();
+    first.close().await.unwrap();
+    let gone = format!("select count(*) from pg_stat_activity where pid = {ended}");
+    world.wait_for(&gone, 0).await;
+    assert_eq!(count_runs(&mut second, ["a", "k"]).await, 2);
+}
+
+#[tokio::test]
+async fn a_run_is_counted_although_another_session_wrote_its_key_at_the_same_time() {
+    let mut world = World::new().await;
+    world.configure("[log]\nlevel = \"debug\"");
+    world.consumer("payments", "lanes = 1");
+    world.apply_topology().await;
+    let queue = world.queue("payments");
+    world.publish("payments", message("acme", "k"), r#"{"do": "wait"}"#).await;
+    // Redelivered from the first time on, so that its run is counted before it begins.
+    testbed::Broker::bounce(&world.urls.rabbitmq, &queue, 1).await.unwrap();
+    let gate = Gate::shut(&world).await;
+    // As a copy that was left undecided writes it.
+    let mut other = world.database.connect().await.unwrap();
+    sqlx::raw_sql(
+        "begin; insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at)
+         values ('acme', 'payments', 'k', 'IN_PROGRESS', 0, now())",
+    )
+    .execute(&mut other)
+    .await
+    .unwrap();
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%Counts a run%'", 1).await;
+    sqlx::raw_sql("commit").execute(&mut other).await.unwrap();
+    world.wait_for(WAITING, 1).await;
+    assert_eq!(world.count("select crash_attempts::bigint from oncely.idempotency_keys").await, 1);
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
+}
+
 #[tokio::test]
 async fn a_run_whose_mark_could_not_be_taken_back_is_not_counted_twice() {
     let mut world = World::new().await;

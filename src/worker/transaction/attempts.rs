@@ -270,7 +270,7 @@ impl Attempts {
         let done = transact(&run, session, &mut self.hand.unconfirmed).await;
         self.hand.took = run.started.elapsed();
         match &done {
-            Ok(outcomes) if outcomes.iter().all(|outcome| outcome.attempt() == Some(1)) => {
+            Ok(outcomes) if keys == ExpectedKeys::Fresh || outcomes.iter().all(was_fresh) => {
                 self.prediction.nobody_knew();
             }
             Ok(_) | Err(Interrupt::Known) => self.prediction.postgres_knew(),
@@ -410,5 +410,28 @@ impl Attempts {
             }
         }
         self.session.as_mut().ok_or(Abandoned)
+    }
+}
+
+/// Did nobody have its key? A first run that is left undecided says so as well.
+fn was_fresh(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Undecided { attempts, fault } => *attempts == 0 && fault.class != FaultClass::Crashed,
+        other => other.attempt() == Some(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_run_that_is_left_undecided_had_a_fresh_key() {
+        let undecided = |attempts, class| Outcome::Undecided { attempts, fault: Fault::new(class, None, "") };
+        assert!(was_fresh(&undecided(0, FaultClass::Environment)));
+        assert!(!was_fresh(&undecided(1, FaultClass::Environment)), "it has answered for a run before");
+        assert!(!was_fresh(&undecided(0, FaultClass::Crashed)), "its key is marked");
+        assert!(was_fresh(&Outcome::Completed { attempt: 1, response: None }));
+        assert!(!was_fresh(&Outcome::Completed { attempt: 2, response: None }));
     }
 }

@@ -214,6 +214,10 @@ async fn failures_are_counted_once_each_until_the_message_is_given_up() {
         ("given_up", Some("attempts_exhausted"))
     );
     assert_eq!(fail(&mut sql, "k", 0, None).await.0, "given_up");
+    // It was given up before, so what is written down is the caller's attempt.
+    assert_eq!(fail(&mut sql, "k", 1, None).await.0, "given_up");
+    let attempts = "select string_agg(attempt::text, ' ' order by attempt) from oncely.audit where outcome = 'dead_lettered'";
+    assert_eq!(world.text(attempts).await.as_deref(), Some("0 1 3"));
     let given_up = fail(&mut sql, "poison", 1, Some("poison")).await;
     assert_eq!(given_up, ("given_up".to_owned(), 1, Some("poison".to_owned())));
     // Where the claim did not answer nothing is counted; a reason gives up all the same.
