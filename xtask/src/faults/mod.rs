@@ -207,11 +207,12 @@ impl Trial {
                 arena.inject(second).await.with_context(|| format!("injecting {}", second.name()))?;
             }
             arena.hold(&planned.fault).await;
-            arena.heal(&planned.fault).await.with_context(|| format!("healing {name}"))?;
+            // The second one first: healing the other may need a lock that a frozen process holds.
             if let Some(second) = &planned.second {
                 arena.heal(second).await.with_context(|| format!("healing {}", second.name()))?;
                 *done.faults.entry(second.kind.name()).or_insert(0) += 1;
             }
+            arena.heal(&planned.fault).await.with_context(|| format!("healing {name}"))?;
             if planned.fault.kind.strikes_once() && arena.struck() == before {
                 done.missed += 1;
             } else {
