@@ -42,6 +42,8 @@ def handle(channel, method, properties, body: bytes) -> None:
             outcome = "invalid"  # No tenant or no key: it will never have one.
         elif error.sqlstate == "ONC17":
             outcome = "elsewhere"
+        elif error.sqlstate in ("55P03", "40P01"):
+            outcome = "retry"  # Somebody holds the key: nothing has failed.
         else:
             # The work was rolled back; that it failed is counted.
             outcome, = sql.execute(

@@ -233,7 +233,7 @@ fn verdict(story: &Story) -> String {
     let conflicts = story.timeline.iter().filter(|row| row.reason.as_deref() == Some("key_conflict")).count();
     let conflict = match conflicts {
         0 => String::new(),
-        count => format!(" {count} message(s) with this key and ANOTHER payload were refused."),
+        count => format!(" {count} message(s) came with this key and ANOTHER payload."),
     };
     let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
         Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {

@@ -131,7 +131,7 @@ async fn explain_tells_the_whole_story_of_a_key() {
     assert!(output.status.success(), "{text}");
     for part in [
         "payments · tenant acme · key order-1",
-        "COMPLETED: it took effect, once. 1 message(s) with this key and ANOTHER payload were refused.",
+        "COMPLETED: it took effect, once. 1 message(s) came with this key and ANOTHER payload.",
         "protected until",
         "mirror     present, of this epoch",
         "duplicate, not run: mirror knew it",
