@@ -64,6 +64,8 @@ pub struct Meanwhile {
     pub deaths: Vec<f64>,
     /// From when to when a tenant's schema was missing.
     pub missing: Vec<(String, f64, f64)>,
+    /// From when to when what every handler needs was missing.
+    pub breaks: Vec<(f64, f64)>,
     /// From when to when the clock was set back.
     pub jumps: Vec<(f64, f64)>,
 }
@@ -183,7 +185,13 @@ fn doubt_ladder(meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdict: &St
                 .iter()
                 .any(|(tenant, from, to)| *tenant == key.0 && at >= from - GRAIN && at <= to + AFTERMATH)
         };
-        if let Some(step) = steps.iter().find(|step| !missing(step.at)) {
+        // Where all break in the middle of a batch, who succeeded before it witnesses against who fails behind it: one attempt each time.
+        let mut breaks: Vec<&(f64, f64)> = meanwhile.breaks.iter().collect();
+        let mut is_of_a_break = |at: f64| {
+            let found = breaks.iter().position(|(from, to)| at >= from - GRAIN && at <= to + AFTERMATH);
+            found.map(|found| breaks.swap_remove(found)).is_some()
+        };
+        if let Some(step) = steps.iter().find(|step| !missing(step.at) && !is_of_a_break(step.at)) {
             return Some(format!(
                 "attempt {} failed while its schema was there ({})",
                 step.attempt, step.code

@@ -32,6 +32,10 @@ impl Arena {
                 self.evidence.meanwhile.jumps.push((now, f64::INFINITY));
                 return self.age("-3 seconds").await;
             }
+            Kind::RevokeGrant | Kind::DropFunction => {
+                let now = self.moment();
+                self.evidence.meanwhile.breaks.push((now, f64::INFINITY));
+            }
             _ => {}
         }
         let mut connection = self.connect().await?;
@@ -87,6 +91,14 @@ impl Arena {
         Ok(())
     }
 
+    /// What every handler needs is there again, in a moment.
+    fn mended(&mut self) {
+        let now = self.moment();
+        if let Some((_, until)) = self.evidence.meanwhile.breaks.last_mut() {
+            *until = now;
+        }
+    }
+
     pub(super) async fn heal_postgres(&mut self, fault: &Fault) -> anyhow::Result<()> {
         match fault.kind {
             Kind::KillPostgres | Kind::ShutdownPostgres => return self.postgres()?.restart().await,
@@ -102,6 +114,7 @@ impl Arena {
                 }
             }
             Kind::RevokeGrant => {
+                self.mended();
                 let grant = "grant select, insert, update on judge.effects to oncely_worker";
                 run(&mut self.connect().await?, grant).await?;
             }
@@ -116,6 +129,7 @@ impl Arena {
                 run(&mut connection, WORKERS).await?;
             }
             Kind::DropFunction => {
+                self.mended();
                 let back = "alter function judge.taken(oncely.message) rename to take";
                 run(&mut self.connect().await?, back).await?;
             }

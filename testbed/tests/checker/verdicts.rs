@@ -96,7 +96,7 @@ fn a_crash_without_deaths_and_a_conflict_without_another_payload_are_unjustified
 
 #[test]
 fn what_only_a_missing_schema_explains_must_have_failed_while_it_was_missing() {
-    let of = |missing: &[(String, f64, f64)]| {
+    let of = |missing: &[(String, f64, f64)], breaks: &[(f64, f64)]| {
         let intent = Intent::new("branch_0", "b", Act::Branch, 0);
         let key = ("branch_0".to_owned(), "b".to_owned());
         let sent = sent(&[(&intent, Class::Confirmed)]);
@@ -104,11 +104,17 @@ fn what_only_a_missing_schema_explains_must_have_failed_while_it_was_missing() {
         evidence.dead.insert(letter(&intent, "attempts_exhausted"));
         evidence.trail.insert(key, ladder("attempts_exhausted", &SLOWLY));
         evidence.meanwhile.missing = missing.to_vec();
+        evidence.meanwhile.breaks = breaks.to_vec();
         found(&sent, &evidence)
     };
     let missing = |from, to| ("branch_0".to_owned(), from, to);
-    assert_eq!(of(&[missing(99.0, 104.0)]), BTreeMap::new());
-    assert_eq!(of(&[missing(101.0, 104.0)]), unjustified(1));
-    let never = of(&[]);
+    assert_eq!(of(&[missing(99.0, 104.0)], &[]), BTreeMap::new());
+    assert_eq!(of(&[missing(101.0, 104.0)], &[]), unjustified(1));
+    // All of them broke for a while: that explains one attempt.
+    assert_eq!(of(&[missing(100.15, 104.0)], &[]), unjustified(1));
+    assert_eq!(of(&[missing(100.15, 104.0)], &[(99.9, 103.0)]), BTreeMap::new());
+    assert_eq!(of(&[missing(100.15, 104.0)], &[(101.0, 103.0)]), unjustified(1));
+    assert_eq!(of(&[missing(101.0, 104.0)], &[(99.9, 103.0)]), unjustified(1));
+    let never = of(&[], &[]);
     assert!(never.contains_key(&(Invariant::I1, What::UnexplainedDeadLetter)), "{never:?}");
 }
