@@ -35,7 +35,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
 /// for the real ones.
 pub(crate) fn build_with_failpoints() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely with failpoints");
-    let failpoints = ["--bins", "--features", "oncely/failpoints"];
+    let failpoints = ["--bins", "--features", "failpoints"];
     run(cargo(&root()).arg("build").args(PRODUCT).args(failpoints))?;
     let here = std::env::current_exe()?;
     let from = here.parent().context("no folder")?;

@@ -61,7 +61,7 @@ impl Patch {
         let output = process::cargo(&tree)
             .arg("build")
             .args(process::PRODUCT)
-            .args(["--locked", "--bins", "--features", "oncely/failpoints", "--target-dir"])
+            .args(["--locked", "--bins", "--features", "failpoints", "--target-dir"])
             .arg(&built)
             // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
             // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
