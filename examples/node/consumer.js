@@ -55,7 +55,8 @@ async function outcomeOf(message) {
   } catch (error) {
     if (error.code === "ONC11") return "invalid"; // No tenant or no key: it will never have one.
     if (error.code === "ONC17") return "elsewhere";
-    if (error.code === "55P03" || error.code === "40P01") return "retry"; // Somebody holds the key: nothing has failed.
+    // Somebody holds the key, or a deadlock: nobody's failure.
+    if (error.code === "55P03" || error.code === "40P01") return "retry";
     // The work was rolled back; that it failed is counted.
     const { rows } = await sql.query(
       "select outcome from oncely.fail($1, $2, $3, $4, $5, $6, error_code => $7, queue => $8)",

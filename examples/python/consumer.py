@@ -43,7 +43,7 @@ def handle(channel, method, properties, body: bytes) -> None:
         elif error.sqlstate == "ONC17":
             outcome = "elsewhere"
         elif error.sqlstate in ("55P03", "40P01"):
-            outcome = "retry"  # Somebody holds the key: nothing has failed.
+            outcome = "retry"  # Somebody holds the key, or a deadlock: nobody's failure.
         else:
             # The work was rolled back; that it failed is counted.
             outcome, = sql.execute(

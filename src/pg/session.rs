@@ -281,8 +281,8 @@ pub(crate) async fn limit_lock_wait(
     Ok(())
 }
 
-/// Has PostgreSQL plan what follows in the transaction at hand, until `enter_handler`, for the tables as they are. A plan that a session has kept since its tables
-/// were empty reads a whole index until they are analysed (autovacuum: after a minute or two): 80 ms with 50,000 keys instead of 0.3 ms.
+/// Has PostgreSQL plan what follows in the transaction at hand, until `enter_handler`, for the tables as they are. A plan that a session
+/// has kept since its tables were empty reads a whole index until they are analysed (autovacuum: after a minute or two): 80 ms with 50,000 keys instead of 0.3 ms.
 pub(crate) async fn plan_anew(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query!("set local plan_cache_mode = force_custom_plan").execute(connection).await?;
     Ok(())

@@ -205,30 +205,6 @@ async fn a_lane_that_was_cut_off_from_all_servers_takes_its_marks_back_while_it_
 #[tokio::test]
 async fn a_copy_that_waited_for_the_count_of_a_live_run_counts_nothing() {
     let mut world = World::new().await;
-    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pg/mark_suspects.sql");
-    let statement = std::fs::read_to_string(source).unwrap();
-    let mark = async |session: &mut sqlx::PgConnection| {
-        let (pid, started): (i32, chrono::DateTime<chrono::Utc>) =
-            sqlx::query_as("select pid, backend_start from pg_stat_activity where pid = pg_backend_pid()")
-                .fetch_one(&mut *session)
-                .await
-                .unwrap();
-        let now = chrono::Utc::now();
-        sqlx::query(sqlx::AssertSqlSafe(statement.clone()))
-            .bind("payments")
-            .bind(now)
-            .bind(["acme"])
-            .bind(["k"])
-            .bind([Option::<Vec<u8>>::None])
-            .bind(true)
-            .bind(pid)
-            .bind(started)
-            .bind(now)
-            .fetch_all(session)
-            .await
-            .unwrap()
-            .len()
-    };
     sqlx::raw_sql(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at)
          values ('acme', 'payments', 'k', 'IN_PROGRESS', 0, now())",
@@ -239,13 +215,13 @@ async fn a_copy_that_waited_for_the_count_of_a_live_run_counts_nothing() {
     let mut first = world.database.connect().await.unwrap();
     let mut second = world.database.connect().await.unwrap();
     sqlx::raw_sql("begin").execute(&mut first).await.unwrap();
-    assert_eq!(mark(&mut first).await, 1);
+    assert_eq!(count_runs(&mut first, &["k"]).await, 1);
     let waits = async {
         world.wait_for("select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'", 1).await;
         // Its run goes on after this: the session lives.
         sqlx::raw_sql("commit").execute(&mut first).await.unwrap();
     };
-    let (counted, ()) = tokio::join!(mark(&mut second), waits);
+    let (counted, ()) = tokio::join!(count_runs(&mut second, &["k"]), waits);
     assert_eq!(counted, 0, "the first session's run is at work");
     let counts = "select crash_attempts::bigint from oncely.idempotency_keys where key = 'k'";
     assert_eq!(world.count(counts).await, 1);
@@ -254,12 +230,12 @@ async fn a_copy_that_waited_for_the_count_of_a_live_run_counts_nothing() {
     first.close().await.unwrap();
     let gone = format!("select count(*) from pg_stat_activity where pid = {ended}");
     world.wait_for(&gone, 0).await;
-    assert_eq!(mark(&mut second).await, 1);
+    assert_eq!(count_runs(&mut second, &["k"]).await, 1);
     assert_eq!(world.count(counts).await, 2);
 }
 
-/// The statement that counts runs, on two keys in the order of its locks.
-async fn count_runs(session: &mut sqlx::PgConnection, keys: [&str; 2]) -> usize {
+/// The statement that counts runs; says how many it counted.
+async fn count_runs(session: &mut sqlx::PgConnection, keys: &[&str]) -> usize {
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/pg/mark_suspects.sql");
     let statement = std::fs::read_to_string(source).unwrap();
     let (pid, started): (i32, chrono::DateTime<chrono::Utc>) = sqlx::query_as(
@@ -272,9 +248,9 @@ async fn count_runs(session: &mut sqlx::PgConnection, keys: [&str; 2]) -> usize 
     sqlx::query(sqlx::AssertSqlSafe(statement))
         .bind("payments")
         .bind(now)
-        .bind(["acme", "acme"])
+        .bind(vec!["acme"; keys.len()])
         .bind(keys)
-        .bind([Option::<Vec<u8>>::None, None])
+        .bind(vec![Option::<Vec<u8>>::None; keys.len()])
         .bind(true)
         .bind(pid)
         .bind(started)
@@ -307,11 +283,11 @@ async fn a_session_that_was_opened_while_another_waited_for_a_lock_is_at_work() 
     let meanwhile = async {
         world.wait_for("select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'", 1).await;
         let mut young = world.database.connect().await.unwrap();
-        assert_eq!(count_runs(&mut young, ["k", "k2"]).await, 2);
+        assert_eq!(count_runs(&mut young, &["k", "k2"]).await, 2);
         sqlx::raw_sql("commit").execute(&mut holder).await.unwrap();
         young
     };
-    let (counted, young) = tokio::join!(count_runs(&mut waiting, ["a", "k"]), meanwhile);
+    let (counted, young) = tokio::join!(count_runs(&mut waiting, &["a", "k"]), meanwhile);
     assert_eq!(counted, 1, "the young session's run of k is at work");
     let counts = "select crash_attempts::bigint from oncely.idempotency_keys where key = 'k'";
     assert_eq!(world.count(counts).await, 2);
@@ -322,19 +298,19 @@ async fn a_session_that_was_opened_while_another_waited_for_a_lock_is_at_work() 
 async fn a_run_of_another_login_is_at_work_as_long_as_its_session_is_there() {
     let mut world = World::new().await;
     let mut first = world.database.connect().await.unwrap();
-    assert_eq!(count_runs(&mut first, ["a", "k"]).await, 2);
+    assert_eq!(count_runs(&mut first, &["a", "k"]).await, 2);
     // As workers whose credentials are renewed: the old login's session is there, and the new login may not look into it.
     let mut second = world.database.connect().await.unwrap();
     sqlx::raw_sql("set role oncely_worker").execute(&mut second).await.unwrap();
     let hidden = "select count(*) from pg_stat_activity where usename = 'postgres' and backend_start is null and pid <> pg_backend_pid()";
     let hidden: i64 = sqlx::query_scalar(hidden).fetch_one(&mut second).await.unwrap();
     assert!(hidden > 0, "a role that sees everything shows nothing here");
-    assert_eq!(count_runs(&mut second, ["a", "k"]).await, 0, "they are at work");
+    assert_eq!(count_runs(&mut second, &["a", "k"]).await, 0, "they are at work");
     let ended: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut first).await.unwrap();
     first.close().await.unwrap();
     let gone = format!("select count(*) from pg_stat_activity where pid = {ended}");
     world.wait_for(&gone, 0).await;
-    assert_eq!(count_runs(&mut second, ["a", "k"]).await, 2);
+    assert_eq!(count_runs(&mut second, &["a", "k"]).await, 2);
 }
 
 #[tokio::test]
@@ -358,7 +334,9 @@ async fn a_run_is_counted_although_another_session_wrote_its_key_at_the_same_tim
     .await
     .unwrap();
     let worker = world.start("worker");
-    world.wait_for("select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%Counts a run%'", 1).await;
+    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
+        and query like '%Counts a run%'";
+    world.wait_for(waits, 1).await;
     sqlx::raw_sql("commit").execute(&mut other).await.unwrap();
     world.wait_for(WAITING, 1).await;
     assert_eq!(world.count("select crash_attempts::bigint from oncely.idempotency_keys").await, 1);

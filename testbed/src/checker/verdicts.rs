@@ -185,7 +185,8 @@ fn doubt_ladder(meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdict: &St
                 .iter()
                 .any(|(tenant, from, to)| *tenant == key.0 && at >= from - GRAIN && at <= to + AFTERMATH)
         };
-        // Where all break in the middle of a batch, who succeeded before it witnesses against who fails behind it: one attempt each time.
+        // Where all handlers break in the middle of a batch, messages that succeeded before are witnesses against those that fail after:
+        // one attempt each time.
         let mut breaks: Vec<&(f64, f64)> = meanwhile.breaks.iter().collect();
         let mut is_of_a_break = |at: f64| {
             let found = breaks.iter().position(|(from, to)| at >= from - GRAIN && at <= to + AFTERMATH);
