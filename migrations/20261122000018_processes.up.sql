@@ -9,15 +9,20 @@ create table oncely.processes (
     version text collate "C" not null,
     host text not null,
     pid integer not null,
+    config_digest text collate "C" not null,
+    state text collate "C" not null,
+    reason text,
     login text not null,
     started_at timestamptz not null,
     last_seen_at timestamptz not null,
     consumers jsonb not null,
     constraint processes_pkey primary key (id),
     constraint processes_kind check (kind in ('worker', 'relay')),
+    constraint processes_state check (state in ('starting', 'ready', 'unready', 'stopping')),
     -- Whoever may beat fills no disk with it.
     constraint processes_size check (
         octet_length(name) <= 255 and octet_length(version) <= 64 and octet_length(host) <= 255
+        and octet_length(config_digest) <= 64 and octet_length(reason) <= 1000
         and octet_length(consumers::text) <= 1048576
     ),
     constraint processes_times check (
@@ -34,6 +39,11 @@ comment on column oncely.processes.name is 'As in the audit trail (worker.name).
 comment on column oncely.processes.version is 'Version of the program.';
 comment on column oncely.processes.host is 'Where it runs, in its own words.';
 comment on column oncely.processes.pid is 'Its number there.';
+comment on column oncely.processes.config_digest is
+    'Names the configuration that it was started with: two processes with different ones have different files.';
+comment on column oncely.processes.state is
+    'starting; ready; unready, with the reason; stopping. What /readyz of the process says.';
+comment on column oncely.processes.reason is 'Why it is not ready.';
 comment on column oncely.processes.login is 'The database''s user that it really logged in as.';
 comment on column oncely.processes.started_at is 'When it was first seen.';
 comment on column oncely.processes.last_seen_at is
@@ -43,7 +53,8 @@ comment on column oncely.processes.consumers is
     'the last failure, and since when and why it is stalled.';
 
 create function oncely.beat(
-    id uuid, kind text, name text, version text, host text, pid integer, consumers jsonb
+    id uuid, kind text, name text, version text, host text, pid integer, config_digest text, state text, reason text,
+    consumers jsonb
 ) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -58,7 +69,7 @@ begin
             message = 'oncely: a heartbeat may have a mebibyte at most';
     end if;
     update oncely.processes as p
-    set last_seen_at = at, consumers = beat.consumers
+    set last_seen_at = at, state = beat.state, reason = beat.reason, consumers = beat.consumers
     where p.id = beat.id and p.login = session_user;
     if found then
         return;
@@ -67,8 +78,13 @@ begin
         raise exception using errcode = '53400', message = 'oncely: this user has a thousand processes already';
     end if;
     -- With another user's id: a violation of the primary key.
-    insert into oncely.processes (id, kind, name, version, host, pid, login, started_at, last_seen_at, consumers)
-    values (beat.id, beat.kind, beat.name, beat.version, beat.host, beat.pid, session_user, at, at, beat.consumers);
+    insert into oncely.processes (
+        id, kind, name, version, host, pid, config_digest, state, reason, login, started_at, last_seen_at, consumers
+    )
+    values (
+        beat.id, beat.kind, beat.name, beat.version, beat.host, beat.pid, beat.config_digest, beat.state, beat.reason,
+        session_user, at, at, beat.consumers
+    );
 end
 $$;
 comment on function oncely.beat is 'Writes the heartbeat of a process. A row belongs to the user that made it.';

@@ -9,7 +9,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
 use crate::config::{Config, host};
-use crate::pg::{self, PgSettings, Process};
+use crate::pg::{self, PgSettings, Process, Readiness};
 
 /// How often. Whoever reads takes three times this for silence.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -36,6 +36,7 @@ impl Heartbeat {
             kind,
             name: config.worker.name.clone(),
             host: host().unwrap_or_default(),
+            config_digest: config.digest.clone(),
         };
         let heart = Heart {
             application: format!("oncely {kind} {} heartbeat", process.name),
@@ -103,7 +104,7 @@ impl Heart {
             Some(open) => open,
             None => pg::open_for_heartbeats(&self.settings, &self.application, &self.cell).await?,
         };
-        pg::beat(&mut connection, &self.process, consumers).await?;
+        pg::beat(&mut connection, &self.process, &Readiness::Ready, consumers).await?;
         self.connection = Some(connection);
         Ok(())
     }

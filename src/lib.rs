@@ -52,6 +52,7 @@ pub mod cli;
 pub mod config;
 #[doc(hidden)]
 pub mod decide;
+pub(crate) mod durations;
 pub mod event;
 #[cfg(feature = "cli")]
 #[doc(hidden)]

@@ -40,6 +40,8 @@ pub const DEFAULTS: &str = include_str!("../../oncely.default.toml");
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
+    /// Names what was configured, without its secrets and the process's own name: equal files have equal digests.
+    pub digest: String,
     /// Name of the cell that the database must be.
     pub cell: String,
     /// What signs identities and marks letters; by default the cell's own secret.
@@ -185,6 +187,7 @@ impl Config {
     }
 
     fn of(values: Dict, problems: &mut Problems) -> Option<Self> {
+        let digest = digest(&values);
         let mut root = Section::new("", values);
         let (cell, signing_key, known_keys) = {
             let mut section = root.table("cell", problems);
@@ -221,6 +224,7 @@ impl Config {
         root.finish(problems);
         contradictions(&consumers, mirror.as_ref(), &audit, problems);
         gc.map(|gc| Self {
+            digest,
             cell,
             signing_key,
             known_keys,
@@ -237,6 +241,27 @@ impl Config {
             consumers,
         })
     }
+}
+
+/// Settings that are secret, hold a secret, or are meant to differ between processes.
+const NOT_DIGESTED: [(&str, &[&str]); 6] = [
+    ("cell", &["signing_key", "known_keys"]),
+    ("postgres", &["url"]),
+    ("rabbitmq", &["url"]),
+    ("redis", &["url"]),
+    ("mirror", &["key"]),
+    ("worker", &["name"]),
+];
+
+/// Names the values, as far as they may be told apart by anybody.
+fn digest(values: &Dict) -> String {
+    let mut values = serde_json::to_value(values).unwrap_or_default();
+    for (table, keys) in NOT_DIGESTED {
+        if let Some(table) = values.get_mut(table).and_then(serde_json::Value::as_object_mut) {
+            table.retain(|key, _| !keys.contains(&key.as_str()));
+        }
+    }
+    blake3::hash(values.to_string().as_bytes()).to_hex()[..12].to_owned()
 }
 
 /// The merged values of the file and the environment.

@@ -37,7 +37,7 @@ pub(super) fn duration(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
-fn interval(duration: Duration) -> PgInterval {
+pub(super) fn interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(duration.as_micros()).unwrap_or(i64::MAX) }
 }
 

@@ -9,6 +9,7 @@ mod collection;
 mod complete;
 mod condition;
 mod consumers;
+mod control;
 mod dead_letter;
 mod door;
 mod error;
@@ -32,6 +33,7 @@ mod reply;
 mod right;
 mod search_path;
 mod session;
+mod stats;
 mod suspect;
 mod timelines;
 
@@ -50,6 +52,7 @@ pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{Registered, Registration, register_consumer, set_retention};
+pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub(crate) use door::{Door, NoSession};
 pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_outage};
@@ -84,7 +87,7 @@ pub(crate) use picture::{
     ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
 };
 pub(crate) use process::{
-    Process, ProcessRow, beat, bury as bury_processes, leave, open_for_heartbeats, processes,
+    Process, ProcessRow, Readiness, beat, bury as bury_processes, leave, open_for_heartbeats, processes,
 };
 pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
@@ -95,5 +98,8 @@ pub(crate) use session::{
     process, secret, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
+pub(crate) use stats::{
+    ConsumerStats, RelayStats, consumer_stats, record_relay_stats, record_stats, relay_stats, roll_up_stats,
+};
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;

@@ -16,7 +16,45 @@ pub(crate) struct Process {
     pub(crate) kind: &'static str,
     pub(crate) name: String,
     pub(crate) host: String,
+    /// Names its configuration.
+    pub(crate) config_digest: String,
 }
+
+/// Whether a process does its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    /// It has not done any yet: why.
+    Starting(String),
+    /// It does.
+    Ready,
+    /// It has, and can't at the moment: why.
+    Unready(String),
+    /// It was told to stop.
+    Stopping,
+}
+
+impl Readiness {
+    /// As `oncely.processes.state` and `/readyz` have it.
+    pub(crate) fn state(&self) -> &'static str {
+        match self {
+            Self::Starting(_) => "starting",
+            Self::Ready => "ready",
+            Self::Unready(_) => "unready",
+            Self::Stopping => "stopping",
+        }
+    }
+
+    /// Why it is not ready.
+    pub(crate) fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Starting(reason) | Self::Unready(reason) => Some(reason),
+            Self::Ready | Self::Stopping => None,
+        }
+    }
+}
+
+/// Longest reason that is told, in bytes.
+const REASON: usize = 1_000;
 
 /// Opens a connection for heartbeats. Their commits wait neither for the disk nor for a standby: one that is lost is followed by the
 /// next.
@@ -39,20 +77,25 @@ pub(crate) async fn open_for_heartbeats(
     Ok(connection)
 }
 
-/// Says that this process lives, and how its consumers fare.
+/// Says that this process lives, whether it is ready, and how its consumers fare.
 pub(crate) async fn beat(
     connection: &mut PgConnection,
     process: &Process,
+    readiness: &Readiness,
     consumers: &Value,
 ) -> Result<(), sqlx::Error> {
+    let reason = readiness.reason().map(|reason| &reason[..reason.floor_char_boundary(REASON)]);
     sqlx::query!(
-        "select oncely.beat($1, $2, $3, $4, $5, $6, $7)::text",
+        "select oncely.beat($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text",
         process.id,
         process.kind,
         process.name,
         env!("CARGO_PKG_VERSION"),
         process.host,
         i32::try_from(std::process::id()).unwrap_or(i32::MAX),
+        process.config_digest,
+        readiness.state(),
+        reason,
         consumers
     )
     .fetch_one(connection)
@@ -81,6 +124,10 @@ pub(crate) struct ProcessRow {
     pub(crate) version: String,
     pub(crate) host: String,
     pub(crate) pid: i32,
+    pub(crate) config_digest: String,
+    /// [`Readiness::state`], with its reason.
+    pub(crate) state: String,
+    pub(crate) reason: Option<String>,
     pub(crate) login: String,
     pub(crate) started_at: DateTime<Utc>,
     pub(crate) last_seen_at: DateTime<Utc>,
@@ -94,7 +141,7 @@ pub(crate) async fn processes(
 ) -> Result<Vec<ProcessRow>, sqlx::Error> {
     let rows = sqlx::query!(
         // As text: JSON may hold what Rust can't, and one row must not hide the others.
-        r#"select kind, name, version, host, pid, login, oncely.bounded(started_at) as "started_at!",
+        r#"select kind, name, version, host, pid, config_digest, state, reason, login, oncely.bounded(started_at) as "started_at!",
             oncely.bounded(last_seen_at) as "last_seen_at!", consumers::text as "consumers!"
          from oncely.processes
          where last_seen_at >= $1
@@ -110,6 +157,9 @@ pub(crate) async fn processes(
         version: row.version,
         host: row.host,
         pid: row.pid,
+        config_digest: row.config_digest,
+        state: row.state,
+        reason: row.reason,
         login: row.login,
         started_at: row.started_at,
         last_seen_at: row.last_seen_at,

@@ -5,7 +5,18 @@ use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
 const ROOMS: [&[&str]; 14] = [
-    &["identity", "message", "event", "retry", "fault", "fingerprint", "settlement", "shown", "own_headers"],
+    &[
+        "identity",
+        "message",
+        "event",
+        "retry",
+        "fault",
+        "fingerprint",
+        "settlement",
+        "shown",
+        "own_headers",
+        "durations",
+    ],
     &["reason"],
     &["extract", "outcome", "decide", "blame", "signing", "letter"],
     &["failpoint"],

@@ -23,7 +23,8 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
          join pg_class as c on c.oid = x.indrelid
          join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
          -- Of these each cell has its own copy, so they need no tenant.
-         where x.indisunique and c.relname not in ('cell', '_sqlx_migrations', 'processes', 'consumers', 'maintenance', 'audit_seals')
+         where x.indisunique and c.relname not in ('cell', '_sqlx_migrations', 'processes', 'consumers', 'maintenance', 'audit_seals',
+             'stats', 'relay_stats', 'controls')
            and not exists (
                select from pg_attribute as a
                where a.attrelid = c.oid and a.attname = 'tenant'
@@ -279,10 +280,21 @@ async fn each_role_can_do_its_work_and_no_more() {
         ),
         (
             "oncely_worker",
-            "select oncely.beat(gen_random_uuid(), 'worker', 'w', '1', 'h', 1, '[]'), oncely.leave(gen_random_uuid())",
+            "select oncely.beat(gen_random_uuid(), 'worker', 'w', '1', 'h', 1, 'd', 'ready', null, '[]'), oncely.leave(gen_random_uuid())",
             true,
         ),
         ("oncely_worker", "delete from oncely.processes", false),
+        ("oncely_worker", "select * from oncely.controls", true),
+        ("oncely_worker", "select oncely.pause_consumer('payments', null, 'x', 'me')", false),
+        ("oncely_worker", "select * from oncely.stats", false),
+        ("oncely_worker", "delete from oncely.stats", false),
+        ("oncely_worker", "select oncely.roll_up_stats()", false),
+        ("oncely_relay", "select oncely.roll_up_stats()", true),
+        ("oncely_relay", "select oncely.resume_consumer('payments', 'x', 'me')", false),
+        ("oncely_operator", "select oncely.resume_consumer('payments', 'x', 'me')", true),
+        ("oncely_operator", "delete from oncely.controls", false),
+        ("oncely_auditor", "select * from oncely.stats, oncely.relay_stats, oncely.controls", true),
+        ("oncely_auditor", "select oncely.pause_consumer('payments', null, 'x', 'me')", false),
         ("oncely_worker", "select oncely.bury_processes(now())", false),
         ("oncely_relay", "select oncely.bury_processes(now())", true),
         ("oncely_relay", "delete from oncely.processes", false),

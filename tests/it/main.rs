@@ -42,6 +42,7 @@ mod rust_handlers;
 mod search_path;
 mod silence;
 mod sql_protocol;
+mod stats;
 mod status;
 mod support;
 mod trail;

@@ -188,14 +188,15 @@ async fn a_dead_letter_queue_that_was_emptied_is_told() {
 async fn a_process_can_only_write_its_own_heartbeat() {
     let mut world = world("").await;
     let id = uuid::Uuid::now_v7();
-    let beat = "select oncely.beat($1, 'worker', 'mine', '1', 'host', 1, '[]')::text";
+    let beat = "select oncely.beat($1, 'worker', 'mine', '1', 'host', 1, '', 'ready', null, '[]')::text";
     sqlx::query(beat).bind(id).execute(&mut world.sql).await.unwrap();
     sqlx::query("update oncely.processes set login = 'somebody else'").execute(&mut world.sql).await.unwrap();
     let refused = sqlx::query(beat).bind(id).execute(&mut world.sql).await.unwrap_err();
     assert_eq!(refused.as_database_error().unwrap().code().as_deref(), Some("23505"));
     sqlx::query("select oncely.leave($1)::text").bind(id).execute(&mut world.sql).await.unwrap();
     assert_eq!(world.count(PROCESSES).await, 1);
-    let large = "select oncely.beat($1, 'worker', repeat('x', 256), '1', 'host', 1, '[]')::text";
+    let large =
+        "select oncely.beat($1, 'worker', repeat('x', 256), '1', 'host', 1, '', 'ready', null, '[]')::text";
     let refused = sqlx::query(large).bind(uuid::Uuid::now_v7()).execute(&mut world.sql).await.unwrap_err();
     assert_eq!(refused.as_database_error().unwrap().code().as_deref(), Some("23514"));
 }
@@ -220,7 +221,7 @@ async fn a_heartbeat_that_cannot_be_read_hides_nobody_else() {
     ];
     for beat in &beats {
         sqlx::query(
-            "select oncely.beat(gen_random_uuid(), 'worker', 'strange', '0', 'h', 1, $1::text::jsonb)",
+            "select oncely.beat(gen_random_uuid(), 'worker', 'strange', '0', 'h', 1, '', 'ready', null, $1::text::jsonb)",
         )
         .bind(beat)
         .execute(&mut world.sql)
@@ -231,7 +232,7 @@ async fn a_heartbeat_that_cannot_be_read_hides_nobody_else() {
     assert_eq!(object["processes"].as_array().unwrap().len(), 1 + beats.len(), "{object}");
     assert_eq!(object["queues"][0]["unacknowledged"], most, "it is as much as there can be");
     let huge = sqlx::query(
-        "select oncely.beat(gen_random_uuid(), 'worker', 'huge', '0', 'h', 1, to_jsonb(repeat('x', 1048577)))",
+        "select oncely.beat(gen_random_uuid(), 'worker', 'huge', '0', 'h', 1, '', 'ready', null, to_jsonb(repeat('x', 1048577)))",
     );
     let refused = huge.execute(&mut world.sql).await.unwrap_err();
     assert!(refused.to_string().contains("mebibyte"), "{refused}");

@@ -48,7 +48,7 @@ begin
             -- Runs handlers, and records what became of their messages.
             ('oncely_worker', 'usage on schema oncely'),
             ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
-                'oncely.dead_letters'),
+                'oncely.dead_letters, oncely.controls'),
             ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.mirror_queue'),
             ('oncely_worker', format('update (%s) on oncely.idempotency_keys', key_changed)),
             ('oncely_worker', format('update (%s) on oncely.dead_letters', letter_changed)),
@@ -57,7 +57,7 @@ begin
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
-                'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave'),
+                'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
                 'text, text, text, text, text, text, oncely.message)'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
@@ -70,7 +70,7 @@ begin
             ('oncely_relay', 'usage on schema oncely'),
             -- It makes the tags of identities, as the worker does. It can write to Redis whatever it likes anyway.
             ('oncely_relay', 'select (only_row, name, history_id, secret, audit_floor) on oncely.cell'),
-            ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals'),
+            ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals, oncely.processes'),
             ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
             ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
                 'on oncely.events'),
@@ -82,14 +82,15 @@ begin
                 'delete on oncely.dead_letters'),
             ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
-                'oncely.seal_audit, oncely.observe_clock, oncely.beat, oncely.leave, oncely.bury_processes'),
+                'oncely.seal_audit, oncely.observe_clock, oncely.beat, oncely.leave, oncely.bury_processes, '
+                'oncely.record_relay_stats, oncely.roll_up_stats'),
 
             -- A person with the command line.
             ('oncely_operator', 'usage on schema oncely'),
             ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
                 'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
                 'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
-                'oncely.rights, oncely.processes'),
+                'oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, oncely.controls'),
             ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
             -- Their state, and nothing of the messages.
             ('oncely_operator', 'delete, update (state, updated_at, swept_at) on oncely.dead_letters'),
@@ -99,14 +100,16 @@ begin
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.accept_clock, oncely.set_retention, oncely.record_action, oncely.letter_memory, '
-                'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights'),
+                'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
+                'oncely.pause_consumer, oncely.resume_consumer'),
 
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
             ('oncely_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
             ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.mirror_queue, oncely.audit, '
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.ordering_keys, '
-                'oncely.operator_actions, oncely.rights, oncely.processes'),
+                'oncely.operator_actions, oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, '
+                'oncely.controls'),
             ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
