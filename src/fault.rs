@@ -31,6 +31,37 @@ pub enum FaultClass {
     Crashed,
 }
 
+impl FaultClass {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::Transient,
+        Self::Environment,
+        Self::Contention,
+        Self::Session,
+        Self::Poison,
+        Self::Rejected,
+        Self::Refused,
+        Self::NotJson,
+        Self::Crashed,
+    ];
+
+    /// As a label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Transient => "transient",
+            Self::Environment => "environment",
+            Self::Contention => "contention",
+            Self::Session => "session",
+            Self::Poison => "poison",
+            Self::Rejected => "rejected",
+            Self::Refused => "refused",
+            Self::NotJson => "not_json",
+            Self::Crashed => "crashed",
+        }
+    }
+}
+
 /// A failure of one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {

@@ -33,6 +33,8 @@
 //!
 //! # Features
 //! - `cli` (default): the programs `oncely`, `worker` and `relay`. An embedding program does without.
+//! - `listener` (with `cli`): `worker.listen` and `relay.listen`, where metrics and health are told. Without it the [`metrics`] go to the
+//!   recorder that the embedding program installs.
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
 //! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
@@ -75,6 +77,7 @@ pub mod identity;
 pub mod letter;
 pub(crate) mod maintenance;
 pub mod message;
+pub mod metrics;
 #[doc(hidden)]
 pub mod mirror;
 #[doc(hidden)]
@@ -93,6 +96,7 @@ pub(crate) mod shown;
 pub mod shutdown;
 pub(crate) mod signing;
 pub mod telemetry;
+pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;
 pub mod worker;

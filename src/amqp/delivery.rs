@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use chrono::DateTime;
 use lapin::BasicProperties;
@@ -23,6 +24,8 @@ pub(crate) struct Delivery {
     pub(crate) tag: u64,
     /// The channel's life: a tag means nothing on another channel.
     pub(crate) channel: Arc<ChannelLife>,
+    /// When it came.
+    pub(crate) arrived: Instant,
     /// Of what the consumer may hold.
     _share: Arc<Share>,
 }
@@ -43,7 +46,7 @@ impl Delivery {
         let share = budget.take(delivery.data.len() + headers + OVERHEAD);
         let (message, properties) = read(delivery, queue);
         // Half a kilobyte that moves from hand to hand.
-        Box::new(Self { message, properties, tag, channel, _share: share })
+        Box::new(Self { message, properties, tag, channel, arrived: Instant::now(), _share: share })
     }
 }
 

@@ -34,6 +34,6 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "relay starts");
-    let stopped = Relay::new(config).run(stop).await?;
+    let stopped = Relay::new(config).tell_systemd().run(stop).await?;
     Ok(ExitCode::from(stopped.code()))
 }

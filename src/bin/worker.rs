@@ -41,6 +41,6 @@ fn work(arguments: Arguments) -> anyhow::Result<ExitCode> {
 async fn run(config: Config) -> anyhow::Result<ExitCode> {
     let stop = shutdown::on_signal()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), worker = config.worker.name, "worker starts");
-    let stopped = Worker::builder(config).build()?.run(stop).await?;
+    let stopped = Worker::builder(config).tell_systemd().build()?.run(stop).await?;
     Ok(ExitCode::from(stopped.code()))
 }

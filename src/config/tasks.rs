@@ -1,5 +1,6 @@
 //! `[worker]`, `[relay]`, `[gc]`, `[audit]`, `[dead_letters]` and `[log]`: what the processes do beside their messages.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use croner::Cron;
@@ -21,6 +22,8 @@ pub struct WorkerSettings {
     pub watchdog: Duration,
     /// Threads of the stock worker's runtime; a program that embeds a worker has its own.
     pub threads: u32,
+    /// Where it tells metrics and health.
+    pub listen: Option<SocketAddr>,
 }
 
 /// The relay process.
@@ -31,6 +34,8 @@ pub struct RelaySettings {
     pub batch: u32,
     /// Longest pause between two looks at an empty mirror queue.
     pub poll: Duration,
+    /// Where it tells metrics and health.
+    pub listen: Option<SocketAddr>,
 }
 
 /// The garbage collection.
@@ -96,9 +101,25 @@ pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSet
         shutdown: section.duration("shutdown", 25 * SECOND, SECOND..=600 * SECOND, problems),
         watchdog: section.duration("watchdog", 60 * SECOND, SECOND..=3_600 * SECOND, problems),
         threads: section.integer("threads", 1, 1..=64, problems),
+        listen: listen(&mut section, problems),
     };
     section.finish(problems);
     settings
+}
+
+fn listen(section: &mut Section, problems: &mut Problems) -> Option<SocketAddr> {
+    let text = section.text("listen", problems)?;
+    if !cfg!(feature = "listener") {
+        problems.add(section.place("listen"), "this program is built without the feature `listener`");
+    }
+    match text.parse() {
+        Ok(address) => Some(address),
+        Err(_) => {
+            let what = format!("{text:?} is not an address like 127.0.0.1:9464 or [::]:9464");
+            problems.add(section.place("listen"), what);
+            None
+        }
+    }
 }
 
 /// `<host>-<process id>`: unique among the processes that run at the same time.
@@ -124,6 +145,7 @@ pub(super) fn relay(mut section: Section, problems: &mut Problems) -> RelaySetti
             Duration::from_millis(1)..=60 * SECOND,
             problems,
         ),
+        listen: listen(&mut section, problems),
     };
     section.finish(problems);
     settings

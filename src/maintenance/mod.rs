@@ -8,4 +8,4 @@ mod schedule;
 pub(crate) use clock::refusal;
 pub(crate) use gc::{Ended, collect, plan};
 pub(crate) use partitions::{Kept, hexadecimal, keep_partitions};
-pub(crate) use schedule::run;
+pub(crate) use schedule::{Signs, run};

@@ -1,6 +1,6 @@
 //! When the maintenance happens.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use tokio_util::sync::CancellationToken;
@@ -8,7 +8,9 @@ use tokio_util::sync::CancellationToken;
 use super::{Ended, Kept, collect, keep_partitions};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
-use crate::pg::{Door, NoSession, bury_processes, is_outage, within};
+use crate::metrics::GcMetrics;
+use crate::pg::{Door, NoSession, bury_processes, describe, is_outage, roll_up_stats, within};
+use crate::vitals::Beat;
 
 /// How often the partitions are looked at: they are made `audit.ahead` before they are needed, a week at least, so an hour is plenty.
 const PARTITIONS: Duration = Duration::from_secs(3_600);
@@ -16,28 +18,39 @@ const PARTITIONS: Duration = Duration::from_secs(3_600);
 /// Processes that were silent for so long are forgotten.
 const FORGOTTEN: chrono::Duration = chrono::Duration::hours(1);
 
+/// What the maintenance says of itself by.
+#[derive(Debug)]
+pub(crate) struct Signs {
+    pub(crate) beat: Beat,
+    pub(crate) metrics: GcMetrics,
+}
+
 /// Keeps the tables until told to stop. Two relays at once are correct: a lock only saves work.
-pub(crate) async fn run(config: Config, door: Door, stop: CancellationToken) {
+pub(crate) async fn run(config: Config, door: Door, signs: Signs, stop: CancellationToken) {
     tracing::info!(schedule = config.gc.expression, "garbage collection is scheduled (UTC)");
     let application = format!("oncely relay {} maintenance", config.worker.name);
     let mut backoff = Backoff::default();
     let mut next_collection: Option<DateTime<Utc>> = None;
     while !stop.is_cancelled() {
-        let pause = match maintain(&config, &door, &application, &mut next_collection, &stop).await {
-            Ok(pause) => {
-                backoff.reset();
-                pause
-            }
-            // Somebody has to mend it.
-            Err(error @ NoSession::OtherCell { .. }) => {
-                tracing::error!(error = %error, "no maintenance; looked at again within the hour");
-                PARTITIONS
-            }
-            Err(error) => {
-                tracing::warn!(error = %error, "maintenance of the tables failed; tried again");
-                backoff.next()
-            }
-        };
+        // How long a collection takes depends on what there is to collect; each of its steps has a limit.
+        signs.beat.idle();
+        let pause =
+            match maintain(&config, &door, &application, &signs.metrics, &mut next_collection, &stop).await {
+                Ok(pause) => {
+                    backoff.reset();
+                    pause
+                }
+                // Somebody has to mend it.
+                Err(error @ NoSession::OtherCell { .. }) => {
+                    tracing::error!(error = %error, "no maintenance; looked at again within the hour");
+                    PARTITIONS
+                }
+                Err(error) => {
+                    tracing::warn!(error = %error, "maintenance of the tables failed; tried again");
+                    backoff.next()
+                }
+            };
+        signs.beat.expect(pause);
         tokio::select! {
             () = stop.cancelled() => {}
             () = tokio::time::sleep(pause) => {}
@@ -50,6 +63,7 @@ async fn maintain(
     config: &Config,
     door: &Door,
     application: &str,
+    metrics: &GcMetrics,
     next_collection: &mut Option<DateTime<Utc>>,
     stop: &CancellationToken,
 ) -> Result<Duration, NoSession> {
@@ -66,10 +80,20 @@ async fn maintain(
         Err(error) if is_outage(&error) => return Err(error.into()),
         Err(error) => tracing::warn!(error = %error, "silent processes were not removed"),
     }
+    match within(config.postgres.client_timeout(), roll_up_stats(&mut session.connection)).await {
+        Ok(minutes) => tracing::debug!(minutes, "made minutes of stats"),
+        Err(error) if is_outage(&error) => return Err(error.into()),
+        Err(error) => tracing::warn!(error = describe(&error), "minutes of stats were not made"),
+    }
     if next_collection.is_some_and(|due| due <= now) {
+        let began = Instant::now();
         match collect(config, &mut session, || stop.is_cancelled()).await? {
             Ended::Done(report) => {
+                metrics.duration.record(began.elapsed());
+                #[allow(clippy::cast_precision_loss)] // seconds
+                metrics.last_success.set(now.timestamp() as f64);
                 for collected in report.consumers {
+                    metrics.deleted.of(&collected.consumer).increment(collected.deleted.iter().sum());
                     let [completed, failed, in_progress] = collected.deleted;
                     tracing::info!(consumer = collected.consumer, before = %collected.before, completed, failed, in_progress, "collected keys");
                 }

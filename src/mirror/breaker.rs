@@ -27,6 +27,11 @@ impl Breaker {
         }
     }
 
+    /// Is it skipped, but for a try now and then?
+    pub(crate) fn is_open(&self) -> bool {
+        self.open_until.is_some()
+    }
+
     /// It worked.
     pub(crate) fn succeeded(&mut self) {
         *self = Self::default();

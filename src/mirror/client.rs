@@ -134,6 +134,11 @@ impl Mirror {
         None
     }
 
+    /// Is it left alone, because it did not answer?
+    pub(crate) fn is_left_alone(&self) -> bool {
+        self.state().breaker.is_open()
+    }
+
     /// Connects ahead of the first question; waits for it only for a moment.
     pub(crate) async fn warm_up(&self) {
         self.state().connecting = true;

@@ -1,5 +1,6 @@
 //! The epoch that the database is of, asked every quarter of a second: mirror entries of another epoch count for nothing.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ impl DatabaseStatus {
 
 /// The latest answer, shared by all lanes.
 #[derive(Clone)]
-pub(crate) struct EpochWatch(Arc<RwLock<Option<DatabaseStatus>>>);
+pub(crate) struct EpochWatch(Arc<RwLock<Option<DatabaseStatus>>>, Arc<AtomicU64>);
 
 impl EpochWatch {
     /// Starts asking, on a connection of its own, until `stop`. Keeps `clock` in step with the database's.
@@ -53,7 +54,7 @@ impl EpochWatch {
         timelines: Timelines,
         stop: CancellationToken,
     ) -> Self {
-        let watch = Self(Arc::new(RwLock::new(first)));
+        let watch = Self(Arc::new(RwLock::new(first)), Arc::default());
         let shared = watch.clone();
         tokio::spawn(async move {
             let mut connection: Option<PgConnection> = None;
@@ -92,6 +93,7 @@ impl EpochWatch {
         if let Some(before) = slot.as_ref()
             && before.epoch != status.epoch
         {
+            self.1.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 before = before.epoch,
                 now = status.epoch,
@@ -101,6 +103,17 @@ impl EpochWatch {
         // A standby that was cut off a moment ago is the one that takes over now.
         status.may_lose_commits |= slot.as_ref().is_some_and(|before| before.may_lose_commits);
         *slot = Some(status);
+    }
+
+    /// Has the database answered within this time?
+    pub(crate) fn is_recent(&self, limit: Duration) -> bool {
+        let latest = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        latest.as_ref().is_some_and(|status| status.asked.elapsed() < limit)
+    }
+
+    /// How often another epoch was seen.
+    pub(crate) fn changes(&self) -> u64 {
+        self.1.load(Ordering::Relaxed)
     }
 
     /// The latest answer, if there ever was one.

@@ -7,8 +7,10 @@ mod client;
 mod epoch;
 mod layout;
 mod tag;
+mod watch;
 
 pub(crate) use breaker::Breaker;
 pub(crate) use client::{Mirror, MirrorError};
 pub(crate) use epoch::{DatabaseStatus, EpochWatch};
 pub use tag::{Tag, TagKey};
+pub(crate) use watch::MirrorWatch;

@@ -3,6 +3,7 @@
 
 mod audit;
 mod audit_seal;
+mod backlog;
 mod claim;
 mod clock_check;
 mod collection;
@@ -41,6 +42,7 @@ pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub use audit_seal::Seal;
 pub(crate) use audit_seal::{Dropped, audit_count, audit_digest, dropped, look_as_sealed, seal_audit, seals};
+pub(crate) use backlog::{Backlog, backlog, waiting_letters};
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
 pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};

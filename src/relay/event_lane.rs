@@ -2,14 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use chrono::DateTime;
 use tokio_util::sync::CancellationToken;
 
 use super::events::{EventBatch, EventError, EventReport, is_due};
 use super::idle::{Idle, REPORT, SHORTEST};
+use super::pulse::Watched;
 use super::sessions::Sessions;
 use crate::amqp::PublishConnection;
 use crate::backoff::Backoff;
 use crate::config::Config;
+use crate::metrics::{RelayResult, Target};
 use crate::pg::{self, Cursor, Door};
 
 struct EventLane {
@@ -25,12 +28,21 @@ struct EventLane {
 /// How often the database's clock is read: this machine's may run at another speed.
 const CLOCK: Duration = Duration::from_secs(10);
 
+/// Longest pause between two looks.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// How often a lane looks whether the broker takes messages again.
 const BLOCKED: Duration = Duration::from_millis(200);
 
 /// Publishes events until told to stop: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`. A
 /// server that is away is waited for, and costs no event an attempt.
-pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop: CancellationToken) {
+pub(super) async fn publish_events(
+    config: Config,
+    number: u32,
+    door: Door,
+    watched: Watched,
+    stop: CancellationToken,
+) {
     let name = format!("oncely relay {} events {number}", config.worker.name);
     let mut idle = Idle::new(config.relay.poll);
     let mut backoff = Backoff::default();
@@ -47,9 +59,18 @@ pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop
         clock_read: Instant::now(),
     };
     while !stop.is_cancelled() {
+        let postgres = &lane.config.postgres;
+        watched.beat.expect(
+            LONGEST
+                + postgres.client_timeout() * 8
+                + postgres.statement_timeout
+                + lane.config.rabbitmq.timeout * 4,
+        );
+        let began = Instant::now();
         let pause = match lane.once().await {
             Ok(Some(report)) => {
                 backoff.reset();
+                watched.note(&report, began.elapsed());
                 total.published += report.published;
                 total.failed += report.failed;
                 total.parked += report.parked;
@@ -59,9 +80,13 @@ pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop
                     (taken, _) => idle.after(taken, batch),
                 }
             }
-            Ok(None) => BLOCKED,
+            Ok(None) => {
+                watched.pulse.failed(Target::Rabbitmq, "RabbitMQ takes no messages (an alarm)".to_owned());
+                BLOCKED
+            }
             Err(error) => {
                 tracing::warn!(error = %error, "events were not published; tried again");
+                watched.pulse.failed(Target::Rabbitmq, error.to_string());
                 lane.give_up(&error);
                 backoff.next()
             }
@@ -83,6 +108,22 @@ pub(super) async fn publish_events(config: Config, number: u32, door: Door, stop
     }
     if let Some(connection) = lane.connection {
         connection.close().await;
+    }
+}
+
+impl Watched {
+    fn note(&self, report: &EventReport, took: Duration) {
+        self.pulse.succeeded(Target::Rabbitmq);
+        let EventReport { taken, published, failed, parked, oldest } = *report;
+        for (result, number) in
+            [(RelayResult::Done, published), (RelayResult::Failed, failed), (RelayResult::Parked, parked)]
+        {
+            self.pulse.count(Target::Rabbitmq, result, number);
+        }
+        if taken > 0 {
+            let (oldest, at) = oldest.map_or((None, DateTime::UNIX_EPOCH), |(oldest, at)| (Some(oldest), at));
+            self.pulse.batch(Target::Rabbitmq, took, oldest, at);
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct EventReport {
     pub(crate) failed: usize,
     /// Refused or returned for the last time.
     pub(crate) parked: usize,
+    /// When the oldest that was published was written, and when it was taken.
+    pub(crate) oldest: Option<(DateTime<Utc>, DateTime<Utc>)>,
 }
 
 /// Why a batch, or a part of it, stays.
@@ -124,6 +126,7 @@ impl EventBatch<'_> {
             expect(deleted, arrived.len())?;
             step("events.delete.after");
             report.published = arrived.len();
+            report.oldest = arrived.iter().map(|event| event.created_at).min().map(|oldest| (oldest, now));
         }
         let failures = failures(settings, now, with_result(&events, &results));
         if !failures.is_empty() {

@@ -16,6 +16,8 @@ pub(crate) struct MirrorReport {
     pub(crate) tags: usize,
     /// Age of the oldest record.
     pub(crate) oldest: Option<DateTime<Utc>>,
+    /// When it was taken, by the database's clock.
+    pub(crate) at: DateTime<Utc>,
 }
 
 /// Why a batch stays in the mirror queue.
@@ -92,5 +94,6 @@ pub(crate) async fn mirror_batch(
         records: records.len(),
         tags: written,
         oldest: records.iter().map(|record| record.created_at).min(),
+        at: now,
     })
 }

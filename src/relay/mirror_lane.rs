@@ -1,21 +1,29 @@
 //! Mirror records on their way to Redis.
 
+use std::time::{Duration, Instant};
+
 use secrecy::ExposeSecret as _;
 use tokio_util::sync::CancellationToken;
 
 use super::idle::{Idle, REPORT};
 use super::mirror_batch::{MirrorReport, mirror_batch};
+use super::pulse::Watched;
 use super::sessions::Sessions;
 use crate::backoff::Backoff;
 use crate::config::Config;
+use crate::metrics::{RelayResult, Target};
 use crate::mirror::{Mirror, TagKey};
 use crate::pg::{Door, Session, secret, within};
+
+/// Longest pause between two looks.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Drains the mirror queue: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
 pub(super) async fn relay_mirror_records(
     config: Config,
     mirror: Option<Mirror>,
     door: Door,
+    watched: Watched,
     stop: CancellationToken,
 ) {
     let application = format!("oncely relay {}", config.worker.name);
@@ -26,15 +34,24 @@ pub(super) async fn relay_mirror_records(
     let mut reported = tokio::time::Instant::now();
     tracing::info!("relaying");
     while !stop.is_cancelled() {
+        watched.beat.expect(LONGEST + config.postgres.client_timeout() * 4);
+        let began = Instant::now();
         let pause = match relay_batch(&config, &application, &door, &mut session, mirror.as_ref()).await {
             Ok(report) => {
                 backoff.reset();
                 total.records += report.records;
                 total.tags += report.tags;
+                watched.pulse.succeeded(Target::Redis);
+                if report.records > 0 {
+                    watched.pulse.count(Target::Redis, RelayResult::Done, report.records);
+                    watched.pulse.batch(Target::Redis, began.elapsed(), report.oldest, report.at);
+                }
                 idle.after(report.records, config.relay.batch)
             }
             Err(error) => {
                 tracing::warn!(error, "the mirror queue was not relayed; tried again");
+                watched.pulse.count(Target::Redis, RelayResult::Failed, 1);
+                watched.pulse.failed(Target::Redis, error);
                 session = None;
                 backoff.next()
             }

@@ -5,6 +5,8 @@ mod events;
 mod idle;
 mod mirror_batch;
 mod mirror_lane;
+mod observe;
+mod pulse;
 mod run;
 mod sessions;
 

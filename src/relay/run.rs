@@ -1,32 +1,46 @@
 //! Builds and runs a relay.
 
-use serde_json::Value;
+use std::sync::Arc;
+
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::event_lane::publish_events;
 use super::mirror_lane::relay_mirror_records;
+use super::observe::Observer;
+use super::pulse::{Pulse, Watched};
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::heartbeat::Heartbeat;
 use crate::maintenance;
-use crate::mirror::Mirror;
-use crate::pg::{Door, Timelines};
+use crate::metrics::{GcMetrics, RelayMetrics};
+use crate::mirror::{Mirror, MirrorWatch};
+use crate::pg::{Clock, Door, Readiness, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
+use crate::vitals::Vitals;
 use crate::watchdog;
 
 /// A relay: the way of mirror records to Redis, of events to RabbitMQ, and the maintenance of the tables. Several may run.
 #[derive(Debug)]
 pub struct Relay {
     config: Config,
+    tells_systemd: bool,
 }
 
 impl Relay {
     /// A relay with this configuration.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        Self { config }
+        Self { config, tells_systemd: false }
+    }
+
+    /// Tells systemd when the relay is ready, what it does, and that its loops go round (`Type=notify`, `WatchdogSec`), where there is one. The
+    /// program `relay` does. Needs the feature `cli`.
+    #[must_use]
+    pub fn tell_systemd(mut self) -> Self {
+        self.tells_systemd = true;
+        self
     }
 
     /// Relays until `stop` is over; a batch that has begun is finished, for up to `worker.shutdown`. Servers that are away
@@ -37,12 +51,23 @@ impl Relay {
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<Stopped, Problems> {
         let (stop, _waiting) = shutdown::when(stop);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
-        if !self.start(&stop).await? {
+        let vitals =
+            Vitals::start("relay", &self.config, self.config.relay.listen, self.tells_systemd).await?;
+        let Some(clock) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);
-        }
+        };
+        let pulse = Arc::new(Pulse::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
         let mut tasks = JoinSet::new();
         let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), Timelines::default());
-        tasks.spawn(maintenance::run(self.config.clone(), door.clone(), stop.clone()));
+        tasks.spawn(maintenance::run(
+            self.config.clone(),
+            door.clone(),
+            maintenance::Signs {
+                beat: vitals.liveness.watch("maintenance"),
+                metrics: vitals.with_registry(|| GcMetrics::new(&self.config)),
+            },
+            stop.clone(),
+        ));
         let mirror = self.config.mirror.as_ref().map(Mirror::open).transpose()?;
         if mirror.is_none() {
             tracing::info!(
@@ -50,10 +75,20 @@ impl Relay {
             );
         }
         for lane in 1..=self.config.events.lanes {
-            tasks.spawn(publish_events(self.config.clone(), lane, door.clone(), stop.clone()));
+            let beat = vitals.liveness.watch(format!("event lane {lane}"));
+            let watched = Watched { pulse: Arc::clone(&pulse), beat };
+            tasks.spawn(publish_events(self.config.clone(), lane, door.clone(), watched, stop.clone()));
         }
-        tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, stop.clone()));
-        let heartbeat = Heartbeat::start("relay", &self.config, || Value::Array(Vec::new()));
+        let observer = Observer {
+            config: self.config.clone(),
+            vitals: Arc::clone(&vitals),
+            pulse: Arc::clone(&pulse),
+            mirror: mirror.clone().map(|mirror| MirrorWatch::start(mirror, stop.clone())),
+        };
+        tasks.spawn(observer.run(stop.clone()));
+        let watched = Watched { pulse: Arc::clone(&pulse), beat: vitals.liveness.watch("the mirror lane") };
+        tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, watched, stop.clone()));
+        let heartbeat = Heartbeat::start(Arc::clone(&vitals), &self.config, clock, pulse);
         let mut stopped = Stopped::Clean;
         let overdue = async {
             stop.cancelled().await;
@@ -85,7 +120,8 @@ impl Relay {
         Ok(stopped)
     }
 
-    async fn start(&self, stop: &CancellationToken) -> Result<bool, Problems> {
+    /// Waits for the database; its clock. `None`: told to stop.
+    async fn start(&self, vitals: &Vitals, stop: &CancellationToken) -> Result<Option<Clock>, Problems> {
         let mut backoff = Backoff::default();
         loop {
             let found = preflight(&self.config, false).await;
@@ -93,12 +129,15 @@ impl Relay {
                 return Err(found.problems);
             }
             if let Some(session) = found.session {
+                let clock = session.clock.clone();
                 session.close().await;
-                return Ok(true);
+                return Ok(Some(clock));
             }
-            tracing::warn!(servers = found.unreachable.join("; "), "waiting for servers");
+            let servers = found.unreachable.join("; ");
+            tracing::warn!(servers, "waiting for servers");
+            vitals.set_readiness(Readiness::Starting(format!("waiting for servers: {servers}")));
             tokio::select! {
-                () = stop.cancelled() => return Ok(false),
+                () = stop.cancelled() => return Ok(None),
                 () = tokio::time::sleep(backoff.next()) => {}
             }
         }

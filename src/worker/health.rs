@@ -12,7 +12,7 @@ use crate::amqp::ChannelLife;
 use crate::fault::Fault;
 use crate::identity::{Identity, IdentityPart};
 use crate::outcome::Outcome;
-use crate::pg::Clock;
+use crate::pg::{Clock, Pause};
 
 /// What went wrong, when, and with which message, as far as one is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +57,8 @@ pub(crate) struct Report {
     pub(crate) counts: Counts,
     /// Deliveries whose copies don't arrive.
     pub(crate) unsettled: usize,
+    /// Somebody has paused it.
+    pub(crate) paused: Option<Pause>,
     #[serde(flatten)]
     pub(crate) condition: Condition,
 }

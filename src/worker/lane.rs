@@ -14,6 +14,7 @@ use crate::decide::leaders;
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
+use crate::metrics::Stage;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg;
 use crate::worker::abandoned::Abandoned;
@@ -52,7 +53,9 @@ impl Lane {
     /// Takes batches until told to stop. A batch that has been taken is finished first.
     pub(crate) async fn run(mut self) {
         let arrivals = Arc::clone(&self.arrivals);
+        let shared = Arc::clone(&self.shared);
         loop {
+            self.decider.attempts.waits();
             let mut batch = Vec::new();
             let mut taken = Taken::Arrived;
             let owes = self.decider.attempts.owes_marks();
@@ -70,6 +73,9 @@ impl Lane {
             if owes {
                 self.decider.attempts.take_back_marks().await;
             }
+            self.decider.attempts.at_work_on(batch.len());
+            // Paused: what was taken comes again when its channel is closed.
+            let Some(_at_work) = shared.gate.begin().await else { continue };
             for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
@@ -90,6 +96,15 @@ impl Lane {
         self.decider.attempts.close().await;
     }
 
+    /// Settles what is decided. While too much waits for its copies to arrive, the lane waits, too.
+    async fn settle(&self, settled: Vec<(Box<Delivery>, Known, Outcome)>) -> Result<(), Abandoned> {
+        let messages = settled.len();
+        self.decider.attempts.waits();
+        let done = settle(&self.shared, settled).await;
+        self.decider.attempts.at_work_on(messages);
+        done
+    }
+
     /// The walk of a batch.
     async fn batch(&mut self, taken: Taken, deliveries: Vec<Box<Delivery>>) -> Result<(), Abandoned> {
         let shared = Arc::clone(&self.shared);
@@ -101,6 +116,12 @@ impl Lane {
             }
         }
         self.decider.attempts.take_in_hand(channels.clone());
+        let metrics = &shared.counters.metrics;
+        #[allow(clippy::cast_precision_loss)] // a few thousand
+        metrics.batch.record(deliveries.len() as f64);
+        #[allow(clippy::cast_precision_loss)] // half of prefetch at most
+        metrics.aside.set(self.arrivals.aside.len() as f64);
+        let began = Instant::now();
         let mut candidates = Vec::with_capacity(deliveries.len());
         let mut rejected = Vec::new();
         // What came on a channel that is gone comes again on the next one.
@@ -110,13 +131,14 @@ impl Lane {
                 Err(rejection) => rejected.push(rejection),
             }
         }
+        metrics.stage(Stage::Prepare, began.elapsed());
         if !rejected.is_empty() {
             let mut settled = rejected
                 .into_iter()
                 .map(|one| (one.delivery, one.known, Outcome::rejected(one.rejection)))
                 .collect::<Vec<_>>();
             self.decider.attempts.reject(&mut settled).await?;
-            settle(&shared, settled).await?;
+            self.settle(settled).await?;
         }
         while !candidates.is_empty() {
             candidates = self.round(taken, &channels, &mut at_work, candidates).await?;
@@ -142,6 +164,7 @@ impl Lane {
 
         let leading: Vec<&Candidate> = first.iter().map(|&index| &candidates[index]).collect();
         attempts.begin_round();
+        let began = Instant::now();
         let known = match attempts.prediction.needs_precheck(&leading) {
             true => match precheck(&shared, &mut attempts.session, &leading).await {
                 Some((known, epoch)) => {
@@ -155,6 +178,7 @@ impl Lane {
             },
             false => vec![false; leading.len()],
         };
+        shared.counters.metrics.stage(Stage::Precheck, began.elapsed());
         let mut listed = Vec::new();
         for (&index, known) in first.iter().zip(known) {
             // A reply's content is in PostgreSQL alone.
@@ -235,7 +259,7 @@ impl Lane {
                 }
             }
         }
-        settle(&shared, settled).await?;
+        self.settle(settled).await?;
         Ok(again)
     }
 
@@ -350,7 +374,10 @@ impl Lane {
                     step("worker.look_up_suspects.after");
                     let now = shared.clock.now();
                     let crashes = consumer.retry.max_crashes;
-                    return Ok(tell_apart(work, &records, consumer.on_conflict, crashes, now));
+                    let parts = tell_apart(work, &records, consumer.on_conflict, crashes, now);
+                    let died = u64::try_from(parts.alone.len() + parts.given_up.len()).unwrap_or(u64::MAX);
+                    shared.counters.metrics.crash_attempts.increment(died);
+                    return Ok(parts);
                 }
                 Err(error) => self.decider.attempts.wait_out(Interrupt::of_ours(error)).await?,
             }

@@ -12,6 +12,7 @@ mod intake;
 mod interrupt;
 mod isolation;
 mod lane;
+mod observe;
 mod prediction;
 mod progress;
 mod register;

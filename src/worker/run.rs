@@ -7,14 +7,18 @@ use std::time::Duration;
 use secrecy::ExposeSecret as _;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use super::counters::Counters;
 use super::error::WorkerError;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
 use super::intake::arrivals::Arrivals;
+use super::intake::gate::Gate;
 use super::isolation::permit::Permits;
 use super::lane::Lane;
+use super::observe::Observer;
 use super::progress::Progress;
 use super::register::register;
 use super::settle::settle_copies::settle_copies;
@@ -26,10 +30,12 @@ use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
-use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, TagKey};
-use crate::pg::{Door, PgSettings, Session, Timelines};
+use crate::metrics::{ConsumerMetrics, MirrorMetrics};
+use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch, TagKey};
+use crate::pg::{Door, PgSettings, Readiness, Session, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
+use crate::vitals::Vitals;
 use crate::watchdog;
 
 /// A worker: all consumers of a configuration.
@@ -56,6 +62,7 @@ use crate::watchdog;
 pub struct Worker {
     config: Config,
     runs: BTreeMap<String, Run>,
+    tells_systemd: bool,
 }
 
 impl std::fmt::Debug for Worker {
@@ -70,6 +77,7 @@ impl std::fmt::Debug for Worker {
 pub struct WorkerBuilder {
     config: Config,
     runs: BTreeMap<String, Run>,
+    tells_systemd: bool,
 }
 
 impl std::fmt::Debug for WorkerBuilder {
@@ -90,6 +98,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn batch_handler(mut self, consumer: &str, handler: impl BatchHandler) -> Self {
         self.runs.insert(consumer.to_owned(), Run::RustBatch(Arc::new(handler)));
+        self
+    }
+
+    /// Tells systemd when the worker is ready, what it does, and that its loops go round (`Type=notify`, `WatchdogSec`), where there is one.
+    /// The program `worker` does; an embedding program that is more than its worker tells systemd itself. Needs the feature `cli`.
+    #[must_use]
+    pub fn tell_systemd(mut self) -> Self {
+        self.tells_systemd = true;
         self
     }
 
@@ -127,7 +143,7 @@ impl WorkerBuilder {
                 "the program brings a handler, but there is no such consumer",
             );
         }
-        Ok(problems.or(Worker { config: self.config, runs })?)
+        Ok(problems.or(Worker { config: self.config, runs, tells_systemd: self.tells_systemd })?)
     }
 }
 
@@ -139,11 +155,14 @@ const CLOSE: Duration = Duration::from_secs(2);
 /// How often the counters are logged.
 const REPORT: Duration = Duration::from_secs(10);
 
+/// How often the worker looks how it fares.
+const LOOK: Duration = Duration::from_secs(1);
+
 impl Worker {
     /// Starts with a configuration.
     #[must_use]
     pub fn builder(config: Config) -> WorkerBuilder {
-        WorkerBuilder { config, runs: BTreeMap::new() }
+        WorkerBuilder { config, runs: BTreeMap::new(), tells_systemd: false }
     }
 
     /// Consumes until `stop` is over (a signal, a token's `cancelled_owned()`, any future); then finishes what has begun, settles it and
@@ -155,7 +174,9 @@ impl Worker {
         let (stop, _waiting) = shutdown::when(stop);
         crate::pg::tell_server_texts(self.config.log.server_errors);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
-        let Some((mut session, cell_secret)) = self.start(&stop).await? else {
+        let vitals =
+            Vitals::start("worker", &self.config, self.config.worker.listen, self.tells_systemd).await?;
+        let Some((mut session, cell_secret)) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);
         };
         let config = &self.config;
@@ -177,6 +198,16 @@ impl Worker {
                  flushed): messages that were acknowledged just before are lost with them"
             );
         }
+        // Before anything is consumed: a pause outlives the process that obeyed it.
+        let limit = config.postgres.client_timeout();
+        let pauses = match crate::pg::within(limit, crate::pg::pauses(&mut session.connection)).await {
+            Ok(pauses) => pauses,
+            Err(error) => {
+                tracing::warn!(error = crate::pg::describe(&error), "pauses could not be read yet");
+                Vec::new()
+            }
+        };
+        let retentions = known_retentions(&mut session, limit).await;
         session.close().await;
 
         let timelines = Timelines::default();
@@ -229,15 +260,20 @@ impl Worker {
                 ),
                 unsettled: Unsettled::new(consumer),
                 budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
-                counters: super::counters::Counters::default(),
+                counters: Counters::new(vitals.with_registry(|| ConsumerMetrics::new(consumer))),
                 health: Health::new(clock.clone()),
                 failures: FailureLog::new(consumer.name.clone()),
                 permits: Permits::new(Arc::clone(&process)),
                 progress: Progress::default(),
+                gate: Gate::default(),
+                liveness: vitals.liveness.clone(),
                 stop: stop.clone(),
                 abandon: abandon.clone(),
                 done: done.clone(),
             });
+            let retention = retentions.get(consumer.name.as_str()).copied().unwrap_or(consumer.retention);
+            shared.counters.metrics.dedupe_horizon.set(retention.as_secs_f64());
+            shared.gate.set(pauses.iter().find(|pause| pause.consumer == consumer.name.as_str()).cloned());
             // As much as the broker sends: then sending into it never waits, except after reconnects.
             let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
             let (sender, receiver) = mpsc::channel(capacity.max(1));
@@ -257,19 +293,30 @@ impl Worker {
             consumers.push(shared);
         }
 
-        let heartbeat = Heartbeat::start("worker", config, {
+        vitals.report_by({
             let consumers = consumers.clone();
             move || {
                 let reports: Vec<Report> = consumers.iter().map(|consumer| consumer.report()).collect();
                 serde_json::to_value(reports).unwrap_or_default()
             }
         });
+        let observer = Observer {
+            vitals: Arc::clone(&vitals),
+            consumers: consumers.clone(),
+            watch: watch.clone(),
+            mirror: mirror.as_ref().map(|(mirror, _)| MirrorWatch::start(mirror.clone(), stop.clone())),
+            metrics: vitals.with_registry(MirrorMetrics::new),
+        };
+        let heartbeat = Heartbeat::start(Arc::clone(&vitals), config, clock.clone(), consumers.clone());
         let mut stopped = Stopped::Clean;
         let mut report = tokio::time::interval(REPORT);
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last: Vec<String> = Vec::new();
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
+                _ = looks.tick() => observer.look(),
                 _ = report.tick() => {
                     let now: Vec<String> = consumers.iter().map(|c| c.counters.now().to_string()).collect();
                     if now != last && !last.is_empty() {
@@ -285,6 +332,7 @@ impl Worker {
                 Some(ended) = subscriptions.join_next() => stopped = failed("a subscription", ended, stopped, &stop),
             }
         }
+        vitals.set_readiness(Readiness::Stopping);
         let mut finish = std::pin::pin!(async {
             let mut all = true;
             while let Some(ended) = lanes.join_next().await {
@@ -324,7 +372,11 @@ impl Worker {
 
     /// Waits for the servers and looks whether they hold what the configuration says. A session, and the cell's secret.
     /// `None`: told to stop.
-    async fn start(&self, stop: &CancellationToken) -> Result<Option<(Session, Vec<u8>)>, WorkerError> {
+    async fn start(
+        &self,
+        vitals: &Vitals,
+        stop: &CancellationToken,
+    ) -> Result<Option<(Session, Vec<u8>)>, WorkerError> {
         let mut backoff = Backoff::default();
         loop {
             let mut found = preflight(&self.config, true).await;
@@ -344,13 +396,25 @@ impl Worker {
             }
             match opened {
                 Some(opened) => return Ok(Some(opened)),
-                None => tracing::warn!(servers = found.unreachable.join("; "), "waiting for servers"),
+                None => {
+                    let servers = found.unreachable.join("; ");
+                    tracing::warn!(servers, "waiting for servers");
+                    vitals.set_readiness(Readiness::Starting(format!("waiting for servers: {servers}")));
+                }
             }
             tokio::select! {
                 () = stop.cancelled() => return Ok(None),
                 () = tokio::time::sleep(backoff.next()) => {}
             }
         }
+    }
+}
+
+/// How long keys are remembered, as the database holds it; what can't be read is as configured.
+async fn known_retentions(session: &mut Session, limit: Duration) -> BTreeMap<String, Duration> {
+    match crate::pg::within(limit, crate::pg::known_consumers(&mut session.connection)).await {
+        Ok(known) => known.into_iter().map(|one| (one.consumer, one.retention)).collect(),
+        Err(_) => BTreeMap::new(),
     }
 }
 

@@ -5,6 +5,7 @@ use tokio_util::sync::CancellationToken;
 use super::counters::Counters;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
+use super::intake::gate::Gate;
 use super::isolation::permit::Permits;
 use super::progress::Progress;
 use super::settle::unsettled::Unsettled;
@@ -15,6 +16,7 @@ use crate::handler::Run;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
 use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session};
 use crate::signing::SigningKeys;
+use crate::vitals::Liveness;
 
 /// A consumer at work.
 pub(crate) struct Shared {
@@ -42,6 +44,9 @@ pub(crate) struct Shared {
     pub(crate) failures: FailureLog,
     pub(crate) permits: Permits,
     pub(crate) progress: Progress,
+    /// Closed while somebody has paused the consumer.
+    pub(crate) gate: Gate,
+    pub(crate) liveness: Liveness,
     /// No new work.
     pub(crate) stop: CancellationToken,
     /// What is not finished now is left to redelivery.
@@ -109,6 +114,7 @@ impl Shared {
             consumer: self.consumer.name.as_str().to_owned(),
             counts: self.counters.now(),
             unsettled: self.unsettled.waiting(),
+            paused: self.gate.pause(),
             condition: self.health.condition(),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 14] = [
+const ROOMS: [&[&str]; 15] = [
     &[
         "identity",
         "message",
@@ -23,9 +23,10 @@ const ROOMS: [&[&str]; 14] = [
     &["pg"],
     &["handler"],
     &["config"],
-    &["backoff", "telemetry", "shutdown", "watchdog"],
+    &["backoff", "telemetry", "shutdown", "watchdog", "metrics"],
     &["amqp", "mirror"],
     &["preflight"],
+    &["vitals"],
     &["maintenance", "heartbeat"],
     &["worker", "relay"],
     &["exit"],

@@ -1,5 +1,7 @@
 //! Asks the mirror who is known already.
 
+use std::time::Instant;
+
 use crate::decide::{HitDecision, PrecheckMode, confirms, on_hit};
 use crate::failpoint::step;
 use crate::identity::Identity;
@@ -32,7 +34,9 @@ pub(crate) async fn precheck(
         };
         let tags: Vec<Tag> = part.iter().map(tag_of).collect();
         step("worker.precheck.before");
+        let asked = Instant::now();
         let answer = precheck.mirror.look_up(&shared.tag_key, &tags, shared.clock.now()).await;
+        shared.counters.metrics.prechecked(answer.as_deref(), tags.len(), asked.elapsed());
         step("worker.precheck.after");
         for (index, hit) in part.into_iter().zip(answer?) {
             hits[index] = hit;

@@ -2,4 +2,5 @@
 
 pub(super) mod arrivals;
 pub(super) mod aside;
+pub(super) mod gate;
 pub(super) mod split;

@@ -17,6 +17,7 @@ use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Session};
+use crate::vitals::Beat;
 use crate::worker::abandoned::Abandoned;
 use crate::worker::candidate::{Candidate, Known};
 use crate::worker::intake::aside::Aside;
@@ -56,6 +57,7 @@ pub(crate) struct Attempts {
     /// What the last batches say of the next one's keys.
     pub(crate) prediction: KeyPrediction,
     hand: InHand,
+    beat: Beat,
 }
 
 /// What belongs to the batch at hand.
@@ -73,6 +75,7 @@ struct InHand {
 
 impl Attempts {
     pub(crate) fn new(shared: Arc<Shared>, aside: Arc<Aside<Box<Delivery>>>) -> Self {
+        let beat = shared.liveness.watch(format!("a lane of {}", shared.consumer.name));
         Self {
             shared,
             aside,
@@ -81,7 +84,20 @@ impl Attempts {
             marks: Marks::default(),
             prediction: KeyPrediction::default(),
             hand: InHand::default(),
+            beat,
         }
+    }
+
+    /// The lane waits for work, or for room to settle what it has done.
+    pub(crate) fn waits(&self) {
+        self.beat.idle();
+    }
+
+    /// So many messages are at hand. How long that takes at the longest: each by itself until the handler's deadline, and our own statements
+    /// round it.
+    pub(crate) fn at_work_on(&self, messages: usize) {
+        let each = self.shared.consumer.deadline + self.shared.postgres.client_timeout() * 4;
+        self.beat.expect(each.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX).saturating_add(1)));
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -187,6 +203,7 @@ impl Attempts {
         loop {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
+            self.at_work_on(work.len());
             let exclusive = shared.permits.is_serial();
             if self.hand.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
                 // Rolled back first: what is left of a failed transaction must hold no locks that another lane waits for, who has the permit.
@@ -226,6 +243,7 @@ impl Attempts {
                 }
                 Err(interrupt) => interrupt,
             };
+            self.count(&interrupt);
             match interrupt {
                 Interrupt::Known => {}
                 // The connection's own fault: once more on a new one.
@@ -245,6 +263,17 @@ impl Attempts {
                 }
                 other => self.wait_out(other).await?,
             }
+        }
+    }
+
+    fn count(&self, interrupt: &Interrupt) {
+        let metrics = &self.shared.counters.metrics;
+        match interrupt {
+            Interrupt::Outage(_) | Interrupt::Known => {}
+            Interrupt::NotNow(fault)
+            | Interrupt::Held(fault)
+            | Interrupt::Failed(fault)
+            | Interrupt::Tainted(fault) => metrics.failed(fault.class),
         }
     }
 

@@ -68,8 +68,15 @@ pub(crate) async fn until_deadline<T>(
         Fault::new(FaultClass::Transient, Some(CANCELLED.to_owned()), text)
     };
     let mut call = std::pin::pin!(call);
+    let began = Instant::now();
     if let Ok(done) = tokio::time::timeout(limit, call.as_mut()).await {
+        if handling != Handling::AtCommit {
+            shared.counters.metrics.handled(began.elapsed(), done.is_ok());
+        }
         return done;
+    }
+    if handling != Handling::AtCommit {
+        shared.counters.metrics.handled(began.elapsed(), false);
     }
     if limit == deadline {
         tracing::warn!(%consumer, ?deadline, "a handler is past its deadline: its statement is cancelled");

@@ -6,6 +6,7 @@ use super::record::mirror_tags;
 use crate::config::LargeResponse;
 use crate::failpoint::{step, step_with};
 use crate::handler::{Message, Record, SqlHandler, commit_fresh};
+use crate::metrics::Stage;
 use crate::outcome::Outcome;
 use crate::pg::{self, Session};
 use crate::worker::interrupt::Interrupt;
@@ -48,8 +49,13 @@ pub(super) async fn commit_in_one_statement(
         let called = commit_fresh(connection, handler, &consumer.name, &incoming, &record).await;
         called.map_err(interrupt_of)
     };
-    until_deadline(shared, run.backend, Handling::InServer, called).await?;
+    until_deadline(shared, run.backend, Handling::InServer, called).await.inspect_err(|interrupt| {
+        if let Interrupt::Outage(_) = interrupt {
+            shared.counters.metrics.commit_unknown.increment(1);
+        }
+    })?;
     step("worker.commit_fresh.after");
+    shared.counters.metrics.stage(Stage::OneStatement, run.started.elapsed());
     await_standby_if_late(shared, connection, run.started).await?;
     // What handlers returned is stored, and nobody waits for it here.
     Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])

@@ -16,6 +16,7 @@ use super::unconfirmed::Unconfirmed;
 use super::verdict::verdicts;
 use crate::failpoint::{step, step_with};
 use crate::handler::{Message, Run};
+use crate::metrics::Stage;
 use crate::outcome::Outcome;
 use crate::pg::{self, LockWait, Session};
 use crate::worker::interrupt::Interrupt;
@@ -56,8 +57,15 @@ pub(crate) async fn transact(
     // PostgreSQL takes statement_timeout off before it commits, so there a deferred trigger could run for ever.
     let began = Instant::now();
     let committed = async { transaction.commit().await.map_err(Interrupt::of_handler) };
-    until_deadline(run.shared, run.backend, Handling::AtCommit, committed).await?;
+    until_deadline(run.shared, run.backend, Handling::AtCommit, committed).await.inspect_err(
+        |interrupt| {
+            if let Interrupt::Outage(_) = interrupt {
+                run.shared.counters.metrics.commit_unknown.increment(1);
+            }
+        },
+    )?;
     step("worker.commit.after");
+    run.shared.counters.metrics.stage(Stage::Commit, began.elapsed());
     await_standby_if_late(run.shared, &mut session.connection, began).await?;
     unconfirmed.clear();
     Ok(outcomes)
@@ -69,7 +77,9 @@ async fn step_by_step(
     transaction: &mut PgConnection,
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Interrupt> {
+    let metrics = &run.shared.counters.metrics;
     let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
+    metrics.stage(Stage::Claim, run.started.elapsed());
     if let (Run::Sql(_), Plan::Apart { .. } | Plan::ByItself { .. }) = (&run.shared.run, run.plan) {
         // A SQL handler runs within a statement of ours, so the limit is set before it. The statements after the claim may wait longer
         // for locks than the claim itself, whether a handler runs or not.
@@ -85,6 +95,7 @@ async fn step_by_step(
     let is_recorded: Vec<bool> =
         claims.iter().map(|claim| matches!(claim, Claim::Recorded(_) | Claim::Suspect)).collect();
     let mut outcomes = verdicts(run, claims, results);
+    let began = Instant::now();
     let recorded = async {
         record(run, transaction, &mut outcomes, &is_recorded).await?;
         // Where a standby may take over, what was found done must have reached it before it is acknowledged.
@@ -94,6 +105,7 @@ async fn step_by_step(
         Ok(())
     };
     in_time(run.shared, recorded).await?;
+    metrics.stage(Stage::Record, began.elapsed());
     Ok(outcomes)
 }
 
@@ -119,7 +131,9 @@ async fn handled(
         return Ok(Vec::new());
     }
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
+    let began = Instant::now();
     let results = handle(run, transaction, &incoming).await?;
+    run.shared.counters.metrics.stage(Stage::Handle, began.elapsed());
     check_responses(&run.shared.consumer, results.iter().flatten().flatten())?;
     step("worker.handle.after");
     Ok(results)

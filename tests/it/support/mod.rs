@@ -2,6 +2,7 @@
 
 pub(crate) mod gate;
 mod handler;
+pub(crate) mod http;
 mod login;
 mod world;
 

@@ -4,6 +4,7 @@ mod book;
 mod command_line;
 mod configuration;
 mod links;
+mod metrics;
 mod public_items;
 mod reasons;
 mod sql;
@@ -74,6 +75,7 @@ async fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {
     Ok(vec![
         Page { name: "configuration.md", text: configuration::page(&read("oncely.default.toml")?)? },
         Page { name: "reason-codes.md", text: reasons::page(&read("src/reason.rs")?)? },
+        Page { name: "metrics.md", text: metrics::page(&read("src/metrics/catalogue.rs")?)? },
         Page { name: "command-line.md", text: command_line::page(&process::build_binaries()?)? },
         Page { name: "sql-functions.md", text: sql::functions(&catalogue)? },
         Page { name: "sql-tables.md", text: sql::tables(&catalogue)? },

@@ -1,0 +1,16 @@
+//! What can be measured: names, labels, and the handles by which worker and relay count.
+//!
+//! Each series is made at the start, so that zero is told apart from absent. Labels are bounded: they come from the configuration or from
+//! enums, never from a message. Without a recorder (see [`Registry`]) a handle does nothing.
+
+mod catalogue;
+mod consumer;
+mod process;
+mod registry;
+mod relay;
+
+pub use catalogue::{CATALOGUE, Kind, Metric, OTHER};
+pub(crate) use consumer::{ConsumerMetrics, Stage};
+pub(crate) use process::{MirrorMetrics, ProcessMetrics, Server};
+pub(crate) use registry::Registry;
+pub(crate) use relay::{GcMetrics, RelayMetrics, RelayResult, Target};

@@ -1,0 +1,181 @@
+//! What a relay counts.
+
+use std::collections::BTreeMap;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use super::catalogue::OTHER;
+use crate::config::Config;
+
+/// Where a relay brings things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Mirror records.
+    Redis,
+    /// Events.
+    Rabbitmq,
+}
+
+impl Target {
+    pub(crate) const ALL: [Self; 2] = [Self::Redis, Self::Rabbitmq];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::Rabbitmq => "rabbitmq",
+        }
+    }
+}
+
+/// What became of a record or event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RelayResult {
+    Done,
+    Failed,
+    Parked,
+}
+
+impl RelayResult {
+    const ALL: [Self; 3] = [Self::Done, Self::Failed, Self::Parked];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Parked => "parked",
+        }
+    }
+}
+
+/// Handles of one target.
+#[derive(Debug)]
+pub(crate) struct TargetMetrics {
+    results: [Counter; 3],
+    pub(crate) backlog: Gauge,
+    pub(crate) oldest_age: Gauge,
+    pub(crate) lag: Histogram,
+    pub(crate) duration: Histogram,
+    pub(crate) last_success: Gauge,
+}
+
+impl TargetMetrics {
+    pub(crate) fn count(&self, result: RelayResult, number: u64) {
+        self.results[result as usize].increment(number);
+    }
+}
+
+/// Handles by a name of the configuration; what is not in it is counted together.
+#[derive(Debug)]
+pub(crate) struct Named<T> {
+    known: BTreeMap<String, T>,
+    other: T,
+}
+
+impl<T> Named<T> {
+    fn new<'a>(names: impl Iterator<Item = &'a str>, make: impl Fn(String) -> T) -> Self {
+        let known = names.map(|name| (name.to_owned(), make(name.to_owned()))).collect();
+        Self { known, other: make(OTHER.to_owned()) }
+    }
+
+    pub(crate) fn of(&self, name: &str) -> &T {
+        self.known.get(name).unwrap_or(&self.other)
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &T)> {
+        self.known.iter().map(|(name, one)| (name.as_str(), one)).chain([(OTHER, &self.other)])
+    }
+}
+
+/// Dead letters of a consumer that wait.
+#[derive(Debug)]
+pub(crate) struct LetterMetrics {
+    pub(crate) waiting: Gauge,
+    pub(crate) oldest_age: Gauge,
+}
+
+/// A queue and those that belong to it.
+#[derive(Debug)]
+pub(crate) struct QueueMetrics {
+    /// Of the work queue, the retry queues together, and the dead-letter queue.
+    pub(crate) ready: [Gauge; 3],
+    pub(crate) consumers: [Gauge; 3],
+}
+
+/// Handles of the garbage collection.
+#[derive(Debug)]
+pub(crate) struct GcMetrics {
+    pub(crate) deleted: Named<Counter>,
+    pub(crate) last_success: Gauge,
+    pub(crate) duration: Histogram,
+}
+
+impl GcMetrics {
+    /// Makes its series.
+    pub(crate) fn new(config: &Config) -> Self {
+        let consumers = config.consumers.iter().map(|consumer| consumer.name.as_str());
+        Self {
+            deleted: Named::new(
+                consumers,
+                |consumer| counter!("oncely_gc_deleted_total", "consumer" => consumer),
+            ),
+            last_success: gauge!("oncely_gc_last_success_timestamp_seconds"),
+            duration: histogram!("oncely_gc_duration_seconds"),
+        }
+    }
+}
+
+/// Handles of a relay.
+#[derive(Debug)]
+pub(crate) struct RelayMetrics {
+    targets: [TargetMetrics; 2],
+    /// completed, in_progress, failed.
+    pub(crate) keys: [Gauge; 3],
+    pub(crate) letters: Named<LetterMetrics>,
+    pub(crate) parked_events: Gauge,
+    pub(crate) audit_days_ahead: Gauge,
+    pub(crate) oldest_xmin_age: Gauge,
+    pub(crate) queues: BTreeMap<String, QueueMetrics>,
+}
+
+impl RelayMetrics {
+    /// Makes all series of a relay.
+    pub(crate) fn new(config: &Config) -> Self {
+        let consumers = || config.consumers.iter().map(|consumer| consumer.name.as_str());
+        let queues = config.consumers.iter().flat_map(|consumer| &consumer.queues);
+        Self {
+            targets: Target::ALL.map(|target| {
+                let target = target.as_str();
+                TargetMetrics {
+                    results: RelayResult::ALL.map(
+                        |result| counter!("oncely_relayed_total", "target" => target, "result" => result.as_str()),
+                    ),
+                    backlog: gauge!("oncely_relay_backlog_records", "target" => target),
+                    oldest_age: gauge!("oncely_relay_oldest_age_seconds", "target" => target),
+                    lag: histogram!("oncely_relay_lag_seconds", "target" => target),
+                    duration: histogram!("oncely_relay_duration_seconds", "target" => target),
+                    last_success: gauge!("oncely_relay_last_success_timestamp_seconds", "target" => target),
+                }
+            }),
+            keys: ["completed", "in_progress", "failed"].map(|status| gauge!("oncely_keys", "status" => status)),
+            letters: Named::new(consumers(), |consumer| LetterMetrics {
+                waiting: gauge!("oncely_dead_letters_waiting", "consumer" => consumer.clone()),
+                oldest_age: gauge!("oncely_dead_letters_oldest_age_seconds", "consumer" => consumer),
+            }),
+            parked_events: gauge!("oncely_parked_events"),
+            audit_days_ahead: gauge!("oncely_audit_days_ahead"),
+            oldest_xmin_age: gauge!("oncely_postgres_oldest_xmin_age_seconds"),
+            queues: queues
+                .map(|queue| {
+                    let of = |role: &'static str| gauge!("oncely_queue_messages_ready", "queue" => queue.clone(), "role" => role);
+                    let by = |role: &'static str| gauge!("oncely_queue_consumers", "queue" => queue.clone(), "role" => role);
+                    let roles = ["work", "retry", "dead_letter"];
+                    (queue.clone(), QueueMetrics { ready: roles.map(of), consumers: roles.map(by) })
+                })
+                .collect(),
+        }
+    }
+
+    pub(crate) fn target(&self, target: Target) -> &TargetMetrics {
+        &self.targets[target as usize]
+    }
+}

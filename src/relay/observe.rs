@@ -1,0 +1,185 @@
+//! Looks every few seconds what waits and how the relay fares: gauges of shared state, and readiness. Every relay tells the same numbers of
+//! what they share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lapin::Connection;
+use tokio_util::sync::CancellationToken;
+
+use super::pulse::Pulse;
+use crate::amqp::{AmqpError, Topology, connect, depth};
+use crate::config::{Config, Consumer};
+use crate::metrics::{Server, Target};
+use crate::mirror::MirrorWatch;
+use crate::pg::{self, Backlog, Door, NoSession, PgSettings, Readiness, Session, Timelines};
+use crate::vitals::Vitals;
+
+/// How often shared state is read.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// A gauge that takes longer is not worth its price.
+const LIMIT: Duration = Duration::from_secs(1);
+/// A target for which no look has succeeded for so long keeps the relay from being ready: a lane looks every half second
+/// (`relay.poll`) where it can.
+const STUCK: Duration = Duration::from_secs(15);
+/// Length of a partition of the trail.
+const WEEK: chrono::TimeDelta = chrono::TimeDelta::days(7);
+
+/// Whoever looks.
+pub(super) struct Observer {
+    pub(super) config: Config,
+    pub(super) vitals: Arc<Vitals>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) mirror: Option<MirrorWatch>,
+}
+
+impl Observer {
+    /// Looks until `stop`. What can't be read keeps its last value, and the server counts as not connected.
+    pub(super) async fn run(self, stop: CancellationToken) {
+        let name = format!("oncely relay {} gauges", self.config.worker.name);
+        let settings =
+            PgSettings { statement_timeout: LIMIT, lock_timeout: LIMIT, ..self.config.postgres.clone() };
+        let door = Door::new(settings, self.config.cell.clone(), Timelines::default());
+        let beat = self.vitals.liveness.watch("gauges");
+        let mut session = None;
+        let mut broker = None;
+        while !stop.is_cancelled() {
+            beat.expect(
+                INTERVAL + self.config.postgres.client_timeout() * 4 + self.config.rabbitmq.timeout * 8,
+            );
+            let read = self.read_database(&door, &name, &mut session).await;
+            self.vitals.metrics.set_connected(Server::Postgres, read.is_ok());
+            if let Err(error) = &read {
+                tracing::debug!(%error, "what waits can't be read");
+                session = None;
+            }
+            let asked = self.ask_broker(&name, &mut broker).await;
+            self.vitals.metrics.set_connected(Server::Rabbitmq, asked.is_ok());
+            if let Err(error) = &asked {
+                tracing::debug!(%error, "queues can't be looked at");
+                broker = None;
+            }
+            self.judge(read.err().map(|error| error.to_string()));
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(INTERVAL) => {}
+            }
+        }
+        self.vitals.set_readiness(Readiness::Stopping);
+        if let Some(session) = session {
+            session.close().await;
+        }
+    }
+
+    /// RabbitMQ is not asked for by a relay without events, so it alone keeps none from being ready.
+    fn judge(&self, database: Option<String>) {
+        let mut reasons = Vec::new();
+        if let Some(error) = database {
+            reasons.push(format!("PostgreSQL: {error}"));
+        }
+        reasons.extend(Target::ALL.into_iter().filter_map(|target| self.pulse.stuck(target, STUCK)));
+        let degraded = self.mirror.as_ref().filter(|mirror| !mirror.answers());
+        let degraded = degraded.map(|_| "Redis does not answer; nothing is mirrored".to_owned());
+        if let Some(mirror) = &self.mirror {
+            self.vitals.metrics.set_connected(Server::Redis, mirror.answers());
+        }
+        self.vitals.set_degraded(degraded);
+        self.vitals.set_readiness(match reasons.is_empty() {
+            true => Readiness::Ready,
+            false => Readiness::Unready(reasons.join("; ")),
+        });
+    }
+
+    async fn read_database(
+        &self,
+        door: &Door,
+        name: &str,
+        slot: &mut Option<Session>,
+    ) -> Result<(), NoSession> {
+        let session = match slot {
+            Some(session) => session,
+            None => slot.insert(door.open(name).await?),
+        };
+        let limit = LIMIT * 2;
+        let backlog = pg::within(limit, pg::backlog(&mut session.connection)).await?;
+        let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await?;
+        self.tell(&backlog);
+        let metrics = &self.pulse.metrics;
+        for (_, one) in metrics.letters.all() {
+            one.waiting.set(0.0);
+            one.oldest_age.set(0.0);
+        }
+        for one in letters {
+            let told = metrics.letters.of(&one.consumer);
+            // Several consumers may be told together.
+            told.waiting.increment(number(one.waiting));
+            told.oldest_age.set((backlog.now - one.oldest).to_std().unwrap_or_default().as_secs_f64());
+        }
+        Ok(())
+    }
+
+    fn tell(&self, backlog: &Backlog) {
+        let Backlog { now, mirror_records, oldest_mirror_record, due_events, oldest_due_event, .. } = backlog;
+        self.pulse.waiting(Target::Redis, *mirror_records, *oldest_mirror_record, *now);
+        self.pulse.waiting(Target::Rabbitmq, *due_events, *oldest_due_event, *now);
+        let metrics = &self.pulse.metrics;
+        metrics.parked_events.set(number(backlog.parked_events));
+        let completed = backlog.keys - backlog.keys_in_progress - backlog.keys_failed;
+        for (gauge, keys) in
+            metrics.keys.iter().zip([completed.max(0), backlog.keys_in_progress, backlog.keys_failed])
+        {
+            gauge.set(number(keys));
+        }
+        let ahead = backlog.last_partition.map_or(0, |last| (last + WEEK - now).num_days().max(0));
+        metrics.audit_days_ahead.set(number(ahead));
+        let oldest = backlog.oldest_transaction.map_or(0.0, |at| (*now - at).as_seconds_f64().max(0.0));
+        metrics.oldest_xmin_age.set(oldest);
+    }
+
+    async fn ask_broker(&self, name: &str, slot: &mut Option<Connection>) -> Result<(), AmqpError> {
+        if slot.as_ref().is_some_and(|connection| !connection.status().connected()) {
+            self.vitals.metrics.reconnected(Server::Rabbitmq);
+            *slot = None;
+        }
+        let connection = match slot {
+            Some(connection) => connection,
+            None => slot.insert(connect(&self.config.rabbitmq, name).await?),
+        };
+        for consumer in &self.config.consumers {
+            for queue in &consumer.queues {
+                self.ask_about(connection, consumer, queue).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn ask_about(
+        &self,
+        connection: &Connection,
+        consumer: &Consumer,
+        queue: &str,
+    ) -> Result<(), AmqpError> {
+        let Some(metrics) = self.pulse.metrics.queues.get(queue) else { return Ok(()) };
+        let mut delays = consumer.retry.delays.clone();
+        delays.dedup();
+        let retry = delays.iter().map(|delay| Topology::retry_queue(queue, *delay)).collect();
+        let roles = [vec![queue.to_owned()], retry, vec![Topology::dead_letter_queue(queue)]];
+        for (index, names) in roles.into_iter().enumerate() {
+            let (mut ready, mut subscriptions) = (0, 0);
+            for name in names {
+                if let Some(found) = depth(connection, self.config.rabbitmq.timeout, &name).await? {
+                    ready += found.ready;
+                    subscriptions += found.subscriptions;
+                }
+            }
+            metrics.ready[index].set(f64::from(ready));
+            metrics.consumers[index].set(f64::from(subscriptions));
+        }
+        Ok(())
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // counts below 2^53
+fn number(count: i64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,191 @@
+//! What a process says of itself: is it alive, is it ready, how does it fare. Told at `/livez`, `/readyz` and `/statusz`, in its heartbeat,
+//! and to systemd.
+
+#[cfg(feature = "listener")]
+mod listener;
+mod liveness;
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+pub(crate) use liveness::{Beat, Liveness};
+
+use crate::config::{Config, Problems, host};
+use crate::metrics::{ProcessMetrics, Registry};
+use crate::pg::{Process, Readiness};
+
+/// What `Vitals` is asked for a report by.
+type Report = Box<dyn Fn() -> Value + Send + Sync>;
+
+/// The vital signs of a worker or a relay.
+pub(crate) struct Vitals {
+    pub(crate) process: Process,
+    /// The loops that must go round.
+    pub(crate) liveness: Liveness,
+    pub(crate) metrics: ProcessMetrics,
+    registry: Registry,
+    started_at: DateTime<Utc>,
+    state: Mutex<State>,
+    report: OnceLock<Report>,
+    tells_systemd: bool,
+}
+
+struct State {
+    readiness: Readiness,
+    /// What works less well than it could, and is no reason not to be ready.
+    degraded: Option<String>,
+}
+
+impl std::fmt::Debug for Vitals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vitals").field("process", &self.process).finish_non_exhaustive()
+    }
+}
+
+impl Vitals {
+    /// Of a process that starts. Listens where `listen` says so, as long as the runtime lives.
+    ///
+    /// # Errors
+    /// When it can't listen there.
+    pub(crate) async fn start(
+        kind: &'static str,
+        config: &Config,
+        listen: Option<std::net::SocketAddr>,
+        tells_systemd: bool,
+    ) -> Result<Arc<Self>, Problems> {
+        #[cfg(feature = "listener")]
+        let (registry, listener) = match listen {
+            None => (Registry::embedders(kind), None),
+            Some(address) => {
+                let refused = |error: String| {
+                    let mut problems = Problems::default();
+                    problems.add(format!("{kind}.listen"), format!("cannot listen on {address}: {error}"));
+                    problems
+                };
+                let registry = Registry::own(kind).map_err(refused)?;
+                let listener = tokio::net::TcpListener::bind(address).await;
+                (registry, Some(listener.map_err(|error| refused(error.to_string()))?))
+            }
+        };
+        #[cfg(not(feature = "listener"))]
+        let registry = {
+            // The configuration refuses it.
+            let _ = listen;
+            Registry::embedders(kind)
+        };
+        let metrics = registry.with(|| ProcessMetrics::new(&config.digest));
+        let vitals = Arc::new(Self {
+            process: Process {
+                id: Uuid::now_v7(),
+                kind,
+                name: config.worker.name.clone(),
+                host: host().unwrap_or_default(),
+                config_digest: config.digest.clone(),
+            },
+            liveness: Liveness::default(),
+            metrics,
+            registry,
+            started_at: Utc::now(),
+            state: Mutex::new(State {
+                readiness: Readiness::Starting("the servers are looked at".to_owned()),
+                degraded: None,
+            }),
+            report: OnceLock::new(),
+            tells_systemd,
+        });
+        #[cfg(feature = "listener")]
+        if let Some(listener) = listener {
+            listener::serve(Arc::clone(&vitals), listener);
+        }
+        Ok(vitals)
+    }
+
+    /// Makes handles of metrics.
+    pub(crate) fn with_registry<T>(&self, make: impl FnOnce() -> T) -> T {
+        self.registry.with(make)
+    }
+
+    /// How the consumers fare, from now on.
+    pub(crate) fn report_by(&self, report: impl Fn() -> Value + Send + Sync + 'static) {
+        // Set once, at the start.
+        let _ = self.report.set(Box::new(report));
+    }
+
+    pub(crate) fn report(&self) -> Value {
+        self.report.get().map_or_else(|| Value::Array(Vec::new()), |report| report())
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness {
+        self.lock().readiness.clone()
+    }
+
+    /// Says whether the process does its work. Said once a second at least; systemd hears of it, too.
+    pub(crate) fn set_readiness(&self, readiness: Readiness) {
+        let mut state = self.lock();
+        // Told to stop, it does not become ready again.
+        if state.readiness == Readiness::Stopping {
+            return;
+        }
+        let first = readiness == Readiness::Ready && matches!(state.readiness, Readiness::Starting(_));
+        self.metrics.ready.set(if readiness == Readiness::Ready { 1.0 } else { 0.0 });
+        state.readiness = readiness.clone();
+        drop(state);
+        if self.tells_systemd {
+            self.tell_systemd(&readiness, first);
+        }
+    }
+
+    /// Says what works less well than it could.
+    pub(crate) fn set_degraded(&self, degraded: Option<String>) {
+        self.lock().degraded = degraded;
+    }
+
+    /// The row of `oncely.processes` as JSON, for `/statusz`.
+    pub(crate) fn status(&self) -> Value {
+        let state = self.lock();
+        let (readiness, degraded) = (state.readiness.clone(), state.degraded.clone());
+        drop(state);
+        json!({
+            "schema": "oncely.statusz/1", "id": self.process.id, "kind": self.process.kind, "name": self.process.name,
+            "version": env!("CARGO_PKG_VERSION"), "host": self.process.host, "pid": std::process::id(),
+            "config_digest": self.process.config_digest, "started_at": self.started_at, "state": readiness.state(),
+            "reason": readiness.reason(), "degraded": degraded, "overdue": self.liveness.overdue(), "consumers": self.report(),
+        })
+    }
+
+    /// systemd's `Type=notify` and `WatchdogSec`: ready once it is, what it does, and that its loops go round.
+    #[cfg(feature = "cli")]
+    fn tell_systemd(&self, readiness: &Readiness, first: bool) {
+        use sd_notify::NotifyState;
+
+        let status = match readiness.reason() {
+            Some(reason) => format!("{}: {reason}", readiness.state()),
+            None => readiness.state().to_owned(),
+        };
+        let mut said = vec![NotifyState::Status(&status)];
+        if first {
+            said.push(NotifyState::Ready);
+        }
+        if *readiness == Readiness::Stopping {
+            said.push(NotifyState::Stopping);
+        }
+        if self.liveness.overdue().is_empty() {
+            said.push(NotifyState::Watchdog);
+        }
+        // Without NOTIFY_SOCKET nothing is sent.
+        if let Err(error) = sd_notify::notify(&said) {
+            tracing::debug!(%error, "systemd was not told");
+        }
+    }
+
+    #[cfg(not(feature = "cli"))]
+    fn tell_systemd(&self, _: &Readiness, _: bool) {}
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is one assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

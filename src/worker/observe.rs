@@ -1,0 +1,121 @@
+//! Looks every second how the worker fares: gauges, readiness, what is degraded.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::health::Report;
+use super::shared::Shared;
+use crate::config::Consumer;
+use crate::heartbeat::{Member, Totals};
+use crate::metrics::{MirrorMetrics, Server};
+use crate::mirror::{EpochWatch, MirrorWatch};
+use crate::pg::{ConsumerStats, Pause, Readiness};
+use crate::vitals::Vitals;
+
+/// A database that has not said its epoch for so long is away: it is asked four times a second.
+const AWAY: Duration = Duration::from_secs(10);
+
+/// Whoever looks.
+pub(super) struct Observer {
+    pub(super) vitals: Arc<Vitals>,
+    pub(super) consumers: Vec<Arc<Shared>>,
+    pub(super) watch: EpochWatch,
+    pub(super) mirror: Option<MirrorWatch>,
+    pub(super) metrics: MirrorMetrics,
+}
+
+impl Observer {
+    /// Looks, and waits for nobody.
+    pub(super) fn look(&self) {
+        let is_connected = self.watch.is_recent(AWAY);
+        self.vitals.metrics.set_connected(Server::Postgres, is_connected);
+        let mut reasons = Vec::new();
+        if !is_connected {
+            reasons.push("PostgreSQL does not answer".to_owned());
+        }
+        let mut is_subscribed = false;
+        for shared in &self.consumers {
+            let report = shared.report();
+            set_gauges(shared, &report);
+            is_subscribed |= !report.condition.unacknowledged.is_empty();
+            reasons.extend(unready(&shared.consumer, &report));
+        }
+        self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
+        let degraded = self.mirror.as_ref().and_then(|mirror| {
+            let answers = mirror.answers() && !mirror.is_left_alone();
+            self.vitals.metrics.set_connected(Server::Redis, answers);
+            self.metrics.breaker_open.set(if mirror.is_left_alone() { 1.0 } else { 0.0 });
+            (!answers).then(|| "Redis does not answer; PostgreSQL knows the duplicates alone".to_owned())
+        });
+        self.metrics.epoch_changes.absolute(self.watch.changes());
+        self.vitals.set_degraded(degraded);
+        self.vitals.set_readiness(match reasons.is_empty() {
+            true => Readiness::Ready,
+            false => Readiness::Unready(reasons.join("; ")),
+        });
+    }
+}
+
+/// Why a consumer keeps the process from being ready. A pause is what somebody wanted.
+fn unready(consumer: &Consumer, report: &Report) -> Option<String> {
+    let name = &consumer.name;
+    if let Some(stalled) = &report.condition.stalled {
+        let code = stalled.code.as_deref().unwrap_or("no SQLSTATE");
+        return Some(format!("{name} is stalled since {:.0?} ({code}): {}", stalled.since, stalled.text));
+    }
+    if report.paused.is_some() {
+        return None;
+    }
+    let missing: Vec<&str> = consumer
+        .queues
+        .iter()
+        .filter(|queue| !report.condition.unacknowledged.contains_key(*queue))
+        .map(String::as_str)
+        .collect();
+    (!missing.is_empty()).then(|| format!("{name} is not subscribed to {}", missing.join(", ")))
+}
+
+#[allow(clippy::cast_precision_loss)] // counts and seconds
+fn set_gauges(shared: &Shared, report: &Report) {
+    let metrics = &shared.counters.metrics;
+    let condition = &report.condition;
+    let truth = |is: bool| if is { 1.0 } else { 0.0 };
+    metrics.inflight.set(condition.unacknowledged.values().sum::<u64>() as f64);
+    metrics.unsettled.set(report.unsettled as f64);
+    metrics.up.set(truth(condition.unacknowledged.len() == shared.consumer.queues.len()));
+    metrics.paused_by_operator.set(truth(report.paused.is_some()));
+    metrics.paused_by_environment.set(truth(condition.stalled.is_some()));
+    metrics.last_success.set(condition.completed_at.map_or(0.0, |at| at.timestamp_millis() as f64 / 1_000.0));
+}
+
+impl Member for Vec<Arc<Shared>> {
+    fn obey(&self, pauses: Vec<Pause>) {
+        for shared in self {
+            let name = shared.consumer.name.as_str();
+            shared.gate.set(pauses.iter().find(|pause| pause.consumer == name).cloned());
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        Totals::Worker(self.iter().map(|shared| totals(shared)).collect())
+    }
+}
+
+fn totals(shared: &Shared) -> ConsumerStats {
+    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    let counts = shared.counters.now();
+    ConsumerStats {
+        consumer: shared.consumer.name.as_str().to_owned(),
+        at: shared.clock.now(),
+        delivered: number(counts.delivered),
+        completed: number(counts.completed),
+        refused: number(counts.refused),
+        duplicates: number(counts.duplicates()),
+        retried: number(counts.retried),
+        postponed: number(counts.postponed),
+        dead_lettered: number(counts.dead_lettered),
+        fallbacks: number(counts.fallbacks),
+        outages: number(counts.outages),
+        durations: shared.counters.durations().map(number).to_vec(),
+    }
+}

@@ -1,0 +1,256 @@
+//! What worker and relay tell at `/metrics`, `/livez`, `/readyz` and `/statusz`.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use testbed::proxy::Mode;
+
+use crate::support::http::{address, get, wait_for};
+use crate::support::{World, message, servers};
+
+async fn world(settings: &str) -> World {
+    let mut world = World::new().await;
+    world.configure("[worker]\nlisten = \"127.0.0.1:0\"\n[relay]\nlisten = \"127.0.0.1:0\"");
+    world.consumer("payments", settings);
+    world
+}
+
+/// A sample's number, by its name with all labels.
+fn sample(metrics: &str, name: &str) -> f64 {
+    let line = metrics.lines().find(|line| line.starts_with(&format!("{name} ")));
+    let line = line.unwrap_or_else(|| panic!("{name} is not in\n{metrics}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Names and labels of all series.
+fn series(metrics: &str) -> BTreeSet<(String, Vec<String>)> {
+    let samples = metrics.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    samples
+        .map(|line| {
+            let (name, labels) = line.split_once(['{', ' ']).unwrap();
+            let name = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|end| {
+                    name.strip_suffix(end)
+                        .filter(|name| metrics.contains(&format!("# TYPE {name} histogram")))
+                })
+                .unwrap_or(name);
+            let labels = match line.contains('{') {
+                true => labels.rsplit_once('}').unwrap().0,
+                false => "",
+            };
+            let labels = labels
+                .split("\",")
+                .filter_map(|label| label.split_once('='))
+                .map(|(label, _)| label.to_owned());
+            (name.to_owned(), labels.filter(|label| label != "le").collect())
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn every_metric_is_there_from_the_start_and_nothing_else() {
+    let mut world = world("").await;
+    world.with_redis(servers().await.urls().redis.as_str(), "");
+    world.apply_topology().await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    for (process, of) in [(&worker, "worker"), (&relay, "relay")] {
+        let address = address(process).await;
+        wait_for(&address, "/readyz", 200, "ready").await;
+        let (status, metrics) = get(&address, "/metrics").await.unwrap();
+        assert_eq!(status, 200);
+        let found: BTreeSet<(String, Vec<String>)> = series(&metrics)
+            .into_iter()
+            .map(|(name, mut labels)| {
+                labels.sort();
+                (name, labels)
+            })
+            .collect();
+        let wanted: BTreeSet<(String, Vec<String>)> = oncely::metrics::CATALOGUE
+            .iter()
+            .filter(|metric| metric.of == of || metric.of == "both")
+            // Made when the doctor has looked for the first time.
+            .filter(|metric| metric.name != "oncely_doctor_findings")
+            .map(|metric| {
+                let mut labels: Vec<String> = metric.labels.iter().map(|label| (*label).to_owned()).collect();
+                labels.sort();
+                (metric.name.to_owned(), labels)
+            })
+            .collect();
+        let ours: BTreeSet<_> = found
+            .iter()
+            .filter(|(name, _)| name.starts_with("oncely_") && name != "oncely_doctor_findings")
+            .cloned()
+            .collect();
+        assert_eq!(ours, wanted, "{of}");
+        assert!(found.iter().any(|(name, _)| name == "process_cpu_seconds_total"), "{of}: {found:?}");
+        for name in wanted.iter().map(|(name, _)| name) {
+            assert!(metrics.contains(&format!("# HELP {name} ")), "{name} says what it is");
+        }
+    }
+    world.stop(worker).await;
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn what_becomes_of_messages_is_counted_by_outcome_reason_and_source() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 200, "ready").await;
+    for (key, body) in [
+        ("good", "{}"),
+        ("good", "{}"),
+        ("sold-out", r#"{"do": "refuse"}"#),
+        ("fails-once", r#"{"do": "fail_once"}"#),
+        ("bad", r#"{"do": "reject"}"#),
+    ] {
+        world.publish("payments", message("acme", key), body).await;
+    }
+    let completed = r#"oncely_messages_total{consumer="payments",outcome="completed"}"#;
+    wait_for(&address, "/metrics", 200, &format!("{completed} 2\n")).await;
+    let (_, metrics) = get(&address, "/metrics").await.unwrap();
+    for (name, number) in [
+        (r#"oncely_messages_total{consumer="payments",outcome="refused"}"#, 1.0),
+        (r#"oncely_messages_total{consumer="payments",outcome="duplicate"}"#, 1.0),
+        (r#"oncely_messages_total{consumer="payments",outcome="retried"}"#, 1.0),
+        (r#"oncely_messages_total{consumer="payments",outcome="dead_lettered"}"#, 1.0),
+        (r#"oncely_dead_letters_total{consumer="payments",reason="handler_rejected"}"#, 1.0),
+        (r#"oncely_dead_letters_total{consumer="payments",reason="poison"}"#, 0.0),
+        (r#"oncely_retries_total{consumer="payments",delay="100ms"}"#, 1.0),
+        (r#"oncely_message_duration_seconds_count{consumer="payments",outcome="completed"}"#, 2.0),
+        (r#"oncely_consumer_up{consumer="payments"}"#, 1.0),
+        (r#"oncely_consumer_paused{consumer="payments",cause="operator"}"#, 0.0),
+        (r#"oncely_dedupe_horizon_seconds{consumer="payments"}"#, 7.0 * 86_400.0),
+        (r#"oncely_connected{server="postgres"}"#, 1.0),
+        ("oncely_ready", 1.0),
+    ] {
+        let found = sample(&metrics, name);
+        assert!((found - number).abs() < f64::EPSILON, "{name}: {found}");
+    }
+    let duplicates: f64 = ["mirror", "postgres", "batch"]
+        .iter()
+        .map(|source| {
+            sample(&metrics, &format!(r#"oncely_duplicates_total{{consumer="payments",source="{source}"}}"#))
+        })
+        .sum();
+    assert!((duplicates - 1.0).abs() < f64::EPSILON);
+    assert!(!metrics.contains("acme") && !metrics.contains("sold-out"), "neither tenants nor keys are told");
+    let delivered = r#"oncely_deliveries_total{consumer="payments",redelivered="false"}"#;
+    assert!((sample(&metrics, delivered) - 6.0).abs() < f64::EPSILON, "the retried one came twice");
+    let status: Value = serde_json::from_str(&get(&address, "/statusz").await.unwrap().1).unwrap();
+    assert_eq!(status["schema"], "oncely.statusz/1");
+    assert_eq!(status["consumers"][0]["counts"]["completed"], 2);
+    assert_eq!((&status["state"], &status["overdue"]), (&"ready".into(), &Value::Array(Vec::new())));
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn an_outage_is_a_reason_not_to_be_ready_and_none_to_be_restarted() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let (proxy, environment) = world.proxied_postgres().await;
+    let worker = world.start_with("worker", "worker", &environment);
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 200, "ready").await;
+    proxy.set(Mode::Refuse);
+    proxy.cut();
+    wait_for(&address, "/readyz", 503, "PostgreSQL does not answer").await;
+    assert_eq!(get(&address, "/livez").await.unwrap().0, 200);
+    let (_, metrics) = get(&address, "/metrics").await.unwrap();
+    assert!(sample(&metrics, r#"oncely_connected{server="postgres"}"#) < 1.0);
+    proxy.set(Mode::Pass);
+    wait_for(&address, "/readyz", 200, "ready").await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_waits_for_its_servers_says_so() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let nowhere = [("AMQP_URL", "amqp://127.0.0.1:1".to_owned())];
+    let worker = world.start_with("worker", "worker", &nowhere);
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 503, "starting: waiting for servers: RabbitMQ").await;
+    assert_eq!(get(&address, "/livez").await.unwrap().0, 200);
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_consumer_that_is_stalled_is_named_with_the_reason() {
+    let mut world = world("").await;
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let address = address(&worker).await;
+    world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
+    wait_for(&address, "/readyz", 503, "payments is stalled since").await;
+    let (_, ready) = get(&address, "/readyz").await.unwrap();
+    assert!(ready.contains("42P01"), "{ready}");
+    wait_for(
+        &address,
+        "/metrics",
+        200,
+        "oncely_consumer_paused{consumer=\"payments\",cause=\"environment\"} 1\n",
+    )
+    .await;
+    // And with the next heartbeat.
+    world
+        .wait_for(
+            "select count(*) from oncely.processes where state = 'unready' and reason like '%42P01%'",
+            1,
+        )
+        .await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_queue_that_is_deleted_is_named() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 200, "ready").await;
+    world.broker.delete_queue(&world.queue("payments")).await.unwrap();
+    wait_for(&address, "/readyz", 503, &format!("payments is not subscribed to {}", world.queue("payments")))
+        .await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_relay_that_cannot_mirror_is_named_and_its_backlog_is_told() {
+    let mut world = world("").await;
+    world.with_redis("redis://127.0.0.1:1", "");
+    let relay = world.start("relay");
+    let address = address(&relay).await;
+    sqlx::query(
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
+         values ('a', gen_random_uuid(), 'mirror', now() - interval '1 minute', now() + interval '1 day', decode(repeat('ab', 16), 'hex'))",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    wait_for(&address, "/metrics", 200, "oncely_relay_backlog_records{target=\"redis\"} 1\n").await;
+    let (_, metrics) = get(&address, "/metrics").await.unwrap();
+    assert!(sample(&metrics, r#"oncely_relay_oldest_age_seconds{target="redis"}"#) > 59.0);
+    wait_for(&address, "/readyz", 503, "nothing goes to redis").await;
+    assert_eq!(get(&address, "/livez").await.unwrap().0, 200);
+    world.stop(relay).await;
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_or_none_is_refused_at_the_start() {
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    for (listen, part) in [
+        (taken.local_addr().unwrap().to_string(), "worker.listen: cannot listen on"),
+        ("9464".to_owned(), "worker.listen: \"9464\" is not an address"),
+    ] {
+        let mut world = World::new().await;
+        world.configure(&format!("[worker]\nlisten = {listen:?}"));
+        world.consumer("payments", "");
+        let mut worker = world.start("worker");
+        let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+        assert_eq!(status.code(), Some(78));
+        assert!(worker.output().contains(part), "{}", worker.output());
+    }
+}

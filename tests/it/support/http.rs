@@ -1,0 +1,41 @@
+//! Asks a program over HTTP.
+
+use testbed::{Process, eventually};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+/// Where a program listens, as its log says.
+pub(crate) async fn address(process: &Process) -> String {
+    eventually("a line with the address", || async {
+        let log = process.output();
+        let line = log.lines().find(|line| line.contains("listening:"));
+        let address = line.and_then(|line| line.split("address=").nth(1));
+        address.map(|address| address.trim().to_owned()).ok_or_else(|| anyhow::anyhow!("{log}"))
+    })
+    .await
+    .expect("an address")
+}
+
+/// Status and body of a GET.
+pub(crate) async fn get(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| anyhow::anyhow!("{answer}"))?;
+    let status = head.split(' ').nth(1).ok_or_else(|| anyhow::anyhow!("{head}"))?.parse()?;
+    Ok((status, body.to_owned()))
+}
+
+/// Waits for a status, and returns the body.
+pub(crate) async fn wait_for(address: &str, path: &str, wanted: u16, part: &str) -> String {
+    eventually(&format!("{path} says {wanted} and {part:?}"), || async {
+        let (status, body) = get(address, path).await?;
+        match status == wanted && body.contains(part) {
+            true => Ok(body),
+            false => Err(anyhow::anyhow!("{status}: {body}")),
+        }
+    })
+    .await
+    .expect("in time")
+}
