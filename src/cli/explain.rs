@@ -17,6 +17,7 @@ use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 use crate::mirror::{Mirror, TagKey};
 use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, LetterFilter, LetterRow, Session};
+use crate::reason::Reason;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit 1 where nothing is known. Without --tenant the audit trail finds the tenants.")]
@@ -239,7 +240,7 @@ fn verdict(story: &Story) -> String {
         Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {
             "REFUSED: the handler said no, and that is the answer: a duplicate gets it again, and does not run.".to_owned()
         }
-        Some(("FAILED", d)) if d.reason.as_deref() == Some("parked") => {
+        Some(("FAILED", d)) if d.reason.as_deref() == Some(Reason::Parked.as_str()) => {
             "PARKED: set aside by hand. A later delivery is dead-lettered, not run, until it is requeued.".to_owned()
         }
         Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
@@ -251,12 +252,15 @@ fn verdict(story: &Story) -> String {
         Some((_, d)) => {
             format!("IN_PROGRESS: {} attempt(s) failed; it runs again when it comes back.", d.attempts)
         }
-        None => match story.timeline.iter().any(|row| row.outcome == "completed") {
-            true => {
+        None => match story.timeline.iter().find(|row| ["completed", "refused"].contains(&row.outcome.as_str())) {
+            Some(row) if row.outcome == "refused" => {
+                "The handler refused it, and its key has been collected since: a duplicate that came now would run.".to_owned()
+            }
+            Some(_) => {
                 "It took effect, and its key has been collected since: a duplicate that came now would run."
                     .to_owned()
             }
-            false => "It did not take effect.".to_owned(),
+            None => "It did not take effect.".to_owned(),
         },
     };
     main + &conflict

@@ -313,12 +313,17 @@ impl Lane {
             }
         }
         let overflow = self.arrivals.overflow(|delivery| delivery.message.body.len()).into_iter();
-        let postponed = overflow.filter_map(|delivery| prepare(shared, delivery).ok());
-        let postponed = postponed.map(|Candidate { delivery, identity, .. }| {
-            shared.progress.leaves(&identity, now);
-            (delivery, Known::from(&identity), Outcome::Postponed { delay: Duration::ZERO })
+        let postponed = overflow.map(|delivery| match prepare(shared, delivery) {
+            Ok(Candidate { delivery, identity, .. }) => {
+                shared.progress.leaves(&identity, now);
+                (delivery, Known::from(&identity))
+            }
+            // It had an identity when it was put aside. If it has none now, it is rejected when it comes again.
+            Err(rejected) => (rejected.delivery, rejected.known),
         });
-        postponed.collect()
+        postponed
+            .map(|(delivery, known)| (delivery, known, Outcome::Postponed { delay: Duration::ZERO }))
+            .collect()
     }
 
     /// Commits what may run now, and says what became of it, by position. Redelivered messages, of which one may have killed a

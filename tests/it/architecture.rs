@@ -282,6 +282,16 @@ fn sql_on_our_tables_is_in_one_place() {
     }
 }
 
+/// Whoever brings another cache changes one room.
+#[test]
+fn redis_is_spoken_to_in_one_room() {
+    for path in files(&source()) {
+        let is_of_the_mirror = module(&path) == "mirror";
+        let names = statements(&path).split("redis::").count() > 1;
+        assert!(is_of_the_mirror || !names, "{} speaks to Redis", path.display());
+    }
+}
+
 /// A lane's session rests in its handler's search_path: there a transaction of ours begins with our own.
 #[test]
 fn a_lanes_transactions_begin_with_our_search_path() {

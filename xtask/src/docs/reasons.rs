@@ -15,7 +15,8 @@ pub(super) fn page(source: &str) -> anyhow::Result<String> {
     let mut page = head("Reason codes", "src/reason.rs");
     page.push_str(
         "Why a message was dead-lettered: in the header `x-oncely-reason` of the dead letter, in `oncely.dead_letters.reason`, \
-         `oncely.audit.reason` and\n`oncely.idempotency_keys.reason`. Codes are only added, never changed.\n\n\
+         `oncely.audit.reason` and\n`oncely.idempotency_keys.reason`. Codes are only added, never changed. Beside them `oncely.audit.reason` says who knew a \
+         duplicate (`mirror`,\n`postgres`, `batch`), and a key that its handler refused has `refused`.\n\n\
          | code | meaning |\n| --- | --- |\n",
     );
     for (variant, meaning) in &meanings {
