@@ -47,6 +47,8 @@ pub enum Kind {
     ReadOnly,
     /// The handler's function is gone, and comes back.
     DropFunction,
+    /// An operator pauses the consumer, and resumes it.
+    PauseConsumer,
     /// The clock is set back by three seconds, and forward again: what is stored is of the future.
     ClockBack,
     /// The broker gets SIGKILL.
@@ -153,6 +155,7 @@ impl Kind {
             Self::NoConnections,
             Self::ReadOnly,
             Self::DropFunction,
+            Self::PauseConsumer,
             Self::ClockBack,
             Self::KillRabbitMq,
             Self::FreezeRabbitMq,
@@ -207,6 +210,7 @@ impl Kind {
             Self::FreezePostgres,
             Self::TerminateBackends,
             Self::RevokeGrant,
+            Self::PauseConsumer,
             Self::LockTable,
             Self::KillRabbitMq,
             Self::FreezeRabbitMq,
@@ -260,7 +264,8 @@ impl Kind {
             Self::KillPostgres | Self::KillRabbitMq | Self::KillRedis | Self::StopApp => millis(0, 1_500),
             // Well below lock_timeout, which would be an attempt.
             Self::LockTable | Self::LockKeys => millis(500, 4_000),
-            Self::ConsumerTimeout => millis(4_000, 6_000),
+            // Read every two and a half seconds.
+            Self::PauseConsumer | Self::ConsumerTimeout => millis(4_000, 6_000),
             Self::Slow(_) | Self::Throttle(_) | Self::Refuse(_) | Self::HalfClose(_) => millis(500, 3_000),
             kind if kind.strikes_once() => millis(5_000, 5_000),
             Self::MemoryAlarm
@@ -325,6 +330,7 @@ impl Kind {
             | Self::NoConnections
             | Self::ReadOnly
             | Self::DropFunction
+            | Self::PauseConsumer
             | Self::ClockBack => Group::Postgres,
             Self::KillRabbitMq
             | Self::FreezeRabbitMq

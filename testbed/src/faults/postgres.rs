@@ -84,6 +84,10 @@ impl Arena {
             Kind::DropFunction => {
                 run(&mut connection, "alter function judge.take(oncely.message) rename to taken").await?;
             }
+            Kind::PauseConsumer => {
+                run(&mut connection, "select oncely.pause_consumer('faults', null, 'a trial', 'trial')")
+                    .await?;
+            }
             _ => {}
         }
         // A server that resets itself takes this connection with it.
@@ -132,6 +136,10 @@ impl Arena {
                 self.mended();
                 let back = "alter function judge.taken(oncely.message) rename to take";
                 run(&mut self.connect().await?, back).await?;
+            }
+            Kind::PauseConsumer => {
+                run(&mut self.connect().await?, "select oncely.resume_consumer('faults', null, 'trial')")
+                    .await?;
             }
             _ => {}
         }
