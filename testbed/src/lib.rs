@@ -41,6 +41,7 @@ pub use generation::{Generation, UnknownGeneration};
 pub use language::{node, python};
 pub use ledger::{Ledger, Verdict};
 pub use pgbouncer::PgBouncer;
+pub use ports::free_port;
 pub use postgres::Postgres;
 pub use process::Process;
 pub use rabbitmq::RabbitMq;

@@ -10,7 +10,10 @@ const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
 /// A port on the loopback that nothing listened on a moment ago.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
+///
+/// # Errors
+/// When all of them are taken.
+pub fn free_port() -> anyhow::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Each process starts elsewhere, so that two test runs at once seldom ask for the same port.
     let base = u16::try_from(std::process::id() % u32::from(COUNT)).unwrap_or(0);

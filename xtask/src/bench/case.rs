@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 29] = [
+pub(crate) const CASES: [Case; 30] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -90,6 +90,11 @@ pub(crate) const CASES: [Case; 29] = [
     case("redis_bytes", AtMost(0.10), "bytes of Redis a mirrored key, ours / a JSON object per message"),
     case("gc_cpu", AtLeast(5.0), "PostgreSQL's CPU time a collected key, delete by key / ours"),
     case("gc_interference", AtLeast(0.85), "rate while the collection runs / without"),
+    case(
+        "metrics_cost",
+        AtMost(1.02),
+        "CPU time of worker and relay a message, with metrics that are read each second / without; of e2e_classic_full",
+    ),
     case("growth_1m", Target::None, "rate with 1 M keys and audit rows there / with none"),
     case("growth_10m", AtLeast(0.7), "the same with 10 M"),
     case(

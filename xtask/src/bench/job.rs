@@ -58,12 +58,14 @@ pub(crate) struct Ours {
     pub(crate) handler: Handler,
     pub(crate) workers: usize,
     pub(crate) relay: bool,
+    /// Worker and relay tell their metrics, and somebody reads them each second.
+    pub(crate) metrics: bool,
 }
 
 impl Ours {
     /// A worker and a relay.
     pub(crate) fn full(handler: Handler) -> Self {
-        Self { handler, workers: 1, relay: true }
+        Self { handler, workers: 1, relay: true, metrics: false }
     }
 }
 

@@ -102,6 +102,9 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     if results.wants(&["gc_interference"]) {
         results.take("gc_interference", gc::interference(&rounds).await)?;
     }
+    if results.wants(&["metrics_cost"]) {
+        results.take("metrics_cost", rate::metrics(&rounds).await)?;
+    }
     for (name, keys) in [("growth_1m", arguments.growth_keys / 10), ("growth_10m", arguments.growth_keys)] {
         if results.wants(&[name]) {
             results.take(name, growth(&rounds, name, keys).await)?;

@@ -69,6 +69,7 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
     let there = count(&mut watch).await?;
     let before = Reading::take(site.stage, &[], &mut watch).await?;
     let mut members = site.start()?;
+    let _scraping = site.scrape();
 
     let sequence = drawn(&mut watch).await?;
     let mut first = until(&mut watch, &mut members, sequence + 1).await? - sequence;

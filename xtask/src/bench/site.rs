@@ -7,13 +7,22 @@ use anyhow::Context as _;
 use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, FieldTable};
 use sqlx::{PgConnection, Row as _};
-use testbed::{Broker, Database, Process, cpu_time, eventually_within};
+use testbed::{Broker, Database, Process, cpu_time, eventually_within, free_port};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::job::{Consumer, Handler, Job, Publisher};
 use super::stage::Stage;
 
 /// What events are published with; their exchange is called like the queue.
 const ROUTING_KEY: &str = "captured";
+
+async fn read_metrics(port: u16) -> std::io::Result<usize> {
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await
+}
 
 #[derive(Debug)]
 pub(crate) struct Site<'s> {
@@ -25,6 +34,8 @@ pub(crate) struct Site<'s> {
     pub(crate) prefilled: u64,
     configuration: PathBuf,
     started: u32,
+    /// Where worker and relay tell their metrics.
+    listens: Vec<u16>,
 }
 
 /// A process under measurement.
@@ -41,7 +52,20 @@ impl<'s> Site<'s> {
         // As long as a name of real life: it is in each row of the trail.
         let queue = format!("payments-{:08x}", fastrand::u32(..));
         let configuration = stage.scratch.path().join(format!("{queue}.toml"));
-        let site = Self { stage, job: job.clone(), database, queue, prefilled: 0, configuration, started: 0 };
+        let listens = match &job.consumer {
+            Consumer::Ours(ours) if ours.metrics => vec![free_port()?, free_port()?],
+            _ => Vec::new(),
+        };
+        let site = Self {
+            stage,
+            job: job.clone(),
+            database,
+            queue,
+            prefilled: 0,
+            configuration,
+            started: 0,
+            listens,
+        };
         let mut connection = site.database.connect().await?;
         match &job.consumer {
             Consumer::Naive(keys) => {
@@ -90,8 +114,14 @@ impl<'s> Site<'s> {
     }
 
     fn toml(&self, handler: Handler) -> String {
+        let listen = match &self.listens[..] {
+            [worker, relay] => format!(
+                "[worker]\nlisten = \"127.0.0.1:{worker}\"\n[relay]\nlisten = \"127.0.0.1:{relay}\"\n"
+            ),
+            _ => String::new(),
+        };
         format!(
-            "[log]\nlevel = \"warn\"\n\n[[consumers]]\nname = \"payments\"\nqueue = {:?}\nqueue_type = {:?}\n\
+            "{listen}[log]\nlevel = \"warn\"\n\n[[consumers]]\nname = \"payments\"\nqueue = {:?}\nqueue_type = {:?}\n\
              tenant = {{ header = \"x-tenant-id\" }}\nkey = {{ property = \"message_id\" }}\n{}\n",
             self.queue,
             self.job.queue_type.name(),
@@ -152,7 +182,8 @@ impl<'s> Site<'s> {
     pub(crate) async fn copy(&self) -> anyhow::Result<Self> {
         let database = self.database.copy().await?;
         let (job, queue, configuration) = (self.job.clone(), self.queue.clone(), self.configuration.clone());
-        Ok(Self { database, job, queue, configuration, ..*self })
+        let listens = self.listens.clone();
+        Ok(Self { database, job, queue, configuration, listens, ..*self })
     }
 
     /// Fills the queue (or the table of events) with the job's messages, then lets the servers finish what that left behind.
@@ -223,6 +254,18 @@ impl<'s> Site<'s> {
             idle = if used < SPAN / 10 { idle + 1 } else { 0 };
         }
         Ok(())
+    }
+
+    /// Reads the metrics each second, for as long as what it returns lives: fifteen times as often as Prometheus does.
+    pub(crate) fn scrape(&self) -> Vec<AbortOnDropHandle<()>> {
+        let scrape = |port: u16| async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                // A program that has not started yet is asked again.
+                let _ = read_metrics(port).await;
+            }
+        };
+        self.listens.iter().map(|port| AbortOnDropHandle::new(tokio::spawn(scrape(*port)))).collect()
     }
 
     /// Starts the consumers of the job.

@@ -92,6 +92,18 @@ pub(crate) async fn environment(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outco
     rate(rounds, "env_1pct", &broken, &clean).await
 }
 
+/// What it costs to be looked at.
+pub(crate) async fn metrics(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>> {
+    let silent = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
+    let told = Ours { metrics: true, ..Ours::full(Handler::Batch) };
+    let told = Job::ours(told, QueueType::Classic, rounds.messages);
+    let (us, them) = rounds.alternate("metrics_cost", &told, &silent).await?;
+    let ours = |run: &Measured| run.cpu_of("worker") + run.cpu_of("relay");
+    let outcome =
+        find("metrics_cost").map(|case| Outcome::new(case, ratios(&us, &them, ours)).of(&us, &them));
+    Ok(outcome.into_iter().collect())
+}
+
 /// More workers on the same queue.
 pub(crate) async fn workers(
     rounds: &Rounds<'_>,
