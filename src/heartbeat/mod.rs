@@ -135,7 +135,12 @@ impl Heart {
             pg::beat(&mut connection, &self.vitals.process, &readiness, &report).await?;
         }
         if turn.is_multiple_of(STATS) {
-            self.write_stats(&mut connection, member).await?;
+            match self.write_stats(&mut connection, member).await {
+                Err(error) if pg::is_outage(&error) => return Err(error),
+                // The row and the pauses matter more.
+                Err(error) => tracing::warn!(error = pg::describe(&error), "stats can't be written"),
+                Ok(()) => {}
+            }
         }
         self.connection = Some(connection);
         Ok(())

@@ -10,6 +10,8 @@ const SPAN: TimeDelta = TimeDelta::seconds(10);
 /// The database takes spans of the last hour. What could not be written for so long is counted in the present one; if it was written all
 /// the same and only the reply was lost, it is counted twice.
 const OLDEST: TimeDelta = TimeDelta::minutes(50);
+/// The database takes spans that begin in its next minute.
+const FUTURE: TimeDelta = TimeDelta::seconds(30);
 
 /// The open span. It stays open until its write is known to have arrived: written again, the database takes the last word.
 #[derive(Debug, Default)]
@@ -26,7 +28,8 @@ impl Spans {
     pub(super) fn next(&mut self, now: DateTime<Utc>, totals: &Totals) -> (DateTime<Utc>, Totals) {
         let slot = now.duration_trunc(SPAN).unwrap_or(now);
         let open = match self.open {
-            Some(open) if slot <= open => open,
+            // A clock that was set back opens no span anew; one that was set back far does, or the span would be of the future.
+            Some(open) if slot <= open && open - slot <= FUTURE => open,
             Some(open) => match self.written.take() {
                 Some(written) => {
                     self.base = Some(written);
@@ -129,5 +132,6 @@ mod tests {
         assert_eq!(write(&mut spans, 41, 25, true), (50, 4), "a clock that goes back opens no span anew");
         assert_eq!(write(&mut spans, 64, 26, false), (60, 1));
         assert_eq!(write(&mut spans, 4_000, 30, true), (4_000, 5), "the database takes no older span");
+        assert_eq!(write(&mut spans, 400, 31, true), (400, 1), "and none of the future");
     }
 }

@@ -81,6 +81,11 @@ impl<T> Named<T> {
         self.known.get(name).unwrap_or(&self.other)
     }
 
+    /// The name under which it is told.
+    pub(crate) fn name_of<'a>(&'a self, name: &'a str) -> &'a str {
+        if self.known.contains_key(name) { name } else { OTHER }
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &T)> {
         self.known.iter().map(|(name, one)| (name.as_str(), one)).chain([(OTHER, &self.other)])
     }

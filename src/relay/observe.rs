@@ -105,15 +105,12 @@ impl Observer {
         let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await?;
         self.tell(&backlog);
         let metrics = &self.pulse.metrics;
-        for (_, one) in metrics.letters.all() {
-            one.waiting.set(0.0);
-            one.oldest_age.set(0.0);
-        }
-        for one in letters {
-            let told = metrics.letters.of(&one.consumer);
-            // Several consumers may be told together.
-            told.waiting.increment(number(one.waiting));
-            told.oldest_age.set((backlog.now - one.oldest).to_std().unwrap_or_default().as_secs_f64());
+        for (name, told) in metrics.letters.all() {
+            // Those that are not in the configuration are told together.
+            let own = letters.iter().filter(|one| metrics.letters.name_of(&one.consumer) == name);
+            told.waiting.set(number(own.clone().map(|one| one.waiting).sum()));
+            let age = own.map(|one| one.oldest).min().map(|oldest| backlog.now - oldest);
+            told.oldest_age.set(age.and_then(|age| age.to_std().ok()).unwrap_or_default().as_secs_f64());
         }
         Ok(())
     }

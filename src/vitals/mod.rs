@@ -4,11 +4,15 @@
 #[cfg(feature = "listener")]
 mod listener;
 mod liveness;
+#[cfg(feature = "cli")]
+mod systemd;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 pub(crate) use liveness::{Beat, Liveness};
@@ -30,7 +34,10 @@ pub(crate) struct Vitals {
     started_at: DateTime<Utc>,
     state: Mutex<State>,
     report: OnceLock<Report>,
-    tells_systemd: bool,
+    /// Its configuration is accepted: it works, or waits for its servers.
+    is_up: AtomicBool,
+    /// Wakes whoever tells systemd.
+    said: Notify,
 }
 
 struct State {
@@ -94,8 +101,15 @@ impl Vitals {
                 degraded: None,
             }),
             report: OnceLock::new(),
-            tells_systemd,
+            is_up: AtomicBool::new(false),
+            said: Notify::new(),
         });
+        #[cfg(feature = "cli")]
+        if tells_systemd {
+            systemd::tell(Arc::clone(&vitals));
+        }
+        #[cfg(not(feature = "cli"))]
+        let _ = tells_systemd;
         #[cfg(feature = "listener")]
         if let Some(listener) = listener {
             listener::serve(Arc::clone(&vitals), listener);
@@ -122,19 +136,19 @@ impl Vitals {
         self.lock().readiness.clone()
     }
 
-    /// Says whether the process does its work. Said once a second at least; systemd hears of it, too.
+    /// Says whether the process does its work.
     pub(crate) fn set_readiness(&self, readiness: Readiness) {
         let mut state = self.lock();
         // Told to stop, it does not become ready again.
         if state.readiness == Readiness::Stopping {
             return;
         }
-        let first = readiness == Readiness::Ready && matches!(state.readiness, Readiness::Starting(_));
         self.metrics.ready.set(if readiness == Readiness::Ready { 1.0 } else { 0.0 });
-        state.readiness = readiness.clone();
+        let changed = std::mem::replace(&mut state.readiness, readiness.clone()) != readiness;
         drop(state);
-        if self.tells_systemd {
-            self.tell_systemd(&readiness, first);
+        self.is_up.store(true, Ordering::Release);
+        if changed {
+            self.said.notify_one();
         }
     }
 
@@ -155,34 +169,6 @@ impl Vitals {
             "reason": readiness.reason(), "degraded": degraded, "overdue": self.liveness.overdue(), "consumers": self.report(),
         })
     }
-
-    /// systemd's `Type=notify` and `WatchdogSec`: ready once it is, what it does, and that its loops go round.
-    #[cfg(feature = "cli")]
-    fn tell_systemd(&self, readiness: &Readiness, first: bool) {
-        use sd_notify::NotifyState;
-
-        let status = match readiness.reason() {
-            Some(reason) => format!("{}: {reason}", readiness.state()),
-            None => readiness.state().to_owned(),
-        };
-        let mut said = vec![NotifyState::Status(&status)];
-        if first {
-            said.push(NotifyState::Ready);
-        }
-        if *readiness == Readiness::Stopping {
-            said.push(NotifyState::Stopping);
-        }
-        if self.liveness.overdue().is_empty() {
-            said.push(NotifyState::Watchdog);
-        }
-        // Without NOTIFY_SOCKET nothing is sent.
-        if let Err(error) = sd_notify::notify(&said) {
-            tracing::debug!(%error, "systemd was not told");
-        }
-    }
-
-    #[cfg(not(feature = "cli"))]
-    fn tell_systemd(&self, _: &Readiness, _: bool) {}
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change is one assignment.

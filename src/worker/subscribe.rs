@@ -24,13 +24,14 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
     let beat = shared.liveness.watch(format!("the subscription to {queue}"));
     while !shared.stop.is_cancelled() {
         beat.expect(LONGEST);
+        let closings = shared.gate.closings();
         if let Some(pause) = shared.gate.pause() {
             tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until, "paused: not subscribed");
             beat.idle();
             let mut pauses = shared.gate.watch();
             tokio::select! {
                 () = shared.stop.cancelled() => break,
-                () = pauses.until(false) => {}
+                () = pauses.open() => {}
             }
             tracing::info!(%consumer, queue, "resumed");
             continue;
@@ -55,7 +56,7 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
             Ok(mut subscription) => {
                 tracing::info!(%consumer, queue, "subscribed");
                 shared.health.subscribed(&queue, subscription.channel());
-                let ended = pump(&shared, &beat, &mut subscription, &deliveries).await;
+                let ended = pump(&shared, &beat, closings, &mut subscription, &deliveries).await;
                 beat.expect(LONGEST);
                 if let Ended::Stop = ended {
                     if let Err(error) = subscription.cancel().await {
@@ -127,6 +128,7 @@ enum Ended {
 async fn pump(
     shared: &Shared,
     beat: &Beat,
+    closings: u64,
     subscription: &mut Subscription,
     deliveries: &mpsc::Sender<Box<Delivery>>,
 ) -> Ended {
@@ -136,14 +138,14 @@ async fn pump(
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut pauses = shared.gate.watch();
     loop {
-        if shared.gate.is_closed() {
+        if shared.gate.closings() != closings {
             return Ended::Paused;
         }
         let next = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Ended::Stop,
             next = subscription.next() => next,
-            () = pauses.until(true) => return Ended::Paused,
+            () = pauses.changed() => continue,
             _ = looks.tick() => {
                 beat.expect(LOOK + shared.rabbitmq.timeout);
                 // Held back behind a message that stays at work, they may be all that the broker waits for.

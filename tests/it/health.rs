@@ -254,3 +254,40 @@ async fn an_address_that_is_taken_or_none_is_refused_at_the_start() {
         assert!(worker.output().contains(part), "{}", worker.output());
     }
 }
+
+#[tokio::test]
+async fn systemd_hears_that_a_worker_is_up_what_it_waits_for_and_that_it_stops() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let folder = tempfile::tempdir().unwrap();
+    let socket = tokio::net::UnixDatagram::bind(folder.path().join("notify")).unwrap();
+    let (proxy, mut environment) = {
+        let (proxy, environment) = world.proxied_postgres().await;
+        (proxy, environment.to_vec())
+    };
+    proxy.set(Mode::Refuse);
+    environment.push(("NOTIFY_SOCKET", folder.path().join("notify").display().to_string()));
+    let worker = world.start_with("worker", "worker", &environment);
+    let said = async |part: &str| {
+        let mut all = String::new();
+        let heard = tokio::time::timeout(std::time::Duration::from_secs(60), async {
+            let mut buffer = vec![0; 4_096];
+            while !all.contains(part) {
+                let length = socket.recv(&mut buffer).await.unwrap();
+                all.push_str(&String::from_utf8_lossy(&buffer[..length]));
+            }
+        });
+        heard.await.unwrap_or_else(|_| panic!("{part} was not said"));
+        all
+    };
+    let waiting = said("READY=1").await;
+    assert!(
+        waiting.contains("STATUS=starting: waiting for servers: PostgreSQL"),
+        "up, and waiting: {waiting}"
+    );
+    assert!(said("WATCHDOG=1").await.contains("STATUS="));
+    proxy.set(Mode::Pass);
+    said("STATUS=ready").await;
+    let (stopped, ()) = tokio::join!(said("STOPPING=1"), world.stop(worker));
+    assert!(!stopped.contains("READY=1"), "said once");
+}

@@ -1,6 +1,6 @@
 //! Whether a consumer may begin with messages, or somebody has paused it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 
@@ -10,8 +10,9 @@ use crate::pg::Pause;
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     pause: watch::Sender<Option<Pause>>,
-    /// The same, cheap to look at for each delivery.
-    is_closed: AtomicBool,
+    /// How often it was closed. What a lane took and did not begin with comes again only when its channel is closed, so a subscription
+    /// that was made before the last time ends, even where the pause was over before anybody looked.
+    closings: AtomicU64,
     /// Held shared by each lane that is at work on a batch.
     work: RwLock<()>,
 }
@@ -19,9 +20,11 @@ pub(crate) struct Gate {
 impl Gate {
     /// Obeys; says whether anything changed.
     pub(crate) fn set(&self, pause: Option<Pause>) -> bool {
-        self.is_closed.store(pause.is_some(), Ordering::Release);
         self.pause.send_if_modified(|now| {
             let changed = *now != pause;
+            if now.is_none() && pause.is_some() {
+                self.closings.fetch_add(1, Ordering::AcqRel);
+            }
             *now = pause;
             changed
         })
@@ -32,11 +35,12 @@ impl Gate {
         self.pause.borrow().clone()
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
+    /// How often it was closed. Read it before looking at [`Gate::pause`], and before subscribing.
+    pub(crate) fn closings(&self) -> u64 {
+        self.closings.load(Ordering::Acquire)
     }
 
-    /// To wait for a pause, or for its end, with [`Watch::until`].
+    /// To wait for a change.
     pub(crate) fn watch(&self) -> Watch {
         Watch(self.pause.subscribe())
     }
@@ -45,7 +49,7 @@ impl Gate {
     /// channel.
     pub(crate) async fn begin(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let guard = self.work.read().await;
-        (!self.is_closed()).then_some(guard)
+        self.pause.borrow().is_none().then_some(guard)
     }
 
     /// Waits until no lane is at work. Those that would begin meanwhile find the gate closed.
@@ -54,15 +58,22 @@ impl Gate {
     }
 }
 
-/// Waits for a pause, or for its end.
+/// Waits for what people say. Can be dropped while waiting.
 #[derive(Debug)]
 pub(crate) struct Watch(watch::Receiver<Option<Pause>>);
 
 impl Watch {
-    /// Waits until the consumer is paused, or until it is not. Can be dropped while waiting.
-    pub(crate) async fn until(&mut self, paused: bool) {
+    /// Waits until the consumer is not paused.
+    pub(crate) async fn open(&mut self) {
         // Never an error: the sender is the consumer's, which lives as long as whoever waits here.
-        let _ = self.0.wait_for(|pause| pause.is_some() == paused).await;
+        let _ = self.0.wait_for(Option::is_none).await;
+    }
+
+    /// Waits until something was said since the last time.
+    pub(crate) async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -95,5 +106,6 @@ mod tests {
         assert!(gate.begin().await.is_none());
         assert!(gate.set(None));
         assert!(gate.begin().await.is_some());
+        assert_eq!(gate.closings(), 1, "a subscription of before it notices, however short it was");
     }
 }

@@ -410,6 +410,8 @@ impl Attempts {
     async fn pause(&mut self) -> Result<(), Abandoned> {
         // Never held over a pause: one consumer that waits must not stop the others.
         self.hand.permit = None;
+        // Waiting for a server is work, too, however long it is away.
+        self.at_work_on(1);
         let pause = self.backoff.next();
         tokio::select! {
             () = self.shared.stop.cancelled() => return Err(Abandoned),
