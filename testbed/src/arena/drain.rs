@@ -32,6 +32,7 @@ impl Arena {
         let quiet = self.config.quiet();
         let start = Instant::now();
         let mut last = (Vec::new(), Instant::now());
+        let mut done = false;
         loop {
             self.supervise()?;
             self.look_at_tenants().await?;
@@ -39,13 +40,17 @@ impl Arena {
                 && counts != last.0
             {
                 last = (counts, Instant::now());
+                done = false;
             }
-            if self.unpublished() == 0 && last.1.elapsed() > quiet && self.is_done().await? {
+            if self.unpublished() == 0 && !done && last.1.elapsed() > quiet / 2 {
+                done = self.is_done().await?;
+                // What failed as if everything would waits for a witness: another message that succeeds. Somebody's next one, usually.
+                if !done && !self.config.plain && start.elapsed() + WITNESSES < limit {
+                    self.publish_witnesses();
+                }
+            }
+            if done && last.1.elapsed() > quiet {
                 break;
-            }
-            // What failed as if everything would waits for a witness: another message that succeeds. Somebody's next one, usually.
-            if !self.config.plain && last.1.elapsed() > quiet / 2 && start.elapsed() + WITNESSES < limit {
-                self.publish_witnesses();
             }
             if start.elapsed() > limit || last.1.elapsed() > STUCK {
                 break;
