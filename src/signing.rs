@@ -29,7 +29,7 @@ struct SigningKey {
     letter: [u8; 32],
 }
 
-/// Why a signed identity does not count. The headers are never asked instead: whoever can spoil the signature could choose them.
+/// Why a signed identity or a mark does not count. Nothing else is asked instead: whoever can spoil the signature could choose it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
     #[error("is malformed")]
@@ -38,7 +38,7 @@ pub(crate) enum Unreadable {
     Version,
     #[error("is signed with the key {0}, which this process does not have (cell.known_keys)")]
     Key(String),
-    #[error("does not fit this message and consumer, or is forged")]
+    #[error("does not belong to this message, or is forged")]
     Mismatch,
 }
 
@@ -97,7 +97,12 @@ impl SigningKeys {
         }
     }
 
-    fn named(&self, id: &str) -> Result<&SigningKey, Unreadable> {
+    /// The key behind a signature that begins with this version and this key's id.
+    fn key(&self, version: &str, id: &str) -> Result<&SigningKey, Unreadable> {
+        if version != VERSION {
+            let is_number = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
+            return Err(if is_number { Unreadable::Version } else { Unreadable::Malformed });
+        }
         let mut keys = std::iter::once(&self.signing).chain(&self.known);
         keys.find(|key| key.id == id).ok_or_else(|| {
             match id.len() == 8 && id.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -146,16 +151,8 @@ impl SigningKeys {
         let mut parts = text.splitn(4, '.');
         let mut part = || parts.next().ok_or(Unreadable::Malformed);
         let (version, id, mac, content) = (part()?, part()?, part()?, part()?);
-        if version != VERSION {
-            let is_number = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit());
-            return Err(if is_number { Unreadable::Version } else { Unreadable::Malformed });
-        }
-        let key = self.named(id)?;
-        // Compared in constant time by blake3.
-        if blake3::Hash::from_hex(mac).map_err(|_| Unreadable::Malformed)? != key.mac(consumer, body, content)
-        {
-            return Err(Unreadable::Mismatch);
-        }
+        let key = self.key(version, id)?;
+        compare(mac, key.mac(consumer, body, content))?;
         let signed: Content = serde_json::from_str(content).map_err(|_| Unreadable::Malformed)?;
         let read = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| Unreadable::Malformed);
         let identity = match (signed.tenant, signed.key) {
@@ -172,16 +169,34 @@ impl SigningKeys {
         format!("{VERSION}.{}.{}", self.signing.id, self.signing.mark(letter, tenant, body).to_hex())
     }
 
-    /// Did we mark it?
-    pub(crate) fn is_mark(&self, mark: &str, letter: Letter, tenant: &str, body: &[u8]) -> bool {
+    /// The letter that a message is by its two headers, the letter's name and its mark. `None` where it has no mark: a name alone
+    /// could be any publisher's.
+    ///
+    /// # Errors
+    /// Why its mark does not count.
+    pub(crate) fn read_mark(
+        &self,
+        letter: Option<&str>,
+        mark: Option<&str>,
+        tenant: &str,
+        body: &[u8],
+    ) -> Result<Option<Letter>, Unreadable> {
+        let Some(mark) = mark else { return Ok(None) };
         let mut parts = mark.splitn(3, '.');
-        let (Some(VERSION), Some(id), Some(mac)) = (parts.next(), parts.next(), parts.next()) else {
-            return false;
-        };
-        let Ok(key) = self.named(id) else {
-            return false;
-        };
-        blake3::Hash::from_hex(mac).is_ok_and(|mac| mac == key.mark(letter, tenant, body))
+        let mut part = || parts.next().ok_or(Unreadable::Malformed);
+        let (version, id, mac) = (part()?, part()?, part()?);
+        let key = self.key(version, id)?;
+        let letter = letter.and_then(Letter::parse).ok_or(Unreadable::Mismatch)?;
+        compare(mac, key.mark(letter, tenant, body))?;
+        Ok(Some(letter))
+    }
+}
+
+/// Is it this MAC? In constant time (blake3).
+fn compare(mac: &str, expected: blake3::Hash) -> Result<(), Unreadable> {
+    match blake3::Hash::from_hex(mac).map_err(|_| Unreadable::Malformed)? == expected {
+        true => Ok(()),
+        false => Err(Unreadable::Mismatch),
     }
 }
 
@@ -246,11 +261,16 @@ mod tests {
         let after = SigningKeys::derive(Some(b"new key"), [], b"secret");
         let new = after.sign_identity(&identity, None, b"body").unwrap();
         assert_ne!(old, new);
+        let reads = |key: &SigningKeys, mark: &str| {
+            key.read_mark(Some(&letter.to_string()), Some(mark), "acme", b"body")
+        };
+        let new_mark = after.mark(letter, "acme", b"body");
         for key in [&known, &after] {
             assert!(opens(key, &old) && opens(key, &new));
-            assert!(key.is_mark(&old_mark, letter, "acme", b"body"));
-            assert!(key.is_mark(&after.mark(letter, "acme", b"body"), letter, "acme", b"body"));
+            assert_eq!(reads(key, &old_mark), Ok(Some(letter)));
+            assert_eq!(reads(key, &new_mark), Ok(Some(letter)));
         }
+        assert_eq!(reads(&before, &new_mark), Err(Unreadable::Key(after.signing.id.clone())));
         assert!(!opens(&before, &new), "who does not have the key says so");
         let third = SigningKeys::derive(Some(b"newer key"), [&b"new key"[..]], b"secret");
         assert!(opens(&third, &new) && opens(&third, &old));
@@ -271,12 +291,23 @@ mod tests {
         let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
         let next = Letter { generation: 2, ..letter };
         let mark = key.mark(letter, "acme", b"body");
-        assert!(key.is_mark(&mark, letter, "acme", b"body"));
-        assert!(!key.is_mark(&mark, next, "acme", b"body"));
-        assert!(!key.is_mark(&mark, letter, "globex", b"body"));
-        assert!(!key.is_mark(&mark, letter, "acme", b"other"));
-        assert!(!SigningKeys::derive(None, [], b"other").is_mark(&mark, letter, "acme", b"body"));
-        assert!(!key.is_mark("", letter, "acme", b"body"));
+        let read = |mark: &str, letter: Letter, tenant: &str, body: &[u8]| {
+            key.read_mark(Some(&letter.to_string()), Some(mark), tenant, body)
+        };
+        assert_eq!(read(&mark, letter, "acme", b"body"), Ok(Some(letter)));
+        assert_eq!(read(&mark, next, "acme", b"body"), Err(Unreadable::Mismatch));
+        assert_eq!(read(&mark, letter, "globex", b"body"), Err(Unreadable::Mismatch));
+        assert_eq!(read(&mark, letter, "acme", b"other"), Err(Unreadable::Mismatch));
+        assert_eq!(read(&mark.replacen("1.", "2.", 1), letter, "acme", b"body"), Err(Unreadable::Version));
+        for junk in ["", ".", "1", "1..", "x.00000000.00", "1.0000000g.00", &mark[..mark.len() - 1]] {
+            assert_eq!(read(junk, letter, "acme", b"body"), Err(Unreadable::Malformed), "{junk}");
+        }
+        assert_eq!(key.read_mark(Some(&letter.to_string()), None, "acme", b"body"), Ok(None), "a name alone");
+        assert_eq!(
+            key.read_mark(None, Some(&mark), "acme", b"body"),
+            Err(Unreadable::Mismatch),
+            "a mark alone"
+        );
     }
 
     proptest! {

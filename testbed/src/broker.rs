@@ -195,10 +195,11 @@ impl Broker {
         Ok(())
     }
 
-    /// Deletes a consumer's queue and all that Oncely declares for it where its retries are those of `oncely.default.toml`.
-    pub async fn delete_topology(&self, queue: &str) -> anyhow::Result<()> {
-        for suffix in ["", ".dead", ".retry.1s", ".retry.10s", ".retry.1m", ".retry.10m", ".retry.1h"] {
-            self.delete_queue(&format!("{queue}{suffix}")).await?;
+    /// Deletes a consumer's queue and all that Oncely declares for it where its retries have these delays.
+    pub async fn delete_topology(&self, queue: &str, delays: &[&str]) -> anyhow::Result<()> {
+        let retries = delays.iter().map(|delay| format!("{queue}.retry.{delay}"));
+        for name in [queue.to_owned(), format!("{queue}.dead")].into_iter().chain(retries) {
+            self.delete_queue(&name).await?;
         }
         for suffix in [".dlx", ".retry", ".return"] {
             self.delete_exchange(&format!("{queue}{suffix}")).await?;

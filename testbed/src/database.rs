@@ -1,6 +1,9 @@
-//! A database of its own for one test or one demo.
+//! A database of its own for one test or one trial.
+
+use std::path::Path;
 
 use anyhow::Context as _;
+use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 /// A fresh, empty database on a given server; [`Database::drop_now`] removes it.
@@ -50,6 +53,17 @@ impl Database {
     /// Opens a connection to it.
     pub async fn connect(&self) -> anyhow::Result<PgConnection> {
         Ok(PgConnection::connect(&self.url).await?)
+    }
+
+    /// Runs the migrations of a folder, whatever is compiled in; returns the connection.
+    pub async fn migrate(&self, folder: &Path) -> anyhow::Result<PgConnection> {
+        let mut connection = self.connect().await?;
+        // A schema and a table of the same names as in sqlx.toml, since a migrator that is made at run time does not read that file.
+        sqlx::query("create schema oncely").execute(&mut connection).await?;
+        let mut migrator = Migrator::new(folder).await?;
+        migrator.dangerous_set_table_name("oncely._sqlx_migrations");
+        migrator.run(&mut connection).await?;
+        Ok(connection)
     }
 
     /// Drops the database, ending the sessions in it.

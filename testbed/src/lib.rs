@@ -1,4 +1,4 @@
-//! Real servers for the demo, the tests and the benchmarks.
+//! Real servers for the demo, the tests and the benchmarks, and the judge of demo and fault runs.
 //!
 //! [`Servers::start`] uses the servers that `DATABASE_URL`, `AMQP_URL` and `REDIS_URL` name; for each one that is not
 //! set it starts a private throw-away server in a temporary folder on a free port, from local binaries or from
@@ -15,7 +15,6 @@ mod files;
 mod generation;
 mod install;
 mod language;
-mod ledger;
 mod pgbouncer;
 mod ports;
 mod postgres;
@@ -39,7 +38,6 @@ pub use database::Database;
 pub use files::{Scratch, cache};
 pub use generation::{Generation, UnknownGeneration};
 pub use language::{node, python};
-pub use ledger::{Ledger, Verdict};
 pub use pgbouncer::PgBouncer;
 pub use ports::free_port;
 pub use postgres::Postgres;

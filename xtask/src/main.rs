@@ -5,6 +5,7 @@ mod demo;
 mod docs;
 mod faults;
 mod fuzz;
+mod judgement;
 mod mutants;
 mod plot;
 mod prepare;

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
-use sqlx::PgConnection;
-use sqlx::migrate::Migrator;
 use testbed::{Database, Postgres};
 
 use crate::process;
@@ -16,18 +14,7 @@ const FILE: &str = "sqlx-data.json";
 /// Writes the file anew; with `check`, only compares and fails where it is stale.
 pub(crate) async fn run(check: bool) -> anyhow::Result<()> {
     let root = process::root();
-    let (server, own) = match std::env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => (url, None),
-        _ => {
-            let postgres = Postgres::start(&[]).await?;
-            (postgres.url(), Some(postgres))
-        }
-    };
-    let database = Database::create(&server).await?;
-    let fresh = snapshot(&root, &database).await;
-    database.drop_now().await?;
-    drop(own);
-    let fresh = fresh?;
+    let fresh = in_database(async |database| snapshot(&root, database).await).await?;
     let path = root.join(FILE);
     if check {
         let stored = std::fs::read_to_string(&path).unwrap_or_default();
@@ -43,19 +30,26 @@ pub(crate) async fn run(check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the migrations of this tree, whatever is compiled in; returns the connection.
-pub(crate) async fn migrate(root: &Path, database: &Database) -> anyhow::Result<PgConnection> {
-    // A schema of the same name as sqlx.toml's, since a migrator made at run time does not read that file.
-    let mut connection = database.connect().await?;
-    sqlx::query("create schema oncely").execute(&mut connection).await?;
-    let mut migrator = Migrator::new(root.join("migrations")).await?;
-    migrator.dangerous_set_table_name("oncely._sqlx_migrations");
-    migrator.run(&mut connection).await?;
-    Ok(connection)
+/// Does something with a new database of the server that `DATABASE_URL` names, or of one of our own.
+pub(crate) async fn in_database<T>(
+    what: impl AsyncFnOnce(&Database) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let (server, own) = match std::env::var("DATABASE_URL") {
+        Ok(url) if !url.is_empty() => (url, None),
+        _ => {
+            let postgres = Postgres::start(&[]).await?;
+            (postgres.url(), Some(postgres))
+        }
+    };
+    let database = Database::create(&server).await?;
+    let done = what(&database).await;
+    database.drop_now().await?;
+    drop(own);
+    done
 }
 
 async fn snapshot(root: &Path, database: &Database) -> anyhow::Result<String> {
-    migrate(root, database).await?;
+    database.migrate(&root.join("migrations")).await?;
     let folder = root.join("target/sqlx-prepare");
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;

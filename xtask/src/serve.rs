@@ -10,19 +10,28 @@ use crate::servers::Choice;
 pub(crate) async fn run(choice: &Choice) -> anyhow::Result<()> {
     choice.apply()?;
     let servers = Servers::start().await?;
-    print_urls(&servers, &servers.urls().postgres)?;
-    eprintln!("servers are up; Ctrl-C stops them and removes their data");
-    tokio::signal::ctrl_c().await?;
+    let urls = servers.urls().clone();
+    print_exports(&[
+        ("DATABASE_URL", urls.postgres),
+        ("AMQP_URL", urls.rabbitmq),
+        ("REDIS_URL", urls.redis),
+    ])?;
+    until_interrupted().await
+}
+
+/// Prints an environment as shell exports.
+pub(crate) fn print_exports(environment: &[(&str, String)]) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for (name, value) in environment {
+        writeln!(out, "export {name}={value}")?;
+    }
+    out.flush()?;
     Ok(())
 }
 
-/// Prints the three URLs as shell exports.
-pub(crate) fn print_urls(servers: &Servers, database: &str) -> anyhow::Result<()> {
-    let urls = servers.urls();
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "export DATABASE_URL={database}")?;
-    writeln!(out, "export AMQP_URL={}", urls.rabbitmq)?;
-    writeln!(out, "export REDIS_URL={}", urls.redis)?;
-    out.flush()?;
+/// Waits for Ctrl-C.
+pub(crate) async fn until_interrupted() -> anyhow::Result<()> {
+    eprintln!("servers are up; Ctrl-C stops them and removes their data");
+    tokio::signal::ctrl_c().await?;
     Ok(())
 }

@@ -11,7 +11,8 @@ use super::super::consent::Consent;
 use super::super::output::{self, Times};
 use super::super::session;
 use super::plan::{Change, Plan};
-use super::sweep::{self, Swept};
+use super::sweep;
+use super::swept::Swept;
 use crate::config::Config;
 use crate::pg;
 

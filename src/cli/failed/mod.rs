@@ -12,6 +12,7 @@ mod plan;
 mod requeue;
 mod show;
 mod sweep;
+mod swept;
 
 use std::path::Path;
 use std::process::ExitCode;

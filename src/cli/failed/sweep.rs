@@ -9,19 +9,19 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde::Serialize;
 use serde_json::json;
 
 use super::super::output;
 use super::super::session;
 use super::SCHEMA;
 use super::copy::{Owner, returned};
+use super::swept::Swept;
 use crate::amqp::{Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put};
 use crate::config::Config;
 use crate::letter::{Letter, Memory};
 use crate::own_headers;
 use crate::pg::{self, LetterState, Named, Session};
-use crate::signing::SigningKeys;
+use crate::signing::{SigningKeys, Unreadable};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Runs by itself after requeue and discard. Several at once do no harm.")]
@@ -32,21 +32,6 @@ pub(super) struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// What a pass over one dead-letter queue did.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Swept {
-    /// The queue that the letters came from.
-    pub(super) queue: String,
-    /// Acknowledged: requeued, discarded, or an older copy.
-    pub(super) dropped: u64,
-    /// Published to their queue again from here.
-    pub(super) requeued: u64,
-    /// Put behind the others.
-    pub(super) kept: u64,
-    /// Of those: being requeued, and not published, since nothing would recognise a copy.
-    pub(super) forgotten: u64,
 }
 
 /// Messages held at once: below 32. Behind so many acknowledgements in flight RabbitMQ's side of a quorum queue holds the
@@ -73,21 +58,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     if arguments.json {
         output::print_json(SCHEMA, json!({ "swept": passes }))?;
     } else {
-        passes.iter().for_each(report);
+        passes.iter().for_each(Swept::report);
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn report(swept: &Swept) {
-    let Swept { queue, dropped, requeued, kept, forgotten } = swept;
-    let dead = Topology::dead_letter_queue(queue);
-    output::note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
-    if *forgotten > 0 {
-        output::note(&format!(
-            "! {forgotten} of an earlier requeue that was broken off were not published: their keys are not remembered any more \
-             (`oncely failed requeue --queue {queue} --dry-run` says what is known of them)"
-        ));
-    }
 }
 
 /// The sweep that follows a change. `in_queue` are letters that only their queue has: for them a long one is worth it.
@@ -102,7 +75,7 @@ pub(super) async fn after_change(
     for queue in queues {
         match sweep(config, session, queue, most, in_queue).await? {
             Some(swept) => {
-                report(&swept);
+                swept.report();
                 passes.push(swept);
             }
             None => output::note(&format!(
@@ -217,8 +190,10 @@ struct Pass<'a> {
 impl Pass<'_> {
     /// Settles messages: none is acknowledged before what replaces it is known to have arrived.
     async fn settle(&mut self, session: &mut Session, held: Vec<QueuedMessage>) -> anyhow::Result<()> {
-        let named: Vec<Option<Named>> = held.iter().map(|taken| self.named(taken)).collect();
-        let asked: Vec<Named> = named.iter().flatten().cloned().collect::<HashSet<_>>().into_iter().collect();
+        let named: Vec<Result<Option<Named>, Unreadable>> =
+            held.iter().map(|taken| self.named(taken)).collect();
+        let known = named.iter().flatten().flatten().cloned();
+        let asked: Vec<Named> = known.collect::<HashSet<_>>().into_iter().collect();
         let rows: HashMap<(String, uuid::Uuid), LetterState> =
             pg::standings(&mut session.connection, session.clock.now(), &asked)
                 .await?
@@ -228,11 +203,12 @@ impl Pass<'_> {
         let mut copies = Vec::new();
         let mut verdicts = Vec::new();
         for (taken, named) in held.iter().zip(&named) {
-            let row = named.as_ref().and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
+            let named = named.as_ref().ok().and_then(Option::as_ref);
+            let row = named.and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
             // Moved by hand into another queue, it is another case.
             let row = row.filter(|row| row.queue == self.queue);
             let verdict =
-                named.as_ref().map_or(Verdict::Keep, |named| judge(named.1, row, self.asked.contains(named)));
+                named.map_or(Verdict::Keep, |named| judge(named.1, row, self.asked.contains(named)));
             match (verdict, row) {
                 (Verdict::Return, Some(row)) => copies.push(self.returned(taken, row)?),
                 (Verdict::Keep | Verdict::Forgotten, _) => copies.push(self.kept(taken)),
@@ -255,14 +231,19 @@ impl Pass<'_> {
             }
             match verdict {
                 Verdict::Drop => self.swept.dropped += 1,
-                Verdict::Keep => self.swept.kept += 1,
+                Verdict::Keep => {
+                    self.swept.kept += 1;
+                    if let Err(why) = &named {
+                        self.swept.unreadable_marks.count(why);
+                    }
+                }
                 Verdict::Forgotten => {
                     self.swept.kept += 1;
                     self.swept.forgotten += 1;
                 }
                 Verdict::Return | Verdict::Close => {
                     let now = session.clock.now();
-                    let named: Vec<Named> = named.into_iter().collect();
+                    let named: Vec<Named> = named.into_iter().flatten().collect();
                     pg::change_letters(&mut session.connection, now, &named, &["requeueing"], "requeued")
                         .await?;
                     let count = if verdict == Verdict::Return {
@@ -284,12 +265,13 @@ impl Pass<'_> {
     }
 
     /// The letter that a message is, where the worker said so: a header alone could be any publisher's.
-    fn named(&self, taken: &QueuedMessage) -> Option<Named> {
+    fn named(&self, taken: &QueuedMessage) -> Result<Option<Named>, Unreadable> {
         let headers = taken.properties.headers().as_ref();
-        let letter = Letter::parse(header(headers, own_headers::LETTER)?)?;
+        let (letter, mark) =
+            (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
         let tenant = header(headers, own_headers::TENANT).unwrap_or_default();
-        let mark = header(headers, own_headers::LETTER_MARK)?;
-        self.signing_keys.is_mark(mark, letter, tenant, &taken.body).then(|| (tenant.to_owned(), letter))
+        let letter = self.signing_keys.read_mark(letter, mark, tenant, &taken.body)?;
+        Ok(letter.map(|letter| (tenant.to_owned(), letter)))
     }
 
     fn returned(&self, taken: &QueuedMessage, row: &LetterState) -> anyhow::Result<Copy> {

@@ -16,6 +16,7 @@ use crate::letter::{Letter, failure_group, letter_id};
 use crate::outcome::Outcome;
 use crate::own_headers;
 use crate::pg::{self, DeadLetter};
+use crate::signing::Unreadable;
 use crate::worker::candidate::{Candidate, Known, text};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::shared::Shared;
@@ -84,11 +85,11 @@ pub(crate) async fn keep_letters(
 }
 
 /// The letter that a message without a name was before, by our own mark on it.
-fn came_back(shared: &Shared, delivery: &Delivery, tenant: &str) -> Option<Uuid> {
+fn came_back(shared: &Shared, delivery: &Delivery, tenant: &str) -> Result<Option<Uuid>, Unreadable> {
     let headers = delivery.properties.headers().as_ref();
-    let letter = Letter::parse(header(headers, own_headers::LETTER)?)?;
-    let mark = header(headers, own_headers::LETTER_MARK)?;
-    shared.signing_keys.is_mark(mark, letter, tenant, &delivery.message.body).then_some(letter.id)
+    let (letter, mark) = (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
+    let letter = shared.signing_keys.read_mark(letter, mark, tenant, &delivery.message.body)?;
+    Ok(letter.map(|letter| letter.id))
 }
 
 fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
@@ -97,13 +98,22 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
     };
     let GivenUp { delivery, known, .. } = given_up;
     let message = &delivery.message;
+    let mut detail = rejection.detail.clone();
     let id = match (&known.tenant, &known.key) {
         (Some(tenant), Some(key)) => {
             let consumer = shared.consumer.name.clone();
             letter_id(&Identity { tenant: tenant.clone(), consumer, key: key.clone() }, &message.body)
         }
         // Two equal messages without a name are two messages, but for one that somebody has requeued.
-        _ => came_back(shared, delivery, text(known.tenant.as_ref())).unwrap_or_else(Uuid::now_v7),
+        _ => match came_back(shared, delivery, text(known.tenant.as_ref())) {
+            Ok(before) => before.unwrap_or_else(Uuid::now_v7),
+            Err(unreadable) => {
+                detail.push_str(&format!(
+                    "; if it is a requeued dead letter, this is a new row: its mark {unreadable}"
+                ));
+                Uuid::now_v7()
+            }
+        },
     };
     let mut properties = delivery.properties.clone();
     if let Some(user_id) = &message.properties.user_id {
@@ -122,7 +132,7 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
         key: text(known.key.as_ref()).to_owned(),
         reason: rejection.reason.as_str(),
         error_code: code.clone(),
-        detail: clean(&rejection.detail),
+        detail: clean(&detail),
         attempt: *attempt,
         queue: message.queue.clone(),
         trace_id: message.trace_id().map(str::to_owned),

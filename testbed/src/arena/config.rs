@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::neighbours::Neighbour;
 use crate::checker::Ladder;
@@ -21,11 +22,23 @@ pub struct ArenaConfig {
     pub environment: Vec<(String, String)>,
     /// Roles with few rights do what they may meanwhile.
     pub neighbours: Vec<Neighbour>,
+    /// The consumer's name, and the beginning of its queue's.
+    pub consumer: String,
+    /// Nothing that only a trial needs: see [`ArenaConfig::plain`].
+    pub(super) plain: bool,
     settings: BTreeMap<(String, String), String>,
 }
 
-/// Short where a fault's end must be noticed soon; long where a wait that ends too early would spend an attempt.
-const SETTINGS: [(&str, &str, &str); 22] = [
+/// What the publisher says, and what the drain looks for.
+const SETTINGS: [(&str, &str, &str); 4] = [
+    ("consumer", "tenant", "{ header = \"x-tenant-id\" }"),
+    ("consumer", "key", "{ property = \"message_id\" }"),
+    ("consumer", "handler", "{ function = \"judge.take\" }"),
+    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 5 }"),
+];
+
+/// A trial's: short where a fault's end must be noticed soon; long where a wait that ends too early would spend an attempt.
+const TRIAL: [(&str, &str, &str); 17] = [
     ("postgres", "connect_timeout", "\"2s\""),
     ("postgres", "statement_timeout", "\"20s\""),
     ("postgres", "lock_timeout", "\"10s\""),
@@ -38,12 +51,7 @@ const SETTINGS: [(&str, &str, &str); 22] = [
     // A fault is no reason to park an event.
     ("events", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1000 }"),
     ("log", "level", "\"info\""),
-    ("consumer", "name", "\"faults\""),
     ("consumer", "queue_type", "\"quorum\""),
-    ("consumer", "tenant", "{ header = \"x-tenant-id\" }"),
-    ("consumer", "key", "{ property = \"message_id\" }"),
-    ("consumer", "handler", "{ function = \"judge.take\" }"),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 5 }"),
     ("consumer", "batch", "64"),
     ("consumer", "lanes", "2"),
     ("consumer", "prefetch", "256"),
@@ -53,26 +61,45 @@ const SETTINGS: [(&str, &str, &str); 22] = [
 
 /// The retry queues that follow from [`SETTINGS`], and from changes of it.
 pub(super) const RUNGS: [&str; 3] = ["200ms", "500ms", "1s"];
-/// The consumer's name.
+/// A trial's consumer.
 pub(super) const CONSUMER: &str = "faults";
 
 impl ArenaConfig {
     /// Three workers and two relays of the programs in `binaries`.
     #[must_use]
     pub fn new(binaries: PathBuf) -> Self {
-        let own = |text: &str| text.to_owned();
-        Self {
+        let config = Self {
             oncely: binaries.join("oncely"),
             binaries,
             workers: 3,
             relays: 2,
             environment: Vec::new(),
             neighbours: Vec::new(),
-            settings: SETTINGS
-                .iter()
-                .map(|(section, key, value)| ((own(section), own(key)), own(value)))
-                .collect(),
-        }
+            consumer: CONSUMER.to_owned(),
+            plain: false,
+            settings: BTreeMap::new(),
+        };
+        let all = SETTINGS.iter().chain(&TRIAL);
+        all.fold(config, |config, (section, key, value)| config.set(section, key, value))
+    }
+
+    /// The product as it comes: its own defaults, and its processes straight at the servers, as whoever the servers' URLs name. So
+    /// the servers may be somebody else's. Nobody cuts a connection here, no role has few rights, nobody emits events, and nothing is
+    /// published but what is asked for.
+    #[must_use]
+    pub fn plain(binaries: PathBuf) -> Self {
+        let config = Self { plain: true, settings: BTreeMap::new(), ..Self::new(binaries) };
+        SETTINGS.iter().fold(config, |config, (section, key, value)| config.set(section, key, value))
+    }
+
+    /// Nothing moves for so long: time to look whether all is done. Longer than what a cut connection holds up.
+    pub(super) fn quiet(&self) -> Duration {
+        Duration::from_millis(if self.plain { 500 } else { 2_000 })
+    }
+
+    /// Messages that the publisher has in flight at once. Where connections are cut, few: all of them are unknown then.
+    pub(super) fn window(&self) -> usize {
+        if self.plain { 500 } else { 100 }
     }
 
     /// Sets a key; the section `consumer` is the only consumer's. `value` as in TOML; where it is empty, the key is left out.
@@ -112,7 +139,10 @@ impl ArenaConfig {
         for ((section, key), value) in sections.into_iter().chain(consumer) {
             if section != last {
                 match section.as_str() {
-                    "consumer" => text.push_str(&format!("[[consumers]]\nqueue = {queue:?}\n")),
+                    "consumer" => {
+                        let name = &self.consumer;
+                        text.push_str(&format!("[[consumers]]\nname = {name:?}\nqueue = {queue:?}\n"));
+                    }
                     _ => text.push_str(&format!("[{section}]\n")),
                 }
                 last = section;

@@ -6,6 +6,8 @@ use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::Arena;
+use super::config::RUNGS;
+use super::member::environment;
 use crate::checker::{Act, mirror};
 use crate::{Broker, Servers, Urls, eventually_within};
 
@@ -40,6 +42,23 @@ impl Arena {
     #[must_use]
     pub fn urls(&self) -> &Urls {
         self.servers.urls()
+    }
+
+    /// Where the servers are, and this arena's database on one of them.
+    pub(super) fn database_urls(&self) -> Urls {
+        Urls { postgres: self.database.url().to_owned(), ..self.servers.urls().clone() }
+    }
+
+    /// The environment in which the product's programs work here.
+    #[must_use]
+    pub fn environment(&self) -> [(&'static str, String); 4] {
+        environment(self.scratch.path(), &self.database_urls())
+    }
+
+    /// Is this Redis ours? Another one is not touched.
+    #[must_use]
+    pub fn owns_redis(&self) -> bool {
+        self.servers.redis.is_some()
     }
 
     /// Shuts the gates of [`Act::Gate`] and [`Act::SecondGate`].
@@ -142,16 +161,25 @@ impl Arena {
         self.partitions = true;
     }
 
+    /// Ends the processes, removes queues and database, and leaves the servers as they were.
+    pub async fn clear(mut self) -> anyhow::Result<()> {
+        self.kill_all()?;
+        self.broker().await?.delete_topology(&self.queue, &RUNGS).await?;
+        self.database.clone().drop_now().await
+    }
+
     /// Ends the processes, empties Redis, and leaves the servers for another trial.
     pub async fn leave(mut self) -> anyhow::Result<Servers> {
-        for member in self.workers.iter_mut().chain(&mut self.relays) {
-            member.process.kill()?;
-        }
+        self.kill_all()?;
         let client = redis::Client::open(self.servers.urls().redis.as_str())?;
         let mut connection = client.get_multiplexed_async_connection().await?;
         redis::cmd("FLUSHALL").query_async::<()>(&mut connection).await?;
         self.watch = None;
         self.database.clone().drop_now().await?;
         Ok(self.servers)
+    }
+
+    fn kill_all(&mut self) -> anyhow::Result<()> {
+        self.members().try_for_each(|member| member.process.kill())
     }
 }

@@ -5,14 +5,11 @@ use std::time::{Duration, Instant};
 use sqlx::Row as _;
 
 use super::Arena;
-use super::config::{CONSUMER, RUNGS};
-use crate::Broker;
-use crate::checker::{Act, Intent, What, empty, judge};
+use super::config::RUNGS;
+use crate::checker::{Act, Intent, Letter, What, empty, judge};
 
 /// Longest wait for the end of all work.
 const LIMIT: Duration = Duration::from_secs(150);
-/// Nothing moves for so long: time to look closely.
-const QUIET: Duration = Duration::from_secs(2);
 /// So long before the end no more witnesses are called.
 const WITNESSES: Duration = Duration::from_secs(5);
 /// Nothing moves for so long: nothing will, since each fault has ended.
@@ -32,8 +29,10 @@ impl Arena {
         if let Some(application) = self.application.take() {
             self.rolled_back += application.stop().await;
         }
+        let quiet = self.config.quiet();
         let start = Instant::now();
         let mut last = (Vec::new(), Instant::now());
+        let mut done = false;
         loop {
             self.supervise()?;
             self.look_at_tenants().await?;
@@ -41,33 +40,40 @@ impl Arena {
                 && counts != last.0
             {
                 last = (counts, Instant::now());
+                done = false;
             }
-            if self.unpublished() == 0 && last.1.elapsed() > QUIET && self.is_done().await? {
+            if self.unpublished() == 0 && !done && last.1.elapsed() > quiet / 2 {
+                done = self.is_done().await?;
+                // What failed as if everything would waits for a witness: another message that succeeds. Somebody's next one, usually.
+                if !done && !self.config.plain && start.elapsed() + WITNESSES < limit {
+                    self.publish_witnesses();
+                }
+            }
+            if done && last.1.elapsed() > quiet {
                 break;
-            }
-            // What failed as if everything would waits for a witness: another message that succeeds. Somebody's next one, usually.
-            if last.1.elapsed() > QUIET / 2 && start.elapsed() + WITNESSES < limit {
-                self.publish_witnesses();
             }
             if start.elapsed() > limit || last.1.elapsed() > STUCK {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        self.stop().await?;
+        self.stop().await;
         self.take_dead_letters().await?;
-        let url = self.servers.urls().rabbitmq.clone();
-        // The work queue last: what waits for a retry may just be on its way back into it.
         for rung in RUNGS {
             let queue = format!("{}.retry.{rung}", self.queue);
             // Not each ladder has each of them.
             if self.broker().await?.ready(&queue).await.is_ok() {
-                self.evidence.queued.extend(empty(&url, &queue, Duration::from_secs(1)).await?);
+                let letters = self.take_all(&queue).await?;
+                self.evidence.queued.extend(letters);
             }
         }
-        self.evidence.queued.extend(empty(&url, &self.queue, Duration::from_secs(1)).await?);
-        self.evidence.events.read(&mut self.connect().await?).await?;
-        self.evidence.events.take(&url).await?;
+        // The work queue last, and not by its count: what waited for a retry may just be on its way back into it.
+        let url = self.servers.urls().rabbitmq.clone();
+        self.evidence.queued.extend(empty(&url, &self.queue, quiet / 2).await?);
+        if !self.config.plain {
+            self.evidence.events.read(&mut self.connect().await?).await?;
+            self.evidence.events.take(&url).await?;
+        }
         self.sample_mirror().await
     }
 
@@ -93,37 +99,43 @@ impl Arena {
     }
 
     async fn is_done(&mut self) -> anyhow::Result<bool> {
-        let broker = Broker::connect(&self.servers.urls().rabbitmq).await?;
-        if broker.ready(&self.queue).await? > 0
+        if self.broker().await?.ready(&self.queue).await? > 0
             || self.counts().await?.last().is_none_or(|events| *events > 0)
         {
             return Ok(false);
         }
         self.take_dead_letters().await?;
         let mut connection = self.connect().await?;
-        self.evidence.read_tables(&mut connection, CONSUMER).await?;
+        self.evidence.read_tables(&mut connection, &self.config.consumer).await?;
         let lost = judge(&self.sent(), &self.evidence).iter().any(|violation| violation.what == What::Lost);
         Ok(!lost && self.evidence.mirror_queue == 0)
     }
 
     async fn take_dead_letters(&mut self) -> anyhow::Result<()> {
-        let queue = format!("{}.dead", self.queue);
-        let letters = empty(&self.servers.urls().rabbitmq, &queue, Duration::from_millis(500)).await?;
+        let letters = self.take_all(&format!("{}.dead", self.queue)).await?;
         self.evidence.dead.extend(letters);
         Ok(())
     }
 
-    /// Sends SIGTERM to all; each must end in order.
-    async fn stop(&mut self) -> anyhow::Result<()> {
-        let mut exits = Vec::new();
-        for member in self.members() {
-            match member.process.terminate(Duration::from_secs(40)).await {
-                Ok(status) if status.success() => {}
-                Ok(status) => exits.push(format!("{} at the end: {status}", member.name)),
-                Err(error) => exits.push(format!("{} at the end: {error:#}", member.name)),
-            }
+    /// What lies in a queue that nobody reads.
+    async fn take_all(&self, queue: &str) -> anyhow::Result<Vec<Letter>> {
+        match self.broker().await?.ready(queue).await? {
+            0 => Ok(Vec::new()),
+            _ => empty(&self.servers.urls().rabbitmq, queue, Duration::from_millis(500)).await,
         }
-        self.exits.extend(exits);
-        Ok(())
+    }
+
+    /// Sends SIGTERM to the workers, then to the relays, which have what the workers leave them; each must end in order.
+    async fn stop(&mut self) {
+        for members in [&mut self.workers, &mut self.relays] {
+            let ends = members.iter_mut().map(|member| async {
+                match member.process.terminate(Duration::from_secs(40)).await {
+                    Ok(status) if status.success() => None,
+                    Ok(status) => Some(format!("{} at the end: {status}", member.name)),
+                    Err(error) => Some(format!("{} at the end: {error:#}", member.name)),
+                }
+            });
+            self.exits.extend(futures::future::join_all(ends).await.into_iter().flatten());
+        }
     }
 }

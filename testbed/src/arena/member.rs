@@ -1,4 +1,4 @@
-//! A worker or a relay, with its own way to each server.
+//! A worker or a relay; in a trial with a way of its own to each server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::Context as _;
 
 use super::ArenaConfig;
-use crate::Process;
 use crate::proxy::{Protocol, Proxy};
+use crate::{Database, Process, Urls};
 
 /// One of the three servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,9 +25,45 @@ pub struct Member {
     pub name: String,
     /// The process.
     pub process: Process,
+    links: Option<Links>,
+}
+
+/// Its ways to the servers.
+#[derive(Debug)]
+struct Links {
     postgres: Proxy,
     rabbitmq: Proxy,
     redis: Proxy,
+}
+
+impl Links {
+    async fn start(servers: &Urls) -> anyhow::Result<Self> {
+        Ok(Self {
+            postgres: Proxy::start(Protocol::Postgres, address(&servers.postgres)?).await?,
+            rabbitmq: Proxy::start(Protocol::Amqp, address(&servers.rabbitmq)?).await?,
+            redis: Proxy::start(Protocol::Plain, address(&servers.redis)?).await?,
+        })
+    }
+
+    /// Where they begin, for a login of the program's own.
+    fn urls(&self, program: &str, database: &Database) -> Urls {
+        let Self { postgres, rabbitmq, redis } = self;
+        Urls {
+            postgres: format!("postgres://arena_{program}@127.0.0.1:{}/{}", postgres.port(), database.name()),
+            rabbitmq: format!("amqp://guest:guest@127.0.0.1:{}/%2f", rabbitmq.port()),
+            redis: format!("redis://127.0.0.1:{}/", redis.port()),
+        }
+    }
+}
+
+/// What each program reads of its environment.
+pub(super) fn environment(folder: &Path, urls: &Urls) -> [(&'static str, String); 4] {
+    [
+        ("ONCELY_CONFIG", folder.join("oncely.toml").display().to_string()),
+        ("DATABASE_URL", urls.postgres.clone()),
+        ("AMQP_URL", urls.rabbitmq.clone()),
+        ("REDIS_URL", urls.redis.clone()),
+    ]
 }
 
 /// `127.0.0.1:<port>` of a URL.
@@ -39,51 +75,37 @@ pub(super) fn address(url: &str) -> anyhow::Result<SocketAddr> {
     Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.1.parse()?)))
 }
 
-/// What a member connects to.
-pub(super) struct Upstreams<'a> {
-    pub(super) postgres: SocketAddr,
-    pub(super) rabbitmq: SocketAddr,
-    pub(super) redis: SocketAddr,
-    pub(super) database: &'a str,
-}
-
 impl Member {
+    /// `urls`: of the servers and of the database.
     pub(super) async fn start(
         config: &ArenaConfig,
         folder: &Path,
         program: &str,
         number: usize,
-        upstreams: &Upstreams<'_>,
+        urls: &Urls,
+        database: &Database,
     ) -> anyhow::Result<Self> {
         let name = format!("{program}-{number}");
-        let postgres = Proxy::start(Protocol::Postgres, upstreams.postgres).await?;
-        let rabbitmq = Proxy::start(Protocol::Amqp, upstreams.rabbitmq).await?;
-        let redis = Proxy::start(Protocol::Plain, upstreams.redis).await?;
-        let database =
-            format!("postgres://arena_{program}@127.0.0.1:{}/{}", postgres.port(), upstreams.database);
-        let amqp = format!("amqp://guest:guest@127.0.0.1:{}/%2f", rabbitmq.port());
-        let cache = format!("redis://127.0.0.1:{}/", redis.port());
-        let file = folder.join("oncely.toml");
-        let mut environment = vec![
-            ("ONCELY_CONFIG", file.to_str().context("a path that is not UTF-8")?),
-            ("ONCELY_WORKER__NAME", &name),
-            ("DATABASE_URL", &database),
-            ("AMQP_URL", &amqp),
-            ("REDIS_URL", &cache),
-        ];
-        environment.extend(config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        let links = if config.plain { None } else { Some(Links::start(urls).await?) };
+        let urls = links.as_ref().map_or_else(|| urls.clone(), |links| links.urls(program, database));
+        let own = environment(folder, &urls);
+        let own = own.iter().map(|(name, value)| (*name, value.as_str()));
+        let named = [("ONCELY_WORKER__NAME", name.as_str())];
+        let more = config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let all: Vec<(&str, &str)> = own.chain(named).chain(more).collect();
         let log = folder.join(format!("{name}.log"));
-        let process = Process::start(&config.binaries.join(program), &[], &environment, &log)?;
-        Ok(Self { name, process, postgres, rabbitmq, redis })
+        let process = Process::start(&config.binaries.join(program), &[], &all, &log)?;
+        Ok(Self { name, process, links })
     }
 
-    /// Its way to a server.
+    /// Its way to a server, which a trial can cut; [`ArenaConfig::plain`] has none.
     #[must_use]
-    pub fn link(&self, server: Server) -> &Proxy {
-        match server {
-            Server::Postgres => &self.postgres,
-            Server::RabbitMq => &self.rabbitmq,
-            Server::Redis => &self.redis,
-        }
+    pub fn link(&self, server: Server) -> Option<&Proxy> {
+        let links = self.links.as_ref()?;
+        Some(match server {
+            Server::Postgres => &links.postgres,
+            Server::RabbitMq => &links.rabbitmq,
+            Server::Redis => &links.redis,
+        })
     }
 }

@@ -1,5 +1,5 @@
-//! A place for trials: private servers, real workers and relays behind proxies, a publisher with books, faults, and the
-//! judge at the end.
+//! A place for trials and for the demo: servers, real workers and relays (in a trial behind proxies), a publisher with books, faults,
+//! and the judge at the end.
 //!
 //! ```no_run
 //! # async fn run() -> anyhow::Result<()> {
@@ -26,6 +26,7 @@ mod member;
 mod neighbours;
 mod operator;
 mod publisher;
+mod start;
 mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,25 +34,24 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use lapin::types::{AMQPValue, FieldTable};
 use sqlx::{PgConnection, Row as _};
 
 use application::Application;
 pub use changes::Change;
 pub use config::ArenaConfig;
 pub use controls::Gate;
+use member::address;
 pub use member::{Member, Server};
-use member::{Upstreams, address};
 pub use neighbours::Neighbour;
 use neighbours::Neighbours;
 pub use operator::Errand;
 use publisher::Publisher;
+use start::oncely_command;
 pub use tenants::Missing;
 
-use crate::checker::events::{EXCHANGE, FREE, ORDERED};
 use crate::checker::mirror::{self, Entry};
 use crate::checker::{self, Evidence, FRAGILE, Intent, RECOVERY_LIMIT, Sent, Violation};
-use crate::{Broker, Database, Postgres, RabbitMq, Redis, Scratch, Servers, Urls};
+use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
 
 /// From one look at the tenants to the next.
 const LOOK: Duration = Duration::from_millis(1_000);
@@ -98,98 +98,6 @@ impl Arena {
         self.servers.versions().await
     }
 
-    /// Starts servers, declares, starts the processes.
-    pub async fn start(config: ArenaConfig) -> anyhow::Result<Self> {
-        Self::start_on(Servers::start_private().await?, config).await
-    }
-
-    /// The same on servers that another arena has left ([`Arena::leave`]): they start slowly.
-    pub async fn start_on(servers: Servers, config: ArenaConfig) -> anyhow::Result<Self> {
-        let database = Database::create(&servers.urls().postgres).await?;
-        let scratch = Scratch::new("arena")?;
-        let queue = format!("faults-{}", uuid::Uuid::new_v4().simple());
-        std::fs::write(scratch.path().join("oncely.toml"), config.toml(&queue))?;
-        let urls = servers.urls().clone();
-        for arguments in [&["migrate"][..], &["topology", "apply"]] {
-            let output =
-                oncely_command(&config, scratch.path(), &database, &urls, arguments).output().await?;
-            let text = String::from_utf8_lossy(&output.stderr);
-            anyhow::ensure!(output.status.success(), "oncely {}: {text}", arguments.join(" "));
-        }
-        let mut connection = database.connect().await?;
-        sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
-        // No superusers: a revoked grant must hurt.
-        sqlx::raw_sql(
-            "do $$
-             begin
-                 create role arena_worker login in role oncely_worker;
-                 create role arena_relay login in role oncely_relay;
-                 create role arena_application login in role oncely_emitter;
-                 create role arena_stranger login in role oncely_emitter;
-                 create role arena_client login in role oncely_consumer;
-                 create role arena_creator login;
-             exception when duplicate_object then null;
-             end $$;
-             do $$
-             begin
-                 if to_regprocedure('oncely.grant_right(text, text, text, text)') is not null then
-                     perform oncely.grant_right('arena_application', 'emit', 'judge.events', '*');
-                     perform oncely.grant_right('arena_client', 'consume', 'own', '*');
-                     perform oncely.grant_right('arena_stranger', 'emit', 'judge.events', 'stranger');
-                 end if;
-             end $$",
-        )
-        .execute(&mut connection)
-        .await?;
-        declare_events(&urls.rabbitmq).await?;
-        servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?.flush().await?;
-        let name = database.url().rsplit_once('/').map(|(_, name)| name.to_owned()).unwrap_or_default();
-        let upstreams = Upstreams {
-            postgres: address(&urls.postgres)?,
-            rabbitmq: address(&urls.rabbitmq)?,
-            redis: address(&urls.redis)?,
-            database: &name,
-        };
-        let mut workers = Vec::new();
-        for number in 1..=config.workers {
-            workers.push(Member::start(&config, scratch.path(), "worker", number, &upstreams).await?);
-        }
-        let mut relays = Vec::new();
-        for number in 1..=config.relays {
-            relays.push(Member::start(&config, scratch.path(), "relay", number, &upstreams).await?);
-        }
-        let mut evidence = Evidence::default();
-        evidence.meanwhile.ladders.push(config.ladder()?);
-        let neighbours = match config.neighbours.as_slice() {
-            [] => None,
-            who => Some(Neighbours::start(who, &urls, &name, &queue).await?),
-        };
-        Ok(Self {
-            workers,
-            relays,
-            evidence,
-            exits: Vec::new(),
-            missing: 0,
-            junk: BTreeSet::new(),
-            complete_mirror: false,
-            partitions: false,
-            other_build: None,
-            neighbours,
-            started: Instant::now(),
-            looked: None,
-            witnesses: 0,
-            config,
-            publisher: Publisher::start(urls.rabbitmq, queue.clone()),
-            application: None,
-            rolled_back: 0,
-            watch: Some(connection),
-            queue,
-            database,
-            servers,
-            scratch,
-        })
-    }
-
     /// Lets the neighbours know what is about to be published.
     pub fn overhear(&self, intents: &[Intent]) {
         if let Some(neighbours) = &self.neighbours {
@@ -206,8 +114,7 @@ impl Arena {
     /// From now on, and until the drain, applications emit events: all from the seed but for the moments.
     pub fn emit(&mut self, seed: u64) -> anyhow::Result<()> {
         let server = address(&self.servers.urls().postgres)?;
-        let name = self.database.url().rsplit_once('/').context("a URL without a database")?.1;
-        let url = format!("postgres://arena_application@{server}/{name}");
+        let url = format!("postgres://arena_application@{server}/{}", self.database.name());
         self.application = Some(Application::start(&url, seed));
         Ok(())
     }
@@ -318,7 +225,7 @@ impl Arena {
     }
 
     fn oncely_command(&self, arguments: &[&str]) -> tokio::process::Command {
-        oncely_command(&self.config, self.scratch.path(), &self.database, self.servers.urls(), arguments)
+        oncely_command(&self.config, self.scratch.path(), &self.database_urls(), arguments)
     }
 
     /// Waits, after a fault, until `more` effects are there than `before`; notes how long it took.
@@ -373,8 +280,12 @@ impl Arena {
         Ok(took)
     }
 
-    /// Looks at all entries of the mirror; those that no committed row explains are kept.
+    /// Looks at all entries of the mirror; those that no committed row explains are kept. In a Redis that is not ours others have
+    /// theirs: nobody looks there.
     pub async fn sample_mirror(&mut self) -> anyhow::Result<()> {
+        if self.servers.redis.is_none() {
+            return Ok(());
+        }
         let entries = mirror::entries(&self.servers.urls().redis).await?;
         if let Some(neighbours) = &self.neighbours {
             self.junk.extend(neighbours.junk());
@@ -390,7 +301,7 @@ impl Arena {
     /// Reads the tables and judges.
     pub async fn check(&mut self) -> anyhow::Result<Vec<Violation>> {
         let mut connection = self.connect().await?;
-        self.evidence.read_tables(&mut connection, config::CONSUMER).await?;
+        self.evidence.read_tables(&mut connection, &self.config.consumer).await?;
         if self.partitions {
             self.evidence.unpartitioned = sqlx::query_scalar("select count(*) from oncely.audit_default")
                 .fetch_one(&mut connection)
@@ -431,41 +342,4 @@ impl Arena {
         }
         Ok(kept)
     }
-}
-
-/// The program `oncely`, with the environment that workers and relays have.
-fn oncely_command(
-    config: &ArenaConfig,
-    folder: &Path,
-    database: &Database,
-    urls: &Urls,
-    arguments: &[&str],
-) -> tokio::process::Command {
-    let mut command = tokio::process::Command::new(&config.oncely);
-    command
-        .args(arguments)
-        .env("ONCELY_CONFIG", folder.join("oncely.toml"))
-        .env("DATABASE_URL", database.url())
-        .env("AMQP_URL", &urls.rabbitmq)
-        .env("REDIS_URL", &urls.redis)
-        .envs(config.environment.iter().map(|(name, value)| (name, value)));
-    command
-}
-
-/// The queues of events, empty, and bound to their exchange.
-async fn declare_events(url: &str) -> anyhow::Result<()> {
-    let broker = Broker::connect(url).await?;
-    broker.declare_exchange(EXCHANGE, lapin::ExchangeKind::Direct).await?;
-    for (queue, key) in [ORDERED, FREE] {
-        // Of a trial before.
-        broker.delete_queue(queue).await?;
-        let mut arguments = FieldTable::default();
-        // Of each type one: both must keep what they have confirmed.
-        if queue == ORDERED.0 {
-            arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
-        }
-        broker.declare_queue(queue, arguments).await?;
-        broker.bind(queue, EXCHANGE, key).await?;
-    }
-    Ok(())
 }

@@ -12,8 +12,6 @@ use tokio::sync::mpsc;
 
 use crate::checker::{Class, Intent, Sent};
 
-/// In flight at once.
-const WINDOW: usize = 100;
 /// For one confirm: longer than any alarm lasts.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -27,7 +25,8 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    pub(super) fn start(url: String, queue: String) -> Self {
+    /// `window`: how many are in flight at once.
+    pub(super) fn start(url: String, queue: String, window: usize) -> Self {
         let (sender, mut chunks) = mpsc::unbounded_channel::<Vec<Intent>>();
         let pending = Arc::new(AtomicUsize::new(0));
         let sent = Arc::new(Mutex::new(Sent::default()));
@@ -35,7 +34,7 @@ impl Publisher {
         let task = tokio::spawn(async move {
             let mut line = Line { url, queue, open: None, given_up: 0 };
             while let Some(chunk) = chunks.recv().await {
-                for window in chunk.chunks(WINDOW) {
+                for window in chunk.chunks(window) {
                     line.send(window, &books).await;
                     left.fetch_sub(window.len(), Ordering::SeqCst);
                 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::StreamExt as _;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions};
 use lapin::types::FieldTable;
-use lapin::{Connection, ConnectionProperties};
+use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use sqlx::{PgConnection, Row as _};
 
 use super::judge::{Findings, Invariant, What};
@@ -80,39 +80,50 @@ impl Events {
         let connection = Connection::connect(url, ConnectionProperties::default())
             .await
             .context("cannot connect to RabbitMQ")?;
-        // Until the connection is closed: what is dropped before closes itself meanwhile, and the two meet.
-        let mut open = Vec::new();
-        for (queue, is_ordered) in [(ORDERED.0, true), (FREE.0, false)] {
-            let mut missing: HashSet<&str> = self
-                .committed
-                .iter()
-                .filter(|(id, event)| event.place.is_some() == is_ordered && !self.left.contains(*id))
-                .map(|(id, _)| id.as_str())
-                .collect();
-            let channel = connection.create_channel().await?;
-            let mut consumer = channel
-                .basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default())
-                .await?;
-            let mut arrived = Vec::new();
-            let mut last = Instant::now();
-            loop {
-                let limit = if missing.is_empty() { QUIET } else { PATIENCE };
-                let wait = limit.saturating_sub(last.elapsed());
-                let Ok(Some(delivery)) = tokio::time::timeout(wait, consumer.next()).await else { break };
-                let delivery = delivery?;
-                let id = delivery.properties.message_id().as_ref().map(ToString::to_string);
-                let arrival = Arrival { id: id.unwrap_or_default(), digest: digest(&delivery.data) };
-                missing.remove(arrival.id.as_str());
-                arrived.push(arrival);
-                delivery.ack(BasicAckOptions::default()).await?;
-                last = Instant::now();
-            }
-            self.arrived.push(arrived);
-            open.push((channel, consumer));
-        }
+        // Open until the connection is closed: what is dropped before closes itself meanwhile, and the two meet.
+        let (ordered, free) = futures::try_join!(
+            self.take_queue(&connection, ORDERED.0, true),
+            self.take_queue(&connection, FREE.0, false),
+        )?;
         connection.close(200, "done".into()).await?;
-        drop(open);
+        for (arrived, _channel, _consumer) in [ordered, free] {
+            self.arrived.push(arrived);
+        }
         Ok(())
+    }
+
+    /// What comes out of one queue, of events with an ordering key or without.
+    async fn take_queue(
+        &self,
+        connection: &Connection,
+        queue: &str,
+        is_ordered: bool,
+    ) -> anyhow::Result<(Vec<Arrival>, Channel, Consumer)> {
+        let mut missing: HashSet<&str> = self
+            .committed
+            .iter()
+            .filter(|(id, event)| event.place.is_some() == is_ordered && !self.left.contains(*id))
+            .map(|(id, _)| id.as_str())
+            .collect();
+        let channel = connection.create_channel().await?;
+        let mut consumer = channel
+            .basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default())
+            .await?;
+        let mut arrived = Vec::new();
+        let mut last = Instant::now();
+        loop {
+            let limit = if missing.is_empty() { QUIET } else { PATIENCE };
+            let wait = limit.saturating_sub(last.elapsed());
+            let Ok(Some(delivery)) = tokio::time::timeout(wait, consumer.next()).await else { break };
+            let delivery = delivery?;
+            let id = delivery.properties.message_id().as_ref().map(ToString::to_string);
+            let arrival = Arrival { id: id.unwrap_or_default(), digest: digest(&delivery.data) };
+            missing.remove(arrival.id.as_str());
+            arrived.push(arrival);
+            delivery.ack(BasicAckOptions::default()).await?;
+            last = Instant::now();
+        }
+        Ok((arrived, channel, consumer))
     }
 
     /// Different events that arrived.

@@ -140,6 +140,13 @@ impl Evidence {
         if sum != wanted {
             self.books.push(format!("hot rows count {sum}, the log {wanted}"));
         }
+        let rows = sqlx::query(
+            "select format('%s/%s has the balance %s, and the log says %s', tenant, account, balance, total)
+             from judge.wrong_balances",
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        self.books.extend(rows.iter().map(|row| row.get::<String, _>(0)));
         Ok(())
     }
 

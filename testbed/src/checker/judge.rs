@@ -175,6 +175,16 @@ impl Findings {
     }
 }
 
+/// How often any of these was found.
+#[must_use]
+pub fn count(violations: &[Violation], what: &[What]) -> u64 {
+    violations
+        .iter()
+        .filter(|violation| what.contains(&violation.what))
+        .map(|violation| violation.count)
+        .sum()
+}
+
 /// Compares what was sent with what is found; empty where all is well.
 #[must_use]
 pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {

@@ -160,6 +160,12 @@ impl Intent {
         self.with(&format!("\"padding\":\"{}\"", "x".repeat(bytes)))
     }
 
+    /// The same message as a payment, for `judge.capture`.
+    #[must_use]
+    pub fn payment(self, customer: u32, amount: u32) -> Self {
+        self.with(&format!("\"customer\":{customer},\"amount\":{amount}"))
+    }
+
     /// The same message, which does something beside its effect.
     #[must_use]
     pub fn beside(self, beside: Beside) -> Self {

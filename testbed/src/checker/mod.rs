@@ -11,9 +11,10 @@ mod verdicts;
 
 pub use evidence::{Evidence, Letter, empty};
 pub use fairness::Fairness;
-pub use judge::{Invariant, RECOVERY_LIMIT, Violation, What, judge};
+pub use judge::{Invariant, RECOVERY_LIMIT, Violation, What, count, judge};
 pub use ledger::{Act, Beside, Class, FRAGILE, Intent, Key, Sent, Version, digest};
 pub use verdicts::{Ladder, Meanwhile, Step};
 
-/// The judge's tables, the handlers `judge.take` and `judge.take_all`, and `judge.tell` for emitters of events; needs the product's migrations before.
+/// The judge's tables, the handlers `judge.take`, `judge.take_all` and (for payments) `judge.capture`, and `judge.tell` for emitters of events;
+/// needs the product's migrations before.
 pub const SCHEMA: &str = include_str!("judge.sql");

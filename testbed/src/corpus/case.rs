@@ -8,6 +8,7 @@ use toml::{Table, Value};
 use super::notation::{bytes, entries, nothing_left, timestamp, unhex};
 use super::{CorpusConsumer, text_of};
 use crate::RawProperties;
+use crate::raw::TEXTS;
 
 /// A message to publish.
 #[derive(Clone, Debug)]
@@ -63,20 +64,6 @@ pub enum Payload {
     /// This JSON.
     Is(String),
 }
-
-/// Properties that hold text, by their names in AMQP.
-const TEXTS: [&str; 10] = [
-    "content_type",
-    "content_encoding",
-    "correlation_id",
-    "reply_to",
-    "expiration",
-    "message_id",
-    "type",
-    "user_id",
-    "app_id",
-    "cluster_id",
-];
 
 /// What else describes a message.
 const MESSAGE: [&str; 9] = [

@@ -13,6 +13,7 @@ pub use kind::Kind;
 
 use crate::Arena;
 use crate::arena::Server;
+use crate::proxy::Proxy;
 
 /// One fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,10 +64,9 @@ impl Arena {
     #[must_use]
     pub fn struck(&self) -> u64 {
         let members = self.workers.iter().chain(&self.relays);
-        let links = members.flat_map(|member| {
-            [Server::Postgres, Server::RabbitMq, Server::Redis].map(|server| member.link(server).struck())
-        });
-        links.sum()
+        let servers = [Server::Postgres, Server::RabbitMq, Server::Redis];
+        let links = members.flat_map(|member| servers.map(|server| member.link(server)));
+        links.flatten().map(Proxy::struck).sum()
     }
 
     /// Brings a fault about.

@@ -29,7 +29,7 @@ impl Arena {
         let relays = if fault.kind == Kind::LoseAck { 0 } else { self.relays.len() };
         let number = fault.target % (self.workers.len() + relays).max(1);
         let member = self.workers.iter().chain(&self.relays).nth(number);
-        Ok(member.context("no such process")?.link(server))
+        member.context("no such process")?.link(server).context("no proxy on the way")
     }
 
     pub(super) fn inject_network(&mut self, fault: &Fault) -> anyhow::Result<()> {

@@ -8,4 +8,5 @@ mod wire;
 
 pub use connection::{RawConnection, RawMessage, Refusal};
 pub use properties::RawProperties;
+pub(crate) use properties::TEXTS;
 pub use value::RawValue;

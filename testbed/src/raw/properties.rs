@@ -48,7 +48,7 @@ impl Default for RawProperties {
 }
 
 /// The name of each property that holds text, as in AMQP's documents.
-const TEXTS: [&str; 10] = [
+pub(crate) const TEXTS: [&str; 10] = [
     "content_type",
     "content_encoding",
     "correlation_id",

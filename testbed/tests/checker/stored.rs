@@ -17,6 +17,7 @@ create table judge.log (
     tenant text, key text, digest text, attempt integer, application text, day integer default 0, beside text
 );
 create table judge.hot (n bigint);
+create table judge.wrong_balances (tenant text, account text, balance bigint, total bigint);
 insert into judge.hot values (0);
 create table judge.trail (
     place bigint, tenant text, key text, outcome text, attempt integer, reason text, error_code text, at numeric
@@ -136,17 +137,71 @@ async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_epoch() {
     database.drop_now().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_trail_keeps_its_order_and_its_times_while_clocks_are_set_back_and_days_go_by() {
+/// A new database with the product's migrations and the judge's books; the servers end with the first value.
+async fn migrated() -> (Servers, Database, PgConnection) {
     let servers = Servers::start().await.unwrap();
     let database = Database::create(&servers.urls().postgres).await.unwrap();
-    let mut connection = database.connect().await.unwrap();
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations");
-    let mut migrator = sqlx::migrate::Migrator::new(folder).await.unwrap();
-    migrator.dangerous_set_table_name("oncely._sqlx_migrations");
-    run(&mut connection, "create schema oncely").await;
-    migrator.run(&mut connection).await.unwrap();
+    let mut connection = database.migrate(&folder).await.unwrap();
     run(&mut connection, testbed::checker::SCHEMA).await;
+    (servers, database, connection)
+}
+
+#[tokio::test]
+async fn a_payment_that_is_captured_twice_or_moves_money_twice_is_found() {
+    let (_servers, database, mut connection) = migrated().await;
+    let payments = [("a", 7, 100), ("b", 7, 20), ("c", 8, 3)]
+        .map(|(name, customer, amount)| intent(name, Act::Work, 0).payment(customer, amount).padded(9));
+    let sent = sent(&payments.each_ref().map(|payment| (payment, Class::Confirmed)));
+    let capture = |number: usize| {
+        let Intent { tenant, key, body, .. } = payments[number].clone();
+        let payload = String::from_utf8(body.clone()).unwrap();
+        let body: String = body.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!(
+            r#"select judge.capture(array[jsonb_populate_record(null::oncely.message, '{{
+                "seq": {number}, "tenant": "{tenant}", "key": "{key}", "attempt": 1, "body": "\\x{body}", "payload": {payload}
+            }}')])"#
+        )
+    };
+    for number in 0..payments.len() {
+        run(&mut connection, &capture(number)).await;
+    }
+    run(
+        &mut connection,
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select tenant, 'payments', key, 'COMPLETED', 1, now(), now() from judge.log;
+         insert into oncely.audit (occurred_at, worker, queue, tenant, consumer, key, outcome, attempt)
+         select now(), 'w', 'q', tenant, 'payments', key, 'completed', 1 from judge.log",
+    )
+    .await;
+    let mut evidence = Evidence::default();
+    evidence.read_tables(&mut connection, "payments").await.unwrap();
+    assert_eq!(judge(&sent, &evidence), []);
+    let balances: String = sqlx::query_scalar(
+        "select string_agg(account || ' ' || balance, ', ' order by account) from judge.accounts",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    assert_eq!(balances, "customer:7 -120, customer:8 -3, revenue 123");
+
+    run(&mut connection, "update judge.accounts set balance = balance - 20 where account = 'customer:7'")
+        .await;
+    evidence.read_tables(&mut connection, "payments").await.unwrap();
+    let violations = judge(&sent, &evidence);
+    assert_eq!(count(&violations, &[What::Books]), 1);
+    assert_eq!(violations[0].examples, ["acme/customer:7 has the balance -140, and the log says -120"]);
+
+    run(&mut connection, &capture(2)).await;
+    evidence.read_tables(&mut connection, "payments").await.unwrap();
+    assert_eq!(count(&judge(&sent, &evidence), &[What::Doubled]), 1);
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_trail_keeps_its_order_and_its_times_while_clocks_are_set_back_and_days_go_by() {
+    let (_servers, database, mut connection) = migrated().await;
     let failed = |attempt: i32, outcome: &str| {
         format!(
             "insert into oncely.audit (occurred_at, worker, queue, tenant, consumer, key, outcome, attempt, reason)

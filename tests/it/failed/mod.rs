@@ -2,6 +2,7 @@
 
 mod changes;
 mod letters;
+mod marks;
 mod memory;
 mod park;
 mod requeue;

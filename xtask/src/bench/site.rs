@@ -421,7 +421,8 @@ impl<'s> Site<'s> {
     pub(crate) async fn clear(self) -> anyhow::Result<()> {
         let broker = self.broker().await?;
         broker.delete_exchange(&self.queue).await?;
-        broker.delete_topology(&self.queue).await?;
+        // Those of oncely.default.toml.
+        broker.delete_topology(&self.queue, &["1s", "10s", "1m", "10m", "1h"]).await?;
         self.database.drop_now().await
     }
 }

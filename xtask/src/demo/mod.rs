@@ -1,21 +1,22 @@
-//! `cargo xtask demo`: payments into a ledger, a third of them duplicates, while processes are killed with -9; then a
-//! count of what was lost and what was doubled, by queries that share nothing with the product.
+//! `cargo xtask demo`: a small trial of a fixed course. Payments, a third of them duplicates, while processes are killed with -9; then
+//! the judge of the fault runs counts what was lost and what was doubled, by queries that share nothing with the product.
 
-mod chaos;
+mod kept;
+mod payments;
 mod report;
-mod stage;
-mod traffic;
+mod strikes;
 
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use testbed::{Ledger, eventually_within};
+use testbed::checker::Intent;
+use testbed::{Arena, ArenaConfig, Servers};
 
+use crate::process;
 use crate::servers::Choice;
-use chaos::Chaos;
 use report::Report;
-use stage::Stage;
+use strikes::Strikes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -38,89 +39,75 @@ pub(crate) struct Arguments {
     keep: bool,
 }
 
+/// No effect for so long: none comes any more.
+const STUCK: Duration = Duration::from_secs(60);
+
 /// Runs the demo. Fails when anything was lost or doubled.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.servers.apply()?;
-    let mut stage = Stage::set(arguments.tenants).await?;
-    let plan = traffic::plan(arguments.messages, arguments.duplicates, arguments.tenants);
-    let bars = MultiProgress::new();
-    let published = bar(&bars, "published", plan.len());
-    let effects = bar(&bars, "effects", traffic::distinct(&plan));
+    let mut config = ArenaConfig::plain(process::build_binaries()?)
+        .set("consumer", "handler", "{ function = \"judge.capture\", batch = true }")
+        // Listed, so that they can be counted by who knew them.
+        .set("audit", "duplicates", "true");
+    config.consumer = "payments".to_owned();
+    (config.workers, config.relays) = (2, 1);
+    eprintln!("starting PostgreSQL, RabbitMQ and Redis");
+    let servers = Servers::start().await?;
+    eprintln!("{}", servers.versions().await?);
+    eprintln!("starting two workers and a relay; {} tenants send payments", arguments.tenants);
+    let mut arena = Arena::start_on(servers, config).await?;
+    let plan = payments::plan(arguments.messages, arguments.duplicates, arguments.tenants);
+    let mut strikes = Strikes::new(payments::distinct(&plan));
+    let seconds = work(&mut arena, plan, &mut strikes).await?;
+    arena.drain().await?;
+    let report = Report::collect(&mut arena, seconds, strikes.done).await?;
+    report.print(arguments.json, arguments.keep)?;
+    let good = report.is_good();
+    if !good {
+        eprintln!("logs: {}", arena.keep_logs()?.display());
+    }
+    if arguments.keep {
+        kept::hold(&arena).await?;
+    }
+    anyhow::ensure!(good, "something was lost or doubled: this is a bug, please report it with the logs");
+    // The servers may be somebody else's. Of a bad run all is left there to look at.
+    arena.clear().await
+}
 
+/// Publishes and kills until each payment has its effect; returns how many seconds it took.
+async fn work(arena: &mut Arena, plan: Vec<Intent>, strikes: &mut Strikes) -> anyhow::Result<f64> {
+    let (all, distinct) = (plan.len() as u64, payments::distinct(&plan));
+    let bars = MultiProgress::new();
+    let (published, effects) = (bar(&bars, "published", all), bar(&bars, "effects", distinct));
     let started = Instant::now();
-    let mut ledger = Ledger::default();
-    let mut chaos = Chaos::new(traffic::distinct(&plan));
-    let publishing = traffic::publish(stage.amqp_url(), stage.queue.clone(), &plan, &published);
-    tokio::pin!(publishing);
-    let mut watch = stage.database.connect().await?;
+    arena.publish(plan);
+    let mut last = (0, Instant::now());
     let mut tick = tokio::time::interval(Duration::from_millis(20));
     loop {
-        tokio::select! {
-            done = &mut publishing => {
-                done?;
-                break;
-            }
-            _ = tick.tick() => {
-                let done = Ledger::progress(&mut watch).await?;
-                effects.set_position(done);
-                chaos.strike(done, &mut stage, &bars).await?;
-            }
-        }
-    }
-    published.finish();
-    for message in &plan {
-        ledger.expect(&message.tenant, &message.key);
-    }
-    // Until every payment has its effect and no message is left; then as long again as nothing moves.
-    let distinct = ledger.expected() as u64;
-    let mut last = (0, Instant::now());
-    loop {
-        let done = Ledger::progress(&mut watch).await?;
+        tick.tick().await;
+        arena.supervise()?;
+        let (done, unpublished) = (arena.effects().await?, arena.unpublished());
+        published.set_position(all - unpublished as u64);
         effects.set_position(done);
-        chaos.strike(done, &mut stage, &bars).await?;
+        strikes.strike(done, arena, &bars).await?;
+        if done >= distinct && unpublished == 0 && strikes.is_over() {
+            break;
+        }
         if done != last.0 {
             last = (done, Instant::now());
         }
-        if done >= distinct && chaos.is_over() {
+        if last.1.elapsed() > STUCK {
+            bars.println(format!("no effect for {STUCK:?}: counting what is there"))?;
             break;
         }
-        if last.1.elapsed() > Duration::from_secs(60) {
-            bars.println("no effect for 60 s: counting what is there")?;
-            break;
-        }
-        tick.tick().await;
     }
-    let seconds = started.elapsed().as_secs_f64();
+    published.finish();
     effects.finish();
-    let drained =
-        eventually_within(Duration::from_secs(30), "the queue is empty and all is mirrored", || async {
-            stage.at_rest().await.and_then(|rest| if rest { Ok(()) } else { Err(anyhow::anyhow!("not yet")) })
-        })
-        .await;
-    if let Err(error) = drained {
-        bars.println(format!("{error:#}"))?;
-    }
-    let ends = stage.stop().await?;
-    let report = Report::collect(&stage, &ledger, plan.len() as u64, seconds, &chaos, ends).await?;
-    if arguments.json {
-        eprintln!("{}", report.table());
-        report.print_json()?;
-    } else {
-        report.print(arguments.keep)?;
-    }
-    if arguments.keep {
-        stage.hold().await?;
-    }
-    stage.clear(report.is_good()).await?;
-    anyhow::ensure!(
-        report.is_good(),
-        "something was lost or doubled: this is a bug, please report it with the logs"
-    );
-    Ok(())
+    Ok(started.elapsed().as_secs_f64())
 }
 
-fn bar(bars: &MultiProgress, what: &'static str, length: usize) -> ProgressBar {
+fn bar(bars: &MultiProgress, what: &'static str, length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix:>10} {bar:40} {pos:>8}/{len} {per_sec:>12}");
-    let bar = ProgressBar::new(length as u64).with_prefix(what);
+    let bar = ProgressBar::new(length).with_prefix(what);
     bars.add(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
 }

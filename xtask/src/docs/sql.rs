@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use sqlx::{FromRow, PgConnection};
-use testbed::{Database, Postgres};
 
 use super::{cell, head};
 use crate::prepare;
@@ -73,22 +72,8 @@ struct Right {
 
 /// Migrates a database of its own and reads its catalogue.
 pub(super) async fn catalogue(root: &Path) -> anyhow::Result<Catalogue> {
-    let (server, own) = match std::env::var("DATABASE_URL") {
-        Ok(url) if !url.is_empty() => (url, None),
-        _ => {
-            let postgres = Postgres::start(&[]).await?;
-            (postgres.url(), Some(postgres))
-        }
-    };
-    let database = Database::create(&server).await?;
-    let read = async {
-        let mut connection = prepare::migrate(root, &database).await?;
-        read(&mut connection).await
-    };
-    let catalogue = read.await;
-    database.drop_now().await?;
-    drop(own);
-    catalogue
+    prepare::in_database(async |database| read(&mut database.migrate(&root.join("migrations")).await?).await)
+        .await
 }
 
 async fn read(connection: &mut PgConnection) -> anyhow::Result<Catalogue> {

@@ -117,12 +117,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let seconds = trial.started.elapsed().as_secs_f64();
     trial.bar.finish_and_clear();
     let report = Report::collect(&mut arena, arguments.seed, seconds, faults, missed, changes).await?;
-    if arguments.json {
-        eprintln!("{}", report.table());
-        report.print_json()?;
-    } else {
-        report.print()?;
-    }
+    report.print(arguments.json)?;
     if !report.is_good(&arguments.tolerate) {
         eprintln!("logs: {}", arena.keep_logs()?.display());
     }

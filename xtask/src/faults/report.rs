@@ -1,13 +1,13 @@
 //! What the trial found.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::time::Duration;
 
-use comfy_table::{Table, presets};
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::Arena;
-use testbed::checker::{RECOVERY_LIMIT, Sent, Violation, What};
+use testbed::checker::{RECOVERY_LIMIT, Sent, What};
+
+use crate::judgement::{self, Judgement};
 
 #[derive(Debug)]
 pub(crate) struct Report {
@@ -17,9 +17,8 @@ pub(crate) struct Report {
     /// Waited for a moment that did not come.
     pub(crate) missed: u64,
     sent: Sent,
-    violations: Vec<Violation>,
+    judgement: Judgement,
     recoveries: Vec<(String, Option<Duration>)>,
-    exits: Vec<String>,
     dead_letters: usize,
     mirrored: u64,
     effects: usize,
@@ -51,7 +50,7 @@ impl Report {
         missed: u64,
         changes: Vec<String>,
     ) -> anyhow::Result<Self> {
-        let violations = arena.check().await?;
+        let judgement = Judgement::of(arena).await?;
         let evidence = &arena.evidence;
         Ok(Self {
             seed,
@@ -59,9 +58,8 @@ impl Report {
             faults,
             missed,
             sent: arena.sent(),
-            violations,
+            judgement,
             recoveries: evidence.recoveries.clone(),
-            exits: arena.exits.clone(),
             dead_letters: evidence.dead.len(),
             mirrored: evidence.mirrored,
             effects: evidence.effects.len(),
@@ -80,36 +78,33 @@ impl Report {
 
     /// Is no invariant broken, but for those that are only told?
     pub(crate) fn is_good(&self, tolerated: &[String]) -> bool {
-        self.violations.iter().all(|violation| tolerated.iter().any(|name| name == violation.what.name()))
-    }
-
-    fn count(&self, what: &[What]) -> u64 {
-        self.violations.iter().filter(|v| what.contains(&v.what)).map(|v| v.count).sum()
+        self.judgement.is_good(tolerated)
     }
 
     /// The headline figures, by name.
     fn figures(&self) -> Vec<(&'static str, u64)> {
+        let found = |what| self.judgement.count(&[what]);
         vec![
             ("messages", self.sent.messages),
             ("distinct", self.sent.distinct() as u64),
             ("faults", self.faults.values().sum()),
             ("kinds", self.faults.len() as u64),
-            ("lost", self.count(&[What::Lost])),
-            ("doubled", self.count(&[What::Doubled])),
-            ("orphans", self.count(&[What::OrphanEffect, What::OrphanKey, What::OrphanAudit])),
-            ("stale_mirror", self.count(&[What::StaleMirror])),
-            ("unexplained_dead_letters", self.count(&[What::UnexplainedDeadLetter])),
-            ("starved", self.count(&[What::Starved])),
-            ("unjustified_dead_letters", self.count(&[What::UnjustifiedDeadLetter])),
-            ("trespasses", self.count(&[What::Trespass])),
+            ("lost", found(What::Lost)),
+            ("doubled", found(What::Doubled)),
+            ("orphans", self.judgement.orphans()),
+            ("stale_mirror", found(What::StaleMirror)),
+            ("unexplained_dead_letters", found(What::UnexplainedDeadLetter)),
+            ("starved", found(What::Starved)),
+            ("unjustified_dead_letters", found(What::UnjustifiedDeadLetter)),
+            ("trespasses", found(What::Trespass)),
             ("days_simulated", u64::try_from(self.days).unwrap_or(0)),
             ("config_changes", self.changes.len() as u64),
             ("tenants_broken", self.missing as u64),
             ("events_committed", self.events.committed),
             ("events_published", self.events.published),
-            ("events_lost", self.count(&[What::EventLost])),
-            ("events_unowed", self.count(&[What::EventUnowed])),
-            ("order_violations", self.count(&[What::EventOrder])),
+            ("events_lost", found(What::EventLost)),
+            ("events_unowed", found(What::EventUnowed)),
+            ("order_violations", found(What::EventOrder)),
             ("event_repeats", self.events.repeats),
             ("events_rolled_back", self.events.rolled_back),
         ]
@@ -136,47 +131,28 @@ impl Report {
             .collect()
     }
 
-    pub(crate) fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_BORDERS_ONLY);
-        for (what, count) in self.figures() {
-            table.add_row([what.replace('_', " "), count.to_string()]);
-        }
-        for (what, count) in [
-            ("keys with an effect", self.effects as u64),
-            ("dead letters, explained or not", self.dead_letters as u64),
-            ("mirror entries looked at", self.mirrored),
-            ("unknown confirms", self.sent.unknown),
-            ("faults that waited in vain", self.missed),
-            ("most memory of a process (MiB)", self.memory >> 20),
-        ] {
-            table.add_row([what.to_owned(), count.to_string()]);
-        }
-        table.add_row(["recovery, 95th percentile (s)".to_owned(), self.recovery().to_string()]);
-        table.add_row(["seed".to_owned(), self.seed.to_string()]);
-        table.add_row(["seconds".to_owned(), format!("{:.0}", self.seconds)]);
-        let mut text = table.to_string();
-        for slow in self.slowest() {
-            text.push_str(&format!("\n  {slow}"));
-        }
-        for exit in &self.exits {
-            text.push_str(&format!("\n  ended: {exit}"));
-        }
-        for violation in &self.violations {
-            text.push_str(&format!("\nVIOLATION {violation}"));
-        }
-        text
+    fn table(&self) -> String {
+        let figures =
+            self.figures().into_iter().map(|(what, count)| (what.replace('_', " "), count.to_string()));
+        let more = [
+            ("keys with an effect", self.effects.to_string()),
+            ("dead letters, explained or not", self.dead_letters.to_string()),
+            ("mirror entries looked at", self.mirrored.to_string()),
+            ("unknown confirms", self.sent.unknown.to_string()),
+            ("faults that waited in vain", self.missed.to_string()),
+            ("most memory of a process (MiB)", (self.memory >> 20).to_string()),
+            ("recovery, 95th percentile (s)", self.recovery().to_string()),
+            ("seed", self.seed.to_string()),
+            ("seconds", format!("{:.0}", self.seconds)),
+        ];
+        let more = more.map(|(what, figure)| (what.to_owned(), figure));
+        let slowest: String = self.slowest().iter().map(|slow| format!("\n  {slow}")).collect();
+        judgement::table(figures.chain(more)) + &slowest + &self.judgement.lines()
     }
 
-    pub(crate) fn print_json(&self) -> anyhow::Result<()> {
-        let mut violations: BTreeMap<String, BTreeMap<&str, u64>> = BTreeMap::new();
-        for violation in &self.violations {
-            let of = violations.entry(format!("{:?}", violation.invariant)).or_default();
-            of.insert(violation.what.name(), violation.count);
-        }
-        let mut object: BTreeMap<&str, serde_json::Value> =
-            self.figures().into_iter().map(|(name, count)| (name, json!(count))).collect();
-        object.extend([
+    fn json(&self) -> BTreeMap<&'static str, Value> {
+        let figures = self.figures().into_iter().map(|(name, count)| (name, json!(count)));
+        let more = [
             ("recovery_p95_seconds", json!(self.recovery())),
             ("recovery_slowest", json!(self.slowest())),
             ("seed", json!(self.seed)),
@@ -187,20 +163,14 @@ impl Report {
             ("effects", json!(self.effects)),
             ("mirror_entries", json!(self.mirrored)),
             ("missed", json!(self.missed)),
-            ("unexpected_exits", json!(self.exits)),
             ("changes", json!(self.changes)),
-            ("violations", json!(violations)),
             ("faults_by_kind", json!(self.faults)),
-        ]);
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", json!(object))?;
-        Ok(())
+        ];
+        figures.chain(more).chain(self.judgement.json()).collect()
     }
 
-    pub(crate) fn print(&self) -> anyhow::Result<()> {
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", self.table())?;
-        Ok(())
+    pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
+        judgement::print(&self.table(), json.then(|| self.json()).as_ref())
     }
 }
 

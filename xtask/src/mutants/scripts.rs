@@ -452,7 +452,7 @@ async fn kill_relay_in_publish(arena: &mut Arena) -> anyhow::Result<()> {
     // The relay opens its connections for the first event.
     arena.sql("select judge.tell('script', null), judge.tell('script', 'a')").await?;
     arena.until("an empty outbox", EVENTS, 0).await?;
-    let way = arena.relays.first().context("no relay")?.link(Server::RabbitMq);
+    let way = arena.relays.first().and_then(|relay| relay.link(Server::RabbitMq)).context("no relay")?;
     way.set(Mode::BlackHole);
     arena
         .sql("select judge.tell('script', null), judge.tell('script', 'a') from generate_series(1, 10)")
@@ -460,7 +460,7 @@ async fn kill_relay_in_publish(arena: &mut Arena) -> anyhow::Result<()> {
     // Long enough for a relay to be in the middle of it: it looks every 100 ms.
     tokio::time::sleep(Duration::from_millis(500)).await;
     arena.fault(&Fault::of(Kind::KillRelay)).await?;
-    let way = arena.relays.first().context("no relay")?.link(Server::RabbitMq);
+    let way = arena.relays.first().and_then(|relay| relay.link(Server::RabbitMq)).context("no relay")?;
     // What was under way is lost with the connection.
     way.cut();
     way.set(Mode::Pass);

@@ -1,0 +1,139 @@
+//! How an arena comes about: database, logins, queues, processes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use lapin::types::{AMQPValue, FieldTable};
+
+use super::Arena;
+use super::config::ArenaConfig;
+use super::member::{Member, environment};
+use super::neighbours::Neighbours;
+use super::publisher::Publisher;
+use crate::checker::events::{EXCHANGE, FREE, ORDERED};
+use crate::checker::{self, Evidence};
+use crate::{Broker, Database, Scratch, Servers, Urls};
+
+/// Who works in a trial, and what they may. No superusers: a revoked grant must hurt.
+const LOGINS: &str = "
+    do $$
+    begin
+        create role arena_worker login in role oncely_worker;
+        create role arena_relay login in role oncely_relay;
+        create role arena_application login in role oncely_emitter;
+        create role arena_stranger login in role oncely_emitter;
+        create role arena_client login in role oncely_consumer;
+        create role arena_creator login;
+    exception when duplicate_object then null;
+    end $$;
+    do $$
+    begin
+        if to_regprocedure('oncely.grant_right(text, text, text, text)') is not null then
+            perform oncely.grant_right('arena_application', 'emit', 'judge.events', '*');
+            perform oncely.grant_right('arena_client', 'consume', 'own', '*');
+            perform oncely.grant_right('arena_stranger', 'emit', 'judge.events', 'stranger');
+        end if;
+    end $$";
+
+impl Arena {
+    /// Starts servers, declares, starts the processes.
+    pub async fn start(config: ArenaConfig) -> anyhow::Result<Self> {
+        Self::start_on(Servers::start_private().await?, config).await
+    }
+
+    /// The same on servers that another arena has left ([`Arena::leave`]): they start slowly.
+    pub async fn start_on(servers: Servers, config: ArenaConfig) -> anyhow::Result<Self> {
+        let database = Database::create(&servers.urls().postgres).await?;
+        let scratch = Scratch::new("arena")?;
+        let queue = format!("{}-{}", config.consumer, uuid::Uuid::new_v4().simple());
+        std::fs::write(scratch.path().join("oncely.toml"), config.toml(&queue))?;
+        let urls = Urls { postgres: database.url().to_owned(), ..servers.urls().clone() };
+        for arguments in [&["migrate"][..], &["topology", "apply"]] {
+            let output = oncely_command(&config, scratch.path(), &urls, arguments).output().await?;
+            let text = String::from_utf8_lossy(&output.stderr);
+            anyhow::ensure!(output.status.success(), "oncely {}: {text}", arguments.join(" "));
+        }
+        let mut connection = database.connect().await?;
+        sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
+        if !config.plain {
+            sqlx::raw_sql(LOGINS).execute(&mut connection).await?;
+            declare_events(&urls.rabbitmq).await?;
+            servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?.flush().await?;
+        }
+        let start = async |program: &str, count: usize| {
+            let mut members = Vec::new();
+            for number in 1..=count {
+                let member = Member::start(&config, scratch.path(), program, number, &urls, &database);
+                members.push(member.await?);
+            }
+            anyhow::Ok(members)
+        };
+        let workers = start("worker", config.workers).await?;
+        let relays = start("relay", config.relays).await?;
+        let mut evidence = Evidence::default();
+        evidence.meanwhile.ladders.push(config.ladder()?);
+        let neighbours = match config.neighbours.as_slice() {
+            [] => None,
+            who => Some(Neighbours::start(who, &urls, database.name(), &queue).await?),
+        };
+        Ok(Self {
+            workers,
+            relays,
+            evidence,
+            exits: Vec::new(),
+            missing: 0,
+            junk: BTreeSet::new(),
+            complete_mirror: false,
+            partitions: false,
+            other_build: None,
+            neighbours,
+            started: Instant::now(),
+            looked: None,
+            witnesses: 0,
+            publisher: Publisher::start(urls.rabbitmq, queue.clone(), config.window()),
+            config,
+            application: None,
+            rolled_back: 0,
+            watch: Some(connection),
+            queue,
+            database,
+            servers,
+            scratch,
+        })
+    }
+}
+
+/// The program `oncely`, with the environment that workers and relays have.
+pub(super) fn oncely_command(
+    config: &ArenaConfig,
+    folder: &Path,
+    urls: &Urls,
+    arguments: &[&str],
+) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(&config.oncely);
+    command
+        .args(arguments)
+        .envs(environment(folder, urls))
+        .envs(config.environment.iter().map(|(name, value)| (name, value)));
+    command
+}
+
+/// The queues of events, empty, and bound to their exchange.
+async fn declare_events(url: &str) -> anyhow::Result<()> {
+    let broker = Broker::connect(url).await?;
+    broker.declare_exchange(EXCHANGE, lapin::ExchangeKind::Direct).await?;
+    for (queue, key) in [ORDERED, FREE] {
+        // Of a trial before.
+        broker.delete_queue(queue).await?;
+        let mut arguments = FieldTable::default();
+        // Of each type one: both must keep what they have confirmed.
+        if queue == ORDERED.0 {
+            arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        }
+        broker.declare_queue(queue, arguments).await?;
+        broker.bind(queue, EXCHANGE, key).await?;
+    }
+    Ok(())
+}
