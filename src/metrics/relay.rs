@@ -146,7 +146,10 @@ impl RelayMetrics {
     /// Makes all series of a relay.
     pub(crate) fn new(config: &Config) -> Self {
         let consumers = || config.consumers.iter().map(|consumer| consumer.name.as_str());
-        let queues = config.consumers.iter().flat_map(|consumer| &consumer.queues);
+        // A queue has one consumer, so its name makes no more series; by it a rule knows whose queue a paused consumer's is.
+        let queues = config.consumers.iter().flat_map(|consumer| {
+            consumer.queues.iter().map(|queue| (consumer.name.as_str().to_owned(), queue))
+        });
         Self {
             targets: Target::ALL.map(|target| {
                 let target = target.as_str();
@@ -170,9 +173,9 @@ impl RelayMetrics {
             audit_days_ahead: gauge!("oncely_audit_days_ahead"),
             oldest_xmin_age: gauge!("oncely_postgres_oldest_xmin_age_seconds"),
             queues: queues
-                .map(|queue| {
-                    let of = |role: &'static str| gauge!("oncely_queue_messages_ready", "queue" => queue.clone(), "role" => role);
-                    let by = |role: &'static str| gauge!("oncely_queue_consumers", "queue" => queue.clone(), "role" => role);
+                .map(|(consumer, queue)| {
+                    let of = |role: &'static str| gauge!("oncely_queue_messages_ready", "consumer" => consumer.clone(), "queue" => queue.clone(), "role" => role);
+                    let by = |role: &'static str| gauge!("oncely_queue_consumers", "consumer" => consumer.clone(), "queue" => queue.clone(), "role" => role);
                     let roles = ["work", "retry", "dead_letter"];
                     (queue.clone(), QueueMetrics { ready: roles.map(of), consumers: roles.map(by) })
                 })
