@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use testbed::proxy::Mode;
 
+use crate::support::exposition::series;
 use crate::support::http::{address, get, wait_for};
 use crate::support::{World, message, servers};
 
@@ -22,30 +23,9 @@ fn sample(metrics: &str, name: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Names and labels of all series.
-fn series(metrics: &str) -> BTreeSet<(String, Vec<String>)> {
-    let samples = metrics.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    samples
-        .map(|line| {
-            let (name, labels) = line.split_once(['{', ' ']).unwrap();
-            let name = ["_bucket", "_sum", "_count"]
-                .iter()
-                .find_map(|end| {
-                    name.strip_suffix(end)
-                        .filter(|name| metrics.contains(&format!("# TYPE {name} histogram")))
-                })
-                .unwrap_or(name);
-            let labels = match line.contains('{') {
-                true => labels.rsplit_once('}').unwrap().0,
-                false => "",
-            };
-            let labels = labels
-                .split("\",")
-                .filter_map(|label| label.split_once('='))
-                .map(|(label, _)| label.to_owned());
-            (name.to_owned(), labels.filter(|label| label != "le").collect())
-        })
-        .collect()
+/// Names and labels of all metrics.
+fn metrics(told: &str) -> BTreeSet<(String, BTreeSet<String>)> {
+    series(told).into_iter().map(|series| (series.metric.clone(), series.label_names())).collect()
 }
 
 #[tokio::test]
@@ -57,24 +37,16 @@ async fn every_metric_is_there_from_the_start_and_nothing_else() {
     for (process, of) in [(&worker, "worker"), (&relay, "relay")] {
         let address = address(process).await;
         wait_for(&address, "/readyz", 200, "ready").await;
-        let (status, metrics) = get(&address, "/metrics").await.unwrap();
+        let (status, told) = get(&address, "/metrics").await.unwrap();
         assert_eq!(status, 200);
-        let found: BTreeSet<(String, Vec<String>)> = series(&metrics)
-            .into_iter()
-            .map(|(name, mut labels)| {
-                labels.sort();
-                (name, labels)
-            })
-            .collect();
-        let wanted: BTreeSet<(String, Vec<String>)> = oncely::metrics::CATALOGUE
+        let found = metrics(&told);
+        let wanted: BTreeSet<(String, BTreeSet<String>)> = oncely::metrics::CATALOGUE
             .iter()
             .filter(|metric| metric.of == of || metric.of == "both")
             // Made when the doctor has looked for the first time.
             .filter(|metric| metric.name != "oncely_doctor_findings")
             .map(|metric| {
-                let mut labels: Vec<String> = metric.labels.iter().map(|label| (*label).to_owned()).collect();
-                labels.sort();
-                (metric.name.to_owned(), labels)
+                (metric.name.to_owned(), metric.labels.iter().map(|label| (*label).to_owned()).collect())
             })
             .collect();
         let ours: BTreeSet<_> = found
@@ -85,7 +57,7 @@ async fn every_metric_is_there_from_the_start_and_nothing_else() {
         assert_eq!(ours, wanted, "{of}");
         assert!(found.iter().any(|(name, _)| name == "process_cpu_seconds_total"), "{of}: {found:?}");
         for name in wanted.iter().map(|(name, _)| name) {
-            assert!(metrics.contains(&format!("# HELP {name} ")), "{name} says what it is");
+            assert!(told.contains(&format!("# HELP {name} ")), "{name} says what it is");
         }
     }
     world.stop(worker).await;

@@ -18,7 +18,8 @@ pub(crate) async fn address(process: &Process) -> String {
 /// Status and body of a GET.
 pub(crate) async fn get(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
     let mut stream = tokio::net::TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    // HTTP/1.0: no answer comes in chunks.
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;

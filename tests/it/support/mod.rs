@@ -1,5 +1,6 @@
 //! A world of its own for each test: a database, queues with a prefix, a configuration, and the programs.
 
+pub(crate) mod exposition;
 pub(crate) mod gate;
 mod handler;
 pub(crate) mod http;
