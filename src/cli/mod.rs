@@ -84,9 +84,9 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { config, utc, verb } = arguments;
     let times = output::Times { utc };
     match verb {
-        Verb::Migrate(arguments) => migrate::run(&config, arguments).await,
+        Verb::Migrate(arguments) => migrate::run(&config, arguments, times).await,
         Verb::Check(arguments) => check::run(&config, arguments).await,
-        Verb::Topology(arguments) => topology::run(&config, arguments).await,
+        Verb::Topology(arguments) => topology::run(&config, arguments, times).await,
         Verb::Status(arguments) => status::run(&config, arguments, times).await,
         Verb::Audit(arguments) => audit::run(&config, arguments, times).await,
         Verb::Failed(arguments) => failed::run(&config, arguments, times).await,

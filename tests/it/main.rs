@@ -32,6 +32,7 @@ mod mirror;
 mod once;
 mod one_statement;
 mod outages;
+mod output;
 mod packaging;
 mod pauses;
 mod pooler;

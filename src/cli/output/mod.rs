@@ -1,11 +1,14 @@
 //! How things are shown.
 
+mod rows;
+
 use std::io::{ErrorKind, Write as _};
 
 use chrono::{DateTime, Local, Utc};
 use comfy_table::{ContentArrangement, Table, presets};
 use serde_json::Value;
 
+pub(super) use self::rows::{List, Output, Row};
 use crate::shown;
 
 /// Prints to stdout. A reader that went away (`| head`) is no error.
@@ -27,8 +30,9 @@ pub(super) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", shown::lines(text));
 }
 
-/// Prints one JSON object with its schema. What would be hidden on a screen is written as `\u….`, which means the same.
+/// Prints one JSON object with its schema. Numbers beyond 2^53 are texts. What would be hidden on a screen is written as `\u….`, which means the same.
 pub(super) fn print_json(schema: &str, mut value: Value) -> anyhow::Result<()> {
+    rows::keep_exact(&mut value);
     if let Value::Object(fields) = &mut value {
         fields.insert("schema".to_owned(), Value::from(schema));
     }
@@ -50,9 +54,12 @@ impl std::fmt::Display for Rows {
     }
 }
 
-pub(super) fn table<const N: usize>(head: [&str; N]) -> Rows {
+pub(super) fn table(heads: &[&str]) -> Rows {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(head);
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(heads);
     Rows(table)
 }
 
