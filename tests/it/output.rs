@@ -8,12 +8,13 @@ use crate::command_line::{lived_in, stdout};
 use crate::support::World;
 
 /// A verb that lists rows, and the field of its JSON object that holds them.
-const LISTS: [(&[&str], &str); 7] = [
+const LISTS: [(&[&str], &str); 8] = [
     (&["audit", "list"], "rows"),
     (&["failed", "list"], "letters"),
     (&["failed", "groups"], "groups"),
     (&["outbox", "list"], "events"),
     (&["retention", "list"], "consumers"),
+    (&["consumers", "list"], "consumers"),
     (&["grant", "--list"], "rights"),
     (&["migrate", "info"], "migrations"),
 ];

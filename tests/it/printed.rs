@@ -62,6 +62,7 @@ async fn what_people_read_is_what_the_snapshots_show() {
         &["failed", "requeue", "--all", "--dry-run"],
         &["outbox", "list"],
         &["retention", "list"],
+        &["consumers", "list"],
         &["check"],
         &["gc", "run"],
     ] {

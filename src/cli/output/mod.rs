@@ -97,6 +97,16 @@ pub(super) fn bytes(count: i64) -> String {
     format!("{amount:.1} TB")
 }
 
+/// Seconds, as short as a column wants them: `0.4 ms`, `31 ms`, `2.5 s`, `75 s`.
+pub(super) fn seconds(seconds: f64) -> String {
+    match seconds {
+        short if short < 0.001 => format!("{:.1} ms", short * 1_000.0),
+        short if short < 1.0 => format!("{:.0} ms", short * 1_000.0),
+        short if short < 10.0 => format!("{short:.1} s"),
+        long => format!("{long:.0} s"),
+    }
+}
+
 /// An age in its two largest units: `41s`, `6m 12s`, `3days 4h`.
 pub(super) fn age(from: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = u64::try_from((now - from).num_seconds()).unwrap_or(0);
@@ -121,5 +131,6 @@ mod tests {
         let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
         assert_eq!(age(at(0), at(372)), "6m 12s");
         assert_eq!(age(at(10), at(0)), "0s");
+        assert_eq!([0.0004, 0.0312, 2.51, 75.0].map(seconds), ["0.4 ms", "31 ms", "2.5 s", "75 s"]);
     }
 }
