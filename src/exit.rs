@@ -8,7 +8,7 @@ pub const NO: u8 = 1;
 pub const USAGE: u8 = 2;
 /// A server does not answer.
 pub const UNREACHABLE: u8 = 3;
-/// Refused: a change that nobody has agreed to, or that is larger than allowed.
+/// Refused: a change that nobody has agreed to, that is larger than allowed, or that the login may not make.
 pub const REFUSED: u8 = 4;
 /// `oncely status`: messages stand still, or are given up in numbers.
 pub const DANGER: u8 = 5;
@@ -42,7 +42,18 @@ pub fn code(error: &anyhow::Error) -> u8 {
             || cause.is::<Unreachable>()
             || cause.downcast_ref::<sqlx::Error>().is_some_and(crate::pg::is_outage)
     });
-    if away { UNREACHABLE } else { NO }
+    match () {
+        () if away => UNREACHABLE,
+        () if error.chain().any(is_forbidden) => REFUSED,
+        () => NO,
+    }
+}
+
+/// PostgreSQL says that the login lacks a right.
+fn is_forbidden(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let code =
+        cause.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error).and_then(|e| e.code());
+    code.as_deref() == Some("42501")
 }
 
 /// An error with its causes, each said once: some libraries repeat their cause in their own text.

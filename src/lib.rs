@@ -82,6 +82,7 @@ pub mod metrics;
 pub mod mirror;
 #[doc(hidden)]
 pub mod outcome;
+pub(crate) mod overview;
 pub(crate) mod own_headers;
 #[doc(hidden)]
 pub mod pg;

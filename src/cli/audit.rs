@@ -6,12 +6,10 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
-use serde_json::json;
 
-use super::output::{self, Times, safe};
+use super::output::{List, Output, Row, Times};
 use super::{audit_verify, since};
 use crate::config::{Config, masked};
-use crate::exit;
 use crate::pg::{AuditFilter, AuditRow, audit_list};
 
 #[derive(Debug, Args)]
@@ -23,13 +21,13 @@ pub(super) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Decisions, newest first; exit 1 where there is none
-    List(List),
+    List(Listing),
     /// Does the trail still hold what was sealed? Exit 1 where it does not
     Verify(audit_verify::Arguments),
 }
 
 #[derive(Debug, Args)]
-struct List {
+struct Listing {
     /// Whose messages
     #[arg(long)]
     tenant: Option<String>,
@@ -54,9 +52,8 @@ struct List {
     /// At most this many rows
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: i64,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
@@ -80,35 +77,30 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         limit: list.limit,
     };
     let rows = audit_list(&mut connection, &filter).await?;
-    if list.json {
-        output::print_json("oncely.audit/1", json!({ "rows": rows }))?;
-    } else if rows.is_empty() {
-        output::note("no decision matches");
-    } else {
-        output::print(&table(&rows, times))?;
-    }
-    Ok(if rows.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+    List { schema: "oncely.audit/1", field: "rows", rows: &rows, none: "no decision matches" }
+        .print(list.output, times)
 }
 
-fn table(rows: &[AuditRow], times: Times) -> String {
-    let mut table =
-        output::table(["TIME", "TENANT", "CONSUMER", "KEY", "OUTCOME", "REASON", "ATTEMPT", "MS", "DETAIL"]);
-    for row in rows {
-        let milliseconds = row
+impl Row for AuditRow {
+    const SCHEMA: &'static str = "oncely.audit.row/1";
+    const HEADS: &'static [&'static str] =
+        &["TIME", "TENANT", "CONSUMER", "KEY", "OUTCOME", "REASON", "ATTEMPT", "MS", "DETAIL"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        let milliseconds = self
             .duration_us
             .map(|micros| format!("{}.{}", micros / 1_000, micros % 1_000 / 100))
             .unwrap_or_default();
-        table.add_row([
-            times.show(row.occurred_at),
-            safe(&row.tenant),
-            safe(&row.consumer),
-            safe(&row.key),
-            row.outcome.clone(),
-            row.reason.clone().unwrap_or_default(),
-            if row.attempt > 0 { row.attempt.to_string() } else { String::new() },
+        vec![
+            times.show(self.occurred_at),
+            self.tenant.clone(),
+            self.consumer.clone(),
+            self.key.clone(),
+            self.outcome.clone(),
+            self.reason.clone().unwrap_or_default(),
+            if self.attempt > 0 { self.attempt.to_string() } else { String::new() },
             milliseconds,
-            safe(row.detail.as_deref().unwrap_or_default()),
-        ]);
+            self.detail.clone().unwrap_or_default(),
+        ]
     }
-    table.to_string()
 }

@@ -104,7 +104,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             }),
         )?;
     } else {
-        let mut table = output::table(["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
+        let mut table = output::table(&["CONSUMER", "OLDER THAN", "COMPLETED", "FAILED", "IN PROGRESS"]);
         for ConsumerCollection { consumer, before, deleted: [completed, failed, in_progress] } in &reports {
             table.add_row([
                 safe(consumer),

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 use sqlx::Connection as _;
 
-use super::output::{self, Times, safe};
+use super::output::{self, List, Output, Row, Times, safe};
 use crate::config::{Config, masked};
 use crate::exit;
 use crate::pg::{RightFilter, RightRow, grant_right, revoke_rights, rights};
@@ -39,9 +39,8 @@ pub(super) struct Arguments {
     /// Show rights, those that match
     #[arg(long)]
     list: bool,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl Arguments {
@@ -103,20 +102,22 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         }
     }
     transaction.commit().await?;
-    if arguments.json {
-        output::print_json(SCHEMA, json!({ "changed": changed, "rights": rows }))?;
-    } else if arguments.revoke {
-        output::note(&format!("{changed} rights were taken back"));
-    } else if rows.is_empty() {
-        output::note("no right matches");
-    } else {
-        output::print(&table(&rows, times))?;
+    if arguments.revoke {
+        match arguments.output.is_for_programs() {
+            true => output::print_json(SCHEMA, json!({ "changed": changed, "rights": [] }))?,
+            false => output::note(&format!("{changed} rights were taken back")),
+        }
+        return Ok(if changed == 0 { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS });
     }
+    let code = List { schema: SCHEMA, field: "rights", rows: &rows, none: "no right matches" }.print_with(
+        arguments.output,
+        times,
+        json!({ "changed": changed }),
+    )?;
     for warning in warnings(&rows) {
         output::note(&warning);
     }
-    let none = (arguments.revoke && changed == 0) || (arguments.list && rows.is_empty());
-    Ok(if none { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+    Ok(if granting { ExitCode::SUCCESS } else { code })
 }
 
 /// What keeps rights from being of use.
@@ -141,21 +142,22 @@ fn warnings(rows: &[RightRow]) -> Vec<String> {
     warnings
 }
 
-fn table(rows: &[RightRow], times: Times) -> String {
-    let mut table = output::table(["LOGIN", "MAY", "AS OR TO", "TENANT", "SINCE", "GRANTED BY"]);
-    for row in rows {
-        let object = match row.object.as_str() {
+impl Row for RightRow {
+    const SCHEMA: &'static str = "oncely.grant.right/1";
+    const HEADS: &'static [&'static str] = &["LOGIN", "MAY", "AS OR TO", "TENANT", "SINCE", "GRANTED BY"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        let object = match self.object.as_str() {
             "" => "'' (the default exchange)".to_owned(),
-            name => safe(name),
+            name => name.to_owned(),
         };
-        table.add_row([
-            safe(&row.login),
-            row.verb.clone(),
+        vec![
+            self.login.clone(),
+            self.verb.clone(),
             object,
-            safe(&row.tenant),
-            times.show(row.granted_at),
-            safe(&row.granted_by),
-        ]);
+            self.tenant.clone(),
+            times.show(self.granted_at),
+            self.granted_by.clone(),
+        ]
     }
-    table.to_string()
 }

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use serde::Serialize;
 use sqlx::{Connection as _, PgConnection};
 
 use super::consent::agree;
-use super::output;
+use super::output::{self, List, Output, Row, Times};
 use crate::config::{Config, masked};
 use crate::exit;
 use crate::pg::{MIGRATOR, MigrationState, migration_state};
@@ -27,7 +28,7 @@ enum Verb {
     /// Apply what is not applied yet (the default)
     Run,
     /// Show what is applied; exit 1 where something is not
-    Info,
+    Info(Info),
     /// Take the last migration back, and what it made with all its data
     Revert {
         /// Agree without being asked
@@ -36,32 +37,43 @@ enum Verb {
     },
 }
 
-pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
+#[derive(Clone, Copy, Debug, Args)]
+struct Info {
+    #[command(flatten)]
+    output: Output,
+}
+
+/// A migration, of this program or of another one's.
+#[derive(Debug, Default, Serialize)]
+struct MigrationRow {
+    version: i64,
+    /// `applied`, `pending`, `changed` (applied from another file) or `unknown` (to this program).
+    state: &'static str,
+    description: String,
+}
+
+impl Row for MigrationRow {
+    const SCHEMA: &'static str = "oncely.migrate.migration/1";
+    const HEADS: &'static [&'static str] = &["VERSION", "STATE", "DESCRIPTION"];
+
+    fn cells(&self, _: Times) -> Vec<String> {
+        let state = match self.state {
+            "changed" => "applied from another file",
+            "unknown" => "unknown to this program",
+            other => other,
+        };
+        vec![self.version.to_string(), state.to_owned(), self.description.clone()]
+    }
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let settings = Config::load_postgres(file)?;
     let server = masked(&settings.url);
     let mut connection =
         settings.connect("oncely migrate").await.with_context(|| format!("cannot connect to {server}"))?;
     let before = migration_state(&mut connection).await?;
-    if let Some(Verb::Info) = arguments.verb {
-        let mut table = output::table(["VERSION", "STATE", "DESCRIPTION"]);
-        for migration in MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()) {
-            let pending = before.pending.iter().any(|(version, _)| *version == migration.version);
-            let changed = before.changed.contains(&migration.version);
-            let state = if pending {
-                "pending"
-            } else if changed {
-                "applied from another file"
-            } else {
-                "applied"
-            };
-            table.add_row([&migration.version.to_string(), state, &migration.description]);
-        }
-        for version in &before.unknown {
-            table.add_row([&version.to_string(), "unknown to this program", ""]);
-        }
-        output::print(&table.to_string())?;
-        let clean = before.pending.is_empty() && before.changed.is_empty();
-        return Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) });
+    if let Some(Verb::Info(info)) = arguments.verb {
+        return show(&before, info.output, times);
     }
     if let Some(Verb::Revert { yes }) = arguments.verb {
         return revert(&mut connection, &before, &server, yes).await;
@@ -75,6 +87,28 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         count => output::note(&format!("{server}: applied {count} migrations")),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn show(state: &MigrationState, output: Output, times: Times) -> anyhow::Result<ExitCode> {
+    let own = MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).map(|migration| MigrationRow {
+        version: migration.version,
+        state: match migration.version {
+            version if state.pending.iter().any(|(pending, _)| *pending == version) => "pending",
+            version if state.changed.contains(&version) => "changed",
+            _ => "applied",
+        },
+        description: migration.description.to_string(),
+    });
+    let unknown = state.unknown.iter().map(|version| MigrationRow {
+        version: *version,
+        state: "unknown",
+        description: String::new(),
+    });
+    let rows: Vec<MigrationRow> = own.chain(unknown).collect();
+    List { schema: "oncely.migrate/1", field: "migrations", rows: &rows, none: "there is no migration" }
+        .print(output, times)?;
+    let clean = state.pending.is_empty() && state.changed.is_empty();
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
 /// Takes the last applied migration back.

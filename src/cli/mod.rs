@@ -8,6 +8,7 @@ mod audit;
 mod audit_verify;
 mod check;
 mod consent;
+mod consumers;
 mod explain;
 mod failed;
 mod gc;
@@ -64,6 +65,8 @@ enum Verb {
     Failed(failed::Arguments),
     /// Events that wait for RabbitMQ: look at them, try them again, or give them up
     Outbox(outbox::Arguments),
+    /// Consumers as they stand; pause one, let it go on
+    Consumers(consumers::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
     /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
@@ -84,13 +87,14 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { config, utc, verb } = arguments;
     let times = output::Times { utc };
     match verb {
-        Verb::Migrate(arguments) => migrate::run(&config, arguments).await,
+        Verb::Migrate(arguments) => migrate::run(&config, arguments, times).await,
         Verb::Check(arguments) => check::run(&config, arguments).await,
-        Verb::Topology(arguments) => topology::run(&config, arguments).await,
+        Verb::Topology(arguments) => topology::run(&config, arguments, times).await,
         Verb::Status(arguments) => status::run(&config, arguments, times).await,
         Verb::Audit(arguments) => audit::run(&config, arguments, times).await,
         Verb::Failed(arguments) => failed::run(&config, arguments, times).await,
         Verb::Outbox(arguments) => outbox::run(&config, arguments, times).await,
+        Verb::Consumers(arguments) => consumers::run(&config, arguments, times).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Grant(arguments) => grant::run(&config, arguments, times).await,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::output::{self, Times, safe};
+use super::output::{self, List, Output, Row, Times, safe};
 use super::{consent, session};
 use crate::config::Config;
 use crate::exit;
@@ -23,9 +23,8 @@ pub(super) struct Arguments {
 enum Verb {
     /// Consumers as the database knows them; exit 1 where it knows none
     List {
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: Output,
     },
     /// Change for how long a consumer's keys are remembered, longer or shorter
     #[command(
@@ -58,7 +57,10 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let mut session = session::open(&config).await?;
     let known = pg::known_consumers(&mut session.connection).await?;
     let code = match arguments.verb {
-        Verb::List { json } => list(&known, json, times)?,
+        Verb::List { output } => {
+            let none = "no worker has started on this database";
+            List { schema: SCHEMA, field: "consumers", rows: &known, none }.print(output, times)?
+        }
         Verb::Set(set) => {
             let code = change(&config, &mut session, &known, &set).await?;
             if set.json && code == ExitCode::SUCCESS {
@@ -74,27 +76,21 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     Ok(code)
 }
 
-fn list(known: &[KnownConsumer], as_json: bool, times: Times) -> anyhow::Result<ExitCode> {
-    if as_json {
-        output::print_json(SCHEMA, json!({ "consumers": known }))?;
-    } else if known.is_empty() {
-        output::note("no worker has started on this database");
-    } else {
-        let mut table =
-            output::table(["CONSUMER", "RETENTION", "REDELIVERY HORIZON", "FINGERPRINT", "SINCE", "BY"]);
-        for one in known {
-            table.add_row([
-                safe(&one.consumer),
-                humantime::format_duration(one.retention).to_string(),
-                humantime::format_duration(one.redelivery_horizon).to_string(),
-                safe(&one.fingerprint),
-                times.show(one.changed_at),
-                safe(&one.changed_by),
-            ]);
-        }
-        output::print(&table.to_string())?;
+impl Row for KnownConsumer {
+    const SCHEMA: &'static str = "oncely.retention.consumer/1";
+    const HEADS: &'static [&'static str] =
+        &["CONSUMER", "RETENTION", "REDELIVERY HORIZON", "FINGERPRINT", "SINCE", "BY"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.consumer.clone(),
+            humantime::format_duration(self.retention).to_string(),
+            humantime::format_duration(self.redelivery_horizon).to_string(),
+            self.fingerprint.clone(),
+            times.show(self.changed_at),
+            self.changed_by.clone(),
+        ]
     }
-    Ok(if known.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
 }
 
 async fn change(

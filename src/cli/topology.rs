@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use serde::Serialize;
 
-use super::output;
-use crate::amqp::{Topology, connect};
+use super::output::{self, List, Output, Row, Times};
+use crate::amqp::{Topology, TopologyReport, connect};
 use crate::config::{Config, masked};
 use crate::exit;
 
@@ -22,64 +23,98 @@ enum Verb {
     /// Declare each consumer's queue with its dead-letter and retry queues; what exists stays as it is
     Apply,
     /// Show what is there and what is missing; exit 1 where something is
-    Show,
+    Show {
+        #[command(flatten)]
+        output: Output,
+    },
 }
 
-pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
+/// A queue that is consumed, with what is around it.
+#[derive(Debug, Default, Serialize)]
+struct QueueRow {
+    queue: String,
+    /// Null where there is no such queue.
+    ready: Option<u32>,
+    /// Messages in its dead-letter queue.
+    dead: Option<u32>,
+    subscriptions: Option<u32>,
+    /// Queues and exchanges.
+    missing: Vec<String>,
+}
+
+impl QueueRow {
+    fn of(queue: &str, report: TopologyReport) -> Self {
+        let missing = [report.missing_queues, report.missing_exchanges, report.missing_sources];
+        Self {
+            queue: queue.to_owned(),
+            ready: report.ready,
+            dead: report.dead,
+            subscriptions: report.subscriptions,
+            missing: missing.into_iter().flatten().collect(),
+        }
+    }
+}
+
+impl Row for QueueRow {
+    const SCHEMA: &'static str = "oncely.topology.queue/1";
+    const HEADS: &'static [&'static str] = &["QUEUE", "READY", "DEAD", "CONSUMERS", "MISSING"];
+
+    fn cells(&self, _: Times) -> Vec<String> {
+        let show = |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
+        vec![
+            self.queue.clone(),
+            show(self.ready),
+            show(self.dead),
+            show(self.subscriptions),
+            self.missing.join(", "),
+        ]
+    }
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let server = masked(&config.rabbitmq.url);
     let connection = connect(&config.rabbitmq, "oncely topology")
         .await
         .with_context(|| format!("cannot connect to {server}"))?;
     let limit = config.rabbitmq.timeout;
+    let topologies = config.consumers.iter().flat_map(Topology::of);
+    if let Verb::Show { output } = arguments.verb {
+        let mut rows = Vec::new();
+        for topology in topologies {
+            rows.push(QueueRow::of(topology.queue(), topology.inspect(&connection, limit).await?));
+        }
+        let code = List {
+            schema: "oncely.topology/1",
+            field: "queues",
+            rows: &rows,
+            none: "no consumer is configured",
+        }
+        .print(output, times)?;
+        let missing = rows.iter().any(|row| !row.missing.is_empty());
+        return Ok(if missing { ExitCode::from(exit::NO) } else { code });
+    }
     let mut code = ExitCode::SUCCESS;
-    for topology in config.consumers.iter().flat_map(Topology::of) {
-        match arguments.verb {
-            Verb::Apply => {
-                let applied = topology.apply(&connection, limit).await.map_err(|(name, error)| {
-                    anyhow::Error::new(error).context(format!("declaring {name}"))
-                })?;
-                output::print(&applied.done.join("\n"))?;
-                if applied.is_unbound {
-                    output::note(&format!(
-                        "queue {} is new: what was bound to an earlier one of this name is gone; bind it, or name its \
-                         bindings in the configuration",
-                        topology.queue()
-                    ));
-                }
-                for (name, error) in &applied.refused {
-                    output::note(&format!(
-                        "{name} exists with other arguments and is left as it is: {error}\n  \
-                         delete it when it is empty and apply again; where it is rightly so, name its further arguments in \
-                         queue_arguments, or leave it to whoever declares it (declare = false)"
-                    ));
-                    code = ExitCode::from(exit::NO);
-                }
-            }
-            Verb::Show => {
-                let report = topology.inspect(&connection, limit).await?;
-                let mut table = output::table(["QUEUE", "READY", "DEAD", "CONSUMERS", "MISSING"]);
-                let missing: Vec<_> = report
-                    .missing_queues
-                    .iter()
-                    .chain(&report.missing_exchanges)
-                    .chain(&report.missing_sources)
-                    .map(String::as_str)
-                    .collect();
-                let show =
-                    |count: Option<u32>| count.map_or_else(|| "?".to_owned(), |count| count.to_string());
-                table.add_row([
-                    topology.queue(),
-                    &show(report.ready),
-                    &show(report.dead),
-                    &show(report.subscriptions),
-                    &missing.join(", "),
-                ]);
-                output::print(&table.to_string())?;
-                if !missing.is_empty() {
-                    code = ExitCode::from(exit::NO);
-                }
-            }
+    for topology in topologies {
+        let applied = topology
+            .apply(&connection, limit)
+            .await
+            .map_err(|(name, error)| anyhow::Error::new(error).context(format!("declaring {name}")))?;
+        output::print(&applied.done.join("\n"))?;
+        if applied.is_unbound {
+            output::note(&format!(
+                "queue {} is new: what was bound to an earlier one of this name is gone; bind it, or name its bindings in the \
+                 configuration",
+                topology.queue()
+            ));
+        }
+        for (name, error) in &applied.refused {
+            output::note(&format!(
+                "{name} exists with other arguments and is left as it is: {error}\n  \
+                 delete it when it is empty and apply again; where it is rightly so, name its further arguments in \
+                 queue_arguments, or leave it to whoever declares it (declare = false)"
+            ));
+            code = ExitCode::from(exit::NO);
         }
     }
     Ok(code)

@@ -166,6 +166,11 @@ impl Config {
         }
     }
 
+    /// The consumers' names, in the order of the file.
+    pub(crate) fn consumer_names(&self) -> Vec<String> {
+        self.consumers.iter().map(|consumer| consumer.name.as_str().to_owned()).collect()
+    }
+
     /// What signs identities and marks letters.
     pub(crate) fn signing_keys(&self, cell_secret: &[u8]) -> SigningKeys {
         let bytes = |key: &SecretString| key.expose_secret().as_bytes().to_vec();

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use sqlx::postgres::types::PgInterval;
 
 /// A consumer as the database knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KnownConsumer {
     /// Its name.
     pub consumer: String,

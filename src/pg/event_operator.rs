@@ -29,7 +29,7 @@ pub struct EventFilter {
 }
 
 /// An event without the message itself.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct EventRow {
     pub tenant: String,

@@ -19,7 +19,7 @@ pub struct AuditFilter {
 }
 
 /// A row of the audit table.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct AuditRow {
     pub tenant: String,

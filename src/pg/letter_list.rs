@@ -33,7 +33,7 @@ pub struct LetterFilter {
 }
 
 /// A dead letter without the message itself.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct LetterRow {
     pub tenant: String,
@@ -88,7 +88,7 @@ pub async fn letters(
 }
 
 /// What failed alike.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct LetterGroup {
     pub consumer: String,

@@ -16,7 +16,7 @@ pub(crate) struct RightFilter {
 }
 
 /// A login's right.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct RightRow {
     pub(crate) login: String,
     pub(crate) verb: String,

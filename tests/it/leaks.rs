@@ -138,6 +138,8 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["gc", "run", "--dry-run"],
         vec!["topology", "show"],
         vec!["retention", "list"],
+        vec!["consumers", "pause", "payments", "--reason", "c\u{202e}"],
+        vec!["consumers", "list"],
         vec!["grant", "--list"],
         vec!["check"],
     ];
@@ -150,9 +152,6 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         // A line break in a key begins no line.
         assert!(!text.lines().any(|line| line.starts_with("\\u{1b}]0;")), "{verb:?}: {text}");
         seen += text.matches("\\u{202e}").count();
-        if verb[0] == "topology" {
-            continue;
-        }
         let json: Vec<&str> =
             verb.iter().copied().filter(|word| *word != "--body").chain(["--json"]).collect();
         let output = world.oncely(&json).await;

@@ -4,7 +4,7 @@ use crate::command_line::{lived_in, stdout};
 use crate::support::World;
 
 /// What differs from run to run.
-const CHANGING: [(&str, &str); 15] = [
+const CHANGING: [(&str, &str); 16] = [
     (r"\d{19}-\d{8}-\d+-[0-9a-f-]{36}", "EPOCH"),
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "ID"),
     (r"[0-9a-f]{16,64}", "HASH"),
@@ -18,6 +18,7 @@ const CHANGING: [(&str, &str); 15] = [
     (r"://\S+:\d+", "://SERVER"),
     (r"\S+ \(worker\)", "LOGIN (worker)"),
     (r" \d+\.\d\b", " MS"),
+    (r",\d+,worker", ",US,worker"),
     (r" +\n", "\n"),
     (r" {2,}", "  "),
 ];
@@ -53,12 +54,15 @@ async fn what_people_read_is_what_the_snapshots_show() {
         &["explain", "never-seen"],
         &["status"],
         &["audit", "list"],
+        &["audit", "list", "-o", "csv"],
         &["audit", "verify"],
         &["failed", "list"],
         &["failed", "groups"],
+        &["failed", "groups", "-o", "ndjson"],
         &["failed", "requeue", "--all", "--dry-run"],
         &["outbox", "list"],
         &["retention", "list"],
+        &["consumers", "list"],
         &["check"],
         &["gc", "run"],
     ] {

@@ -208,6 +208,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("status --json", vec![0, 1, 3]),
         ("audit list --since 1h --limit 5", vec![0]),
         ("explain k1 --tenant acme", vec![0]),
+        ("consumers list", vec![0]),
+        ("consumers pause one --reason why --for 1h", vec![0]),
         ("failed groups", vec![0]),
         ("failed list", vec![0]),
         ("failed requeue --reason handler_rejected --yes", vec![0]),

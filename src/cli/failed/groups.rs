@@ -4,49 +4,42 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
 
-use super::super::output::{self, Times, safe};
+use super::super::output::{List, Output, Row, Times};
 use super::{SCHEMA, Which, reader};
-use crate::exit;
 use crate::pg::{LetterGroup, letter_groups};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     which: Which,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let mut connection = reader(file).await?;
     let groups = letter_groups(&mut connection, &arguments.which.filter(50)).await?;
-    if arguments.json {
-        output::print_json(SCHEMA, json!({ "groups": groups }))?;
-    } else if groups.is_empty() {
-        output::note("no dead letter matches");
-    } else {
-        output::print(&table(&groups, times))?;
-    }
-    Ok(if groups.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+    List { schema: SCHEMA, field: "groups", rows: &groups, none: "no dead letter matches" }
+        .print(arguments.output, times)
 }
 
-fn table(groups: &[LetterGroup], times: Times) -> String {
-    let mut table = output::table(["GROUP", "CONSUMER", "WAITING", "FIRST", "LAST", "REQUEUED", "DETAIL"]);
-    for group in groups {
-        table.add_row([
-            group.failure_group.clone(),
-            safe(&group.consumer),
-            (group.waiting + group.requeueing).to_string(),
-            times.show(group.first_at),
-            times.show(group.last_at),
-            requeued(group),
-            safe(group.detail.as_deref().unwrap_or_default()),
-        ]);
+impl Row for LetterGroup {
+    const SCHEMA: &'static str = "oncely.failed.group/1";
+    const HEADS: &'static [&'static str] =
+        &["GROUP", "CONSUMER", "WAITING", "FIRST", "LAST", "REQUEUED", "DETAIL"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.failure_group.clone(),
+            self.consumer.clone(),
+            (self.waiting + self.requeueing).to_string(),
+            times.show(self.first_at),
+            times.show(self.last_at),
+            requeued(self),
+            self.detail.clone().unwrap_or_default(),
+        ]
     }
-    table.to_string()
 }
 
 /// What became of those that somebody decided on.

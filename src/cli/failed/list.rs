@@ -4,12 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
 use uuid::Uuid;
 
-use super::super::output::{self, Times, safe};
+use super::super::output::{List, Output, Row, Times};
 use super::{SCHEMA, Which, reader};
-use crate::exit;
 use crate::pg::{LetterRow, letters};
 
 #[derive(Debug, Args)]
@@ -21,9 +19,8 @@ pub(super) struct Arguments {
     /// In which state; by default what waits: waiting and requeueing
     #[arg(long, value_parser = ["waiting", "requeueing", "requeued", "discarded", "any"])]
     state: Option<String>,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
@@ -38,31 +35,26 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     filter.ids = (!arguments.ids.is_empty()).then_some(arguments.ids);
     let mut connection = reader(file).await?;
     let rows = letters(&mut connection, &filter).await?;
-    if arguments.json {
-        output::print_json(SCHEMA, json!({ "letters": rows }))?;
-    } else if rows.is_empty() {
-        output::note("no dead letter matches");
-    } else {
-        output::print(&table(&rows, times))?;
-    }
-    Ok(if rows.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+    List { schema: SCHEMA, field: "letters", rows: &rows, none: "no dead letter matches" }
+        .print(arguments.output, times)
 }
 
-fn table(rows: &[LetterRow], times: Times) -> String {
-    let mut table =
-        output::table(["ID", "TIME", "TENANT", "CONSUMER", "KEY", "REASON", "STATE", "TIMES", "DETAIL"]);
-    for row in rows {
-        table.add_row([
-            row.id.to_string(),
-            times.show(row.dead_lettered_at),
-            safe(&row.tenant),
-            safe(&row.consumer),
-            safe(&row.key),
-            row.reason.clone(),
-            row.state.clone(),
-            row.times.to_string(),
-            safe(row.detail.as_deref().unwrap_or_default()),
-        ]);
+impl Row for LetterRow {
+    const SCHEMA: &'static str = "oncely.failed.letter/1";
+    const HEADS: &'static [&'static str] =
+        &["ID", "TIME", "TENANT", "CONSUMER", "KEY", "REASON", "STATE", "TIMES", "DETAIL"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.id.to_string(),
+            times.show(self.dead_lettered_at),
+            self.tenant.clone(),
+            self.consumer.clone(),
+            self.key.clone(),
+            self.reason.clone(),
+            self.state.clone(),
+            self.times.to_string(),
+            self.detail.clone().unwrap_or_default(),
+        ]
     }
-    table.to_string()
 }

@@ -52,6 +52,7 @@ pub(super) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
         queues.iter().for_each(|queue| found.queue(picture, queue));
     }
     if let Ok(database) = &picture.postgres {
+        found.pauses(database, times);
         found.stalls(database, times);
         found.failing(database);
         found.growing(&database.recent);
@@ -86,7 +87,8 @@ impl Found {
             let text = format!("the queue {} does not exist (`oncely topology apply`)", safe(missing));
             self.danger(&state.consumer, text);
         }
-        if state.subscriptions == Some(0) {
+        // Whoever is paused takes nothing, and that is said once.
+        if state.subscriptions == Some(0) && picture.pause(&state.consumer).is_none() {
             let workers = picture.workers(&state.consumer).count();
             let what = match workers {
                 0 => "no worker is there".to_owned(),
@@ -97,6 +99,23 @@ impl Found {
                 &state.consumer,
                 format!("nobody takes from {}: {what}; {ready} message(s) wait", safe(&state.queue)),
             );
+        }
+    }
+
+    fn pauses(&mut self, database: &Database, times: Times) {
+        for pause in &database.pauses {
+            let until = match pause.paused_until {
+                Some(until) => format!("until {}", times.show(until)),
+                None => format!("`oncely consumers resume {}` ends it", safe(&pause.consumer)),
+            };
+            let text = format!(
+                "is paused by {} since {} ({}): {} ({until})",
+                safe(&pause.paused_by),
+                times.show(pause.paused_at),
+                age(pause.paused_at, database.now),
+                safe(&pause.reason)
+            );
+            self.look(&pause.consumer, text);
         }
     }
 

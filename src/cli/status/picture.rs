@@ -10,18 +10,15 @@ use crate::amqp::{AmqpError, Topology, connect, depth};
 use crate::config::{Config, Consumer, RabbitSettings};
 use crate::exit;
 use crate::mirror::Mirror;
+use crate::overview::{Seen, seen_processes};
 use crate::pg::{
-    self, ConsumerState, EventStatus, FailingKey, MirrorQueueStatus, ProcessRow, QueueLetters, RecentOutcome,
+    self, ConsumerState, EventStatus, FailingKey, MirrorQueueStatus, Pause, QueueLetters, RecentOutcome,
     Session, TableStatistics,
 };
 use crate::worker::Report;
 
 /// How far back outcomes are counted.
 const RECENT: chrono::Duration = chrono::Duration::minutes(5);
-/// Beats come every five seconds.
-const SILENT: chrono::Duration = chrono::Duration::seconds(15);
-/// A process that is silent for so long is not spoken of any more.
-const GONE: chrono::Duration = chrono::Duration::hours(1);
 /// By then a dead letter's copy is in its queue.
 const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
 /// How many failing keys of a consumer are named.
@@ -48,16 +45,9 @@ pub(super) struct Database {
     pub(super) consumers: Vec<ConsumerState>,
     pub(super) failing: Vec<FailingKey>,
     pub(super) letters: Vec<QueueLetters>,
+    pub(super) pauses: Vec<Pause>,
     #[serde(skip)]
     pub(super) processes: Vec<Seen>,
-}
-
-/// A process, by its heartbeat.
-pub(super) struct Seen {
-    pub(super) row: ProcessRow,
-    pub(super) reports: Vec<Report>,
-    /// Its last beat is older than it should be.
-    pub(super) silent: bool,
 }
 
 /// A queue with those around it, as the broker knows them.
@@ -84,6 +74,12 @@ impl Picture {
             Ok(database) => Ok(database),
         };
         Ok(Self { postgres, rabbitmq: rabbitmq.map_err(|error| error.to_string()), redis })
+    }
+
+    /// The pause of a consumer, where it is paused.
+    pub(super) fn pause(&self, consumer: &str) -> Option<&Pause> {
+        let pauses = self.postgres.as_ref().map_or(&[][..], |database| &database.pauses);
+        pauses.iter().find(|pause| pause.consumer == consumer)
     }
 
     /// Workers that live, with what they say of a consumer.
@@ -136,18 +132,9 @@ async fn ask(config: &Config, session: &mut Session) -> Result<Database, sqlx::E
         consumers: pg::consumer_states(connection, &names).await?,
         failing: pg::failing_keys(connection, &names, NAMED).await?,
         letters: pg::queue_letters(connection, now - ARRIVED).await?,
-        processes: pg::processes(connection, now - GONE)
-            .await?
-            .into_iter()
-            .map(|row| seen(row, now))
-            .collect(),
+        pauses: pg::pauses(connection).await?,
+        processes: seen_processes(connection, now).await?,
     })
-}
-
-fn seen(row: ProcessRow, now: DateTime<Utc>) -> Seen {
-    // Of another build it may say something else: then nothing is known of its consumers.
-    let reports = serde_json::from_value(row.consumers.clone()).unwrap_or_default();
-    Seen { silent: now - row.last_seen_at > SILENT, row, reports }
 }
 
 async fn queues(config: &Config) -> Result<Vec<QueueState>, AmqpError> {

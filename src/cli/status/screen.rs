@@ -56,7 +56,7 @@ fn servers(config: &Config, picture: &Picture) -> Vec<String> {
 }
 
 fn consumers(picture: &Picture, queues: &[QueueState], now: DateTime<Utc>) -> String {
-    let mut table = output::table([
+    let mut table = output::table(&[
         "CONSUMER",
         "QUEUE",
         "READY",
@@ -94,7 +94,7 @@ fn consumers(picture: &Picture, queues: &[QueueState], now: DateTime<Utc>) -> St
 }
 
 fn processes(database: &Database) -> String {
-    let mut table = output::table(["PROCESS", "NAME", "VERSION", "HOST", "PID", "LOGIN", "STARTED", "SEEN"]);
+    let mut table = output::table(&["PROCESS", "NAME", "VERSION", "HOST", "PID", "LOGIN", "STARTED", "SEEN"]);
     for seen in &database.processes {
         let row = &seen.row;
         table.add_row([
@@ -147,7 +147,7 @@ fn tables(database: &Database, times: Times) -> Vec<String> {
         lines.push("last 5 min   no decision".to_owned());
         return lines;
     }
-    let mut table = output::table(["LAST 5 MIN", "OUTCOME", "REASON", "COUNT"]);
+    let mut table = output::table(&["LAST 5 MIN", "OUTCOME", "REASON", "COUNT"]);
     for row in recent {
         table.add_row([
             &safe(&row.consumer),

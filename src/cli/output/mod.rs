@@ -1,11 +1,14 @@
 //! How things are shown.
 
+mod rows;
+
 use std::io::{ErrorKind, Write as _};
 
 use chrono::{DateTime, Local, Utc};
 use comfy_table::{ContentArrangement, Table, presets};
 use serde_json::Value;
 
+pub(super) use self::rows::{List, Output, Row};
 use crate::shown;
 
 /// Prints to stdout. A reader that went away (`| head`) is no error.
@@ -27,8 +30,9 @@ pub(super) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", shown::lines(text));
 }
 
-/// Prints one JSON object with its schema. What would be hidden on a screen is written as `\u….`, which means the same.
+/// Prints one JSON object with its schema. Numbers beyond 2^53 are texts. What would be hidden on a screen is written as `\u….`, which means the same.
 pub(super) fn print_json(schema: &str, mut value: Value) -> anyhow::Result<()> {
+    rows::keep_exact(&mut value);
     if let Value::Object(fields) = &mut value {
         fields.insert("schema".to_owned(), Value::from(schema));
     }
@@ -50,9 +54,12 @@ impl std::fmt::Display for Rows {
     }
 }
 
-pub(super) fn table<const N: usize>(head: [&str; N]) -> Rows {
+pub(super) fn table(heads: &[&str]) -> Rows {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(head);
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(heads);
     Rows(table)
 }
 
@@ -90,6 +97,16 @@ pub(super) fn bytes(count: i64) -> String {
     format!("{amount:.1} TB")
 }
 
+/// Seconds, as short as a column wants them: `0.4 ms`, `31 ms`, `2.5 s`, `75 s`.
+pub(super) fn seconds(seconds: f64) -> String {
+    match seconds {
+        short if short < 0.001 => format!("{:.1} ms", short * 1_000.0),
+        short if short < 1.0 => format!("{:.0} ms", short * 1_000.0),
+        short if short < 10.0 => format!("{short:.1} s"),
+        long => format!("{long:.0} s"),
+    }
+}
+
 /// An age in its two largest units: `41s`, `6m 12s`, `3days 4h`.
 pub(super) fn age(from: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = u64::try_from((now - from).num_seconds()).unwrap_or(0);
@@ -114,5 +131,6 @@ mod tests {
         let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
         assert_eq!(age(at(0), at(372)), "6m 12s");
         assert_eq!(age(at(10), at(0)), "0s");
+        assert_eq!([0.0004, 0.0312, 2.51, 75.0].map(seconds), ["0.4 ms", "31 ms", "2.5 s", "75 s"]);
     }
 }

@@ -1,0 +1,65 @@
+//! What relays bring where.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use crate::pg::RelayStats;
+
+/// What is on its way to a server, by what relays wrote last, and what they did in the last minute.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct TargetOverview {
+    /// `redis` (mirror records) or `rabbitmq` (events).
+    pub(crate) target: String,
+    /// What waits, counted up to 10,000.
+    pub(crate) records: i64,
+    /// For how many seconds the oldest has waited.
+    pub(crate) oldest_age: f64,
+    /// What arrived in the last minute.
+    pub(crate) relayed: i64,
+    /// Tries that failed in the last minute.
+    pub(crate) failed: i64,
+    /// Events that were parked in the last minute.
+    pub(crate) parked: i64,
+}
+
+/// Sums up a minute; how much waits is what was said last, be it after it.
+pub(super) fn overviews(stats: &[RelayStats], minute: &Range<DateTime<Utc>>) -> Vec<TargetOverview> {
+    let mut found: BTreeMap<&str, TargetOverview> = BTreeMap::new();
+    for span in stats {
+        let target = found.entry(&span.target).or_default();
+        target.target.clone_from(&span.target);
+        target.records = span.records;
+        target.oldest_age = span.oldest_age;
+        if minute.contains(&span.at) {
+            target.relayed += span.relayed;
+            target.failed += span.failed;
+            target.parked += span.parked;
+        }
+    }
+    found.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_is_the_last_word_and_what_was_done_is_the_minutes() {
+        let at = |seconds| DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
+        let span = |seconds, records| RelayStats {
+            target: "redis".to_owned(),
+            at: at(seconds),
+            relayed: 5,
+            failed: 1,
+            parked: 0,
+            records,
+            oldest_age: 2.0,
+        };
+        let found = overviews(&[span(0, 7), span(10, 8), span(60, 9)], &(at(0)..at(60)));
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].relayed, found[0].failed, found[0].records), (10, 2, 9));
+    }
+}
