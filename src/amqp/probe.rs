@@ -1,4 +1,4 @@
-//! Does the broker take messages? Asked with a message for a queue that nobody has: it comes back.
+//! Does the broker take messages, and from this user? Asked with a message that finds no queue: it comes back.
 
 use std::time::Duration;
 
@@ -15,20 +15,25 @@ pub(crate) enum Taking {
     Takes,
     /// It reads nothing from who publishes, for lack of memory or disk.
     Blocked,
-    /// It reads, and this user may not publish to the default exchange.
+    /// It reads, and this user may not publish there.
     Refuses,
 }
 
-/// Asks. A broker with an alarm reads nothing from a connection that publishes, and says so on it: nothing else may be done on this one
+/// Publishes an empty message without headers to an exchange, with a routing key that nobody has: to the default exchange, or to one of
+/// headers, which looks for some. A broker with an alarm reads nothing from a connection that publishes, and says so on it: nothing else may be done on this one
 /// afterwards.
-pub(crate) async fn probe(connection: &Connection, limit: Duration) -> Result<Taking, AmqpError> {
+pub(crate) async fn probe(
+    connection: &Connection,
+    exchange: &str,
+    limit: Duration,
+) -> Result<Taking, AmqpError> {
     let channel = answer("channel.open", limit, connection.create_channel()).await?;
     answer("confirm.select", limit, channel.confirm_select(ConfirmSelectOptions::default())).await?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let nobody = format!("oncely-probe-{}", Uuid::now_v7());
     let published = async {
         let confirm = channel
-            .basic_publish("".into(), nobody.as_str().into(), options, &[], BasicProperties::default())
+            .basic_publish(exchange.into(), nobody.as_str().into(), options, &[], BasicProperties::default())
             .await?;
         confirm.await
     };

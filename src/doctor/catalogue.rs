@@ -212,8 +212,8 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "mq.user",
         "The user's permissions",
-        "whether it may look at the queues and declare them",
-        "error, for a worker: it may not look at a queue or its companions",
+        "whether it may look at the queues, and an empty message without a delay to `<queue>.retry`, which finds no queue and comes back",
+        "error, for a worker: it may not look at a queue or its companions, or not publish copies",
         "`rabbitmqctl set_permissions` with patterns that cover the queue's name and everything that begins with it",
     ),
     later(

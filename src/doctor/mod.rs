@@ -10,13 +10,14 @@ mod check;
 mod identity;
 mod live;
 mod login;
+mod maintenance;
 mod rabbitmq;
 mod redis;
 mod report;
 mod role;
 mod scope;
 mod server;
-mod upkeep;
+
 mod words;
 
 use std::time::Duration;
@@ -169,7 +170,7 @@ async fn postgres(config: &Config, scope: &Scope, role: Role, asking: &mut Askin
     let limits = &scope.limits;
     login::powers(asking).await;
     server::look(config, limits, asking).await;
-    upkeep::look(config, limits, asking).await;
+    maintenance::look(config, limits, asking).await;
     if scope.asks_for(&["live"]) {
         live::look(config, limits, asking).await;
     }

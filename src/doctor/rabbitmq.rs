@@ -26,7 +26,7 @@ pub(super) async fn look(
         return;
     }
     consumers(&reports, found);
-    alarms(config, limit, found).await;
+    publishing(config, limit, &reports, found).await;
     match Management::new(&config.rabbitmq, limit) {
         Ok(management) => broker_api::look(config, &management, found).await,
         Err(error) => broker_api::skip(config, &error.to_string(), found),
@@ -47,28 +47,60 @@ fn consumers(reports: &[(String, Topology, TopologyReport)], found: &mut Found) 
 }
 
 /// On a connection of its own: a broker with an alarm reads nothing more from one that has published.
-async fn alarms(config: &Config, limit: Duration, found: &mut Found) {
-    const CHECK: &str = "mq.alarms";
-    let asked = async {
-        let connection = connect(&config.rabbitmq, "oncely doctor").await?;
-        let taking = probe(&connection, limit).await;
-        match taking {
-            // It would not read the good-bye either.
-            Ok(Taking::Blocked) => drop(connection),
-            _ => preflight::close(connection).await,
-        }
-        taking
+async fn publishing(
+    config: &Config,
+    limit: Duration,
+    reports: &[(String, Topology, TopologyReport)],
+    found: &mut Found,
+) {
+    let connection = match connect(&config.rabbitmq, "oncely doctor").await {
+        Ok(connection) => connection,
+        Err(error) => return found.skipped("mq.alarms", error.to_string()),
     };
-    match asked.await {
-        Ok(Taking::Takes) => found.read(CHECK, "a message to a queue that nobody has came back"),
+    match probe(&connection, "", limit).await {
+        Ok(Taking::Takes) => found.read("mq.alarms", "a message to a queue that nobody has came back"),
         Ok(Taking::Refuses) => {
-            found.read(CHECK, "the broker reads; this user may not publish to the default exchange");
+            found.read("mq.alarms", "the broker reads; this user may not publish to the default exchange");
         }
         Ok(Taking::Blocked) => {
             let what = "the broker takes no messages (a memory or disk alarm): copies, events and publishers wait; look with \
                         `rabbitmq-diagnostics alarms`";
-            found.error(CHECK, "rabbitmq.url", what);
+            found.error("mq.alarms", "rabbitmq.url", what);
+            // It would not read the good-bye either.
+            return;
         }
-        Err(error) => found.skipped(CHECK, format!("no answer within {}: {error}", span(limit))),
+        Err(error) => {
+            return found.skipped("mq.alarms", format!("no answer within {}: {error}", span(limit)));
+        }
+    }
+    for (consumer, topology, report) in reports {
+        permission(consumer, topology, report, &connection, limit, found).await;
+    }
+    preflight::close(connection).await;
+}
+
+/// May this user publish copies? To the one exchange that looks for a header, without which it finds no queue.
+async fn permission(
+    consumer: &str,
+    topology: &Topology,
+    report: &TopologyReport,
+    connection: &lapin::Connection,
+    limit: Duration,
+    found: &mut Found,
+) {
+    const CHECK: &str = "mq.user";
+    let exchange = Topology::retry_exchange(topology.queue());
+    if !topology.has_retries() || report.missing_exchanges.contains(&exchange) {
+        return;
+    }
+    match probe(connection, &exchange, limit).await {
+        Ok(Taking::Takes) => found.read(CHECK, format!("{exchange}: a message without a delay came back")),
+        Ok(Taking::Refuses) => {
+            let what =
+                format!("may not publish to {exchange}: copies that are to come later can't be published");
+            found.error(CHECK, format!("consumers.{consumer}.queue"), what);
+        }
+        Ok(Taking::Blocked) => {}
+        Err(error) => found.skipped(CHECK, error.to_string()),
     }
 }

@@ -22,6 +22,7 @@ mod inspect;
 mod letter_change;
 mod letter_list;
 mod login;
+mod maintenance_state;
 mod memory;
 mod migrate;
 mod mirror_queue;
@@ -40,7 +41,7 @@ mod session;
 mod stats;
 mod suspect;
 mod timelines;
-mod upkeep;
+
 mod vacuum;
 
 pub use audit::AuditRecord;
@@ -86,6 +87,9 @@ pub(crate) use letter_change::{
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use login::{LoginPowers, login_powers, missing_privileges};
+pub(crate) use maintenance_state::{
+    MaintenanceState, default_partition_has_rows, maintenance_state, waiting_letters,
+};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
 pub(crate) use operator_action::{Action, record_action};
@@ -113,5 +117,4 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
-pub(crate) use upkeep::{Upkeep, default_partition_has_rows, upkeep, waiting_letters};
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};

@@ -12,6 +12,7 @@ mod configuration;
 mod crash_points;
 mod crashes;
 mod data;
+mod doctor;
 mod documents;
 mod embedding;
 mod events;

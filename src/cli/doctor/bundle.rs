@@ -46,14 +46,14 @@ pub(super) async fn write(
     config: Option<&Config>,
     report: &Report,
 ) -> anyhow::Result<()> {
-    let mask = Mask::new(config);
+    let mut mask = Mask::new(config);
     let mut entries = vec![
         ("doctor", serde_json::to_value(report)?),
         ("configuration", Config::written(file).map_or(Value::Null, settings)),
         ("versions", versions()),
     ];
     entries.extend(match config {
-        Some(config) => database(config, &mask).await,
+        Some(config) => database(config, &mut mask).await,
         None => Vec::new(),
     });
     let out = std::fs::OpenOptions::new()
@@ -97,7 +97,7 @@ fn versions() -> Value {
 }
 
 /// What the database says; each part by itself, because a login may read one and not the other.
-async fn database(config: &Config, mask: &Mask) -> Vec<(&'static str, Value)> {
+async fn database(config: &Config, mask: &mut Mask) -> Vec<(&'static str, Value)> {
     let found = preflight(config, false).await;
     let Some(mut session) = found.session else {
         return vec![("migrations", migrations(config).await)];
@@ -136,10 +136,15 @@ async fn migrations(config: &Config) -> Value {
     }))
 }
 
-async fn processes(config: &Config, session: &mut Session, mask: &Mask) -> Result<Value, sqlx::Error> {
+async fn processes(config: &Config, session: &mut Session, mask: &mut Mask) -> Result<Value, sqlx::Error> {
     let since = session.clock.now() - SPAN;
     let asked = pg::processes(&mut session.connection, since);
     let rows = pg::within(config.postgres.client_timeout(), asked).await?;
+    // The doctor's findings name them, too.
+    for row in &rows {
+        mask.hide(&row.name);
+        mask.hide(&row.host);
+    }
     let shown = rows.into_iter().map(|row| {
         let consumers: Vec<Value> = row.consumers.as_array().into_iter().flatten().map(consumer).collect();
         json!({

@@ -52,11 +52,23 @@ impl Mask {
                 }
             }
         }
-        // A text of one or two letters is in every word.
-        replaced.retain(|(text, _)| text.len() > 2);
-        replaced.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
-        mask.replaced = replaced;
+        replaced.into_iter().for_each(|(text, instead)| mask.replace(text, instead));
         mask
+    }
+
+    /// Hides a name wherever it stands; not one that says nothing.
+    pub(super) fn hide(&mut self, name: &str) {
+        if !["worker", "relay"].contains(&name) {
+            self.replace(name.to_owned(), self.name(name));
+        }
+    }
+
+    fn replace(&mut self, text: String, instead: String) {
+        // A text of one or two letters is in every word.
+        if text.len() > 2 {
+            self.replaced.push((text, instead));
+            self.replaced.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+        }
     }
 
     /// A name, so that it can be told from others and not be read.

@@ -1,4 +1,4 @@
-//! The upkeep of the tables, and the clocks: `pg.partitions`, `pg.default_partition`, `pg.maintenance`, `trail.sealed`, `horizon`,
+//! The maintenance of the tables, and the clocks: `pg.partitions`, `pg.default_partition`, `pg.maintenance`, `trail.sealed`, `horizon`,
 //! `time.skew`.
 
 use chrono::TimeDelta;
@@ -7,7 +7,7 @@ use super::asking::{Asking, ask};
 use super::scope::Limits;
 use super::words::{delta, span};
 use crate::config::Config;
-use crate::pg::{self, Upkeep};
+use crate::pg::{self, MaintenanceState};
 use crate::preflight::Found;
 
 /// The relay makes partitions a week ahead at least.
@@ -18,14 +18,14 @@ const LOOKED: TimeDelta = TimeDelta::hours(3);
 const SEALED: TimeDelta = TimeDelta::days(2);
 
 pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'_>) {
-    let upkeep = ask!(asking, "pg.partitions", pg::upkeep);
-    match upkeep {
-        Some(upkeep) => {
-            partitions(&upkeep, asking.found);
-            default_partition(&upkeep, asking).await;
-            maintenance(&upkeep, asking.found);
-            sealed(&upkeep, asking.found);
-            horizon(config, &upkeep, asking).await;
+    let state = ask!(asking, "pg.partitions", pg::maintenance_state);
+    match state {
+        Some(state) => {
+            partitions(&state, asking.found);
+            default_partition(&state, asking).await;
+            maintenance(&state, asking.found);
+            sealed(&state, asking.found);
+            horizon(config, &state, asking).await;
         }
         None => {
             for check in ["pg.default_partition", "pg.maintenance", "trail.sealed", "horizon"] {
@@ -36,10 +36,10 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
     skew(limits, asking).await;
 }
 
-fn partitions(upkeep: &Upkeep, found: &mut Found) {
+fn partitions(state: &MaintenanceState, found: &mut Found) {
     const CHECK: &str = "pg.partitions";
-    found.read(CHECK, format!("partitions until {:?}", upkeep.partitions_until));
-    match upkeep.partitions_until.map(|until| until - upkeep.now) {
+    found.read(CHECK, format!("partitions until {:?}", state.partitions_until));
+    match state.partitions_until.map(|until| until - state.now) {
         None => found.warning(CHECK, "oncely.audit", "there is no partition but the default one"),
         Some(ahead) if ahead < AHEAD => {
             let what = match ahead > TimeDelta::zero() {
@@ -55,19 +55,19 @@ fn partitions(upkeep: &Upkeep, found: &mut Found) {
     }
 }
 
-async fn default_partition(upkeep: &Upkeep, asking: &mut Asking<'_>) {
+async fn default_partition(state: &MaintenanceState, asking: &mut Asking<'_>) {
     const CHECK: &str = "pg.default_partition";
-    let has_rows = if upkeep.default_bytes == 0 {
+    let has_rows = if state.default_bytes == 0 {
         Some(false)
-    } else if upkeep.default_readable {
+    } else if state.default_readable {
         ask!(asking, CHECK, pg::default_partition_has_rows)
     } else {
-        Some(upkeep.default_rows > 0)
+        Some(state.default_rows > 0)
     };
     let Some(has_rows) = has_rows else { return };
     asking.found.read(
         CHECK,
-        format!("oncely.audit_default: {} bytes, about {} rows", upkeep.default_bytes, upkeep.default_rows),
+        format!("oncely.audit_default: {} bytes, about {} rows", state.default_bytes, state.default_rows),
     );
     if has_rows {
         let what = "has rows: their week has no partition; `oncely gc run`, and every relay within the hour, makes it and moves them there";
@@ -75,10 +75,10 @@ async fn default_partition(upkeep: &Upkeep, asking: &mut Asking<'_>) {
     }
 }
 
-fn maintenance(upkeep: &Upkeep, found: &mut Found) {
+fn maintenance(state: &MaintenanceState, found: &mut Found) {
     const CHECK: &str = "pg.maintenance";
-    let age = upkeep.now - upkeep.clock_seen_at;
-    found.read(CHECK, format!("the clock was looked at last at {}", upkeep.clock_seen_at));
+    let age = state.now - state.clock_seen_at;
+    found.read(CHECK, format!("the clock was looked at last at {}", state.clock_seen_at));
     if age > LOOKED {
         let what = format!(
             "nobody has looked at the database's clock for {}: no relay keeps the tables, nothing is collected",
@@ -88,10 +88,10 @@ fn maintenance(upkeep: &Upkeep, found: &mut Found) {
     }
 }
 
-fn sealed(upkeep: &Upkeep, found: &mut Found) {
+fn sealed(state: &MaintenanceState, found: &mut Found) {
     const CHECK: &str = "trail.sealed";
-    found.read(CHECK, format!("sealed up to about {:?}", upkeep.sealing_since));
-    match upkeep.sealing_since.map(|since| upkeep.now - since) {
+    found.read(CHECK, format!("sealed up to about {:?}", state.sealing_since));
+    match state.sealing_since.map(|since| state.now - since) {
         None => found.info(CHECK, "oncely.audit", "no seal was begun yet: a relay begins within the hour"),
         Some(age) if age > SEALED => {
             let what = format!(
@@ -104,7 +104,7 @@ fn sealed(upkeep: &Upkeep, found: &mut Found) {
     }
 }
 
-async fn horizon(config: &Config, upkeep: &Upkeep, asking: &mut Asking<'_>) {
+async fn horizon(config: &Config, state: &MaintenanceState, asking: &mut Asking<'_>) {
     const CHECK: &str = "horizon";
     let Some(letters) = ask!(asking, CHECK, pg::waiting_letters) else { return };
     let Some(known) = ask!(asking, CHECK, pg::known_consumers) else { return };
@@ -112,7 +112,7 @@ async fn horizon(config: &Config, upkeep: &Upkeep, asking: &mut Asking<'_>) {
     for consumer in &config.consumers {
         let name = consumer.name.as_str();
         let Some(letter) = letters.iter().find(|letter| letter.consumer == name) else { continue };
-        let age = (upkeep.now - letter.since).to_std().unwrap_or_default();
+        let age = (state.now - letter.since).to_std().unwrap_or_default();
         let retention = known.iter().find(|known| known.consumer == name).map(|known| known.retention);
         let retention = retention.unwrap_or(consumer.retention);
         asking.found.read(CHECK, format!("{name}: the oldest waits for {}", span(age)));

@@ -1,11 +1,11 @@
-//! How far the upkeep of the tables has come: partitions of the trail, its seals, the look at the clock.
+//! How far the maintenance of the tables has come: partitions of the trail, its seals, the look at the clock.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 /// What the maintenance has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Upkeep {
+pub(crate) struct MaintenanceState {
     /// The database's clock, now.
     pub(crate) now: DateTime<Utc>,
     /// When a relay or an operator looked at the database's clock last, as far as it was explained.
@@ -23,9 +23,11 @@ pub(crate) struct Upkeep {
 }
 
 /// Asks.
-pub(crate) async fn upkeep(connection: &mut PgConnection) -> Result<Upkeep, sqlx::Error> {
+pub(crate) async fn maintenance_state(
+    connection: &mut PgConnection,
+) -> Result<MaintenanceState, sqlx::Error> {
     sqlx::query_as!(
-        Upkeep,
+        MaintenanceState,
         r#"select clock_timestamp() as "now!", oncely.bounded(m.clock_seen_at) as "clock_seen_at!",
             oncely.bounded(m.seal_mark_at) as sealing_since,
             (
