@@ -35,6 +35,7 @@
 //! - `cli` (default): the programs `oncely`, `worker` and `relay`. An embedding program does without.
 //! - `listener` (with `cli`): `worker.listen` and `relay.listen`, where metrics and health are told. Without it the [`metrics`] go to the
 //!   recorder that the embedding program installs.
+//! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
 //! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
@@ -54,6 +55,8 @@ pub mod cli;
 pub mod config;
 #[doc(hidden)]
 pub mod decide;
+#[doc(hidden)]
+pub mod doctor;
 pub(crate) mod durations;
 pub mod event;
 #[cfg(feature = "cli")]

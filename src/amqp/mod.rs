@@ -8,6 +8,8 @@ mod delivery;
 mod depth;
 mod frames;
 mod headers;
+mod management;
+mod probe;
 mod publish_connection;
 mod publisher;
 mod queue_reader;
@@ -30,6 +32,8 @@ pub(crate) use depth::depth;
 pub(crate) use frames::properties as fit_properties;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
+pub(crate) use management::{Management, ManagementError, QueueFacts};
+pub(crate) use probe::{Taking, probe};
 pub(crate) use publish_connection::{Outgoing, PublishConnection, PublishResult};
 pub(crate) use publisher::{PublishError, Publisher};
 pub(crate) use queue_reader::{QueueReader, QueuedMessage};

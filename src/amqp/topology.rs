@@ -78,6 +78,12 @@ impl Topology {
         &self.queue
     }
 
+    /// Do its messages wait in queues of their own between tries?
+    #[must_use]
+    pub fn has_retries(&self) -> bool {
+        !self.delays.is_empty()
+    }
+
     /// Exchange for dead letters.
     #[must_use]
     pub fn dead_letter_exchange(queue: &str) -> String {

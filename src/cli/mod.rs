@@ -2,13 +2,14 @@
 //!
 //! Data goes to stdout, everything else to stderr. `--json` prints one object with its schema's name and version; fields
 //! are only added. Exit codes: 0 done or yes, 1 no, 2 wrong usage, 3 a server does not answer, 4 refused
-//! (nobody agreed to it), 5 danger (`status`), 78 refused configuration.
+//! (nobody agreed to it), 5 danger (`status`) or errors (`doctor`), 78 refused configuration.
 
 mod audit;
 mod audit_verify;
 mod check;
 mod consent;
 mod consumers;
+mod doctor;
 mod explain;
 mod failed;
 mod gc;
@@ -55,6 +56,8 @@ enum Verb {
     Migrate(migrate::Arguments),
     /// Check the configuration and what the servers hold; reports all problems at once
     Check(check::Arguments),
+    /// Is everything as it must be, and what to do where it is not? Changes nothing
+    Doctor(doctor::Arguments),
     /// Queues and exchanges around the consumers' queues
     Topology(topology::Arguments),
     /// One screen: what needs a look, servers, queues, processes, events, recent outcomes
@@ -89,6 +92,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match verb {
         Verb::Migrate(arguments) => migrate::run(&config, arguments, times).await,
         Verb::Check(arguments) => check::run(&config, arguments).await,
+        Verb::Doctor(arguments) => doctor::run(&config, arguments).await,
         Verb::Topology(arguments) => topology::run(&config, arguments, times).await,
         Verb::Status(arguments) => status::run(&config, arguments, times).await,
         Verb::Audit(arguments) => audit::run(&config, arguments, times).await,

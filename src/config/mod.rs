@@ -171,6 +171,12 @@ impl Config {
         self.consumers.iter().map(|consumer| consumer.name.as_str().to_owned()).collect()
     }
 
+    /// What `file` and the environment say, unread and unjudged, secrets among it; `None` where that is no TOML.
+    pub(crate) fn written(file: &Path) -> Option<serde_json::Value> {
+        let text = std::fs::read_to_string(file).ok()?;
+        serde_json::to_value(values(&text, true).ok()?).ok()
+    }
+
     /// What signs identities and marks letters.
     pub(crate) fn signing_keys(&self, cell_secret: &[u8]) -> SigningKeys {
         let bytes = |key: &SecretString| key.expose_secret().as_bytes().to_vec();
@@ -252,7 +258,7 @@ impl Config {
 const NOT_DIGESTED: [(&str, &[&str]); 6] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url"]),
-    ("rabbitmq", &["url"]),
+    ("rabbitmq", &["url", "management"]),
     ("redis", &["url"]),
     ("mirror", &["key"]),
     ("worker", &["name"]),

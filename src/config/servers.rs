@@ -19,6 +19,8 @@ pub struct RabbitSettings {
     pub heartbeat: Duration,
     /// For a connection, a declaration, a confirm.
     pub timeout: Duration,
+    /// `http://user:password@host:port` of the HTTP API: what AMQP does not tell is asked there. `None`: it is not asked.
+    pub management: Option<SecretString>,
 }
 
 /// How to reach Redis and how to use it.
@@ -137,9 +139,24 @@ pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitS
         url: url(&mut section, schemes, "amqp://user:password@host:5672/vhost", "AMQP_URL", problems),
         heartbeat: section.duration("heartbeat", 10 * SECOND, SECOND..=600 * SECOND, problems),
         timeout: section.duration("timeout", 30 * SECOND, SECOND..=600 * SECOND, problems),
+        management: management(&mut section, problems),
     };
     section.finish(problems);
     settings
+}
+
+fn management(section: &mut Section, problems: &mut Problems) -> Option<SecretString> {
+    let place = section.place("management");
+    let text = section.text("management", problems)?;
+    let schemes: &[&str] = if cfg!(feature = "tls") { &["http", "https"] } else { &["http"] };
+    let is_fit = url::Url::parse(&text).is_ok_and(|url| schemes.contains(&url.scheme()) && url.has_host());
+    if hides_its_password(&text) {
+        problems.add(place, format!("has an '@' where none can be; {AMBIGUOUS}"));
+    } else if !is_fit {
+        let more = if cfg!(feature = "tls") { "" } else { " (https:// needs the feature `tls`)" };
+        problems.add(place, format!("is not a URL like http://user:password@host:15672{more}"));
+    }
+    Some(SecretString::from(text))
 }
 
 pub(super) fn mirror(

@@ -50,7 +50,7 @@ struct State {
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// For the relay, which has all the time in the world, and for connecting.
-const ANSWER_TIME: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 impl Mirror {
     pub(crate) fn new(settings: &MirrorSettings) -> Result<Self, MirrorError> {
@@ -75,7 +75,7 @@ impl Mirror {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn connect(&self) -> Result<MultiplexedConnection, MirrorError> {
+    pub(super) async fn connect(&self) -> Result<MultiplexedConnection, MirrorError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(ANSWER_TIME))
             .set_response_timeout(Some(ANSWER_TIME));

@@ -6,11 +6,13 @@ mod breaker;
 mod client;
 mod epoch;
 mod layout;
+mod server;
 mod tag;
 mod watch;
 
 pub(crate) use breaker::Breaker;
 pub(crate) use client::{Mirror, MirrorError};
 pub(crate) use epoch::{DatabaseStatus, EpochWatch};
+pub(crate) use server::RedisFacts;
 pub use tag::{Tag, TagKey};
 pub(crate) use watch::MirrorWatch;

@@ -260,6 +260,13 @@ pub(crate) struct HandlerFunction {
     pub(crate) executable: bool,
     /// The session's user.
     pub(crate) login: String,
+    /// It is neither a procedure nor an aggregate.
+    pub(crate) is_function: bool,
+    /// Neither stable nor immutable.
+    pub(crate) is_volatile: bool,
+    pub(crate) owner: String,
+    /// It is SECURITY DEFINER, and its owner is a superuser.
+    pub(crate) runs_as_superuser: bool,
 }
 
 /// One of Oncely's roles.

@@ -17,9 +17,12 @@ mod error;
 mod event;
 mod event_operator;
 mod event_relay;
+mod identity_sample;
 mod inspect;
 mod letter_change;
 mod letter_list;
+mod login;
+mod maintenance_state;
 mod memory;
 mod migrate;
 mod mirror_queue;
@@ -33,10 +36,13 @@ mod refuse;
 mod reply;
 mod right;
 mod search_path;
+mod server;
 mod session;
 mod stats;
 mod suspect;
 mod timelines;
+
+mod vacuum;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
@@ -67,18 +73,23 @@ pub(crate) use event_relay::{
     Cursor, EventFailure, TakeLimits, TakenEvent, database_time, delete_events, fail_events, take_events,
     take_ordered,
 };
+pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,
 };
 pub(crate) use inspect::{
-    HandlerFunction, LoginRole, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles,
-    may_enter, recent_outcomes, table_statistics,
+    HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles, may_enter,
+    recent_outcomes, table_statistics,
 };
 pub(crate) use letter_change::{
     Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, change as change_letters, mark_swept,
     messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
+pub(crate) use login::{LoginPowers, login_powers, missing_privileges};
+pub(crate) use maintenance_state::{
+    MaintenanceState, default_partition_has_rows, maintenance_state, oldest_letters,
+};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
 pub(crate) use operator_action::{Action, record_action};
@@ -95,6 +106,7 @@ pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
+pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, server_version};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
     process, secret, within,
@@ -105,3 +117,4 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
+pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};

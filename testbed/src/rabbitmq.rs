@@ -12,13 +12,15 @@ use crate::files::Scratch;
 use crate::program::{Program, User};
 use crate::{install, ports, spawner, wait};
 
-/// A RabbitMQ node of our own, without plugins, that can be killed and started again with its queues.
+/// A RabbitMQ node of our own, without plugins unless its HTTP API is asked for, that can be killed and started again with its queues.
 #[derive(Debug)]
 pub struct RabbitMq {
     scratch: Scratch,
     port: u16,
     epmd_port: u16,
     dist_port: u16,
+    /// Of the HTTP API, where it is on.
+    management_port: Option<u16>,
     epmd: Option<Child>,
     child: Option<Child>,
 }
@@ -26,12 +28,28 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// Starts an empty broker (4 to 10 seconds).
     pub async fn start() -> anyhow::Result<Self> {
+        Self::start_with(None).await
+    }
+
+    /// Starts one with its HTTP API (plugin `rabbitmq_management`).
+    pub async fn start_with_management() -> anyhow::Result<Self> {
+        let broker = Self::start_with(Some(ports::free_port()?)).await?;
+        let port = broker.management_port.context("no port")?;
+        wait::eventually_within(Duration::from_secs(60), "the HTTP API listens", || async move {
+            tokio::net::TcpStream::connect(("127.0.0.1", port)).await.map(drop)
+        })
+        .await?;
+        Ok(broker)
+    }
+
+    async fn start_with(management_port: Option<u16>) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::RabbitMq])?;
         let scratch = Scratch::new("rabbitmq")?;
         let mut broker = Self {
             port: ports::free_port()?,
             epmd_port: ports::free_port()?,
             dist_port: ports::free_port()?,
+            management_port,
             epmd: None,
             child: None,
             scratch,
@@ -55,6 +73,12 @@ impl RabbitMq {
     #[must_use]
     pub fn url(&self) -> String {
         format!("amqp://guest:guest@127.0.0.1:{}/%2f", self.port)
+    }
+
+    /// URL of its HTTP API, as the default user; `None` where it has none.
+    #[must_use]
+    pub fn management_url(&self) -> Option<String> {
+        self.management_port.map(|port| format!("http://guest:guest@127.0.0.1:{port}"))
     }
 
     /// Starts the broker (again) with the same data and waits until it speaks AMQP.
@@ -128,8 +152,13 @@ impl RabbitMq {
         let cookie = folder.join("home/.erlang.cookie");
         std::fs::File::create(&cookie)?.write_all(b"ONCELYTESTBED")?;
         std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400))?;
-        std::fs::write(folder.join("plugins"), "[].\n")?;
-        std::fs::write(folder.join("rabbitmq.conf"), format!("listeners.tcp.1 = 127.0.0.1:{}\n", self.port))?;
+        let plugins = if self.management_port.is_some() { "[rabbitmq_management].\n" } else { "[].\n" };
+        std::fs::write(folder.join("plugins"), plugins)?;
+        let mut settings = format!("listeners.tcp.1 = 127.0.0.1:{}\n", self.port);
+        if let Some(port) = self.management_port {
+            settings.push_str(&format!("management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n"));
+        }
+        std::fs::write(folder.join("rabbitmq.conf"), settings)?;
         Ok(())
     }
 

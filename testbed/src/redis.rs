@@ -14,14 +14,23 @@ use crate::{install, ports, spawner, wait};
 pub struct Redis {
     scratch: Scratch,
     port: u16,
+    /// Further options of its command line.
+    options: Vec<String>,
     child: Option<Child>,
 }
 
 impl Redis {
     /// Starts an empty server.
     pub async fn start() -> anyhow::Result<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// Starts an empty server with further options, such as `--cluster-enabled yes`.
+    pub async fn start_with(options: &[&str]) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::Redis])?;
-        let mut server = Self { scratch: Scratch::new("redis")?, port: ports::free_port()?, child: None };
+        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        let mut server =
+            Self { scratch: Scratch::new("redis")?, port: ports::free_port()?, options, child: None };
         server.restart().await?;
         Ok(server)
     }
@@ -43,6 +52,7 @@ impl Redis {
             .arg(self.port.to_string())
             .arg("--dir")
             .arg(self.scratch.path())
+            .args(&self.options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());

@@ -26,7 +26,7 @@ const ROOMS: [&[&str]; 16] = [
     &["backoff", "telemetry", "shutdown", "watchdog", "metrics"],
     &["amqp", "mirror"],
     &["preflight"],
-    &["vitals"],
+    &["vitals", "doctor"],
     &["maintenance", "heartbeat"],
     &["worker", "relay"],
     &["overview"],

@@ -142,6 +142,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["consumers", "list"],
         vec!["grant", "--list"],
         vec!["check"],
+        vec!["doctor"],
     ];
     assert_eq!(untried(verbs.iter().map(|verb| verb[0])), ["migrate", "publish", "help"]);
     for verb in verbs {

@@ -14,6 +14,7 @@ mod consumers;
 mod crash_points;
 mod crashes;
 mod data;
+mod doctor;
 mod documents;
 mod embedding;
 mod events;

@@ -204,6 +204,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     world.wait_within(Duration::from_secs(60), parked, 0).await;
     let verbs = [
         ("check", vec![0, 1]),
+        // A superuser.
+        ("doctor", vec![1]),
         ("status", vec![0, 1, 3]),
         ("status --json", vec![0, 1, 3]),
         ("audit list --since 1h --limit 5", vec![0]),

@@ -25,7 +25,7 @@ async fn run(world: &mut World, statements: &str) {
 }
 
 /// All rows of all tables, as one text.
-async fn state(world: &mut World) -> String {
+pub(crate) async fn state(world: &mut World) -> String {
     let tables = "select string_agg(format('select %L || coalesce(md5(string_agg(t::text, E''\\n'' order by t::text)), '''') from oncely.%I as t', c.relname, c.relname), ' union all ')
          from pg_class as c where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition";
     let query = world.text(tables).await.expect("tables");

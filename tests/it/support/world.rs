@@ -61,6 +61,11 @@ impl World {
         Self::in_database(migrated(&urls).await, urls).await
     }
 
+    /// With a configuration of its own, on the database of another one.
+    pub(crate) async fn on_database_of(other: &Self) -> Self {
+        Self::in_database(other.database.clone(), other.urls.clone()).await
+    }
+
     async fn in_database(database: Database, urls: Urls) -> Self {
         let mut sql = database.connect().await.expect("connection");
         // Not a copy's own: as a new installation has them.

@@ -3,6 +3,7 @@
 mod book;
 mod command_line;
 mod configuration;
+mod doctor;
 mod links;
 mod metrics;
 mod public_items;
@@ -72,11 +73,13 @@ async fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {
     let read =
         |name: &str| std::fs::read_to_string(root.join(name)).with_context(|| format!("cannot read {name}"));
     let catalogue = sql::catalogue(root).await?;
+    let programs = process::build_binaries()?;
     Ok(vec![
         Page { name: "configuration.md", text: configuration::page(&read("oncely.default.toml")?)? },
         Page { name: "reason-codes.md", text: reasons::page(&read("src/reason.rs")?)? },
         Page { name: "metrics.md", text: metrics::page(&read("src/metrics/catalogue.rs")?)? },
-        Page { name: "command-line.md", text: command_line::page(&process::build_binaries()?)? },
+        Page { name: "command-line.md", text: command_line::page(&programs)? },
+        Page { name: "../how-to/doctor.md", text: doctor::page(&programs)? },
         Page { name: "sql-functions.md", text: sql::functions(&catalogue)? },
         Page { name: "sql-tables.md", text: sql::tables(&catalogue)? },
         Page { name: "rust-interface.md", text: public_items::page(root)? },

@@ -1,0 +1,176 @@
+//! RabbitMQ's HTTP API (plugin `rabbitmq_management`): what AMQP tells nobody, such as policies and bindings. Only asked, never changed.
+
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use url::Url;
+
+use crate::config::RabbitSettings;
+
+/// Why there is no answer. Texts hold no URL.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ManagementError {
+    #[error("rabbitmq.management is not set")]
+    NotSet,
+    #[cfg(not(feature = "management"))]
+    #[error("this program is built without the feature `management`")]
+    NotBuilt,
+    #[error("the HTTP API refuses the user (status {0}): it needs the tag management, and the virtual host")]
+    Refused(u16),
+    #[error("the HTTP API answered with status {0}")]
+    Status(u16),
+    #[error("the HTTP API: {0}")]
+    Away(String),
+    #[error("the HTTP API's answer can't be read")]
+    Unreadable,
+}
+
+/// A queue as the broker has it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct QueueFacts {
+    /// `quorum`, `classic`, `stream`.
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) durable: bool,
+    pub(crate) auto_delete: bool,
+    pub(crate) exclusive: bool,
+    pub(crate) arguments: Map<String, Value>,
+    /// The policies that hold for it, merged. RabbitMQ writes an empty list where there is none.
+    effective_policy_definition: Value,
+}
+
+impl QueueFacts {
+    /// A setting by its name without `x-`: as the queue was declared, else as a policy says.
+    pub(crate) fn setting(&self, name: &str) -> Option<&Value> {
+        self.declared(name).or_else(|| self.policy(name))
+    }
+
+    /// A number that both can set, the lower one counting.
+    pub(crate) fn lowest(&self, name: &str) -> Option<i64> {
+        let both = [self.declared(name), self.policy(name)];
+        both.into_iter().flatten().filter_map(Value::as_i64).min()
+    }
+
+    fn declared(&self, name: &str) -> Option<&Value> {
+        self.arguments.get(&format!("x-{name}"))
+    }
+
+    /// What a policy says of a setting.
+    pub(crate) fn policy(&self, name: &str) -> Option<&Value> {
+        self.effective_policy_definition.get(name)
+    }
+}
+
+/// A binding of a queue.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct BindingFacts {
+    /// The exchange; empty for the default one.
+    pub(crate) source: String,
+    pub(crate) routing_key: String,
+}
+
+/// The API of the broker's virtual host.
+pub(crate) struct Management {
+    base: Url,
+    vhost: String,
+    /// User and password, with a colon in between.
+    credentials: SecretString,
+    limit: Duration,
+}
+
+impl Management {
+    /// As `rabbitmq.management` says; with the user of `rabbitmq.url` where that names none. Each answer is waited for up to `limit`.
+    pub(crate) fn new(settings: &RabbitSettings, limit: Duration) -> Result<Self, ManagementError> {
+        let url = settings.management.as_ref().ok_or(ManagementError::NotSet)?;
+        let away = |_| ManagementError::Away("rabbitmq.management is not a URL".to_owned());
+        let mut base = Url::parse(url.expose_secret()).map_err(away)?;
+        let broker: lapin::uri::AMQPUri = settings
+            .url
+            .expose_secret()
+            .parse()
+            .map_err(|_| ManagementError::Away("rabbitmq.url is not an AMQP URL".to_owned()))?;
+        let decoded =
+            |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let (user, password) = match base.username() {
+            "" => (broker.authority.userinfo.username, broker.authority.userinfo.password),
+            user => (decoded(user), decoded(base.password().unwrap_or_default())),
+        };
+        let credentials = format!("{user}:{password}");
+        // Nothing of it in an error's text.
+        let bare = base.set_username("").and_then(|()| base.set_password(None));
+        bare.map_err(|()| ManagementError::Away("rabbitmq.management is not a URL".to_owned()))?;
+        Ok(Self { base, vhost: broker.vhost, credentials: credentials.into(), limit })
+    }
+
+    /// The broker's version.
+    pub(crate) async fn version(&self) -> Result<String, ManagementError> {
+        #[derive(Deserialize)]
+        struct Overview {
+            rabbitmq_version: String,
+        }
+        let overview: Option<Overview> = self.get(&["overview"]).await?;
+        overview.map(|overview| overview.rabbitmq_version).ok_or(ManagementError::Status(404))
+    }
+
+    /// A queue; `None` where it is missing.
+    pub(crate) async fn queue(&self, name: &str) -> Result<Option<QueueFacts>, ManagementError> {
+        self.get(&["queues", &self.vhost, name]).await
+    }
+
+    /// What is bound to a queue.
+    pub(crate) async fn bindings(&self, queue: &str) -> Result<Vec<BindingFacts>, ManagementError> {
+        let bindings: Option<Vec<BindingFacts>> =
+            self.get(&["queues", &self.vhost, queue, "bindings"]).await?;
+        Ok(bindings.unwrap_or_default())
+    }
+
+    #[cfg(not(feature = "management"))]
+    async fn get<T: DeserializeOwned>(&self, _path: &[&str]) -> Result<Option<T>, ManagementError> {
+        let _ = (&self.base, &self.credentials, self.limit);
+        Err(ManagementError::NotBuilt)
+    }
+
+    /// Asks for one thing; `None` where there is no such thing.
+    #[cfg(feature = "management")]
+    async fn get<T: DeserializeOwned>(&self, path: &[&str]) -> Result<Option<T>, ManagementError> {
+        let mut url = self.base.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("api").extend(path);
+        }
+        let (credentials, limit) = (self.credentials.clone(), self.limit);
+        // The client blocks its thread; it has a limit of its own.
+        let asked = tokio::task::spawn_blocking(move || ask(&url, &credentials, limit));
+        let body = match asked.await {
+            Ok(Ok(body)) => body,
+            Ok(Err(ureq::Error::StatusCode(404))) => return Ok(None),
+            Ok(Err(ureq::Error::StatusCode(status @ (401 | 403)))) => {
+                return Err(ManagementError::Refused(status));
+            }
+            Ok(Err(ureq::Error::StatusCode(status))) => return Err(ManagementError::Status(status)),
+            Ok(Err(error)) => return Err(ManagementError::Away(error.to_string())),
+            Err(error) => return Err(ManagementError::Away(error.to_string())),
+        };
+        serde_json::from_slice(&body).map(Some).map_err(|_| ManagementError::Unreadable)
+    }
+}
+
+/// Largest answer that is read, in bytes.
+#[cfg(feature = "management")]
+const ANSWER: u64 = 4 << 20;
+
+#[cfg(feature = "management")]
+fn ask(url: &Url, credentials: &SecretString, limit: Duration) -> Result<Vec<u8>, ureq::Error> {
+    use base64::Engine as _;
+    let credentials = base64::engine::general_purpose::STANDARD.encode(credentials.expose_secret());
+    let config =
+        ureq::Agent::config_builder().timeout_global(Some(limit)).max_redirects(0).proxy(None).build();
+    let answer = ureq::Agent::new_with_config(config)
+        .get(url.as_str())
+        .header("authorization", format!("Basic {credentials}"))
+        .call()?;
+    answer.into_body().into_with_config().limit(ANSWER).read_to_vec()
+}

@@ -1,0 +1,209 @@
+//! What RabbitMQ tells by its HTTP API alone: `mq.version`, `mq.policies`, `mq.limits`, `mq.routes`, and the arguments of queues that
+//! somebody else declares.
+
+use std::time::Duration;
+
+use super::words::span;
+use crate::amqp::{Management, ManagementError, QueueFacts, Topology};
+use crate::config::{Config, Consumer};
+use crate::preflight::Found;
+
+/// Fewer deliveries than this are used up in a bad night: every lost connection counts for all messages on it.
+const DELIVERIES: i64 = 100;
+/// A quorum queue's limit where nobody has said one, from RabbitMQ 4.0 on.
+const DEFAULT_DELIVERIES: i64 = 20;
+/// A message that nobody answers for waits so long, and then goes to the end of its queue.
+const ASIDE: Duration = Duration::from_secs(120);
+
+/// What is skipped where there is no API: these checks, and parts of others where they have something to read there.
+pub(super) fn skip(config: &Config, why: &str, found: &mut Found) {
+    for check in ["mq.version", "mq.policies", "mq.limits", "mq.routes"] {
+        found.skipped(check, format!("AMQP does not tell, and {why}"));
+    }
+    if config.consumers.iter().any(|consumer| !consumer.declare) {
+        let what = format!("the arguments of queues that somebody else declares are not seen: {why}");
+        found.skipped("mq.queue", what);
+    }
+}
+
+pub(super) async fn look(config: &Config, management: &Management, found: &mut Found) {
+    let mut default_limit = None;
+    match management.version().await {
+        Ok(version) => {
+            found.read("mq.version", format!("RabbitMQ {version}"));
+            let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+            if major.is_some_and(|major| major < 4) {
+                let what =
+                    format!("RabbitMQ {version} is of a series without community support: plan an upgrade");
+                found.info("mq.version", "rabbitmq.url", what);
+            } else {
+                default_limit = Some(DEFAULT_DELIVERIES);
+            }
+        }
+        Err(error) => return skip(config, &error.to_string(), found),
+    }
+    for consumer in &config.consumers {
+        for topology in Topology::of(consumer) {
+            if let Err(error) = queue(consumer, &topology, management, default_limit, found).await {
+                return skip(config, &error.to_string(), found);
+            }
+        }
+    }
+    for check in ["mq.policies", "mq.limits", "mq.routes"] {
+        found.read(check, format!("the queues of {} consumers", config.consumers.len()));
+    }
+}
+
+async fn queue(
+    consumer: &Consumer,
+    topology: &Topology,
+    management: &Management,
+    default_limit: Option<i64>,
+    found: &mut Found,
+) -> Result<(), ManagementError> {
+    let work = topology.queue();
+    let dead = Topology::dead_letter_queue(work);
+    let place = format!("consumers.{}.queue", consumer.name);
+    let deliveries = |facts: &QueueFacts| {
+        let default = default_limit.filter(|_| facts.kind == "quorum");
+        facts.lowest("delivery-limit").or(default).filter(|limit| (0..DELIVERIES).contains(limit))
+    };
+    if let Some(facts) = management.queue(work).await? {
+        if !consumer.declare {
+            foreign(work, &facts, &place, found);
+        }
+        policies(work, &facts, &place, found);
+        if let Some(limit) = deliveries(&facts) {
+            let what = format!(
+                "{work} has a delivery limit of {limit}: every lost connection counts for all messages on it, and after so many they \
+                 are dead letters"
+            );
+            found.warning("mq.limits", place.as_str(), what);
+        }
+        consumer_timeout(consumer, work, &facts, &place, found);
+    }
+    if let Some(facts) = management.queue(&dead).await? {
+        policies(&dead, &facts, &place, found);
+        if let Some(limit) = deliveries(&facts) {
+            let what = format!(
+                "{dead} has a delivery limit of {limit}: each look by hand counts, and after so many a dead letter vanishes"
+            );
+            found.error("mq.dlq", place.as_str(), what);
+        }
+    }
+    routes(consumer, topology, management, found).await
+}
+
+/// A queue that somebody else declares: is it what Oncely would declare?
+fn foreign(queue: &str, facts: &QueueFacts, place: &str, found: &mut Found) {
+    const CHECK: &str = "mq.queue";
+    found.read(CHECK, format!("{queue}: {}, durable {}", facts.kind, facts.durable));
+    let unfit = [
+        (!["classic", "quorum"].contains(&facts.kind.as_str()), "is neither classic nor quorum"),
+        (!facts.durable, "is not durable"),
+        (facts.auto_delete, "is auto-delete"),
+        (facts.exclusive, "is exclusive"),
+    ];
+    for (is, what) in unfit {
+        if is {
+            found.error(CHECK, place, format!("{queue} {what}: its messages are lost sooner or later"));
+        }
+    }
+    let exchange = facts.setting("dead-letter-exchange").and_then(serde_json::Value::as_str);
+    let ours = Topology::dead_letter_exchange(queue);
+    if exchange != Some(ours.as_str()) {
+        let what = match exchange {
+            None => "none: what the broker gives up (delivery limit, length, TTL) is dropped".to_owned(),
+            Some(other) => format!("{other:?}: what the broker gives up does not come to {ours}"),
+        };
+        found.error("mq.dlx", place, format!("the dead-letter exchange of {queue} is {what}"));
+    }
+}
+
+/// Settings of policies that lose messages; those of arguments are compared when the queue is declared once more.
+fn policies(queue: &str, facts: &QueueFacts, place: &str, found: &mut Found) {
+    const CHECK: &str = "mq.policies";
+    for setting in ["message-ttl", "expires"] {
+        if let Some(value) = facts.policy(setting) {
+            let what = format!("a policy gives {queue} {setting} {value}: its messages go when that is over");
+            found.error(CHECK, place, what);
+        }
+    }
+    for setting in ["max-length", "max-length-bytes"] {
+        let Some(value) = facts.policy(setting) else { continue };
+        let overflow = facts.setting("overflow").and_then(serde_json::Value::as_str).unwrap_or("drop-head");
+        if overflow == "reject-publish" {
+            let what = format!(
+                "a policy bounds {queue} ({setting} {value}): publishers and copies wait when it is full"
+            );
+            found.warning(CHECK, place, what);
+        } else {
+            let what = format!(
+                "a policy bounds {queue} ({setting} {value}, overflow {overflow}): it drops its oldest messages"
+            );
+            found.error(CHECK, place, what);
+        }
+    }
+}
+
+fn consumer_timeout(consumer: &Consumer, queue: &str, facts: &QueueFacts, place: &str, found: &mut Found) {
+    const CHECK: &str = "mq.limits";
+    let timeout = facts.lowest("consumer-timeout").and_then(|millis| u64::try_from(millis).ok());
+    if let Some(timeout) = timeout.map(Duration::from_millis) {
+        let longest = consumer.deadline * 2 + ASIDE;
+        found.read(CHECK, format!("{queue}: a consumer timeout of {}", span(timeout)));
+        if timeout < longest {
+            let what = format!(
+                "{queue} has a consumer timeout of {}, and a message may wait for {}: the broker then takes all back that is \
+                 unacknowledged",
+                span(timeout),
+                span(longest)
+            );
+            found.warning(CHECK, place, what);
+        }
+    }
+}
+
+async fn routes(
+    consumer: &Consumer,
+    topology: &Topology,
+    management: &Management,
+    found: &mut Found,
+) -> Result<(), ManagementError> {
+    const CHECK: &str = "mq.routes";
+    let work = topology.queue();
+    let dead = Topology::dead_letter_queue(work);
+    let place = format!("consumers.{}.queue", consumer.name);
+    let mut ways = vec![
+        (Topology::dead_letter_exchange(work), dead),
+        (Topology::return_exchange(work), work.to_owned()),
+    ];
+    let mut delays = consumer.retry.delays.clone();
+    delays.dedup();
+    ways.extend(
+        delays.iter().map(|delay| (Topology::retry_exchange(work), Topology::retry_queue(work, *delay))),
+    );
+    for (exchange, queue) in ways {
+        let is_bound = management.bindings(&queue).await?.iter().any(|binding| binding.source == exchange);
+        found.read(CHECK, format!("{exchange} → {queue}: {}", if is_bound { "bound" } else { "not bound" }));
+        // One that is missing is told as such.
+        if !is_bound && management.queue(&queue).await?.is_some() {
+            let what = format!("{queue} is not bound to {exchange}: run `oncely topology apply`");
+            found.error(CHECK, place.as_str(), what);
+        }
+    }
+    let bound = management.bindings(work).await?;
+    for wanted in &consumer.bindings {
+        let has = bound
+            .iter()
+            .any(|binding| binding.source == wanted.exchange && binding.routing_key == wanted.routing_key);
+        if !has {
+            let what = format!(
+                "{work} is not bound to {} with the routing key {:?}: run `oncely topology apply`",
+                wanted.exchange, wanted.routing_key
+            );
+            found.error(CHECK, format!("consumers.{}.bindings", consumer.name), what);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Who is alive, and how consumers fare: `live.*`.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Deserialize;
+
+use super::asking::{Asking, ask};
+use super::scope::Limits;
+use super::words::delta;
+use crate::config::Config;
+use crate::pg::{self, Pause, ProcessRow};
+use crate::preflight::Found;
+
+/// Beats come every five seconds.
+const SILENT: TimeDelta = TimeDelta::seconds(15);
+/// Who is silent for so long is gone.
+const GONE: TimeDelta = TimeDelta::hours(1);
+
+const CHECKS: [&str; 6] =
+    ["live.relay", "live.workers", "live.processes", "live.versions", "live.config", "live.stalled"];
+
+/// What a heartbeat says of a consumer, as far as it matters here. Read leniently: it may be of another build.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Beat {
+    consumer: String,
+    stalled: Option<Stall>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Stall {
+    since: DateTime<Utc>,
+    #[serde(default)]
+    code: Option<String>,
+}
+
+struct Seen {
+    row: ProcessRow,
+    beats: Vec<Beat>,
+}
+
+pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'_>) {
+    paused(limits, asking).await;
+    let Some(clock) = ask!(asking, "live.processes", pg::read_clock) else {
+        return skip_all(asking.found);
+    };
+    let now = clock.database;
+    let Some(rows) = ask!(asking, "live.processes", pg::processes, now - GONE) else {
+        return skip_all(asking.found);
+    };
+    let (living, silent): (Vec<Seen>, Vec<Seen>) =
+        rows.into_iter().map(seen).partition(|seen| now - seen.row.last_seen_at <= SILENT);
+    for check in CHECKS {
+        asking.found.read(check, format!("{} processes live, {} are silent", living.len(), silent.len()));
+    }
+    relay(&living, asking.found);
+    workers(config, &living, asking.found);
+    processes(&living, &silent, now, asking.found);
+    versions(&living, asking.found);
+    digests(&living, asking.found);
+    stalled(&living, now, asking.found);
+}
+
+fn skip_all(found: &mut Found) {
+    for check in CHECKS.into_iter().filter(|check| *check != "live.processes") {
+        found.skipped(check, "the heartbeats could not be read: see live.processes");
+    }
+}
+
+fn seen(row: ProcessRow) -> Seen {
+    Seen { beats: serde_json::from_value(row.consumers.clone()).unwrap_or_default(), row }
+}
+
+fn relay(living: &[Seen], found: &mut Found) {
+    if !living.iter().any(|seen| seen.row.kind == "relay") {
+        let what = "none lives: no event is published, nothing is mirrored, nothing is collected";
+        found.warning("live.relay", "relay", what);
+    }
+}
+
+fn workers(config: &Config, living: &[Seen], found: &mut Found) {
+    const CHECK: &str = "live.workers";
+    let named: BTreeSet<&str> =
+        living.iter().flat_map(|seen| seen.beats.iter().map(|beat| beat.consumer.as_str())).collect();
+    for consumer in &config.consumers {
+        if !named.contains(consumer.name.as_str()) {
+            let what = "no living worker has it: its messages wait";
+            found.warning(CHECK, format!("consumers.{}", consumer.name), what);
+        }
+    }
+    let known: BTreeSet<&str> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
+    for name in named.difference(&known) {
+        let what = format!("a worker has the consumer {name}, which this configuration does not name");
+        found.info(CHECK, "", what);
+    }
+}
+
+fn processes(living: &[Seen], silent: &[Seen], now: DateTime<Utc>, found: &mut Found) {
+    const CHECK: &str = "live.processes";
+    let name = |seen: &Seen| format!("{} {}", seen.row.kind, seen.row.name);
+    for seen in silent {
+        let what = format!(
+            "is silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL",
+            delta(now - seen.row.last_seen_at),
+            seen.row.host,
+            seen.row.pid
+        );
+        found.warning(CHECK, name(seen), what);
+    }
+    for seen in living.iter().filter(|seen| seen.row.state == "unready") {
+        let why = seen.row.reason.as_deref().unwrap_or("no reason is known");
+        found.warning(CHECK, name(seen), format!("is not ready: {why}"));
+    }
+}
+
+fn versions(living: &[Seen], found: &mut Found) {
+    let mut versions: BTreeSet<&str> = living.iter().map(|seen| seen.row.version.as_str()).collect();
+    versions.insert(env!("CARGO_PKG_VERSION"));
+    if versions.len() > 1 {
+        let listed: Vec<&str> = versions.into_iter().collect();
+        let what = format!("processes and this program are of several versions: {}", listed.join(", "));
+        found.info("live.versions", "", what);
+    }
+}
+
+fn digests(living: &[Seen], found: &mut Found) {
+    for kind in ["worker", "relay"] {
+        let of_kind = living.iter().filter(|seen| seen.row.kind == kind);
+        let listed: BTreeSet<(&str, &str)> =
+            of_kind.map(|seen| (seen.row.config_digest.as_str(), seen.row.name.as_str())).collect();
+        let digests: BTreeSet<&str> = listed.iter().map(|(digest, _)| *digest).collect();
+        if digests.len() > 1 {
+            let listed: Vec<String> =
+                listed.iter().map(|(digest, name)| format!("{name} has {digest}")).collect();
+            let what = format!("were started with different configurations: {}", listed.join(", "));
+            found.warning("live.config", format!("{kind}s"), what);
+        }
+    }
+}
+
+fn stalled(living: &[Seen], now: DateTime<Utc>, found: &mut Found) {
+    for seen in living {
+        for beat in &seen.beats {
+            let Some(stall) = &beat.stalled else { continue };
+            let code = stall.code.as_deref().map(|code| format!(" (SQLSTATE {code})")).unwrap_or_default();
+            let what = format!(
+                "has stood still for {}{code}: no message succeeds (worker {}; `oncely status` says why)",
+                delta(now - stall.since),
+                seen.row.name
+            );
+            found.error("live.stalled", beat.consumer.as_str(), what);
+        }
+    }
+}
+
+async fn paused(limits: &Limits, asking: &mut Asking<'_>) {
+    const CHECK: &str = "live.paused";
+    let Some(clock) = ask!(asking, CHECK, pg::read_clock) else { return };
+    let Some(pauses) = ask!(asking, CHECK, pg::pauses) else { return };
+    asking.found.read(CHECK, format!("{} pauses", pauses.len()));
+    for Pause { consumer, paused_at, paused_until, paused_by, reason } in pauses {
+        let age = clock.database - paused_at;
+        let until = paused_until.map_or_else(
+            || "until somebody resumes it".to_owned(),
+            |at| format!("until {}", at.format("%Y-%m-%d %H:%M:%SZ")),
+        );
+        let what = format!("is paused for {} by {paused_by}, {until}: {reason}", delta(age));
+        if age.to_std().unwrap_or_default() > limits.pause {
+            asking.found.warning(CHECK, consumer, what);
+        } else {
+            asking.found.info(CHECK, consumer, what);
+        }
+    }
+}

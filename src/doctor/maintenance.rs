@@ -1,0 +1,163 @@
+//! The maintenance of the tables, and the clocks: `pg.partitions`, `pg.default_partition`, `pg.maintenance`, `trail.sealed`, `horizon`,
+//! `time.skew`.
+
+use chrono::TimeDelta;
+
+use super::asking::{Asking, ask};
+use super::scope::Limits;
+use super::words::{delta, span};
+use crate::config::Config;
+use crate::pg::{self, MaintenanceState};
+use crate::preflight::Found;
+
+/// The relay makes partitions a week ahead at least.
+const AHEAD: TimeDelta = TimeDelta::days(2);
+/// It looks at the clock every hour.
+const LOOKED: TimeDelta = TimeDelta::hours(3);
+/// It seals every hour; a transaction that is open keeps it waiting.
+const SEALED: TimeDelta = TimeDelta::days(2);
+
+pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'_>) {
+    let state = ask!(asking, "pg.partitions", pg::maintenance_state);
+    match state {
+        Some(state) => {
+            partitions(&state, asking.found);
+            default_partition(&state, asking).await;
+            maintenance(&state, asking.found);
+            sealed(&state, asking.found);
+            horizon(config, &state, asking).await;
+        }
+        None => {
+            for check in ["pg.default_partition", "pg.maintenance", "trail.sealed", "horizon"] {
+                asking.found.skipped(check, "what it reads could not be read: see pg.partitions");
+            }
+        }
+    }
+    skew(limits, asking).await;
+}
+
+fn partitions(state: &MaintenanceState, found: &mut Found) {
+    const CHECK: &str = "pg.partitions";
+    found.read(CHECK, format!("partitions until {:?}", state.partitions_until));
+    match state.partitions_until.map(|until| until - state.now) {
+        None => found.warning(CHECK, "oncely.audit", "there is no partition but the default one"),
+        Some(ahead) if ahead < AHEAD => {
+            let what = match ahead > TimeDelta::zero() {
+                true => format!("its partitions end in {}", delta(ahead)),
+                false => format!("its partitions ended {} ago", delta(-ahead)),
+            };
+            let what = format!(
+                "{what}: rows then go to the default partition; a relay makes new ones every hour, and its log says why it could not"
+            );
+            found.warning(CHECK, "oncely.audit", what);
+        }
+        Some(_) => {}
+    }
+}
+
+async fn default_partition(state: &MaintenanceState, asking: &mut Asking<'_>) {
+    const CHECK: &str = "pg.default_partition";
+    let has_rows = if state.default_bytes == 0 {
+        Some(false)
+    } else if state.default_readable {
+        ask!(asking, CHECK, pg::default_partition_has_rows)
+    } else {
+        Some(state.default_rows > 0)
+    };
+    let Some(has_rows) = has_rows else { return };
+    asking.found.read(
+        CHECK,
+        format!("oncely.audit_default: {} bytes, about {} rows", state.default_bytes, state.default_rows),
+    );
+    if has_rows {
+        let what = "has rows: their week has no partition; `oncely gc run`, and every relay within the hour, makes it and moves them there";
+        asking.found.warning(CHECK, "oncely.audit_default", what);
+    }
+}
+
+fn maintenance(state: &MaintenanceState, found: &mut Found) {
+    const CHECK: &str = "pg.maintenance";
+    let age = state.now - state.clock_seen_at;
+    found.read(CHECK, format!("the clock was looked at last at {}", state.clock_seen_at));
+    if age > LOOKED {
+        let what = format!(
+            "nobody has looked at the database's clock for {}: no relay keeps the tables, nothing is collected",
+            delta(age)
+        );
+        found.warning(CHECK, "", what);
+    }
+}
+
+fn sealed(state: &MaintenanceState, found: &mut Found) {
+    const CHECK: &str = "trail.sealed";
+    found.read(CHECK, format!("sealed up to about {:?}", state.sealing_since));
+    match state.sealing_since.map(|since| state.now - since) {
+        None => found.info(CHECK, "oncely.audit", "no seal was begun yet: a relay begins within the hour"),
+        Some(age) if age > SEALED => {
+            let what = format!(
+                "is not sealed since {} ago: `oncely gc run` says why, or a transaction has been open for as long",
+                delta(age)
+            );
+            found.warning(CHECK, "oncely.audit", what);
+        }
+        Some(_) => {}
+    }
+}
+
+async fn horizon(config: &Config, state: &MaintenanceState, asking: &mut Asking<'_>) {
+    const CHECK: &str = "horizon";
+    let Some(letters) = ask!(asking, CHECK, pg::oldest_letters) else { return };
+    let Some(known) = ask!(asking, CHECK, pg::known_consumers) else { return };
+    asking.found.read(CHECK, format!("{} consumers with waiting dead letters", letters.len()));
+    for consumer in &config.consumers {
+        let name = consumer.name.as_str();
+        let Some(letter) = letters.iter().find(|letter| letter.consumer == name) else { continue };
+        let age = (state.now - letter.since).to_std().unwrap_or_default();
+        let retention = known.iter().find(|known| known.consumer == name).map(|known| known.retention);
+        let retention = retention.unwrap_or(consumer.retention);
+        asking.found.read(CHECK, format!("{name}: the oldest waits for {}", span(age)));
+        let place = format!("consumers.{name}");
+        if age > retention {
+            let what = format!(
+                "a dead letter has waited for {}, longer than keys are remembered ({}): what came of the message meanwhile may be \
+                 forgotten; look at it (`oncely failed list`), then requeue or discard it",
+                span(age),
+                span(retention)
+            );
+            asking.found.warning(CHECK, place, what);
+        } else if age > consumer.horizon() {
+            let what = format!(
+                "a dead letter has waited for {}, longer than redelivery_horizon plans for ({}): {} from now its key is forgotten; \
+                 requeue or discard it (`oncely failed groups`), or lengthen redelivery_horizon and retention",
+                span(age),
+                span(consumer.horizon()),
+                span(retention.saturating_sub(age))
+            );
+            asking.found.warning(CHECK, place, what);
+        }
+    }
+}
+
+async fn skew(limits: &Limits, asking: &mut Asking<'_>) {
+    const CHECK: &str = "time.skew";
+    let Some(clock) = ask!(asking, CHECK, pg::read_clock) else { return };
+    let apart = clock.database - clock.here;
+    asking.found.read(
+        CHECK,
+        format!(
+            "the database's clock is {} ms ahead, give or take {} ms",
+            apart.num_milliseconds(),
+            clock.uncertainty.num_milliseconds()
+        ),
+    );
+    let sure = (apart.abs() - clock.uncertainty).to_std().unwrap_or_default();
+    if sure > limits.skew {
+        let what = format!(
+            "the database's clock and this machine's are {} apart ({} is ahead): times in logs and ages mislead; run a time service on \
+             both",
+            delta(apart.abs()),
+            if apart > TimeDelta::zero() { "the database's" } else { "this machine's" }
+        );
+        asking.found.warning(CHECK, "", what);
+    }
+}

@@ -1,0 +1,78 @@
+//! The mirror's server: `redis.*`. Whatever is wrong there makes it slower, never wrong.
+
+use super::scope::Scope;
+use super::words::{bytes, span};
+use crate::config::{Config, masked};
+use crate::mirror::{Mirror, MirrorError, RedisFacts};
+use crate::preflight::Found;
+
+const CHECKS: [&str; 4] = ["redis.memory", "redis.role", "redis.cluster", "redis.latency"];
+
+pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
+    let Some(settings) = &config.mirror else {
+        for check in ["redis.reach"].into_iter().chain(CHECKS) {
+            found.skipped(check, "there is no [redis] url: PostgreSQL answers for all duplicates");
+        }
+        return;
+    };
+    let server = masked(&settings.url);
+    let mirror = match Mirror::new(settings) {
+        Ok(mirror) => mirror,
+        Err(error) => return away(found, &server, &error),
+    };
+    if let Err(error) = mirror.ping().await {
+        return away(found, &server, &error);
+    }
+    found.read("redis.reach", server);
+    if scope.at_start {
+        return;
+    }
+    match mirror.facts().await {
+        Ok(facts) => judge(&facts, settings.budget, found),
+        Err(error) => {
+            for check in CHECKS {
+                found.skipped(check, format!("INFO was not answered: {error}"));
+            }
+        }
+    }
+}
+
+fn away(found: &mut Found, server: &str, error: &MirrorError) {
+    if error.is_refusal() {
+        found.error("redis.reach", "redis.url", format!("{server}: user or password is refused"));
+    } else {
+        found.away("redis.reach", format!("Redis at {server}: {error} (slower, never wrong)"));
+    }
+}
+
+fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut Found) {
+    let RedisFacts { version, used_memory, max_memory, policy, is_replica, is_cluster, latency } = facts;
+    let size = |count: u64| bytes(i64::try_from(count).unwrap_or(i64::MAX));
+    let most = if *max_memory == 0 { "no bound".to_owned() } else { size(*max_memory) };
+    found.read("redis.memory", format!("{version}: {} in use, {most}, {policy}", size(*used_memory)));
+    if policy == "noeviction" && *max_memory > 0 && used_memory / 9 >= max_memory / 10 {
+        let what = format!(
+            "{} of {most} are in use, and nothing is evicted: new entries are refused, duplicates then cost more",
+            size(*used_memory)
+        );
+        found.warning("redis.memory", "maxmemory", what);
+    }
+    found.read("redis.role", if *is_replica { "replica" } else { "primary" });
+    if *is_replica {
+        found.warning("redis.role", "redis.url", "is a replica: the relay can write nothing there");
+    }
+    found.read("redis.cluster", format!("cluster mode: {is_cluster}"));
+    if *is_cluster {
+        let what = "is a node of a cluster: entries of other slots are redirected, and count as misses";
+        found.warning("redis.cluster", "redis.url", what);
+    }
+    found.read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
+    if *latency > budget {
+        let what = format!(
+            "is {}, and Redis takes {} for a round trip: the mirror is bypassed; lengthen it, or bring Redis nearer",
+            span(budget),
+            span(*latency)
+        );
+        found.warning("redis.latency", "mirror.budget", what);
+    }
+}

@@ -1,0 +1,66 @@
+//! Do the servers hold what the configuration says? What worker and relay ask before they start, and the doctor among other things.
+
+mod found;
+mod handlers;
+mod postgres;
+mod rabbitmq;
+
+pub(crate) use found::Found;
+pub use found::{Finding, Verdict};
+pub(crate) use handlers::{consumers, handlers};
+pub(crate) use postgres::{postgres, read_secret, unexpected};
+pub(crate) use rabbitmq::{close, queues, reach};
+
+use crate::config::{Config, Problems};
+use crate::pg::Session;
+
+/// What a process that starts has to know.
+#[derive(Debug, Default)]
+pub(crate) struct Preflight {
+    /// What must be changed.
+    pub(crate) problems: Problems,
+    /// Servers that do not answer: they may come back.
+    pub(crate) unreachable: Vec<String>,
+    /// An open session, where PostgreSQL is fit.
+    pub(crate) session: Option<Session>,
+}
+
+impl Preflight {
+    fn note(&mut self, found: Found) {
+        for problem in found.problems().list() {
+            self.problems.add(&problem.place, &problem.message);
+        }
+        self.unreachable.extend(found.unreachable.into_iter().map(|(_, text)| text));
+    }
+
+    /// The cell's secret. Without it: why is among the problems or the unreachable servers.
+    pub(crate) async fn read_secret(&mut self, config: &Config, session: &mut Session) -> Option<Vec<u8>> {
+        let mut found = Found::default();
+        let secret = read_secret(config, session, &mut found).await;
+        self.note(found);
+        secret
+    }
+}
+
+/// Asks PostgreSQL and, for a worker, about its handlers and queues. Changes nothing.
+pub(crate) async fn preflight(config: &Config, for_worker: bool) -> Preflight {
+    let mut found = Found::default();
+    let mut session = postgres(config, &mut found).await;
+    if for_worker {
+        if let Some(session) = &mut session {
+            handlers(config, session, &mut found).await;
+        }
+        if let Some(connection) = reach(config, &mut found).await {
+            queues(config, &connection, config.rabbitmq.timeout, &mut found).await;
+            close(connection).await;
+        }
+    }
+    for finding in &found.findings {
+        if matches!(finding.verdict, Verdict::Warning | Verdict::Skipped) {
+            tracing::warn!(place = finding.about, "{}", finding.text);
+        }
+    }
+    let mut preflight = Preflight { session, ..Preflight::default() };
+    preflight.note(found);
+    preflight
+}

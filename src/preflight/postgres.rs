@@ -1,0 +1,171 @@
+//! Is the database fit for work?
+
+use sqlx::Connection as _;
+
+use super::Found;
+use crate::config::{Config, masked};
+use crate::fault::FaultClass;
+use crate::pg::{self, PgFault, Session, classify};
+
+/// The oldest version that has all that we use.
+const OLDEST: i32 = 150_000;
+
+/// Connects, and asks whether the database is the one that is meant. One question follows the other: the first that finds an error is the
+/// last.
+pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Session> {
+    let server = masked(&config.postgres.url);
+    let mut connection = match config.postgres.connect("oncely preflight").await {
+        Ok(connection) => connection,
+        Err(error) if is_pooler(&error) => {
+            found.error("pg.pooler", "postgres.url", format!("{server}: {error}; {POOLER}"));
+            return None;
+        }
+        Err(error) => {
+            let text = pg::describe(&error);
+            match classify(error) {
+                PgFault::Outage(_) => found.away("pg.reach", format!("PostgreSQL at {server}: {text}")),
+                PgFault::Fault(fault) => {
+                    found.error("pg.reach", "postgres.url", format!("{server}: {fault}"));
+                }
+            }
+            return None;
+        }
+    };
+    match fitting(config, &server, &mut connection, found).await {
+        Ok(true) => {}
+        Ok(false) => return None,
+        Err((check, error)) => {
+            unexpected(found, check, &server, error);
+            return None;
+        }
+    }
+    let session = match Session::open(&config.postgres, "oncely preflight").await {
+        Ok(session) => session,
+        Err(error) => {
+            unexpected(found, "pg.cell", &server, error);
+            return None;
+        }
+    };
+    found.read("pg.cell", format!("the database is the cell {:?}", session.cell.name));
+    if session.cell.name != config.cell {
+        let what = format!(
+            "the database at {server} is the cell {:?}, not {:?}: a wrong URL would deduplicate in the wrong place",
+            session.cell.name, config.cell
+        );
+        found.error("pg.cell", "cell.name", what);
+    }
+    found.read("pg.reach", format!("{server}, epoch {}", session.cell.epoch));
+    Some(session)
+}
+
+/// May a session be opened? What can't be asked comes back with the check that asked.
+async fn fitting(
+    config: &Config,
+    server: &str,
+    connection: &mut sqlx::PgConnection,
+    found: &mut Found,
+) -> Result<bool, (&'static str, sqlx::Error)> {
+    let of = |check: &'static str| move |error| (check, error);
+    let pids = processes(config, connection).await.map_err(of("pg.pooler"))?;
+    found.read("pg.pooler", format!("the server's processes of two connections: {pids:?}"));
+    let [before, others, after] = pids;
+    if before != after || before == others {
+        found.error("pg.pooler", "postgres.url", format!("{server}: {POOLER}"));
+        return Ok(false);
+    }
+    let (number, version) = pg::server_version(connection).await.map_err(of("pg.version"))?;
+    found.read("pg.version", format!("PostgreSQL {version}"));
+    if number < OLDEST {
+        let what = format!("{server} is PostgreSQL {version}: Oncely needs 15 or later");
+        found.error("pg.version", "postgres.url", what);
+        return Ok(false);
+    }
+    if let Some(login) = pg::may_enter(connection).await.map_err(of("pg.grants"))? {
+        let what = format!(
+            "the login {login} may not enter the schema oncely at {server}: grant it the role of its work, as in \"grant \
+             oncely_worker to {login}\""
+        );
+        found.error("pg.grants", "postgres.url", what);
+        return Ok(false);
+    }
+    let state = pg::migration_state(connection).await.map_err(of("pg.schema"))?;
+    found.read("pg.schema", format!("{} migrations are not applied", state.pending.len()));
+    if !state.pending.is_empty() {
+        let what =
+            format!("{} migrations are not applied at {server}; run `oncely migrate`", state.pending.len());
+        found.error("pg.schema", "postgres", what);
+        return Ok(false);
+    }
+    if !state.changed.is_empty() {
+        let what =
+            format!("migrations {:?} were applied from other files than this program's", state.changed);
+        found.error("pg.schema", "postgres", what);
+        return Ok(false);
+    }
+    if !state.unknown.is_empty() {
+        let what = format!(
+            "a newer Oncely has migrated this database ({:?} are unknown here): update this program",
+            state.unknown
+        );
+        found.info("pg.schema", "", what);
+    }
+    Ok(true)
+}
+
+/// A pooler that gives each transaction another server's process: what a session says of itself holds for nothing.
+const POOLER: &str = "there is a pooler in between that shares a server's process among connections or drops start-up options: Oncely's sessions have settings, prepared statements and cancellations of their own; \
+     connect to PostgreSQL directly, or in session mode with start-up options passed on";
+
+/// The server's process of a connection, of another one that is open beside it, and of the first again. A pooler gives the process that
+/// was free last to the next one who asks.
+async fn processes(config: &Config, first: &mut sqlx::PgConnection) -> Result<[i32; 3], sqlx::Error> {
+    let client_timeout = config.postgres.client_timeout();
+    let mut second = config.postgres.connect("oncely preflight").await?;
+    let before = pg::within(client_timeout, pg::process(first)).await?;
+    let others = pg::within(client_timeout, pg::process(&mut second)).await?;
+    let after = pg::within(client_timeout, pg::process(first)).await?;
+    second.close().await?;
+    Ok([before, others, after])
+}
+
+/// The cell's secret. Without it `found` says why.
+pub(crate) async fn read_secret(
+    config: &Config,
+    session: &mut Session,
+    found: &mut Found,
+) -> Option<Vec<u8>> {
+    let asked = pg::secret(&mut session.connection);
+    match pg::within(config.postgres.client_timeout(), asked).await {
+        Ok(secret) => Some(secret),
+        Err(error) => {
+            let server = masked(&config.postgres.url);
+            let what = format!(
+                "{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay, oncely_operator)"
+            );
+            unexpected(found, "pg.grants", &what, error);
+            None
+        }
+    }
+}
+
+/// PROTOCOL VIOLATION is what a pooler says to start-up options that it does not know; or they are not in force.
+fn is_pooler(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    matches!(error, sqlx::Error::Configuration(_)) || code.as_deref() == Some("08P01")
+}
+
+/// Notes an error of a question that a fit server answers.
+pub(crate) fn unexpected(found: &mut Found, check: &'static str, server: &str, error: sqlx::Error) {
+    if is_pooler(&error) {
+        found.error("pg.pooler", "postgres.url", format!("{server}: {error}; {POOLER}"));
+        return;
+    }
+    match classify(error) {
+        PgFault::Outage(outage) => found.away("pg.reach", format!("PostgreSQL at {server}: {outage}")),
+        // A server that is too slow for its own limits, most likely: it is waited for.
+        PgFault::Fault(fault) if matches!(fault.class, FaultClass::Transient | FaultClass::Contention) => {
+            found.away("pg.reach", format!("PostgreSQL at {server}: {fault}"));
+        }
+        PgFault::Fault(fault) => found.error(check, "postgres", format!("{server}: {fault}")),
+    }
+}

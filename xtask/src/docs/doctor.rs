@@ -1,0 +1,99 @@
+//! The page on `oncely doctor`, from the list of checks that the program itself prints.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use super::head;
+
+const INTRODUCTION: &str = "\
+`oncely doctor` looks at everything that can be wrong around Oncely, and says what to do. It changes nothing: its session in PostgreSQL is \
+read-only,\nqueues are looked at and declared as they are, and the one message that it publishes finds no queue and comes back.
+
+```sh
+oncely doctor                     # what is wrong, the worst first, with the fix
+oncely doctor -v                  # what each check has read, too
+oncely doctor --only pg,mq.dlq    # some checks, or all of a kind
+oncely doctor --json              # for programs: schema oncely.doctor/1
+```
+
+| sign | verdict | it means |
+| --- | --- | --- |
+| `✓` | ok | looked at, and as it must be |
+| `i` | info | worth knowing |
+| `–` | skipped | not, or not wholly looked at, and why: no right, no answer, no HTTP API. Never taken for fine |
+| `!` | warning | works, and may not go on so |
+| `✗` | error | messages can't be taken, may be lost, or may take effect twice |
+
+Exit codes: 0 where there is nothing worse than info (skipped is no worse), 1 for warnings, 5 for errors, 3 where a server does not \
+answer. Each answer is\nwaited for up to two seconds; the checks of one server run one after the other, the servers beside each other.
+
+What a check may read is what the login may read: with the login of a worker the doctor sees what a worker sees. `oncely_operator` and \
+`oncely_auditor`\nsee most; `pg_read_all_stats` beside it shows other users' transactions. What AMQP tells nobody (policies, bindings, \
+limits) is read from RabbitMQ's\nHTTP API where [`rabbitmq.management`](../reference/configuration.md) names it.
+
+`oncely check` is the part of it that a worker or a relay needs before it starts (marked *start* below), with exit codes for a deployment \
+script: 0, 78, 3.
+
+## For a bug report
+
+```sh
+oncely doctor --bundle oncely-report.tar.gz
+```
+
+writes an archive: what the doctor found, the settings, versions, migrations, heartbeats, the counters of the last two hours, and how many \
+dead letters of\nwhich reason wait. Passwords, keys, URLs, tenants, keys of messages and texts of errors are not in it; names of hosts, \
+processes and logins in the heartbeats are hashes\nthat mean nothing elsewhere. Names of consumers are in it. Look at it before you send \
+it to anybody.
+
+";
+
+/// Headings of the kinds, in the order of the list.
+const KINDS: [(&str, &str); 10] = [
+    ("config", "Configuration"),
+    ("pg", "PostgreSQL"),
+    ("trail", "The trail"),
+    ("retention", "Memory"),
+    ("fingerprint", ""),
+    ("horizon", ""),
+    ("time", "Clocks"),
+    ("mq", "RabbitMQ"),
+    ("redis", "Redis"),
+    ("live", "Processes and consumers"),
+];
+
+pub(super) fn page(programs: &Path) -> anyhow::Result<String> {
+    let output = Command::new(programs.join("oncely"))
+        .args(["doctor", "--list", "--json"])
+        .env_clear()
+        .output()
+        .context("cannot run oncely")?;
+    anyhow::ensure!(output.status.success(), "oncely doctor --list: {}", output.status);
+    let list: Value = serde_json::from_slice(&output.stdout)?;
+    let checks = list["checks"].as_array().context("oncely doctor --list prints no checks")?;
+    let mut page = head("Let the doctor look", "oncely doctor --list") + INTRODUCTION;
+    let mut kind = "";
+    for check in checks {
+        let field = |name: &str| check[name].as_str().with_context(|| format!("{check} has no {name}"));
+        let id = field("id")?;
+        let of = id.split('.').next().unwrap_or(id);
+        if of != kind {
+            kind = of;
+            let title = KINDS.iter().find(|(name, _)| *name == kind).map_or("Data", |(_, title)| *title);
+            if !title.is_empty() {
+                page.push_str(&format!("## {title}\n\n"));
+            }
+        }
+        let start = if check["at_start"] == true { " *start*" } else { "" };
+        page.push_str(&format!(
+            "### {id}\n\n**{}.**{start}\n\n- reads: {}\n- bad: {}\n- fix: {}\n\n",
+            field("title")?,
+            field("reads")?,
+            field("bad")?,
+            field("fix")?
+        ));
+    }
+    Ok(page.trim_end().to_owned() + "\n")
+}
