@@ -13,4 +13,4 @@ pub use catalogue::{CATALOGUE, Kind, Metric, OTHER};
 pub(crate) use consumer::{ConsumerMetrics, Stage};
 pub(crate) use process::{MirrorMetrics, ProcessMetrics, Server};
 pub(crate) use registry::Registry;
-pub(crate) use relay::{GcMetrics, RelayMetrics, RelayResult, Target};
+pub(crate) use relay::{DoctorMetrics, GcMetrics, RelayMetrics, RelayResult, Target};

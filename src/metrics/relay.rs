@@ -129,6 +129,32 @@ impl GcMetrics {
     }
 }
 
+/// Handles of the doctor's findings.
+#[derive(Debug)]
+pub(crate) struct DoctorMetrics(BTreeMap<&'static str, [Gauge; 2]>);
+
+impl DoctorMetrics {
+    /// Makes the series of these checks.
+    pub(crate) fn new(checks: impl Iterator<Item = &'static str>) -> Self {
+        let of = |check: &'static str| {
+            let severities = ["warning", "error"];
+            let gauges = severities
+                .map(|severity| gauge!("oncely_doctor_findings", "check" => check, "severity" => severity));
+            (check, gauges)
+        };
+        Self(checks.map(of).collect())
+    }
+
+    /// A check has so many findings.
+    #[allow(clippy::cast_precision_loss)] // a few
+    pub(crate) fn found(&self, check: &str, warnings: usize, errors: usize) {
+        if let Some([warning, error]) = self.0.get(check) {
+            warning.set(warnings as f64);
+            error.set(errors as f64);
+        }
+    }
+}
+
 /// Handles of a relay.
 #[derive(Debug)]
 pub(crate) struct RelayMetrics {

@@ -2,6 +2,7 @@
 
 mod event_lane;
 mod events;
+mod examine;
 mod idle;
 mod mirror_batch;
 mod mirror_lane;

@@ -6,14 +6,16 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::event_lane::publish_events;
+use super::examine::examine;
 use super::mirror_lane::relay_mirror_records;
 use super::observe::Observer;
 use super::pulse::{Pulse, Watched};
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
+use crate::doctor::CHECKS;
 use crate::heartbeat::Heartbeat;
 use crate::maintenance;
-use crate::metrics::{GcMetrics, RelayMetrics};
+use crate::metrics::{DoctorMetrics, GcMetrics, RelayMetrics};
 use crate::mirror::{Mirror, MirrorWatch};
 use crate::pg::{Clock, Door, Readiness, Timelines};
 use crate::preflight::preflight;
@@ -86,6 +88,8 @@ impl Relay {
             mirror: mirror.clone().map(|mirror| MirrorWatch::start(mirror, stop.clone())),
         };
         tasks.spawn(observer.run(stop.clone()));
+        let found = vitals.with_registry(|| DoctorMetrics::new(CHECKS.iter().map(|check| check.id)));
+        tasks.spawn(examine(self.config.clone(), Arc::clone(&vitals), found, stop.clone()));
         let watched = Watched { pulse: Arc::clone(&pulse), beat: vitals.liveness.watch("the mirror lane") };
         tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, watched, stop.clone()));
         let heartbeat = Heartbeat::start(Arc::clone(&vitals), &self.config, clock, pulse);

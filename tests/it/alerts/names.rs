@@ -32,8 +32,6 @@ async fn known() -> Vec<Series> {
         known.extend(series(&get(&address, "/metrics").await.unwrap().1));
         world.stop(process).await;
     }
-    // Made when the doctor has looked for the first time.
-    known.push(made_up("oncely_doctor_findings", &[("check", "mq.dlq"), ("severity", "error")]));
     // Prometheus's own.
     known.push(made_up("up", &[]));
     known.push(made_up(
