@@ -6,8 +6,6 @@ use sqlx::PgConnection;
 /// What waits, at one time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Backlog {
-    /// By the database's clock.
-    pub(crate) now: DateTime<Utc>,
     pub(crate) mirror_records: i64,
     pub(crate) oldest_mirror_record: Option<DateTime<Utc>>,
     pub(crate) due_events: i64,
@@ -23,9 +21,12 @@ pub(crate) struct Backlog {
     pub(crate) oldest_transaction: Option<DateTime<Utc>>,
 }
 
-/// What waits now.
-pub(crate) async fn backlog(connection: &mut PgConnection) -> Result<Backlog, sqlx::Error> {
-    sqlx::query_file_as!(Backlog, "src/pg/backlog.sql").fetch_one(connection).await
+/// What waits now, by the database's clock.
+pub(crate) async fn backlog(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<Backlog, sqlx::Error> {
+    sqlx::query_file_as!(Backlog, "src/pg/backlog.sql", now).fetch_one(connection).await
 }
 
 /// Dead letters of a consumer that wait for somebody.

@@ -1,15 +1,15 @@
-select clock_timestamp() as "now!",
+select
     (select count(*) from (select from oncely.mirror_queue limit 10000) as m) as "mirror_records!",
     (select oncely.bounded(min(created_at)) from oncely.mirror_queue) as oldest_mirror_record,
     (
         select count(*)
         from (
-            select from oncely.events where state = 'pending' and available_at <= clock_timestamp() limit 10000
+            select from oncely.events where state = 'pending' and available_at <= $1 limit 10000
         ) as e
     ) as "due_events!",
     (
         select oncely.bounded(created_at) from oncely.events
-        where state = 'pending' and available_at <= clock_timestamp()
+        where state = 'pending' and available_at <= $1
         order by created_at
         limit 1
     ) as oldest_due_event,

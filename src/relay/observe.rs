@@ -2,8 +2,9 @@
 //! what they share.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use lapin::Connection;
 use tokio_util::sync::CancellationToken;
 
@@ -101,24 +102,27 @@ impl Observer {
             None => slot.insert(door.open(name).await?),
         };
         let limit = LIMIT * 2;
-        let backlog = pg::within(limit, pg::backlog(&mut session.connection)).await?;
+        let asked = Instant::now();
+        let now = pg::within(limit, pg::database_time(&mut session.connection)).await?;
+        session.clock.set(now, asked);
+        let backlog = pg::within(limit, pg::backlog(&mut session.connection, now)).await?;
         let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await?;
-        self.tell(&backlog);
+        self.tell(&backlog, now);
         let metrics = &self.pulse.metrics;
         for (name, told) in metrics.letters.all() {
             // Those that are not in the configuration are told together.
             let own = letters.iter().filter(|one| metrics.letters.name_of(&one.consumer) == name);
             told.waiting.set(number(own.clone().map(|one| one.waiting).sum()));
-            let age = own.map(|one| one.oldest).min().map(|oldest| backlog.now - oldest);
+            let age = own.map(|one| one.oldest).min().map(|oldest| now - oldest);
             told.oldest_age.set(age.and_then(|age| age.to_std().ok()).unwrap_or_default().as_secs_f64());
         }
         Ok(())
     }
 
-    fn tell(&self, backlog: &Backlog) {
-        let Backlog { now, mirror_records, oldest_mirror_record, due_events, oldest_due_event, .. } = backlog;
-        self.pulse.waiting(Target::Redis, *mirror_records, *oldest_mirror_record, *now);
-        self.pulse.waiting(Target::Rabbitmq, *due_events, *oldest_due_event, *now);
+    fn tell(&self, backlog: &Backlog, now: DateTime<Utc>) {
+        let Backlog { mirror_records, oldest_mirror_record, due_events, oldest_due_event, .. } = backlog;
+        self.pulse.waiting(Target::Redis, *mirror_records, *oldest_mirror_record, now);
+        self.pulse.waiting(Target::Rabbitmq, *due_events, *oldest_due_event, now);
         let metrics = &self.pulse.metrics;
         metrics.parked_events.set(number(backlog.parked_events));
         let completed = backlog.keys - backlog.keys_in_progress - backlog.keys_failed;
@@ -129,7 +133,7 @@ impl Observer {
         }
         let ahead = backlog.last_partition.map_or(0, |last| (last + WEEK - now).num_days().max(0));
         metrics.audit_days_ahead.set(number(ahead));
-        let oldest = backlog.oldest_transaction.map_or(0.0, |at| (*now - at).as_seconds_f64().max(0.0));
+        let oldest = backlog.oldest_transaction.map_or(0.0, |at| (now - at).as_seconds_f64().max(0.0));
         metrics.oldest_xmin_age.set(oldest);
     }
 
