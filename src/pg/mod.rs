@@ -107,6 +107,8 @@ pub(crate) use reply::{Reply, write_replies};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
 pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, server_version};
+#[cfg(feature = "testing")]
+pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
     process, secret, within,

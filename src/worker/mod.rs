@@ -11,6 +11,7 @@ mod health;
 mod intake;
 mod interrupt;
 mod isolation;
+mod journal;
 mod lane;
 mod observe;
 mod prediction;
