@@ -41,8 +41,8 @@ mod session;
 mod stats;
 mod suspect;
 mod timelines;
-
 mod vacuum;
+mod written;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
@@ -120,3 +120,7 @@ pub(crate) use stats::{
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
+pub(crate) use written::{
+    EmittedEvent, TableChanges, begin_to_take_back, defer_again, events_since, keep_from_savepoint,
+    run_deferred, set_savepoint, table_changes, undo_to_savepoint,
+};

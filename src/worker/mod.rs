@@ -5,6 +5,7 @@ mod abandoned;
 mod batch;
 mod candidate;
 mod counters;
+mod dry_run;
 mod error;
 mod failure_log;
 mod health;
@@ -23,8 +24,11 @@ mod shared;
 mod subscribe;
 mod transaction;
 
+pub(crate) use dry_run::{BrokenOff, DryRun, KnownKey, Rehearsed, Tried, TriedBatch};
 pub use error::WorkerError;
 pub(crate) use health::Report;
 pub use run::{Worker, WorkerBuilder};
+pub(crate) use shared::Common;
+pub(crate) use transaction::rehearsal::Effect;
 
 pub use crate::shutdown::Stopped;

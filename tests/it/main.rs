@@ -24,6 +24,7 @@ mod failover;
 mod failure_log;
 mod failures;
 mod garbage;
+mod handler_test;
 mod health;
 mod hostile_redis;
 mod identities;
