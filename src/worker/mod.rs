@@ -23,6 +23,8 @@ mod settle;
 mod shared;
 mod subscribe;
 mod transaction;
+#[cfg(feature = "testing")]
+mod trial;
 
 pub(crate) use dry_run::{BrokenOff, DryRun, KnownKey, Rehearsed, Tried, TriedBatch};
 pub use error::WorkerError;
@@ -30,5 +32,7 @@ pub(crate) use health::Report;
 pub use run::{Worker, WorkerBuilder};
 pub(crate) use shared::Common;
 pub(crate) use transaction::rehearsal::Effect;
+#[cfg(feature = "testing")]
+pub(crate) use trial::{Trial, Trials, Undecided};
 
 pub use crate::shutdown::Stopped;

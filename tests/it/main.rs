@@ -52,6 +52,7 @@ mod sql_protocol;
 mod stats;
 mod status;
 mod support;
+mod testing;
 mod trail;
 mod unsettled;
 mod webhooks;
