@@ -1,5 +1,5 @@
-//! Named steps of the programs at which a test ends the process. Without the feature `failpoints`, which no release build
-//! has, they are nothing.
+//! Named steps of the programs at which a test ends the process (feature `failpoints`), or a task with all that it holds (feature
+//! `testing`). Without these features, which no release build has, they are nothing.
 
 /// Every step, before and after each input or output of worker, relay and garbage collection. `tests/it/crash_points.rs`
 /// kills a process at each of them.
@@ -78,14 +78,52 @@ pub const STEPS: &[&str] = &[
     "gc.delete.after",
 ];
 
-/// Reaches a step. `FAILPOINT=worker.commit.after` ends the process there by SIGABRT, `…=starve` blocks every thread of
-/// the runtime.
-#[cfg(feature = "failpoints")]
+#[cfg(feature = "testing")]
+tokio::task_local! {
+    /// The step at which the task at hand ends.
+    static LAST: &'static str;
+}
+
+/// What unwinds a task that has reached its last step.
+#[cfg(feature = "testing")]
+struct Reached;
+
+/// Runs to this step and no further: `None` where it was reached. All that the future held is dropped then, as far as it owned it; the
+/// process goes on. A step before which the future is over ends nothing.
+///
+/// # Panics
+/// As the future does. Built with `panic = "abort"`, which tests can't be, the step ends the process.
+#[cfg(feature = "testing")]
+pub(crate) async fn run_until<T>(step: &'static str, run: impl Future<Output = T>) -> Option<T> {
+    use futures::FutureExt as _;
+
+    debug_assert!(STEPS.contains(&step), "{step} is not in the list of steps");
+    match std::panic::AssertUnwindSafe(LAST.scope(step, run)).catch_unwind().await {
+        Ok(done) => Some(done),
+        Err(panic) if panic.is::<Reached>() => None,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Reaches a step: of a process for the tests beside this crate, or of a task for those of an embedding program.
+#[cfg(any(feature = "failpoints", feature = "testing"))]
 pub(crate) fn step(name: &'static str) {
+    debug_assert!(STEPS.contains(&name), "{name} is not in the list of steps");
+    #[cfg(feature = "testing")]
+    if LAST.try_with(|last| *last == name).unwrap_or(false) {
+        // Without the panic hook: nothing is to be reported.
+        std::panic::resume_unwind(Box::new(Reached));
+    }
+    #[cfg(feature = "failpoints")]
+    end_at(name);
+}
+
+/// `FAILPOINT=worker.commit.after` ends the process there by SIGABRT, `…=starve` blocks every thread of the runtime.
+#[cfg(feature = "failpoints")]
+fn end_at(name: &'static str) {
     use std::sync::OnceLock;
 
     static CHOSEN: OnceLock<Option<String>> = OnceLock::new();
-    debug_assert!(STEPS.contains(&name), "{name} is not in the list of steps");
     let Some(chosen) = CHOSEN.get_or_init(|| std::env::var("FAILPOINT").ok()) else { return };
     if chosen == name {
         eprintln!("failpoint: {name}");
@@ -113,12 +151,14 @@ pub(crate) fn step_with<'a>(name: &'static str, mut keys: impl Iterator<Item = &
     }
 }
 
-/// Reaches a step with these messages: nothing.
+/// Reaches a step with these messages.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
-pub(crate) fn step_with<'a>(_: &'static str, _: impl Iterator<Item = &'a str>) {}
+pub(crate) fn step_with<'a>(name: &'static str, _: impl Iterator<Item = &'a str>) {
+    step(name);
+}
 
 /// Reaches a step: nothing.
-#[cfg(not(feature = "failpoints"))]
+#[cfg(not(any(feature = "failpoints", feature = "testing")))]
 #[inline(always)]
 pub(crate) fn step(_: &'static str) {}

@@ -37,7 +37,8 @@
 //!   recorder that the embedding program installs.
 //! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
-//! - `failpoints`: for tests: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
+//! - `testing`: the module `testing`, for the tests of an embedding program. Never in a release.
+//! - `failpoints`: for tests of the programs: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
 
 // What only the command line uses.
@@ -100,6 +101,8 @@ pub(crate) mod shown;
 pub mod shutdown;
 pub(crate) mod signing;
 pub mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;

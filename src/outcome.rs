@@ -149,6 +149,19 @@ impl Outcome {
         Self::DeadLettered { attempt: 0, rejection, code: None, letter: None }
     }
 
+    /// What becomes of a copy beside it in one batch, with the same payload: it waits as long, or is a duplicate. `None`: what is known
+    /// of the key by then decides.
+    #[must_use]
+    pub fn of_copy(&self) -> Option<Self> {
+        match self {
+            Self::Retried { .. } | Self::Postponed { .. } | Self::Undecided { .. } => Some(self.clone()),
+            Self::Completed { .. } | Self::Refused { .. } | Self::Duplicate(_) => {
+                Some(Self::Duplicate(DuplicateSource::Batch))
+            }
+            Self::DeadLettered { .. } => None,
+        }
+    }
+
     /// The reason code, where there is one.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {

@@ -15,7 +15,8 @@ use crate::settlement::{Ack, Settlement};
 /// same number.
 #[derive(Debug)]
 pub(crate) struct ChannelLife {
-    channel: Channel,
+    /// `None`: no broker has sent its deliveries, and none is told what became of them.
+    channel: Option<Channel>,
     settlement: Mutex<Settlement>,
     /// Acknowledgements are computed and sent by one lane at a time: sent in another order, one of them would name a tag
     /// that an earlier one has covered, and the broker would close the channel.
@@ -27,6 +28,15 @@ pub(crate) struct ChannelLife {
 
 impl ChannelLife {
     pub(super) fn new(channel: Channel, prefetch: u16, timeout: Duration) -> Self {
+        Self::of(Some(channel), prefetch, timeout)
+    }
+
+    /// Of deliveries that no broker has sent.
+    pub(super) fn without_broker() -> Self {
+        Self::of(None, 1, Duration::ZERO)
+    }
+
+    fn of(channel: Option<Channel>, prefetch: u16, timeout: Duration) -> Self {
         Self {
             channel,
             settlement: Mutex::new(Settlement::new(prefetch)),
@@ -42,11 +52,6 @@ impl ChannelLife {
         self.lock().delivered(tag);
     }
 
-    /// The channel itself.
-    pub(super) fn channel(&self) -> Channel {
-        self.channel.clone()
-    }
-
     /// The channel is not used any more.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
@@ -54,7 +59,8 @@ impl ChannelLife {
 
     /// Is the channel still there? Deliveries of a channel that is over will come again.
     pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire) || !self.channel.status().connected()
+        self.over.load(Ordering::Acquire)
+            || self.channel.as_ref().is_some_and(|channel| !channel.status().connected())
     }
 
     /// How many deliveries are not acknowledged.
@@ -90,6 +96,7 @@ impl ChannelLife {
     }
 
     async fn send(&self, acks: Vec<Ack>) -> Result<(), AmqpError> {
+        let Some(channel) = &self.channel else { return Ok(()) };
         for ack in acks {
             if self.is_over() {
                 return Ok(());
@@ -98,7 +105,7 @@ impl ChannelLife {
                 Ack::UpTo(tag) => (tag, true),
                 Ack::One(tag) => (tag, false),
             };
-            let sent = self.channel.basic_ack(tag, BasicAckOptions { multiple });
+            let sent = channel.basic_ack(tag, BasicAckOptions { multiple });
             if let Err(error) = answer("ack", self.timeout, sent).await {
                 // The rest of this channel's acknowledgements would be lost as well: everything comes again, on another.
                 self.over.store(true, Ordering::Release);

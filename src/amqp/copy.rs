@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 
 use crate::own_headers;
 
@@ -60,6 +60,11 @@ pub(crate) fn header<'a>(headers: Option<&'a FieldTable>, name: &str) -> Option<
         AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
         _ => None,
     }
+}
+
+/// A text as AMQP's short string, or what is wrong with it.
+pub(crate) fn short(what: &str, text: &str) -> Result<ShortString, String> {
+    ShortString::try_new(text).map_err(|_| format!("{what} has {} bytes; AMQP allows 255", text.len()))
 }
 
 /// A publisher's further routing keys. Exchanges that go by the routing key obey them, the default exchange too.

@@ -10,6 +10,7 @@ use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
 use super::budget::{Budget, Share};
 use super::channel_life::ChannelLife;
+use super::copy::{Copy, short};
 use super::headers::table_size;
 use crate::message::{HeaderValue, Properties, RawMessage};
 
@@ -47,6 +48,21 @@ impl Delivery {
         let (message, properties) = read(delivery, queue);
         // Half a kilobyte that moves from hand to hand.
         Box::new(Self { message, properties, tag, channel, arrived: Instant::now(), _share: share })
+    }
+
+    /// A message as a broker would deliver it from `queue`, with this number. No broker is told what becomes of it.
+    pub(crate) fn without_broker(
+        message: Copy,
+        queue: &str,
+        redelivered: bool,
+        tag: u64,
+    ) -> Result<Box<Self>, String> {
+        let exchange = short("the exchange", &message.exchange)?;
+        let routing_key = short("the routing key", &message.routing_key)?;
+        let mut delivery =
+            lapin::message::Delivery::mock(tag, exchange, routing_key, redelivered, message.body.into());
+        delivery.properties = message.properties;
+        Ok(Self::new(delivery, queue, Arc::new(ChannelLife::without_broker()), &Budget::new(usize::MAX)))
     }
 }
 

@@ -23,7 +23,7 @@ mod valve;
 pub(crate) use budget::Budget;
 pub(crate) use channel_life::ChannelLife;
 pub use connection::{AmqpError, connect};
-pub(crate) use copy::{Copy, header, put, without, without_deaths, without_ours};
+pub(crate) use copy::{Copy, header, put, short, without, without_deaths, without_ours};
 pub(crate) use delivery::Delivery;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use delivery::read;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use lapin::Connection;
 use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::AMQPValue;
+use lapin::{Channel, Connection};
 
 use super::budget::Budget;
 use super::channel_life::ChannelLife;
@@ -20,7 +20,8 @@ use crate::config::RabbitSettings;
 pub(crate) struct Subscription {
     connection: Connection,
     consumer: lapin::Consumer,
-    channel: Arc<ChannelLife>,
+    channel: Channel,
+    life: Arc<ChannelLife>,
     queue: String,
     timeout: Duration,
     valve: Valve,
@@ -57,7 +58,8 @@ impl Subscription {
         Ok(Self {
             connection,
             consumer,
-            channel: Arc::new(ChannelLife::new(channel, prefetch, limit)),
+            life: Arc::new(ChannelLife::new(channel.clone(), prefetch, limit)),
+            channel,
             queue: queue.to_owned(),
             timeout: limit,
             valve,
@@ -67,7 +69,7 @@ impl Subscription {
 
     /// The channel's life.
     pub(crate) fn channel(&self) -> &Arc<ChannelLife> {
-        &self.channel
+        &self.life
     }
 
     /// The next delivery. `None` means that the subscription is over, for whatever reason: the connection went, the queue
@@ -83,8 +85,8 @@ impl Subscription {
             Ok(delivery) => delivery,
             Err(error) => return Some(Err(error.into())),
         };
-        self.channel.delivered(delivery.delivery_tag);
-        Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.channel), &self.budget)))
+        self.life.delivered(delivery.delivery_tag);
+        Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.life), &self.budget)))
     }
 
     /// Waits for something, and lets go whatever the broker still sends meanwhile: it comes again when the subscription ends.
@@ -95,7 +97,7 @@ impl Subscription {
                 biased;
                 done = until.as_mut() => return done,
                 next = self.consumer.next() => match next {
-                    Some(Ok(delivery)) => self.channel.delivered(delivery.delivery_tag),
+                    Some(Ok(delivery)) => self.life.delivered(delivery.delivery_tag),
                     Some(Err(_)) | None => return until.await,
                 },
                 never = self.valve.keep_to(None) => match never {},
@@ -105,7 +107,8 @@ impl Subscription {
 
     /// Asks the broker for no more deliveries. Those already sent stay unacknowledged until settled or returned.
     pub(crate) async fn cancel(&mut self) -> Result<(), AmqpError> {
-        let (channel, tag, limit) = (self.channel.channel(), self.consumer.tag(), self.timeout);
+        let (tag, limit) = (self.consumer.tag(), self.timeout);
+        let channel = self.channel.clone();
         let cancelled = channel.basic_cancel(tag, BasicCancelOptions::default());
         // The answer comes behind what is on its way.
         self.let_go(answer("basic.cancel", limit, cancelled)).await
@@ -113,7 +116,7 @@ impl Subscription {
 
     /// Ends the subscription: what is not settled goes back to the queue.
     pub(crate) async fn close(self) {
-        self.channel.end();
+        self.life.end();
         let closed = answer("connection.close", self.timeout, self.connection.close(200, "done".into()));
         let closed = tokio::select! {
             closed = closed => closed,

@@ -14,6 +14,7 @@ mod explain;
 mod failed;
 mod gc;
 mod grant;
+mod handler;
 mod migrate;
 mod outbox;
 mod output;
@@ -80,6 +81,8 @@ enum Verb {
     Retention(retention::Arguments),
     /// Publish one message, for a first try
     Publish(publish::Arguments),
+    /// Handlers that are SQL functions, without a broker
+    Handler(handler::Arguments),
 }
 
 /// Runs one verb.
@@ -101,6 +104,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Consumers(arguments) => consumers::run(&config, arguments, times).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
+        Verb::Handler(arguments) => handler::run(&config, arguments).await,
         Verb::Grant(arguments) => grant::run(&config, arguments, times).await,
         Verb::Retention(arguments) => retention::run(&config, arguments, times).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, times).await,

@@ -41,8 +41,8 @@ mod session;
 mod stats;
 mod suspect;
 mod timelines;
-
 mod vacuum;
+mod written;
 
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
@@ -107,6 +107,8 @@ pub(crate) use reply::{Reply, write_replies};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
 pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, server_version};
+#[cfg(feature = "testing")]
+pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
     process, secret, within,
@@ -118,3 +120,7 @@ pub(crate) use stats::{
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
+pub(crate) use written::{
+    EmittedEvent, TableChanges, begin_to_take_back, defer_again, events_since, keep_from_savepoint,
+    run_deferred, set_savepoint, table_changes, undo_to_savepoint,
+};

@@ -330,6 +330,20 @@ pub(crate) async fn end_backend(connection: &mut PgConnection, backend: Backend)
     Ok(())
 }
 
+/// The same, and waits until the session is gone, for five seconds at most. Is it?
+#[cfg(feature = "testing")]
+pub(crate) async fn end_backend_now(
+    connection: &mut PgConnection,
+    backend: Backend,
+) -> Result<bool, sqlx::Error> {
+    let ended = sqlx::query_scalar(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where pid = $1 and backend_start = $2
+            and application_name = current_setting('application_name')",
+    );
+    let ended = ended.bind(backend.pid).bind(backend.started_at).fetch_optional(connection).await?;
+    Ok(ended.unwrap_or(true))
+}
+
 /// The database's random secret. Only workers, relays and operators may read it.
 pub(crate) async fn secret(connection: &mut PgConnection) -> Result<Vec<u8>, sqlx::Error> {
     sqlx::query_scalar!("select secret from oncely.cell").fetch_one(connection).await

@@ -55,6 +55,20 @@ pub(crate) async fn preflight(config: &Config, for_worker: bool) -> Preflight {
             close(connection).await;
         }
     }
+    conclude(session, found)
+}
+
+/// Asks PostgreSQL alone, and about handlers: for those that run without a broker. Changes nothing.
+pub(crate) async fn preflight_without_broker(config: &Config) -> Preflight {
+    let mut found = Found::default();
+    let mut session = postgres(config, &mut found).await;
+    if let Some(session) = &mut session {
+        handlers(config, session, &mut found).await;
+    }
+    conclude(session, found)
+}
+
+fn conclude(session: Option<Session>, found: Found) -> Preflight {
     for finding in &found.findings {
         if matches!(finding.verdict, Verdict::Warning | Verdict::Skipped) {
             tracing::warn!(place = finding.about, "{}", finding.text);

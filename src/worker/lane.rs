@@ -41,7 +41,7 @@ const MARKS_OWED: Duration = Duration::from_secs(1);
 pub(crate) struct Lane {
     shared: Arc<Shared>,
     arrivals: Arc<Arrivals<Box<Delivery>>>,
-    decider: Decider,
+    pub(super) decider: Decider,
 }
 
 impl Lane {
@@ -106,7 +106,11 @@ impl Lane {
     }
 
     /// The walk of a batch.
-    async fn batch(&mut self, taken: Taken, deliveries: Vec<Box<Delivery>>) -> Result<(), Abandoned> {
+    pub(super) async fn batch(
+        &mut self,
+        taken: Taken,
+        deliveries: Vec<Box<Delivery>>,
+    ) -> Result<(), Abandoned> {
         let shared = Arc::clone(&self.shared);
         let mut at_work = Some(self.arrivals.at_work());
         let mut channels: Vec<Arc<ChannelLife>> = Vec::new();
@@ -138,6 +142,7 @@ impl Lane {
                 .map(|one| (one.delivery, one.known, Outcome::rejected(one.rejection)))
                 .collect::<Vec<_>>();
             self.decider.attempts.reject(&mut settled).await?;
+            settled.iter().for_each(|(delivery, _, outcome)| shared.journal.note(delivery, outcome));
             self.settle(settled).await?;
         }
         while !candidates.is_empty() {
@@ -202,23 +207,16 @@ impl Lane {
             if candidates[leader].fingerprint != candidates[index].fingerprint {
                 continue;
             }
-            if let Some(
-                waits @ (Outcome::Retried { .. } | Outcome::Postponed { .. } | Outcome::Undecided { .. }),
-            ) = &outcomes[leader]
-            {
-                // Waits as long as the first.
-                outcomes[index] = Some(waits.clone());
-            } else if outcomes[leader]
-                .as_ref()
-                .is_some_and(|o| o.completes() || matches!(o, Outcome::Duplicate(_)))
-                && !wants_reply(&shared, &candidates[index])
-            {
-                let outcome = Outcome::Duplicate(DuplicateSource::Batch);
+            let Some(outcome) = outcomes[leader].as_ref().and_then(Outcome::of_copy) else { continue };
+            if matches!(outcome, Outcome::Duplicate(_)) {
+                if wants_reply(&shared, &candidates[index]) {
+                    continue;
+                }
                 if shared.list_duplicates {
                     listed.push(index);
                 }
-                outcomes[index] = Some(outcome);
             }
+            outcomes[index] = Some(outcome);
         }
         if !listed.is_empty() {
             let records: Vec<_> = listed
@@ -236,6 +234,9 @@ impl Lane {
         let mut undecided = Vec::new();
         let mut settled = Vec::with_capacity(candidates.len());
         for (mut candidate, outcome) in candidates.into_iter().zip(outcomes) {
+            if let Some(outcome) = &outcome {
+                shared.journal.note(&candidate.delivery, outcome);
+            }
             match outcome {
                 Some(Outcome::Undecided { fault, .. }) if fault.class == FaultClass::Crashed => {
                     candidate.delivery.message.redelivered = true;

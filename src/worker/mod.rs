@@ -5,12 +5,14 @@ mod abandoned;
 mod batch;
 mod candidate;
 mod counters;
+mod dry_run;
 mod error;
 mod failure_log;
 mod health;
 mod intake;
 mod interrupt;
 mod isolation;
+mod journal;
 mod lane;
 mod observe;
 mod prediction;
@@ -21,9 +23,16 @@ mod settle;
 mod shared;
 mod subscribe;
 mod transaction;
+#[cfg(feature = "testing")]
+mod trial;
 
+pub(crate) use dry_run::{BrokenOff, DryRun, KnownKey, Rehearsed, Tried, TriedBatch};
 pub use error::WorkerError;
 pub(crate) use health::Report;
 pub use run::{Worker, WorkerBuilder};
+pub(crate) use shared::Common;
+pub(crate) use transaction::rehearsal::Effect;
+#[cfg(feature = "testing")]
+pub(crate) use trial::{Trial, Trials, Undecided};
 
 pub use crate::shutdown::Stopped;

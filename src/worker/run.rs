@@ -4,35 +4,27 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use secrecy::ExposeSecret as _;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::counters::Counters;
 use super::error::WorkerError;
-use super::failure_log::FailureLog;
-use super::health::{Health, Report};
+use super::health::Report;
 use super::intake::arrivals::Arrivals;
-use super::intake::gate::Gate;
-use super::isolation::permit::Permits;
 use super::lane::Lane;
 use super::observe::Observer;
-use super::progress::Progress;
 use super::register::register;
 use super::settle::settle_copies::settle_copies;
-use super::settle::unsettled::Unsettled;
-use super::shared::{Precheck, Shared};
+use super::shared::{Common, Precheck, Shared};
 use super::subscribe::subscribe;
-use crate::amqp::{Budget, Publisher};
 use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::{ConsumerMetrics, MirrorMetrics};
-use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch, TagKey};
-use crate::pg::{Door, PgSettings, Readiness, Session, Timelines};
+use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
+use crate::pg::{Readiness, Session, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::vitals::Vitals;
@@ -165,6 +157,12 @@ impl Worker {
         WorkerBuilder { config, runs: BTreeMap::new(), tells_systemd: false }
     }
 
+    /// What it was built from.
+    #[cfg(feature = "testing")]
+    pub(crate) fn into_parts(self) -> (Config, BTreeMap<String, Run>) {
+        (self.config, self.runs)
+    }
+
     /// Consumes until `stop` is over (a signal, a token's `cancelled_owned()`, any future); then finishes what has begun, settles it and
     /// returns. Servers that are away are waited for, at the start too.
     ///
@@ -184,11 +182,6 @@ impl Worker {
             None => None,
             Some(settings) => Some((Mirror::open(settings)?, settings.precheck)),
         };
-        let tag_key = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
-            Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
-            None => TagKey::derive(&cell_secret),
-        };
-        let signing_keys = config.signing_keys(&cell_secret);
         let clock = session.clock.clone();
         let first = DatabaseStatus::ask(&mut session.connection, &clock).await.ok();
         let session_epoch = session.cell.epoch.clone();
@@ -223,9 +216,14 @@ impl Worker {
         if let Some((mirror, _)) = &mirror {
             mirror.warm_up().await;
         }
-        let done = CancellationToken::new();
-        let abandon = CancellationToken::new();
-        let process = Arc::default();
+        let common = Common::new(
+            config.clone(),
+            clock,
+            timelines,
+            &cell_secret,
+            vitals.liveness.clone(),
+            stop.clone(),
+        );
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
         let mut copies = JoinSet::new();
@@ -239,38 +237,8 @@ impl Worker {
                 mode: consumer.precheck.unwrap_or(mode),
                 watch: watch.clone(),
             });
-            let postgres =
-                PgSettings { statement_timeout: consumer.statement_timeout, ..config.postgres.clone() };
-            let shared = Arc::new(Shared {
-                consumer: consumer.clone(),
-                run: run.clone(),
-                worker: config.worker.name.clone(),
-                door: Door::new(postgres.clone(), config.cell.clone(), timelines.clone()),
-                postgres,
-                rabbitmq: config.rabbitmq.clone(),
-                clock: clock.clone(),
-                precheck,
-                tag_key: tag_key.clone(),
-                signing_keys: signing_keys.clone(),
-                list_duplicates: config.audit.duplicates,
-                stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
-                publisher: Publisher::new(
-                    config.rabbitmq.clone(),
-                    format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
-                ),
-                unsettled: Unsettled::new(consumer),
-                budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
-                counters: Counters::new(vitals.with_registry(|| ConsumerMetrics::new(consumer))),
-                health: Health::new(clock.clone()),
-                failures: FailureLog::new(consumer.name.clone()),
-                permits: Permits::new(Arc::clone(&process)),
-                progress: Progress::default(),
-                gate: Gate::default(),
-                liveness: vitals.liveness.clone(),
-                stop: stop.clone(),
-                abandon: abandon.clone(),
-                done: done.clone(),
-            });
+            let metrics = vitals.with_registry(|| ConsumerMetrics::new(consumer));
+            let shared = Arc::new(Shared::new(&common, consumer, run.clone(), precheck, metrics));
             let retention = retentions.get(consumer.name.as_str()).copied().unwrap_or(consumer.retention);
             shared.counters.metrics.dedupe_horizon.set(retention.as_secs_f64());
             shared.gate.set(pauses.iter().find(|pause| pause.consumer == consumer.name.as_str()).cloned());
@@ -307,7 +275,8 @@ impl Worker {
             mirror: mirror.as_ref().map(|(mirror, _)| MirrorWatch::start(mirror.clone(), stop.clone())),
             metrics: vitals.with_registry(MirrorMetrics::new),
         };
-        let heartbeat = Heartbeat::start(Arc::clone(&vitals), config, clock.clone(), consumers.clone());
+        let heartbeat =
+            Heartbeat::start(Arc::clone(&vitals), config, common.clock.clone(), consumers.clone());
         let mut stopped = Stopped::Clean;
         let mut report = tokio::time::interval(REPORT);
         let mut looks = tokio::time::interval(LOOK);
@@ -354,12 +323,12 @@ impl Worker {
             tracing::error!(limit = ?config.worker.shutdown, "not all work was finished in time; its messages come again");
             stopped = Stopped::Deadline;
             // This process does not die of these messages: their marks are taken back.
-            abandon.cancel();
+            common.abandon.cancel();
             if tokio::time::timeout(GIVE_UP, finish).await.is_err() {
                 tracing::warn!("PostgreSQL did not answer while work was given up");
             }
         }
-        done.cancel();
+        common.done.cancel();
         let close = async { while subscriptions.join_next().await.is_some() {} };
         if tokio::time::timeout(CLOSE, close).await.is_err() {
             tracing::warn!("the broker did not answer while closing");

@@ -1,5 +1,9 @@
 //! What the lanes and subscriptions of one consumer share.
 
+use std::sync::Arc;
+
+use secrecy::ExposeSecret as _;
+use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
@@ -7,14 +11,16 @@ use super::failure_log::FailureLog;
 use super::health::{Health, Report};
 use super::intake::gate::Gate;
 use super::isolation::permit::Permits;
+use super::journal::Journal;
 use super::progress::Progress;
 use super::settle::unsettled::Unsettled;
 use crate::amqp::{Budget, Publisher};
-use crate::config::{Consumer, RabbitSettings};
+use crate::config::{Config, Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
+use crate::metrics::ConsumerMetrics;
 use crate::mirror::{EpochWatch, Mirror, TagKey};
-use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session};
+use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session, Timelines};
 use crate::signing::SigningKeys;
 use crate::vitals::Liveness;
 
@@ -47,6 +53,7 @@ pub(crate) struct Shared {
     /// Closed while somebody has paused the consumer.
     pub(crate) gate: Gate,
     pub(crate) liveness: Liveness,
+    pub(crate) journal: Journal,
     /// No new work.
     pub(crate) stop: CancellationToken,
     /// What is not finished now is left to redelivery.
@@ -62,7 +69,102 @@ pub(crate) struct Precheck {
     pub(crate) watch: EpochWatch,
 }
 
+/// What the consumers of a process have in common.
+pub(crate) struct Common {
+    pub(crate) config: Config,
+    pub(crate) clock: Clock,
+    timelines: Timelines,
+    tag_key: TagKey,
+    signing_keys: SigningKeys,
+    process: Arc<RwLock<()>>,
+    liveness: Liveness,
+    stop: CancellationToken,
+    pub(crate) abandon: CancellationToken,
+    pub(crate) done: CancellationToken,
+}
+
+impl Common {
+    pub(crate) fn new(
+        config: Config,
+        clock: Clock,
+        timelines: Timelines,
+        cell_secret: &[u8],
+        liveness: Liveness,
+        stop: CancellationToken,
+    ) -> Self {
+        let tag_key = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
+            Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
+            None => TagKey::derive(cell_secret),
+        };
+        Self {
+            signing_keys: config.signing_keys(cell_secret),
+            config,
+            clock,
+            timelines,
+            tag_key,
+            process: Arc::default(),
+            liveness,
+            stop,
+            abandon: CancellationToken::new(),
+            done: CancellationToken::new(),
+        }
+    }
+
+    /// Of a process without a broker, at a session's database. It waits for nothing, like one that was told to stop.
+    pub(crate) fn without_broker(config: Config, session: &Session, cell_secret: &[u8]) -> Self {
+        let timelines = Timelines::default();
+        timelines.admits(&session.cell.epoch);
+        let stop = CancellationToken::new();
+        stop.cancel();
+        Self::new(config, session.clock.clone(), timelines, cell_secret, Liveness::default(), stop)
+    }
+}
+
 impl Shared {
+    /// A consumer that nobody works for yet: no connection is made.
+    pub(crate) fn new(
+        common: &Common,
+        consumer: &Consumer,
+        run: Run,
+        precheck: Option<Precheck>,
+        metrics: ConsumerMetrics,
+    ) -> Self {
+        let Common { config, clock, .. } = common;
+        let postgres =
+            PgSettings { statement_timeout: consumer.statement_timeout, ..config.postgres.clone() };
+        Self {
+            consumer: consumer.clone(),
+            run,
+            worker: config.worker.name.clone(),
+            door: Door::new(postgres.clone(), config.cell.clone(), common.timelines.clone()),
+            postgres,
+            rabbitmq: config.rabbitmq.clone(),
+            clock: clock.clone(),
+            precheck,
+            tag_key: common.tag_key.clone(),
+            signing_keys: common.signing_keys.clone(),
+            list_duplicates: config.audit.duplicates,
+            stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
+            publisher: Publisher::new(
+                config.rabbitmq.clone(),
+                format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
+            ),
+            unsettled: Unsettled::new(consumer),
+            budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
+            counters: Counters::new(metrics),
+            health: Health::new(clock.clone()),
+            failures: FailureLog::new(consumer.name.clone()),
+            permits: Permits::new(Arc::clone(&common.process)),
+            progress: Progress::default(),
+            gate: Gate::default(),
+            liveness: common.liveness.clone(),
+            journal: Journal::default(),
+            stop: common.stop.clone(),
+            abandon: common.abandon.clone(),
+            done: common.done.clone(),
+        }
+    }
+
     /// Opens a session to the right cell, for handlers and what belongs to them.
     pub(crate) async fn open_session(&self) -> Result<Session, NoSession> {
         let mut session = self.door.open_for_handlers(&self.application()).await?;
@@ -80,6 +182,15 @@ impl Shared {
     /// Ends a session of ours that nobody listens to any more.
     pub(crate) async fn end(&self, backend: Backend) {
         self.by_another_connection(async |connection| pg::end_backend(connection, backend).await).await;
+    }
+
+    /// Ends a session of ours, and waits until it is gone with its transaction and its locks. Is it?
+    #[cfg(feature = "testing")]
+    pub(crate) async fn end_now(&self, backend: Backend) -> bool {
+        let ended = self
+            .by_another_connection(async |connection| pg::end_backend_now(connection, backend).await)
+            .await;
+        ended == Some(true)
     }
 
     /// Does a session of ours still run a statement? `None` where the server can't be asked.

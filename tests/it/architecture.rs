@@ -29,7 +29,7 @@ const ROOMS: [&[&str]; 16] = [
     &["vitals", "doctor"],
     &["maintenance", "heartbeat"],
     &["worker", "relay"],
-    &["overview"],
+    &["overview", "testing"],
     &["exit"],
     // A fuzzer looks into many rooms.
     &["cli", "lib", "fuzzing"],

@@ -1,7 +1,7 @@
 //! What texts must not carry: the content of messages, passwords, and what a terminal would obey.
 
 use lapin::types::AMQPValue;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testbed::Broker;
 
 use crate::support::{World, message, untried};
@@ -123,6 +123,9 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
     }
     let id = world.text("select id::text from oncely.dead_letters").await.unwrap();
     let mut seen = 0;
+    let line = json!({ "tenant": TENANT, "message_id": KEY, "payload": { "do": "reject" } }).to_string();
+    let lines = world.file().with_file_name("lines.jsonl");
+    std::fs::write(&lines, format!("{line}\n{line}\n")).unwrap();
     let verbs = [
         vec!["audit", "list"],
         vec!["explain", KEY],
@@ -141,6 +144,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["consumers", "pause", "payments", "--reason", "c\u{202e}"],
         vec!["consumers", "list"],
         vec!["grant", "--list"],
+        vec!["handler", "test", lines.to_str().unwrap()],
         vec!["check"],
         vec!["doctor"],
     ];

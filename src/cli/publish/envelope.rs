@@ -7,7 +7,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::amqp::Copy;
+use crate::amqp::{Copy, short};
 
 /// A message as a line of JSON.
 #[derive(Debug, Deserialize)]
@@ -15,8 +15,12 @@ use crate::amqp::Copy;
 pub(super) struct Envelope<'a> {
     tenant: Option<String>,
     message_id: Option<String>,
+    correlation_id: Option<String>,
+    user_id: Option<String>,
+    app_id: Option<String>,
     #[serde(rename = "type")]
     kind: Option<String>,
+    routing_key: Option<String>,
     #[serde(default)]
     headers: BTreeMap<String, String>,
     /// Its very bytes are the body: numbers keep their spelling, fields their order.
@@ -26,35 +30,28 @@ pub(super) struct Envelope<'a> {
 
 /// What all messages of a file have in common.
 #[derive(Debug)]
-pub(super) struct Frame {
-    pub(super) exchange: String,
-    pub(super) routing_key: String,
+pub(in crate::cli) struct Frame {
+    pub(in crate::cli) exchange: String,
+    /// Of a line that names none.
+    pub(in crate::cli) routing_key: String,
     /// The header that carries a line's tenant.
-    pub(super) tenant_header: String,
+    pub(in crate::cli) tenant_header: String,
     /// What a line does not say.
-    pub(super) properties: BasicProperties,
+    pub(in crate::cli) properties: BasicProperties,
 }
-
-/// AMQP's limit of a short string.
-const SHORT: usize = 255;
 
 impl Envelope<'_> {
     /// The message to publish, or what is wrong with it.
     pub(super) fn message(self, frame: &Frame) -> Result<Copy, String> {
         let Frame { exchange, routing_key, tenant_header, properties } = frame;
-        let short = |name: &str, text: &str| match text.len() {
-            0..=SHORT => Ok(()),
-            length => Err(format!("{name} has {length} bytes; AMQP allows {SHORT}")),
-        };
         let mut properties = properties.clone();
         let mut headers: FieldTable = properties.headers().clone().unwrap_or_default();
         for (name, value) in self.headers {
-            if name.is_empty() || name.len() > SHORT {
-                return Err(format!("a header's name has {} bytes; AMQP allows 1 to {SHORT}", name.len()));
+            if name.is_empty() || name.len() > 255 {
+                return Err(format!("a header's name has {} bytes; AMQP allows 1 to 255", name.len()));
             }
             if name.eq_ignore_ascii_case("content-type") {
-                short("content-type", &value)?;
-                properties = properties.with_content_type(value.into());
+                properties = properties.with_content_type(short("content-type", &value)?);
             } else {
                 headers.insert(name.into(), AMQPValue::LongString(value.into()));
             }
@@ -63,13 +60,22 @@ impl Envelope<'_> {
             headers.insert(tenant_header.as_str().into(), AMQPValue::LongString(tenant.into()));
         }
         if let Some(id) = self.message_id {
-            short("message_id", &id)?;
-            properties = properties.with_message_id(id.into());
+            properties = properties.with_message_id(short("message_id", &id)?);
+        }
+        if let Some(id) = self.correlation_id {
+            properties = properties.with_correlation_id(short("correlation_id", &id)?);
+        }
+        if let Some(user) = self.user_id {
+            properties = properties.with_user_id(short("user_id", &user)?);
+        }
+        if let Some(app) = self.app_id {
+            properties = properties.with_app_id(short("app_id", &app)?);
         }
         if let Some(kind) = self.kind {
-            short("type", &kind)?;
-            properties = properties.with_type(kind.into());
+            properties = properties.with_type(short("type", &kind)?);
         }
+        let routing_key = self.routing_key.as_ref().unwrap_or(routing_key);
+        short("routing_key", routing_key)?;
         Ok(Copy {
             exchange: exchange.clone(),
             routing_key: routing_key.clone(),

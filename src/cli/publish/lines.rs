@@ -12,33 +12,68 @@ use crate::amqp::{Copy, Publisher};
 /// Messages on their way at the same time.
 const BATCH: usize = 500;
 
-/// Publishes the lines of a file ("-": standard input); returns how many. Each batch is confirmed before the next is read; where
-/// one line is wrong, or one message refused, it stops and says how far it came: published again, what arrived is a duplicate.
-pub(super) async fn publish(file: &Path, frame: &Frame, publisher: &Publisher) -> anyhow::Result<usize> {
-    let mut reader: Box<dyn BufRead> = match file == Path::new("-") {
-        true => Box::new(std::io::stdin().lock()),
-        false => {
-            let opened = File::open(file).with_context(|| format!("{} can't be read", file.display()))?;
-            Box::new(BufReader::new(opened))
+/// The messages of a file ("-": standard input), a line each.
+pub(in crate::cli) struct Lines<'a> {
+    reader: Box<dyn BufRead>,
+    number: usize,
+    frame: &'a Frame,
+}
+
+/// A line's message, or what is wrong with the line.
+pub(in crate::cli) struct Line {
+    /// Counted from 1.
+    pub(in crate::cli) number: usize,
+    pub(in crate::cli) message: Result<Copy, String>,
+}
+
+impl<'a> Lines<'a> {
+    pub(in crate::cli) fn open(file: &Path, frame: &'a Frame) -> anyhow::Result<Self> {
+        let reader: Box<dyn BufRead> = match file == Path::new("-") {
+            true => Box::new(std::io::stdin().lock()),
+            false => {
+                let opened = File::open(file).with_context(|| format!("{} can't be read", file.display()))?;
+                Box::new(BufReader::new(opened))
+            }
+        };
+        Ok(Self { reader, number: 0, frame })
+    }
+}
+
+/// Empty lines are left out.
+impl Iterator for Lines<'_> {
+    type Item = std::io::Result<Line>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            // At LF only: a payload may hold other line breaks.
+            let mut line = Vec::new();
+            match self.reader.read_until(b'\n', &mut line) {
+                Ok(0) => return None,
+                Ok(_) => self.number += 1,
+                Err(error) => return Some(Err(error)),
+            }
+            if !line.trim_ascii().is_empty() {
+                return Some(Ok(Line { number: self.number, message: message(&line, self.frame) }));
+            }
         }
-    };
-    let (mut number, mut published) = (0, 0);
+    }
+}
+
+/// Publishes the lines of a file; returns how many. Each batch is confirmed before the next is read; where one line is wrong, or one
+/// message refused, it stops and says how far it came: published again, what arrived is a duplicate.
+pub(super) async fn publish(file: &Path, frame: &Frame, publisher: &Publisher) -> anyhow::Result<usize> {
+    let mut lines = Lines::open(file, frame)?;
+    let mut published = 0;
     loop {
         let mut batch = Vec::new();
         let mut end = false;
         let mut wrong = None;
         while batch.len() < BATCH {
-            // At LF only: a payload may hold other line breaks.
-            let mut line = Vec::new();
-            if reader.read_until(b'\n', &mut line)? == 0 {
+            let Some(Line { number, message }) = lines.next().transpose()? else {
                 end = true;
                 break;
-            }
-            number += 1;
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            match message(&line, frame) {
+            };
+            match message {
                 Ok(copy) => batch.push((number, copy)),
                 Err(why) => {
                     wrong = Some(format!("line {number}: {why}"));

@@ -2,18 +2,19 @@
 
 mod envelope;
 mod lines;
+mod properties;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable};
 
-use self::envelope::Frame;
+pub(super) use self::envelope::Frame;
+pub(super) use self::lines::{Line, Lines};
+pub(super) use self::properties::PropertyArguments;
 use super::output;
-use crate::amqp::{Copy, Publisher};
+use crate::amqp::{Copy, Publisher, short};
 use crate::config::Config;
 
 #[derive(Debug, Args)]
@@ -28,8 +29,8 @@ pub(super) struct Arguments {
     /// The body
     #[arg(required_unless_present = "lines")]
     body: Option<String>,
-    /// A file of JSON Lines instead ("-": standard input), a message each: {"tenant", "message_id", "type", "headers", "payload"},
-    /// of which only the payload, the body, must be there
+    /// A file of JSON Lines instead ("-": standard input), a message each: {"tenant", "message_id", "correlation_id", "user_id",
+    /// "app_id", "type", "routing_key", "headers", "payload"}, of which only the payload, the body, must be there
     #[arg(long, value_name = "FILE", conflicts_with_all = ["body", "message_id"])]
     lines: Option<PathBuf>,
     /// With --lines: the header that carries the tenant
@@ -41,36 +42,15 @@ pub(super) struct Arguments {
     /// What to deduplicate on
     #[arg(long)]
     message_id: Option<String>,
-    /// What the body is
-    #[arg(long, default_value = "application/json")]
-    content_type: String,
-    /// name=value; may be given several times
-    #[arg(long = "header", value_parser = header)]
-    headers: Vec<(String, String)>,
-}
-
-fn header(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() && name.len() <= 255 => {
-            Ok((name.to_owned(), value.to_owned()))
-        }
-        _ => Err("write name=value".to_owned()),
-    }
+    #[command(flatten)]
+    properties: PropertyArguments,
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut headers = FieldTable::default();
-    for (name, value) in arguments.headers {
-        headers.insert(name.into(), AMQPValue::LongString(value.into()));
-    }
-    let mut properties = BasicProperties::default()
-        .with_delivery_mode(2)
-        .with_content_type(arguments.content_type.into())
-        .with_headers(headers);
+    let mut properties = arguments.properties.read().with_delivery_mode(2);
     if let Some(id) = arguments.message_id {
-        anyhow::ensure!(id.len() <= 255, "--message-id has {} bytes; AMQP allows 255", id.len());
-        properties = properties.with_message_id(id.into());
+        properties = properties.with_message_id(short("--message-id", &id).map_err(anyhow::Error::msg)?);
     }
     let publisher = Publisher::new(config.rabbitmq, "oncely publish".to_owned());
     let (exchange, routing_key) = (arguments.exchange, arguments.routing_key);

@@ -77,6 +77,12 @@ impl Unsettled {
         self.taken.lock().await.take()
     }
 
+    /// Nobody takes care of what is handed over: there is no broker.
+    #[cfg(feature = "testing")]
+    pub(crate) async fn let_go(&self) {
+        drop(self.take().await);
+    }
+
     /// So many have failed at least once by now.
     pub(super) fn set_waiting(&self, waiting: usize) {
         self.waiting.store(waiting, Ordering::Release);

@@ -94,7 +94,7 @@ async fn step_by_step(
     // What is recorded already is not recorded again.
     let is_recorded: Vec<bool> =
         claims.iter().map(|claim| matches!(claim, Claim::Recorded(_) | Claim::Suspect)).collect();
-    let mut outcomes = verdicts(run, claims, results);
+    let mut outcomes = verdicts(run.shared, run.plan, run.candidates, claims, results);
     let began = Instant::now();
     let recorded = async {
         record(run, transaction, &mut outcomes, &is_recorded).await?;

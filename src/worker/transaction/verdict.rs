@@ -1,18 +1,24 @@
 //! What becomes of each message of a batch, by what its claim and its handler said.
 
-use super::batch_run::BatchRun;
 use super::call::Results;
 use super::claim::Claim;
+use super::plan::Plan;
 use crate::blame::{Blame, Circumstances, blame};
 use crate::decide::{FailureDecision, after_failure};
 use crate::fault::{Fault, FaultClass};
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::reason::Reason;
+use crate::worker::candidate::Candidate;
 use crate::worker::shared::Shared;
 
 /// The outcomes, in the order of the claims; `results` are of those that ran, in the same order.
-pub(super) fn verdicts(run: &BatchRun<'_>, claims: Vec<Claim>, results: Results) -> Vec<Outcome> {
-    let BatchRun { shared, candidates, plan, .. } = *run;
+pub(super) fn verdicts(
+    shared: &Shared,
+    plan: Plan,
+    candidates: &[&Candidate],
+    claims: Vec<Claim>,
+    results: Results,
+) -> Vec<Outcome> {
     let witness = plan.has_witness() || results.iter().any(Result::is_ok);
     let mut poisoned = shared.progress.poisoned();
     let mut results = results.into_iter();

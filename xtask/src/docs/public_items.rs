@@ -15,7 +15,9 @@ const MEMBERS: [(&str, &str); 4] =
 /// Documents the crate as its users see it, and lists the items with their own members.
 pub(super) fn page(root: &Path) -> anyhow::Result<String> {
     let quietly = ["--no-deps", "--locked", "--quiet"];
-    process::run(process::cargo(root).arg("doc").args(process::PRODUCT).args(quietly))?;
+    // What their tests use, too.
+    let features = ["--features", "testing"];
+    process::run(process::cargo(root).arg("doc").args(process::PRODUCT).args(features).args(quietly))?;
     let here = std::env::current_exe()?;
     let target = here.parent().and_then(Path::parent).context("no folder")?;
     let folder = target.join("doc").join("oncely");

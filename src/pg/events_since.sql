@@ -1,0 +1,5 @@
+-- Events written since then, in the order in which one session wrote them.
+select e.id, e.tenant, e.exchange, e.routing_key, e.ordering_key, e.type as kind
+from oncely.events as e
+where e.created_at >= $1
+order by e.created_at, e.id
