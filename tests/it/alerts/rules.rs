@@ -110,7 +110,7 @@ async fn every_alert_is_seen_silent_and_firing_by_promtool() {
         let severity = &labels["severity"];
         let fires =
             |case: &Case| case.exp_alerts.iter().any(|one| one.exp_labels.get("severity") == Some(severity));
-        assert!(of_alert().any(|case| fires(case)), "no test sees {alert} fire with severity {severity}");
+        assert!(of_alert().any(fires), "no test sees {alert} fire with severity {severity}");
         assert!(of_alert().any(|case| !fires(case)), "no test sees {alert} silent with severity {severity}");
     }
     let promtool = testbed::promtool().await.unwrap();
