@@ -51,6 +51,7 @@ mod sql_protocol;
 mod stats;
 mod status;
 mod support;
+mod top;
 mod trail;
 mod unsettled;
 mod webhooks;
