@@ -36,6 +36,7 @@
 //! - `listener` (with `cli`): `worker.listen` and `relay.listen`, where metrics and health are told. Without it the [`metrics`] go to the
 //!   recorder that the embedding program installs.
 //! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
+//! - `top` (default, with `cli`): `oncely top`.
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
 //! - `testing`: the module `testing`, for the tests of an embedding program. Never in a release.
 //! - `failpoints`: for tests of the programs: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.

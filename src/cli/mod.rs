@@ -23,6 +23,8 @@ mod retention;
 mod session;
 mod since;
 mod status;
+#[cfg(feature = "top")]
+mod top;
 mod topology;
 
 use std::path::PathBuf;
@@ -63,6 +65,9 @@ enum Verb {
     Topology(topology::Arguments),
     /// One screen: what needs a look, servers, queues, processes, events, recent outcomes
     Status(status::Arguments),
+    /// How the consumers stand, live
+    #[cfg(feature = "top")]
+    Top(top::Arguments),
     /// The trail of decisions
     Audit(audit::Arguments),
     /// Dead letters: look at them, run them again, or give them up
@@ -98,6 +103,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Doctor(arguments) => doctor::run(&config, arguments).await,
         Verb::Topology(arguments) => topology::run(&config, arguments, times).await,
         Verb::Status(arguments) => status::run(&config, arguments, times).await,
+        #[cfg(feature = "top")]
+        Verb::Top(arguments) => top::run(&config, arguments, times).await,
         Verb::Audit(arguments) => audit::run(&config, arguments, times).await,
         Verb::Failed(arguments) => failed::run(&config, arguments, times).await,
         Verb::Outbox(arguments) => outbox::run(&config, arguments, times).await,

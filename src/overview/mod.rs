@@ -26,6 +26,7 @@ pub(crate) struct Overview {
     /// Where relays bring things.
     pub(crate) targets: Vec<TargetOverview>,
     #[serde(skip)]
+    #[cfg_attr(not(feature = "top"), allow(dead_code))]
     pub(crate) processes: Vec<Seen>,
 }
 
@@ -52,6 +53,7 @@ impl Overview {
     }
 
     /// Processes of a kind that live.
+    #[cfg_attr(not(feature = "top"), allow(dead_code))]
     pub(crate) fn living(&self, kind: &str) -> usize {
         self.processes.iter().filter(|seen| !seen.silent && seen.row.kind == kind).count()
     }

@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_last_minute_is_six_spans_that_are_over() {
-        let at = |seconds| DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
+        let at = |seconds: i64| DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let minute = last_minute(at(69));
         assert_eq!(minute, at(0)..at(60));
         let span = |seconds: i64, completed: i64| ConsumerStats {

@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_the_last_word_and_what_was_done_is_the_minutes() {
-        let at = |seconds| DateTime::from_timestamp(1_800_000_000_i64 + seconds, 0).unwrap();
+        let at = |seconds: i64| DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let span = |seconds, records| RelayStats {
             target: "redis".to_owned(),
             at: at(seconds),

@@ -138,6 +138,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["outbox", "list"],
         vec!["outbox", "discard", "--all", "--dry-run"],
         vec!["status"],
+        vec!["top", "--once"],
         vec!["gc", "run", "--dry-run"],
         vec!["topology", "show"],
         vec!["retention", "list"],

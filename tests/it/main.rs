@@ -53,6 +53,7 @@ mod stats;
 mod status;
 mod support;
 mod testing;
+mod top;
 mod trail;
 mod unsettled;
 mod webhooks;

@@ -19,6 +19,9 @@ const LISTS: [(&[&str], &str); 8] = [
     (&["migrate", "info"], "migrations"),
 ];
 
+/// Other verbs that print one object, and its schema.
+const OBJECTS: [(&[&str], &str); 1] = [(&["top", "--once"], "oncely.top/1")];
+
 /// What `lived_in` has, and a row of everything else that is listed.
 async fn full() -> World {
     let mut world = lived_in().await;
@@ -161,6 +164,16 @@ async fn the_book_says_what_is_in_every_row() {
             for (name, value) in row {
                 assert!(is_of(value, &page[name]), "{schema}: {name} is {value}, and not {}", page[name]);
             }
+        }
+    }
+    for (verb, schema) in OBJECTS {
+        let (_, text) = run(&world, verb, &["--json"]).await;
+        let mut object: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(object.remove("schema"), Some(Value::from(schema)), "{verb:?}");
+        let page = pages.remove(schema).unwrap_or_else(|| panic!("the page has no {schema}"));
+        assert_eq!(object.keys().collect::<Vec<_>>(), page.keys().collect::<Vec<_>>(), "{schema}");
+        for (name, value) in &object {
+            assert!(is_of(value, &page[name]), "{schema}: {name} is {value}, and not {}", page[name]);
         }
     }
     assert_eq!(pages.keys().collect::<Vec<_>>(), Vec::<&String>::new(), "the page has what nobody prints");

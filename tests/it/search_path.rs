@@ -208,6 +208,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("doctor", vec![1]),
         ("status", vec![0, 1, 3]),
         ("status --json", vec![0, 1, 3]),
+        ("top --once", vec![0]),
         ("audit list --since 1h --limit 5", vec![0]),
         ("explain k1 --tenant acme", vec![0]),
         ("consumers list", vec![0]),

@@ -39,6 +39,22 @@ pub(super) fn print_json(schema: &str, mut value: Value) -> anyhow::Result<()> {
     write(&shown::json(&serde_json::to_string_pretty(&value)?))
 }
 
+/// Prints one JSON object with its schema on one line. `false` where nobody reads any more.
+#[cfg(feature = "top")]
+pub(super) fn print_json_line(schema: &str, mut value: Value) -> anyhow::Result<bool> {
+    rows::keep_exact(&mut value);
+    if let Value::Object(fields) = &mut value {
+        fields.insert("schema".to_owned(), Value::from(schema));
+    }
+    let line = serde_json::to_string(&value)?;
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{}", shown::json(&line)).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// A table without frames, as wide as it needs. Its cells are values from outside.
 pub(super) struct Rows(Table);
 
@@ -70,6 +86,16 @@ pub(super) struct Times {
 }
 
 impl Times {
+    /// The time of the day.
+    #[cfg(feature = "top")]
+    pub(super) fn clock(self, time: DateTime<Utc>) -> String {
+        if self.utc {
+            time.format("%H:%M:%SZ").to_string()
+        } else {
+            time.with_timezone(&Local).format("%H:%M:%S").to_string()
+        }
+    }
+
     pub(super) fn show(self, time: DateTime<Utc>) -> String {
         if self.utc {
             time.format("%Y-%m-%d %H:%M:%S%.3fZ").to_string()

@@ -1,0 +1,85 @@
+//! `oncely top`: how the consumers stand, live.
+
+mod keys;
+mod live;
+mod numbers;
+mod picture;
+mod servers;
+mod table;
+mod terminal;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use self::picture::{Picture, WIDE, as_json, plain};
+use self::servers::{Asked, Servers};
+use self::view::View;
+use super::output::{self, Times};
+use crate::config::Config;
+use crate::exit;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Rates and durations are of the last whole minute, as processes report it; states are five seconds old at most. Keys: q \
+                  quits, up and down select a consumer, p pauses or resumes it, s sorts, ? explains the columns. Where the terminal is \
+                  narrow, columns are left out from the right. Exit 3: PostgreSQL does not answer (with --once)."
+)]
+pub(super) struct Arguments {
+    /// Print one frame and end
+    #[arg(long)]
+    once: bool,
+    /// A line of JSON for each look; with --once one
+    #[arg(long)]
+    json: bool,
+    /// Look again after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    every: u64,
+}
+
+/// The schema of each line.
+const SCHEMA: &str = "oncely.top/1";
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let every = Duration::from_secs(arguments.every);
+    match (arguments.once, arguments.json) {
+        (false, false) => live::run(config, every, times).await,
+        (true, json) => {
+            let asked = Servers::new(config.clone()).ask().await?;
+            let code = if asked.postgres.is_err() { exit::UNREACHABLE } else { 0 };
+            if json {
+                output::print_json_line(SCHEMA, as_json(&asked, &config))?;
+            } else {
+                let width = terminal::width().unwrap_or(WIDE);
+                let mut view = View::new(&config, times);
+                view.take(asked);
+                output::print(&plain(&Picture::of(&view, width).whole()))?;
+            }
+            Ok(ExitCode::from(code))
+        }
+        (false, true) => stream(config, every).await,
+    }
+}
+
+/// A line for each look, until it is stopped or nobody reads any more.
+async fn stream(config: Config, every: Duration) -> anyhow::Result<ExitCode> {
+    let stop = crate::shutdown::on_signal()?;
+    tokio::pin!(stop);
+    let mut servers = Servers::new(config.clone());
+    loop {
+        let asked: Asked = servers.ask().await?;
+        if !output::print_json_line(SCHEMA, as_json(&asked, &config))? {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::select! {
+            () = &mut stop => return Ok(ExitCode::SUCCESS),
+            () = tokio::time::sleep(every) => {}
+        }
+    }
+}
