@@ -19,7 +19,7 @@ pub(crate) enum Taking {
     Refuses,
 }
 
-/// Publishes an empty message without headers to an exchange, with a routing key that nobody has: to the default exchange, or to one of
+/// Publishes empty messages without headers to an exchange, with a routing key that nobody has: to the default exchange, or to one of
 /// headers, which looks for some. A broker with an alarm reads nothing from a connection that publishes, and says so on it: nothing else may be done on this one
 /// afterwards.
 pub(crate) async fn probe(
@@ -32,13 +32,17 @@ pub(crate) async fn probe(
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let nobody = format!("oncely-probe-{}", Uuid::now_v7());
     let published = async {
-        let confirm = channel
-            .basic_publish(exchange.into(), nobody.as_str().into(), options, &[], BasicProperties::default())
-            .await?;
-        confirm.await
+        // A broker with an alarm deals with the first message, and then reads no more.
+        for _ in 0..2 {
+            let (exchange, nobody) = (exchange.into(), nobody.as_str().into());
+            let published =
+                channel.basic_publish(exchange, nobody, options, &[], BasicProperties::default()).await?;
+            published.await?;
+        }
+        Ok(())
     };
     match answer("basic.publish", limit, published).await {
-        Ok(_) => Ok(Taking::Takes),
+        Ok(()) => Ok(Taking::Takes),
         Err(error) if error.reply_code() == Some(403) => Ok(Taking::Refuses),
         Err(AmqpError::Timeout(..)) if connection.status().blocked() => Ok(Taking::Blocked),
         Err(error) => Err(error),

@@ -112,7 +112,7 @@ async fn horizon(config: &Config, state: &MaintenanceState, asking: &mut Asking<
     for consumer in &config.consumers {
         let name = consumer.name.as_str();
         let Some(letter) = letters.iter().find(|letter| letter.consumer == name) else { continue };
-        let age = (state.now - letter.since).to_std().unwrap_or_default();
+        let age = (state.now - letter.oldest).to_std().unwrap_or_default();
         let retention = known.iter().find(|known| known.consumer == name).map(|known| known.retention);
         let retention = retention.unwrap_or(consumer.retention);
         asking.found.read(CHECK, format!("{name}: the oldest waits for {}", span(age)));

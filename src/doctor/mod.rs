@@ -11,13 +11,12 @@ mod identity;
 mod live;
 mod login;
 mod maintenance;
+mod mirror_server;
 mod rabbitmq;
-mod redis;
 mod report;
 mod role;
 mod scope;
 mod server;
-
 mod words;
 
 use std::time::Duration;
@@ -130,7 +129,7 @@ async fn look(config: &Config, problems: &Problems, scope: &Scope) -> (Found, Ro
     let mirror = async {
         let needs = matches!(role, Role::Worker | Role::Relay);
         if !bad("redis.") && !bad("mirror.") && scope.asks_for(&["redis"]) && (needs || !scope.at_start) {
-            redis::look(config, scope, &mut in_mirror).await;
+            mirror_server::look(config, scope, &mut in_mirror).await;
         }
     };
     tokio::join!(database, broker, mirror);

@@ -51,25 +51,3 @@ pub(crate) async fn default_partition_has_rows(connection: &mut PgConnection) ->
         .fetch_one(connection)
         .await
 }
-
-/// The oldest dead letter of a consumer that waits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WaitingLetter {
-    pub(crate) consumer: String,
-    /// Since when.
-    pub(crate) since: DateTime<Utc>,
-}
-
-/// The oldest waiting dead letter of each consumer.
-pub(crate) async fn oldest_letters(connection: &mut PgConnection) -> Result<Vec<WaitingLetter>, sqlx::Error> {
-    sqlx::query_as!(
-        WaitingLetter,
-        r#"select consumer, oncely.bounded(min(updated_at)) as "since!"
-        from oncely.dead_letters
-        where state in ('waiting', 'requeueing')
-        group by consumer
-        order by consumer"#
-    )
-    .fetch_all(connection)
-    .await
-}

@@ -87,9 +87,7 @@ pub(crate) use letter_change::{
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use login::{LoginPowers, login_powers, missing_privileges};
-pub(crate) use maintenance_state::{
-    MaintenanceState, default_partition_has_rows, maintenance_state, oldest_letters,
-};
+pub(crate) use maintenance_state::{MaintenanceState, default_partition_has_rows, maintenance_state};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
 pub(crate) use operator_action::{Action, record_action};

@@ -36,10 +36,12 @@ pub(crate) async fn reach(config: &Config, found: &mut Found) -> Option<Connecti
     }
 }
 
-/// Says good-bye.
+/// Says good-bye. A broker that does not answer is not waited for long.
 pub(crate) async fn close(connection: Connection) {
-    if let Err(error) = connection.close(200, "done".into()).await {
-        tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
+    match tokio::time::timeout(Duration::from_secs(2), connection.close(200, "done".into())).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(error = %error, "closing a connection to RabbitMQ failed"),
+        Err(_) => tracing::debug!("a connection to RabbitMQ was closed without an answer"),
     }
 }
 

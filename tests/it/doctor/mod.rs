@@ -10,6 +10,7 @@ mod rabbitmq;
 mod redis;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use oncely::config::{Config, Problems};
 use oncely::doctor::{CHECKS, Examined, Limits, Report, Scope, Verdict, examine};
@@ -57,7 +58,12 @@ fn of<'a>(report: &'a Report, check: &str) -> &'a Examined {
 /// Asks until a check says what it must: on a busy machine an answer may take longer than the doctor waits.
 async fn says(config: &Config, scope: &Scope, check: &str, verdict: Verdict, part: &str) {
     eventually(&format!("{check} is {verdict:?} and says {part:?}"), || async {
-        let report = examine(config, &Problems::default(), scope).await;
+        // It has its own limits; a hang must say where.
+        let none = Problems::default();
+        let looking = examine(config, &none, scope);
+        let Ok(report) = tokio::time::timeout(Duration::from_secs(60), looking).await else {
+            return Err("the doctor does not come back".to_owned());
+        };
         let examined = of(&report, check);
         let is_said = part.is_empty()
             || examined.findings.iter().any(|f| format!("{}: {}", f.about, f.text).contains(part));

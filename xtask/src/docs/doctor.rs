@@ -10,7 +10,7 @@ use super::head;
 
 const INTRODUCTION: &str = "\
 `oncely doctor` looks at everything that can be wrong around Oncely, and says what to do. It changes nothing: its session in PostgreSQL is \
-read-only,\nqueues are looked at and declared as they are, and the one message that it publishes finds no queue and comes back.
+read-only,\nqueues are looked at and declared as they are, and the few empty messages that it publishes find no queue and come back.
 
 ```sh
 oncely doctor                     # what is wrong, the worst first, with the fix
