@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use oncely::{cli, exit};
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match cli::run(cli::Arguments::parse()).await {
+    cli::complete();
+    match cli::run(cli::parse()).await {
         Ok(code) => code,
         Err(error) => exit::failed(&error),
     }

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 
 use super::output::{List, Output, Row, Times};
-use super::{audit_verify, since};
+use super::{audit_verify, completions, since};
 use crate::config::{Config, masked};
 use crate::pg::{AuditFilter, AuditRow, audit_list};
 
@@ -32,7 +33,7 @@ struct Listing {
     #[arg(long)]
     tenant: Option<String>,
     /// Of which consumer
-    #[arg(long)]
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
     consumer: Option<String>,
     /// A key, exactly
     #[arg(long)]
@@ -41,7 +42,7 @@ struct Listing {
     #[arg(long, value_parser = ["completed", "refused", "duplicate", "retried", "dead_lettered"])]
     outcome: Option<String>,
     /// A reason code, such as key_conflict
-    #[arg(long)]
+    #[arg(long, add = ArgValueCompleter::new(completions::reasons))]
     reason: Option<String>,
     /// 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z
     #[arg(long, value_parser = since::parse)]

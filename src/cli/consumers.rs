@@ -7,11 +7,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 use sqlx::PgConnection;
 
-use super::consent;
 use super::output::{self, List, Output, Row, Times, age, safe, seconds};
+use super::{completions, consent};
 use crate::config::{Config, masked};
 use crate::exit;
 use crate::overview::{ConsumerOverview, ConsumerState, Overview};
@@ -51,6 +52,7 @@ struct Listing {
 #[derive(Debug, Args)]
 struct Pause {
     /// Which consumer
+    #[arg(add = ArgValueCompleter::new(completions::consumers))]
     consumer: String,
     /// Why, for whoever finds it paused
     #[arg(long)]
@@ -66,6 +68,7 @@ struct Pause {
 #[derive(Debug, Args)]
 struct Resume {
     /// Which consumer
+    #[arg(add = ArgValueCompleter::new(completions::consumers))]
     consumer: String,
     /// Why, for the record
     #[arg(long)]

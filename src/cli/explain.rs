@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
 use super::output::{self, Times, age, safe};
-use super::session;
+use super::{completions, session};
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
@@ -28,7 +29,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     tenant: Option<String>,
     /// Of which consumer
-    #[arg(long)]
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
     consumer: Option<String>,
     /// One JSON object
     #[arg(long)]

@@ -14,9 +14,6 @@ use crate::exit;
 use crate::pg::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  oncely grant shop --consumer invoices --tenant acme\n  \
-                  oncely grant shop --emit --exchange orders --tenant '*'\n  \
-                  oncely grant shop --revoke --consumer invoices\n  oncely grant --list")]
 pub(super) struct Arguments {
     /// A login of PostgreSQL, or a role that logins are members of
     #[arg(required_unless_present = "list")]

@@ -7,14 +7,18 @@
 mod audit;
 mod audit_verify;
 mod check;
+mod completions;
+mod config;
 mod consent;
 mod consumers;
 mod doctor;
+mod examples;
 mod explain;
 mod failed;
 mod gc;
 mod grant;
 mod handler;
+mod man;
 mod migrate;
 mod outbox;
 mod output;
@@ -30,18 +34,15 @@ mod topology;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+pub use self::completions::complete;
 
 use crate::config::DEFAULT_FILE;
 
 /// Operate Oncely: messages that take effect once
 #[derive(Debug, Parser)]
-#[command(
-    name = "oncely",
-    version,
-    after_help = "Examples:\n  oncely migrate\n  oncely check\n  oncely explain order-1182 --tenant acme\n  \
-                  oncely audit list --outcome dead_lettered --since 2h"
-)]
+#[command(name = "oncely", version)]
 pub struct Arguments {
     /// The configuration file
     #[arg(long, global = true, env = "ONCELY_CONFIG", default_value = DEFAULT_FILE)]
@@ -88,6 +89,22 @@ enum Verb {
     Publish(publish::Arguments),
     /// Handlers that are SQL functions, without a broker
     Handler(handler::Arguments),
+    /// Which configuration holds, and what its settings are for
+    Config(config::Arguments),
+    /// A script that completes command lines, names of consumers and queues among them
+    Completions(completions::Arguments),
+    /// Man pages
+    Man(man::Arguments),
+}
+
+/// The command line, with examples in its help.
+pub fn command() -> clap::Command {
+    examples::add(Arguments::command())
+}
+
+/// Reads the process's arguments; ends it where they are wrong, or ask for help.
+pub fn parse() -> Arguments {
+    Arguments::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit())
 }
 
 /// Runs one verb.
@@ -112,6 +129,9 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Handler(arguments) => handler::run(&config, arguments).await,
+        Verb::Config(arguments) => config::run(&config, arguments, times),
+        Verb::Completions(arguments) => completions::run(&arguments),
+        Verb::Man(arguments) => man::run(arguments),
         Verb::Grant(arguments) => grant::run(&config, arguments, times).await,
         Verb::Retention(arguments) => retention::run(&config, arguments, times).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, times).await,
@@ -120,10 +140,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     #[test]
     fn the_command_line_is_well_formed() {
-        super::Arguments::command().debug_assert();
+        super::command().debug_assert();
     }
 }

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
 use super::output::{self, List, Output, Row, Times, safe};
-use super::{consent, session};
+use super::{completions, consent, session};
 use crate::config::Config;
 use crate::exit;
 use crate::pg::{self, KnownConsumer};
@@ -37,6 +38,8 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct Set {
+    /// Which consumer
+    #[arg(add = ArgValueCompleter::new(completions::consumers))]
     consumer: String,
     /// The new retention, such as 7d, 12h, 30days
     #[arg(value_parser = humantime::parse_duration)]

@@ -3,8 +3,10 @@
 mod consumer;
 mod consumer_source;
 mod events;
+mod origin;
 mod problems;
 mod queue;
+mod reference;
 mod section;
 mod servers;
 mod tasks;
@@ -12,14 +14,16 @@ mod tasks;
 use std::path::Path;
 
 use figment::Figment;
-use figment::providers::{Env, Format as _, Serialized, Toml};
+use figment::providers::Serialized;
 use figment::value::Dict;
 use secrecy::{ExposeSecret as _, SecretString};
 
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
+pub(crate) use origin::{Held, held};
 pub use problems::{Problem, Problems};
 pub use queue::{QueueArgument, QueueBinding};
+pub(crate) use reference::{Part, Setting, Worth, reference};
 pub(crate) use section::Section;
 pub use servers::{MirrorSettings, RabbitSettings, masked};
 pub(crate) use tasks::host;
@@ -277,18 +281,7 @@ fn digest(values: &Dict) -> String {
 
 /// The merged values of the file and the environment.
 fn values(text: &str, environment: bool) -> Result<Dict, String> {
-    let mut figment = Figment::new().merge(Toml::string(text));
-    if environment {
-        for (variable, key) in
-            [("DATABASE_URL", "postgres.url"), ("AMQP_URL", "rabbitmq.url"), ("REDIS_URL", "redis.url")]
-        {
-            if let Ok(url) = std::env::var(variable) {
-                figment = figment.merge(Serialized::default(key, url));
-            }
-        }
-        // ONCELY_CONFIG names the file itself.
-        figment = figment.merge(Env::prefixed("ONCELY_").ignore(&["config"]).split("__"));
-    }
+    let figment = origin::merged(text, environment);
     figment.extract().map_err(|error| format!("is not TOML: {}", without_source(&error.to_string())))
 }
 

@@ -10,6 +10,7 @@ mod blame;
 mod catalogue;
 mod command_line;
 mod configuration;
+mod configured;
 mod consumers;
 mod crash_points;
 mod crashes;

@@ -8,7 +8,7 @@ use crate::command_line::{lived_in, stdout};
 use crate::support::World;
 
 /// A verb that lists rows, and the field of its JSON object that holds them.
-const LISTS: [(&[&str], &str); 8] = [
+const LISTS: [(&[&str], &str); 10] = [
     (&["audit", "list"], "rows"),
     (&["failed", "list"], "letters"),
     (&["failed", "groups"], "groups"),
@@ -17,6 +17,8 @@ const LISTS: [(&[&str], &str); 8] = [
     (&["consumers", "list"], "consumers"),
     (&["grant", "--list"], "rights"),
     (&["migrate", "info"], "migrations"),
+    (&["config", "show"], "values"),
+    (&["config", "docs"], "settings"),
 ];
 
 /// Other verbs that print one object, and its schema.

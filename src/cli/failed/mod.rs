@@ -20,10 +20,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use sqlx::PgConnection;
 
 use super::output::Times;
-use super::since;
+use super::{completions, since};
 use crate::config::{Config, masked};
 use crate::pg::LetterFilter;
 
@@ -31,9 +32,6 @@ use crate::pg::LetterFilter;
 const SCHEMA: &str = "oncely.failed/1";
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  oncely failed groups --since 2h\n  \
-                        oncely failed list --group attempts_exhausted/P0001/1f3a5c7d\n  \
-                        oncely failed requeue --group attempts_exhausted/P0001/1f3a5c7d --note 'schema mended'")]
 pub(super) struct Arguments {
     #[command(subcommand)]
     verb: Verb,
@@ -76,13 +74,13 @@ struct Which {
     #[arg(long)]
     tenant: Option<String>,
     /// Of which consumer
-    #[arg(long)]
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
     consumer: Option<String>,
     /// The queue that they came from
-    #[arg(long)]
+    #[arg(long, add = ArgValueCompleter::new(completions::queues))]
     queue: Option<String>,
     /// A reason code, such as attempts_exhausted
-    #[arg(long)]
+    #[arg(long, add = ArgValueCompleter::new(completions::reasons))]
     reason: Option<String>,
     /// A group, as `oncely failed groups` shows it
     #[arg(long)]

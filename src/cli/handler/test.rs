@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 
 use super::super::publish::{Frame, Line, Lines, PropertyArguments};
-use super::super::{output, session};
+use super::super::{completions, output, session};
 use super::report;
 use crate::amqp::Delivery;
 use crate::config::{Config, Consumer};
@@ -27,15 +28,14 @@ use crate::worker::{BrokenOff, Common, DryRun};
                   worker (role oncely_worker). Nothing is left behind, also when this is killed. What a\nrollback does not take back: numbers \
                   drawn from sequences, and what a function does outside of PostgreSQL or through a connection of its\nown (dblink, an HTTP \
                   extension). Rows stay locked until the end, so a busy table of a live database is not the place for a large file.\n\nExit \
-                  codes: 0 all messages take effect, are refused by oncely.refuse or are duplicates, 1 some fail.\n\nExamples:\n  oncely handler \
-                  test examples/webhooks/sample.jsonl\n  oncely handler test orders.jsonl --consumer orders --one-by-one --json"
+                  codes: 0 all messages take effect, are refused by oncely.refuse or are duplicates, 1 some fail."
 )]
 pub(super) struct Arguments {
     /// JSON Lines ("-": standard input), a message each, as `oncely publish --lines` takes them: {"tenant", "message_id",
     /// "correlation_id", "user_id", "app_id", "type", "routing_key", "headers", "payload"}, of which only the payload must be there
     file: PathBuf,
     /// Whose function runs; may be left out where only one consumer has one
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(completions::consumers))]
     consumer: Option<String>,
     /// Each message as if nothing had come before it, in a transaction of its own; none in batches
     #[arg(long)]

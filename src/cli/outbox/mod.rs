@@ -20,9 +20,6 @@ use crate::pg::{EventChange, EventFilter};
 const SCHEMA: &str = "oncely.outbox/1";
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  oncely outbox list --state parked\n  \
-                        oncely outbox retry --exchange orders --note 'exchange is back'\n  \
-                        oncely outbox discard --reason requester_gone --older-than 1d --yes")]
 pub(super) struct Arguments {
     #[command(subcommand)]
     verb: Verb,

@@ -25,6 +25,11 @@ fn write(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Prints what is for a shell or another program, and none of whose parts comes from outside: as it is.
+pub(super) fn print_script(text: &str) -> anyhow::Result<()> {
+    write(text.trim_end_matches('\n'))
+}
+
 /// Prints a note to stderr.
 pub(super) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{}", shown::lines(text));

@@ -18,11 +18,6 @@ use crate::amqp::{Copy, Publisher, short};
 use crate::config::Config;
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  oncely publish payments '{\"order\": \"1182\", \"amount\": 20}' \\\n    \
-                        --message-id order-1182 --header x-tenant-id=acme\n  \
-                        oncely publish webhooks --lines examples/webhooks/sample.jsonl"
-)]
 pub(super) struct Arguments {
     /// Routing key; for the default exchange the name of the queue
     routing_key: String,

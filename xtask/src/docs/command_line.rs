@@ -10,8 +10,9 @@ use super::head;
 pub(super) fn page(programs: &Path) -> anyhow::Result<String> {
     let mut page = head("Command line", "the programs' --help");
     page.push_str(
-        "Data goes to stdout, everything else to stderr. `--json` prints one object with its schema's name and version; fields are only \
-         added.\nExit codes are the same for all programs: [errors](errors.md#exit-codes).\n\n",
+        "Data goes to stdout, everything else to stderr. `--output` says in which form rows are printed, `--json` prints one object with its \
+         schema's name and version:\n[what `oncely` prints for programs](output.md). Exit codes are the same for all programs: \
+         [errors](errors.md#exit-codes).\n\n",
     );
     for name in ["oncely", "worker", "relay"] {
         describe(&mut page, programs, &[name.to_owned()])?;

@@ -1,89 +1,58 @@
-//! The reference of the configuration, from the comments and values of `oncely.default.toml`.
+//! The reference of the configuration: what `oncely config docs` says, which is read from the comments of `oncely.default.toml`.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context as _;
+use serde_json::Value;
 
 use super::head;
 
-/// What a consumer must say: its value in the file is an example, not a default.
-const REQUIRED: [&str; 4] = ["name", "queue", "tenant", "key"];
-
-/// The same, without which a worker of one's own in Rust can do.
-const EXAMPLES: [&str; 1] = ["handler"];
-
-pub(super) fn page(text: &str) -> anyhow::Result<String> {
+pub(super) fn page(programs: &Path) -> anyhow::Result<String> {
+    let output = Command::new(programs.join("oncely"))
+        .args(["config", "docs", "--output", "json"])
+        .env_clear()
+        .output()
+        .context("cannot run oncely")?;
+    anyhow::ensure!(output.status.success(), "oncely config docs: {}", output.status);
+    let docs: Value = serde_json::from_slice(&output.stdout)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let settings = docs["settings"].as_array().context("no settings")?;
+    anyhow::ensure!(settings.len() > 50, "only {} settings were found", settings.len());
     let mut page = head("Configuration", "oncely.default.toml");
-    let mut comment = Vec::new();
-    let mut section = String::new();
-    let mut keys = 0;
-    for line in text.lines() {
-        if let Some((name, value, remark)) = key_of(line) {
-            keys += 1;
-            let is_set = !line.starts_with('#');
-            key(&mut page, &section, &Key { name, value, remark, is_set }, &comment);
-            comment.clear();
-        } else if let Some(name) = line.strip_prefix('[') {
-            let name = name.trim_matches(['[', ']']);
-            section = name.to_owned();
-            let brackets = if line.starts_with("[[") { format!("[[{name}]]") } else { format!("[{name}]") };
-            page.push_str(&format!("## `{brackets}`\n\n"));
-            prose(&mut page, &comment);
-            comment.clear();
-        } else if let Some(rest) = line.strip_prefix('#') {
-            comment.push(rest.strip_prefix(' ').unwrap_or(rest));
-        } else {
-            anyhow::ensure!(line.is_empty(), "oncely.default.toml: what is this line? {line}");
-            // A comment that belongs to no key: the file's head.
-            if section.is_empty() {
-                prose(&mut page, &comment);
-                comment.clear();
-            }
+    prose(&mut page, &text(&docs["about"]));
+    for table in docs["tables"].as_array().context("no tables")? {
+        page.push_str(&format!("## `{}`\n\n", text(&table["heading"])));
+        prose(&mut page, &text(&table["about"]));
+        let name = format!("{}.", text(&table["table"]));
+        for setting in settings.iter().filter(|setting| text(&setting["key"]).starts_with(&name)) {
+            page.push_str(&format!("### `{}`\n\n{}\n\n", text(&setting["key"]), facts(setting)));
+            prose(&mut page, &text(&setting["about"]));
         }
     }
-    anyhow::ensure!(comment.is_empty(), "oncely.default.toml: a comment behind the last key: {comment:?}");
-    anyhow::ensure!(keys > 50, "oncely.default.toml: only {keys} keys were found");
     Ok(page.trim_end().to_owned() + "\n")
 }
 
-struct Key<'a> {
-    name: &'a str,
-    value: &'a str,
-    remark: &'a str,
-    /// Set in the file, not only named in a comment.
-    is_set: bool,
-}
-
-/// `name = value   # remark`, also behind a `# `.
-fn key_of(line: &str) -> Option<(&str, &str, &str)> {
-    let line = line.strip_prefix("# ").unwrap_or(line);
-    let (name, rest) = line.split_once(" = ")?;
-    if name.is_empty() || !name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
-        return None;
-    }
-    let (value, remark) = rest.split_once("  #").unwrap_or((rest, ""));
-    Some((name, value.trim(), remark.trim()))
-}
-
-fn key(page: &mut String, section: &str, key: &Key<'_>, comment: &[&str]) {
-    let Key { name, value, remark, is_set } = *key;
-    page.push_str(&format!("### `{section}.{name}`\n\n"));
-    let is_consumer = section == "consumers";
-    let mut facts = vec![match () {
-        () if is_consumer && REQUIRED.contains(&name) => format!("Required; for example `{value}`"),
-        () if is_consumer && EXAMPLES.contains(&name) => format!("For example `{value}`"),
-        () if is_set => format!("Default: `{value}`"),
-        () => format!("No default; for example `{value}`"),
+/// What is short about a setting.
+fn facts(setting: &Value) -> String {
+    let of = |name: &str| setting[name].as_str();
+    let kind = of("type").unwrap_or_default();
+    let mut facts = vec![match of("unit") {
+        Some(unit) => format!("{kind} ({unit})"),
+        None => kind.to_owned(),
     }];
-    if !remark.is_empty() {
-        facts.push(sentence(remark));
-    }
-    if !is_consumer {
-        facts.push(format!(
-            "environment: `ONCELY_{}__{}`",
-            section.to_ascii_uppercase(),
-            name.to_ascii_uppercase()
-        ));
-    }
-    page.push_str(&facts.join(" · "));
-    page.push_str("\n\n");
-    prose(page, comment);
+    let example = of("example").unwrap_or_default();
+    facts.push(match of("default") {
+        _ if setting["required"] == true => format!("required; for example `{example}`"),
+        // In words: it depends on others.
+        Some(default) if default != example => format!("default: {default}; for example `{example}`"),
+        Some(default) => format!("default: `{default}`"),
+        None => format!("no default; for example `{example}`"),
+    });
+    let remark = of("remark").map(|remark| remark.strip_prefix("required, ").unwrap_or(remark));
+    facts.extend(remark.map(sentence));
+    facts.extend(of("environment").map(|variable| format!("environment: `{variable}`")));
+    facts.join(" · ")
 }
 
 /// Environment variables and TOML in a remark are code.
@@ -106,12 +75,12 @@ fn sentence(remark: &str) -> String {
 }
 
 /// Paragraphs; lines that begin with blanks, and what they are continued by, are code.
-fn prose(page: &mut String, lines: &[&str]) {
-    if lines.is_empty() {
+fn prose(page: &mut String, text: &str) {
+    if text.is_empty() {
         return;
     }
     let mut in_code = false;
-    for line in lines {
+    for line in text.lines() {
         let is_code = line.starts_with("  ");
         match (in_code, is_code) {
             (false, true) => page.push_str("\n```text\n"),
@@ -134,14 +103,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_comments_and_remarks_are_told_apart() {
-        assert_eq!(key_of("ttl = \"1h\""), Some(("ttl", "\"1h\"", "")));
-        assert_eq!(
-            key_of("# url = \"redis://h\"      # or REDIS_URL"),
-            Some(("url", "\"redis://h\"", "or REDIS_URL"))
-        );
-        assert_eq!(key_of("# A key that is left out keeps its default"), None);
-        assert_eq!(key_of("# What wins: this < ONCELY_MIRROR__TTL=2h"), None);
+    fn variables_in_a_remark_are_code() {
         assert_eq!(sentence("required, here or as DATABASE_URL"), "required, here or as `DATABASE_URL`");
+    }
+
+    #[test]
+    fn what_depends_on_others_is_no_code() {
+        let setting = serde_json::json!({
+            "type": "whole number", "unit": null, "default": "2 × batch × lanes", "example": "2000", "required": false,
+            "remark": null, "environment": null,
+        });
+        assert_eq!(facts(&setting), "whole number · default: 2 × batch × lanes; for example `2000`");
     }
 }

@@ -75,7 +75,7 @@ async fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {
     let catalogue = sql::catalogue(root).await?;
     let programs = process::build_binaries()?;
     Ok(vec![
-        Page { name: "configuration.md", text: configuration::page(&read("oncely.default.toml")?)? },
+        Page { name: "configuration.md", text: configuration::page(&programs)? },
         Page { name: "reason-codes.md", text: reasons::page(&read("src/reason.rs")?)? },
         Page { name: "metrics.md", text: metrics::page(&read("src/metrics/catalogue.rs")?)? },
         Page { name: "command-line.md", text: command_line::page(&programs)? },

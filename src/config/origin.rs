@@ -1,0 +1,162 @@
+//! Which value holds, and where it was said.
+
+use std::path::Path;
+
+use figment::providers::{Env, Format as _, Serialized, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+use secrecy::SecretString;
+
+use super::reference::{Worth, reference};
+use super::{Problems, masked, without_source};
+
+/// The variables that are widely known by another name, and what they set.
+const VARIABLES: [(&str, &str); 3] =
+    [("DATABASE_URL", "postgres.url"), ("AMQP_URL", "rabbitmq.url"), ("REDIS_URL", "redis.url")];
+const PREFIX: &str = "ONCELY_";
+
+/// One of these variables.
+struct Variable {
+    name: &'static str,
+    key: &'static str,
+    value: String,
+}
+
+impl Provider for Variable {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.name)
+    }
+
+    fn data(&self) -> figment::Result<Map<Profile, Dict>> {
+        Serialized::default(self.key, &self.value).data()
+    }
+}
+
+/// The values of the file and the environment, one over the other.
+pub(super) fn merged(text: &str, environment: bool) -> Figment {
+    let mut figment = Figment::new().merge(Toml::string(text));
+    if environment {
+        for (name, key) in VARIABLES {
+            if let Ok(value) = std::env::var(name) {
+                figment = figment.merge(Variable { name, key, value });
+            }
+        }
+        // ONCELY_CONFIG names the file itself.
+        figment = figment.merge(Env::prefixed(PREFIX).ignore(&["config"]).split("__"));
+    }
+    figment
+}
+
+/// A value that holds, without its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// `mirror.ttl`, `consumers[0].name`.
+    pub(crate) key: String,
+    /// As TOML; what is secret is masked, and so is what nobody knows: it may be a secret under a misspelt name.
+    pub(crate) value: String,
+    /// The file's name, a variable's, or `default`.
+    pub(crate) source: String,
+}
+
+/// Settings that are secret.
+const SECRET: [&str; 3] = ["cell.signing_key", "cell.known_keys", "mirror.key"];
+
+/// What holds, by part and setting; with `defaults` also what was not said.
+///
+/// # Errors
+/// When the file can't be read, or is no TOML. Nothing else is judged.
+pub(crate) fn held(file: &Path, defaults: bool) -> Result<Vec<Held>, Problems> {
+    let name = file.display().to_string();
+    let refused = |message: String| {
+        let mut problems = Problems::default();
+        problems.add(&name, message);
+        problems
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| refused(format!("cannot be read ({error})")))?;
+    let figment = merged(&text, true);
+    let values: Dict = figment
+        .extract()
+        .map_err(|error| refused(format!("is not TOML: {}", without_source(&error.to_string()))))?;
+    let source = |key: &str| match figment.find_metadata(key) {
+        Some(metadata) if metadata.name.contains("environment") => {
+            format!("{PREFIX}{}", key.to_ascii_uppercase().replace('.', "__"))
+        }
+        Some(metadata) if metadata.name.contains("TOML") => name.clone(),
+        Some(metadata) => metadata.name.to_string(),
+        None => name.clone(),
+    };
+    let (_, parts) = reference();
+    let mut found = Vec::new();
+    for part in &parts {
+        let known: Vec<&str> = part.settings.iter().map(|setting| setting.name).collect();
+        let tables: Vec<(String, Option<&Dict>)> = match values.get(part.name) {
+            Some(Value::Array(_, tables)) => {
+                let tables = tables.iter().enumerate();
+                tables.map(|(at, table)| (format!("{}[{at}]", part.name), table.as_dict())).collect()
+            }
+            Some(Value::Dict(_, table)) => vec![(part.name.to_owned(), Some(table))],
+            // There may be none of them.
+            _ if part.is_list => Vec::new(),
+            _ => vec![(part.name.to_owned(), None)],
+        };
+        for (place, table) in tables {
+            for setting in &part.settings {
+                let key = format!("{place}.{}", setting.name);
+                if let Some(value) = table.and_then(|table| table.get(setting.name)) {
+                    let value = shown(&format!("{}.{}", part.name, setting.name), value);
+                    let origin = if part.is_list { part.name.to_owned() } else { key.clone() };
+                    found.push(Held { key, value, source: source(&origin) });
+                } else if defaults && setting.worth != Worth::Required {
+                    let value = setting.otherwise().unwrap_or_default();
+                    found.push(Held { key, value, source: "default".to_owned() });
+                }
+            }
+            for (name, value) in table.into_iter().flatten() {
+                if !known.contains(&name.as_str()) {
+                    let value = if part.is_list && name == ALSO { toml(value) } else { UNKNOWN.to_owned() };
+                    let key = format!("{place}.{name}");
+                    let origin = if part.is_list { part.name } else { &key };
+                    found.push(Held { source: source(origin), key, value });
+                }
+            }
+        }
+    }
+    for name in values.keys().filter(|name| !parts.iter().any(|part| part.name == name.as_str())) {
+        found.push(Held { key: name.clone(), value: UNKNOWN.to_owned(), source: source(name) });
+    }
+    Ok(found)
+}
+
+/// A consumer says this instead of `queue` where it reads several: the reference has it in a remark.
+const ALSO: &str = "queues";
+const UNKNOWN: &str = "(unknown: not shown)";
+
+/// A value of a setting as it may be shown.
+fn shown(setting: &str, value: &Value) -> String {
+    match value {
+        _ if SECRET.contains(&setting) => "***".to_owned(),
+        Value::String(_, text) if setting.ends_with(".url") || setting.ends_with(".management") => {
+            toml(&Value::from(masked(&SecretString::from(text.clone()))))
+        }
+        value => toml(value),
+    }
+}
+
+/// A value as TOML writes it.
+fn toml(value: &Value) -> String {
+    match value {
+        // TOML's basic strings escape as JSON's do.
+        Value::String(_, text) => serde_json::Value::from(text.as_str()).to_string(),
+        Value::Char(_, one) => serde_json::Value::from(one.to_string()).to_string(),
+        Value::Bool(_, truth) => truth.to_string(),
+        Value::Num(_, number) => serde_json::to_string(number).unwrap_or_default(),
+        Value::Empty(..) => "\"\"".to_owned(),
+        Value::Array(_, values) => format!("[{}]", values.iter().map(toml).collect::<Vec<_>>().join(", ")),
+        Value::Dict(_, values) if values.is_empty() => "{}".to_owned(),
+        Value::Dict(_, values) => {
+            let fields: Vec<String> =
+                values.iter().map(|(name, value)| format!("{name} = {}", toml(value))).collect();
+            format!("{{ {} }}", fields.join(", "))
+        }
+    }
+}
