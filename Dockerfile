@@ -10,7 +10,7 @@ COPY src src
 COPY bench bench
 COPY testbed testbed
 COPY xtask xtask
-RUN cargo build --locked --release --package oncely --bins --features tls
+RUN cargo build --locked --release --package oncely --bins --features tls,otel
 
 FROM debian:bookworm-slim
 RUN apt-get update \

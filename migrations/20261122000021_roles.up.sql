@@ -54,6 +54,8 @@ begin
             ('oncely_worker', format('update (%s) on oncely.dead_letters', letter_changed)),
             ('oncely_worker', 'insert (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, '
                 'reason, error_code, detail, worker, trace_id) on oncely.audit'),
+            -- Of which trace the first run of a duplicate was.
+            ('oncely_worker', 'select (tenant, occurred_at, consumer, key, outcome, trace_id) on oncely.audit'),
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '

@@ -37,6 +37,7 @@
 //!   recorder that the embedding program installs.
 //! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
 //! - `top` (default, with `cli`): `oncely top`.
+//! - `otel`: `[traces]`: spans of messages, batches and events to a receiver of OTLP. Off by default; the released programs have it.
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
 //! - `testing`: the module `testing`, for the tests of an embedding program. Never in a release.
 //! - `failpoints`: for tests of the programs: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
@@ -104,6 +105,9 @@ pub(crate) mod signing;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[doc(hidden)]
+pub mod trace_parent;
+pub(crate) mod traces;
 pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;

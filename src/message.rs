@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 
+use crate::trace_parent::TraceParent;
+
 /// A message as it was delivered.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RawMessage {
@@ -25,17 +27,19 @@ pub struct RawMessage {
 }
 
 impl RawMessage {
-    /// The trace id of its W3C `traceparent` header, where it has a valid one.
+    /// What its W3C `traceparent` header says, where it has a valid one.
     #[must_use]
-    pub fn trace_id(&self) -> Option<&str> {
+    pub fn trace_parent(&self) -> Option<TraceParent<'_>> {
         let Some(HeaderValue::Text(bytes)) = self.headers.get("traceparent") else {
             return None;
         };
-        let mut fields = std::str::from_utf8(bytes).ok()?.split('-');
-        let (_version, trace_id) = (fields.next()?, fields.next()?);
-        let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
-        (trace_id.len() == 32 && trace_id.chars().all(is_hex) && trace_id.chars().any(|c| c != '0'))
-            .then_some(trace_id)
+        TraceParent::parse(std::str::from_utf8(bytes).ok()?)
+    }
+
+    /// The trace id of its W3C `traceparent` header, where it has a valid one.
+    #[must_use]
+    pub fn trace_id(&self) -> Option<&str> {
+        self.trace_parent().map(|parent| parent.trace_id)
     }
 
     /// Its headers as JSON; byte strings that are not UTF-8 are left out.

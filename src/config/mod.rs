@@ -10,6 +10,7 @@ mod reference;
 mod section;
 mod servers;
 mod tasks;
+mod traces;
 
 use std::path::Path;
 
@@ -30,6 +31,7 @@ pub(crate) use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
 };
+pub use traces::{SpanParent, Told, TraceSettings};
 
 use crate::pg::PgSettings;
 use crate::signing::SigningKeys;
@@ -72,6 +74,8 @@ pub struct Config {
     pub dead_letters: DeadLetterSettings,
     /// Logging.
     pub log: LogSettings,
+    /// Where spans go; `None` without an endpoint.
+    pub traces: Option<TraceSettings>,
     /// The consumers.
     pub consumers: Vec<Consumer>,
 }
@@ -231,6 +235,7 @@ impl Config {
         let audit = tasks::audit(root.table("audit", problems), problems);
         let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
         let log = tasks::log(root.table("log", problems), problems);
+        let traces = traces::traces(root.table("traces", problems), problems);
         let consumers: Vec<Consumer> = root
             .tables("consumers", problems)
             .into_iter()
@@ -253,18 +258,20 @@ impl Config {
             audit,
             dead_letters,
             log,
+            traces,
             consumers,
         })
     }
 }
 
 /// Settings that are secret, hold a secret, or are meant to differ between processes.
-const NOT_DIGESTED: [(&str, &[&str]); 6] = [
+const NOT_DIGESTED: [(&str, &[&str]); 7] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url"]),
     ("rabbitmq", &["url", "management"]),
     ("redis", &["url"]),
     ("mirror", &["key"]),
+    ("traces", &["headers"]),
     ("worker", &["name"]),
 ];
 

@@ -115,6 +115,18 @@ impl Section {
         }
     }
 
+    /// From 0 (none) to 1 (all).
+    pub(crate) fn share(&mut self, key: &'static str, default: f64, problems: &mut Problems) -> f64 {
+        let number = match self.take(key) {
+            None => return default,
+            Some(value) => value.to_f64(),
+        };
+        number.filter(|number| (0.0..=1.0).contains(number)).unwrap_or_else(|| {
+            problems.add(self.place(key), "must be a number from 0 (none) to 1 (all)");
+            default
+        })
+    }
+
     /// One of several words.
     pub(crate) fn choice<T: Copy>(
         &mut self,

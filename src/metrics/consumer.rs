@@ -37,7 +37,7 @@ impl Stage {
         Self::Settle,
     ];
 
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Prepare => "prepare",
             Self::Precheck => "precheck",

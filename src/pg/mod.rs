@@ -17,6 +17,7 @@ mod error;
 mod event;
 mod event_operator;
 mod event_relay;
+mod first_run;
 mod identity_sample;
 mod inspect;
 mod letter_change;
@@ -73,6 +74,8 @@ pub(crate) use event_relay::{
     Cursor, EventFailure, TakeLimits, TakenEvent, database_time, delete_events, fail_events, take_events,
     take_ordered,
 };
+#[cfg_attr(not(feature = "otel"), allow(unused_imports))]
+pub(crate) use first_run::first_runs;
 pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,

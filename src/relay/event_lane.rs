@@ -14,6 +14,7 @@ use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::metrics::{RelayResult, Target};
 use crate::pg::{self, Cursor, Door};
+use crate::traces::EventTraces;
 
 struct EventLane {
     config: Config,
@@ -23,6 +24,7 @@ struct EventLane {
     connection: Option<PublishConnection>,
     cursor: Cursor,
     clock_read: Instant,
+    traces: EventTraces,
 }
 
 /// How often the database's clock is read: this machine's may run at another speed.
@@ -41,6 +43,7 @@ pub(super) async fn publish_events(
     number: u32,
     door: Door,
     watched: Watched,
+    traces: EventTraces,
     stop: CancellationToken,
 ) {
     let name = format!("oncely relay {} events {number}", config.worker.name);
@@ -57,6 +60,7 @@ pub(super) async fn publish_events(
         connection: None,
         cursor: None,
         clock_read: Instant::now(),
+        traces,
     };
     while !stop.is_cancelled() {
         let postgres = &lane.config.postgres;
@@ -168,6 +172,7 @@ impl EventLane {
             cursor: &mut self.cursor,
             client_timeout,
             longest: self.config.postgres.statement_timeout,
+            traces: &self.traces,
         };
         batch.publish().await.map(Some)
     }

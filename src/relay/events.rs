@@ -13,6 +13,7 @@ use crate::config::EventSettings;
 use crate::failpoint::step;
 use crate::own_headers;
 use crate::pg::{self, Cursor, EventFailure, NoSession, Session, TakeLimits, TakenEvent};
+use crate::traces::EventTraces;
 
 /// Most payload in one batch.
 const BYTES: i64 = 8 << 20;
@@ -62,6 +63,7 @@ pub(crate) struct EventBatch<'a> {
     pub(crate) client_timeout: Duration,
     /// How long a batch may publish: half of what PostgreSQL lets its transaction do nothing.
     pub(crate) longest: Duration,
+    pub(crate) traces: &'a EventTraces,
 }
 
 /// Is there anything to publish? For a lane that has no connection to the broker yet: without events it needs none.
@@ -94,7 +96,7 @@ impl EventBatch<'_> {
     /// Takes a batch, publishes it, deletes what has arrived. The rows stay locked meanwhile, so that several lanes and relays
     /// share the work; a death before the COMMIT publishes the same events again, with the same `message_id`s.
     pub(crate) async fn publish(self) -> Result<EventReport, EventError> {
-        let Self { session, witness, connection, settings, cursor, client_timeout, longest } = self;
+        let Self { session, witness, connection, settings, cursor, client_timeout, longest, traces } = self;
         let now = session.clock.now();
         let limits = limits(settings);
         let mut transaction = pg::within(client_timeout, session.connection.begin()).await?;
@@ -113,7 +115,11 @@ impl EventBatch<'_> {
             pg::within(client_timeout, pg::await_standby(witness)).await?;
         }
         step("events.publish.before");
-        let (results, failed) = publish(connection, &events, Instant::now() + longest).await;
+        let published = |event: &TakenEvent, result: &PublishResult, began| {
+            let failure = reason(event, result).map(|(reason, _)| reason);
+            traces.published(event, now, began, failure);
+        };
+        let (results, failed) = publish(connection, &events, Instant::now() + longest, published).await;
         step("events.publish.after");
         let mut report = EventReport { taken: events.len(), ..EventReport::default() };
         let arrived: Vec<&TakenEvent> = with_result(&events, &results)
@@ -172,6 +178,7 @@ async fn publish(
     connection: &PublishConnection,
     events: &[TakenEvent],
     until: Instant,
+    published: impl Fn(&TakenEvent, &PublishResult, Instant),
 ) -> (Vec<Option<PublishResult>>, Option<AmqpError>) {
     let mut results: Vec<Option<PublishResult>> = vec![None; events.len()];
     let mut stuck: HashSet<(&str, Option<&str>)> = HashSet::new();
@@ -200,9 +207,13 @@ async fn publish(
             going.push(index);
             messages.push(message);
         }
+        let began = Instant::now();
         let (said, failed) = connection.publish(&messages).await;
         for (index, result) in going.into_iter().zip(said) {
             let event = &events[index];
+            if let Some(result) = &result {
+                published(event, result, began);
+            }
             if event.ordering_key.is_some() && result != Some(PublishResult::Arrived) {
                 stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
             }

@@ -20,6 +20,7 @@ use crate::mirror::{Mirror, MirrorWatch};
 use crate::pg::{Clock, Door, Readiness, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
+use crate::traces::Traces;
 use crate::vitals::Vitals;
 use crate::watchdog;
 
@@ -59,6 +60,7 @@ impl Relay {
             return Ok(Stopped::Clean);
         };
         let pulse = Arc::new(Pulse::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
+        let traces = Traces::start("relay", &self.config)?;
         let mut tasks = JoinSet::new();
         let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), Timelines::default());
         tasks.spawn(maintenance::run(
@@ -79,7 +81,15 @@ impl Relay {
         for lane in 1..=self.config.events.lanes {
             let beat = vitals.liveness.watch(format!("event lane {lane}"));
             let watched = Watched { pulse: Arc::clone(&pulse), beat };
-            tasks.spawn(publish_events(self.config.clone(), lane, door.clone(), watched, stop.clone()));
+            let traces = traces.events();
+            tasks.spawn(publish_events(
+                self.config.clone(),
+                lane,
+                door.clone(),
+                watched,
+                traces,
+                stop.clone(),
+            ));
         }
         let observer = Observer {
             config: self.config.clone(),
@@ -106,7 +116,7 @@ impl Relay {
                     // Whatever it waits for (a server that went silent, say) is rolled back, and taken again.
                     tracing::error!(limit = ?self.config.worker.shutdown, "not all work was finished in time");
                     tasks.shutdown().await;
-                    heartbeat.end().await;
+                    tokio::join!(heartbeat.end(), traces.end());
                     return Ok(Stopped::Deadline);
                 }
             };
@@ -120,7 +130,7 @@ impl Relay {
                 }
             }
         }
-        heartbeat.end().await;
+        tokio::join!(heartbeat.end(), traces.end());
         Ok(stopped)
     }
 

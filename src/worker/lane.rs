@@ -87,6 +87,7 @@ impl Lane {
                     }
                     done = self.batch(taken, batch) => done,
                 };
+                self.decider.attempts.end_trace();
                 if done.is_err() {
                     self.decider.attempts.abandon().await;
                     tracing::debug!(consumer = %self.shared.consumer.name, "a batch was left to redelivery");
@@ -100,7 +101,7 @@ impl Lane {
     async fn settle(&self, settled: Vec<(Box<Delivery>, Known, Outcome)>) -> Result<(), Abandoned> {
         let messages = settled.len();
         self.decider.attempts.waits();
-        let done = settle(&self.shared, settled).await;
+        let done = settle(&self.shared, self.decider.attempts.trace(), settled).await;
         self.decider.attempts.at_work_on(messages);
         done
     }
@@ -119,7 +120,7 @@ impl Lane {
                 channels.push(Arc::clone(&delivery.channel));
             }
         }
-        self.decider.attempts.take_in_hand(channels.clone());
+        self.decider.attempts.take_in_hand(channels.clone(), shared.traces.batch(deliveries.len()));
         let metrics = &shared.counters.metrics;
         #[allow(clippy::cast_precision_loss)] // a few thousand
         metrics.batch.record(deliveries.len() as f64);
@@ -135,7 +136,7 @@ impl Lane {
                 Err(rejection) => rejected.push(rejection),
             }
         }
-        metrics.stage(Stage::Prepare, began.elapsed());
+        shared.passed(self.decider.attempts.trace(), Stage::Prepare, began.into_std());
         if !rejected.is_empty() {
             let mut settled = rejected
                 .into_iter()
@@ -183,7 +184,7 @@ impl Lane {
             },
             false => vec![false; leading.len()],
         };
-        shared.counters.metrics.stage(Stage::Precheck, began.elapsed());
+        shared.passed(attempts.trace(), Stage::Precheck, began.into_std());
         let mut listed = Vec::new();
         for (&index, known) in first.iter().zip(known) {
             // A reply's content is in PostgreSQL alone.

@@ -27,6 +27,7 @@ use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
 use crate::pg::{Readiness, Session, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
+use crate::traces::Traces;
 use crate::vitals::Vitals;
 use crate::watchdog;
 
@@ -224,6 +225,7 @@ impl Worker {
             vitals.liveness.clone(),
             stop.clone(),
         );
+        let mut traces = Traces::start("worker", config)?;
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
         let mut copies = JoinSet::new();
@@ -238,7 +240,9 @@ impl Worker {
                 watch: watch.clone(),
             });
             let metrics = vitals.with_registry(|| ConsumerMetrics::new(consumer));
-            let shared = Arc::new(Shared::new(&common, consumer, run.clone(), precheck, metrics));
+            let mut shared = Shared::new(&common, consumer, run.clone(), precheck, metrics);
+            shared.traces = traces.consumer(config, consumer, run, &common.timelines);
+            let shared = Arc::new(shared);
             let retention = retentions.get(consumer.name.as_str()).copied().unwrap_or(consumer.retention);
             shared.counters.metrics.dedupe_horizon.set(retention.as_secs_f64());
             shared.gate.set(pauses.iter().find(|pause| pause.consumer == consumer.name.as_str()).cloned());
@@ -330,7 +334,7 @@ impl Worker {
         }
         common.done.cancel();
         let close = async { while subscriptions.join_next().await.is_some() {} };
-        if tokio::time::timeout(CLOSE, close).await.is_err() {
+        if tokio::join!(tokio::time::timeout(CLOSE, close), traces.end()).0.is_err() {
             tracing::warn!("the broker did not answer while closing");
         }
         consumers.iter().for_each(|consumer| consumer.failures.flush(true));

@@ -1,6 +1,7 @@
 //! What the lanes and subscriptions of one consumer share.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use secrecy::ExposeSecret as _;
 use tokio::sync::RwLock;
@@ -18,10 +19,11 @@ use crate::amqp::{Budget, Publisher};
 use crate::config::{Config, Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
-use crate::metrics::ConsumerMetrics;
+use crate::metrics::{ConsumerMetrics, Stage};
 use crate::mirror::{EpochWatch, Mirror, TagKey};
 use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session, Timelines};
 use crate::signing::SigningKeys;
+use crate::traces::{BatchTrace, ConsumerTraces};
 use crate::vitals::Liveness;
 
 /// A consumer at work.
@@ -46,6 +48,7 @@ pub(crate) struct Shared {
     /// What deliveries may hold.
     pub(crate) budget: Budget,
     pub(crate) counters: Counters,
+    pub(crate) traces: ConsumerTraces,
     pub(crate) health: Health,
     pub(crate) failures: FailureLog,
     pub(crate) permits: Permits,
@@ -73,7 +76,7 @@ pub(crate) struct Precheck {
 pub(crate) struct Common {
     pub(crate) config: Config,
     pub(crate) clock: Clock,
-    timelines: Timelines,
+    pub(crate) timelines: Timelines,
     tag_key: TagKey,
     signing_keys: SigningKeys,
     process: Arc<RwLock<()>>,
@@ -152,6 +155,7 @@ impl Shared {
             unsettled: Unsettled::new(consumer),
             budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
             counters: Counters::new(metrics),
+            traces: ConsumerTraces::default(),
             health: Health::new(clock.clone()),
             failures: FailureLog::new(consumer.name.clone()),
             permits: Permits::new(Arc::clone(&common.process)),
@@ -217,6 +221,13 @@ impl Shared {
                 None
             }
         }
+    }
+
+    /// A batch has passed a stage that began then.
+    pub(crate) fn passed(&self, batch: &BatchTrace, stage: Stage, began: Instant) {
+        let took = began.elapsed();
+        self.counters.metrics.stage(stage, took);
+        batch.stage(stage, began, took);
     }
 
     /// How this consumer fares, for the heartbeat.

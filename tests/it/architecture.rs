@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 16] = [
+const ROOMS: [&[&str]; 17] = [
     &[
         "identity",
         "message",
@@ -16,6 +16,7 @@ const ROOMS: [&[&str]; 16] = [
         "shown",
         "own_headers",
         "durations",
+        "trace_parent",
     ],
     &["reason"],
     &["extract", "outcome", "decide", "blame", "signing", "letter"],
@@ -24,6 +25,7 @@ const ROOMS: [&[&str]; 16] = [
     &["handler"],
     &["config"],
     &["backoff", "telemetry", "shutdown", "watchdog", "metrics"],
+    &["traces"],
     &["amqp", "mirror"],
     &["preflight"],
     &["vitals", "doctor"],

@@ -294,6 +294,12 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_operator", "select oncely.resume_consumer('payments', 'x', 'me')", true),
         ("oncely_operator", "delete from oncely.controls", false),
         ("oncely_auditor", "select * from oncely.stats, oncely.relay_stats, oncely.controls", true),
+        (
+            "oncely_worker",
+            "select tenant, occurred_at, consumer, key, outcome, trace_id from oncely.audit",
+            true,
+        ),
+        ("oncely_worker", "select detail from oncely.audit", false),
         ("oncely_auditor", "select oncely.pause_consumer('payments', null, 'x', 'me')", false),
         ("oncely_worker", "select oncely.bury_processes(now())", false),
         ("oncely_relay", "select oncely.bury_processes(now())", true),

@@ -40,7 +40,7 @@ fn the_shipped_defaults_are_valid_and_name_every_default() {
             config.dead_letters,
             config.events,
             config.consumers
-        ) + &format!("{:?}", config.log)
+        ) + &format!("{:?} {:?}", config.log, config.traces)
     };
     assert_eq!(show(&shipped), show(&bare));
 }

@@ -55,6 +55,7 @@ mod status;
 mod support;
 mod testing;
 mod top;
+mod traces;
 mod trail;
 mod unsettled;
 mod webhooks;

@@ -31,11 +31,11 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds `worker`, `relay` and `oncely` with steps at which they can end; returns a folder of their own, so that nobody takes them
+/// Builds `worker`, `relay` and `oncely` as the tests have them, with steps at which they can end; returns a folder of their own, so that nobody takes them
 /// for the real ones.
 pub(crate) fn build_with_failpoints() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely with failpoints");
-    let failpoints = ["--bins", "--features", "failpoints"];
+    let failpoints = ["--bins", "--features", "failpoints,otel"];
     run(cargo(&root()).arg("build").args(PRODUCT).args(failpoints))?;
     let here = std::env::current_exe()?;
     let from = here.parent().context("no folder")?;

@@ -10,7 +10,7 @@ use crate::extract::Source;
 const HIDDEN: &str = "(masked)";
 
 /// Settings whose value is not said, wherever they stand.
-const SECRET: [&str; 5] = ["url", "management", "signing_key", "known_keys", "key"];
+const SECRET: [&str; 6] = ["url", "management", "signing_key", "known_keys", "key", "headers"];
 
 /// Hides what is secret or of a message: names of machines and logins are replaced by hashes that mean something within one archive only.
 pub(super) struct Mask {
@@ -41,6 +41,7 @@ impl Mask {
         }
         let keys = config.signing_key.iter().chain(&config.known_keys);
         let keys = keys.chain(config.mirror.iter().filter_map(|mirror| mirror.key.as_ref()));
+        let keys = keys.chain(config.traces.iter().flat_map(|traces| traces.headers.values()));
         replaced.extend(keys.map(|key| (key.expose_secret().to_owned(), HIDDEN.to_owned())));
         for consumer in &config.consumers {
             if consumer.tenant == Source::Queue || consumer.key == Source::Queue {
@@ -146,6 +147,7 @@ mod tests {
             "postgres": { "url": "postgres://u:S3CR3T@h/d", "lock_timeout": "5s" },
             "rabbitmq": { "url": "amqp://u:S3CR3T@h", "management": "http://u:S3CR3T@h" },
             "mirror": { "key": "S3CR3T" },
+            "traces": { "headers": { "authorization": "Bearer S3CR3T" } },
             "consumers": [{ "name": "payments", "tenant": { "fixed": "S3CR3T" }, "key": { "property": "message_id" } }],
         }));
         assert!(!shown.to_string().contains("S3CR3T"), "{shown}");

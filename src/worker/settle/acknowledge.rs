@@ -4,43 +4,75 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::amqp::Delivery;
+use super::settled::Settled;
+use crate::amqp::ChannelLife;
 use crate::failpoint::step;
 use crate::metrics::Stage;
-use crate::outcome::Outcome;
+use crate::traces::SettledMessage;
 use crate::worker::shared::Shared;
 
+/// What is acknowledged on one channel.
+struct OfChannel<'a> {
+    channel: &'a Arc<ChannelLife>,
+    tags: Vec<u64>,
+    /// Those that have a span.
+    traced: Vec<&'a Settled>,
+}
+
 /// Acknowledges, channel by channel. An acknowledgement that does not arrive costs a redelivery, nothing else.
-pub(super) async fn acknowledge(shared: &Shared, settled: impl IntoIterator<Item = (&Delivery, &Outcome)>) {
+pub(super) async fn acknowledge<'a>(shared: &Shared, settled: impl IntoIterator<Item = &'a Settled>) {
     let mut by_channel = HashMap::new();
     let mut completed = false;
     let began = Instant::now();
     let now = shared.clock.now();
-    for (delivery, outcome) in settled {
+    for one in settled {
+        let Settled { delivery, outcome, trace, .. } = one;
         shared.counters.settled(outcome, began.saturating_duration_since(delivery.arrived));
         if let (true, Some(published_at)) = (outcome.completes(), delivery.message.properties.timestamp) {
             shared.counters.metrics.age.record((now - published_at).to_std().unwrap_or_default());
         }
         completed |= outcome.completes();
-        by_channel
-            .entry(Arc::as_ptr(&delivery.channel).addr())
-            .or_insert_with(|| (Arc::clone(&delivery.channel), Vec::new()))
-            .1
-            .push(delivery.tag);
+        let of_channel = by_channel.entry(Arc::as_ptr(&delivery.channel).addr()).or_insert_with(|| {
+            OfChannel { channel: &delivery.channel, tags: Vec::new(), traced: Vec::new() }
+        });
+        of_channel.tags.push(delivery.tag);
+        if trace.is_wanted() {
+            of_channel.traced.push(one);
+        }
     }
     if completed {
         shared.health.completed(now);
     }
-    for (channel, tags) in by_channel.into_values() {
+    for OfChannel { channel, tags, traced } in by_channel.into_values() {
         let messages = tags.len();
+        let asked = Instant::now();
         let is_stale = channel.is_over();
         step("worker.ack.before");
         let settled = channel.settle(tags).await;
         step("worker.ack.after");
-        shared.counters.metrics.acknowledged(messages, !is_stale && settled.is_ok());
+        let sent = !is_stale && settled.is_ok();
+        shared.counters.metrics.acknowledged(messages, sent);
         if let Err(error) = settled {
             tracing::debug!(consumer = %shared.consumer.name, error = %error, "an acknowledgement did not arrive");
         }
+        trace(&traced, messages, asked, sent);
     }
     shared.counters.metrics.stage(Stage::Settle, began.elapsed());
+}
+
+/// The spans of what was acknowledged together.
+fn trace(traced: &[&Settled], messages: usize, asked: Instant, sent: bool) {
+    if let Some(Settled { delivery, trace, .. }) = traced.first() {
+        trace.acknowledged(&delivery.message.queue, messages, asked, sent);
+    }
+    for Settled { delivery, known, outcome, trace } in traced {
+        trace.settled(&SettledMessage {
+            message: &delivery.message,
+            tag: delivery.tag,
+            tenant: known.tenant.as_ref(),
+            key: known.key.as_ref(),
+            outcome,
+            arrived: delivery.arrived,
+        });
+    }
 }

@@ -2,8 +2,10 @@
 
 use super::acknowledge::acknowledge;
 use super::copies::{dead_letter_copy, retry_copy};
+use super::settled::Settled;
 use crate::amqp::Delivery;
 use crate::outcome::{Disposition, Outcome};
+use crate::traces::BatchTrace;
 use crate::worker::abandoned::Abandoned;
 use crate::worker::candidate::Known;
 use crate::worker::shared::Shared;
@@ -12,6 +14,7 @@ use crate::worker::shared::Shared;
 /// Returns soon, whatever the broker does: see [`super::settle_copies`].
 pub(crate) async fn settle(
     shared: &Shared,
+    batch: &BatchTrace,
     decided: Vec<(Box<Delivery>, Known, Outcome)>,
 ) -> Result<(), Abandoned> {
     let mut ready = Vec::with_capacity(decided.len());
@@ -20,20 +23,22 @@ pub(crate) async fn settle(
         shared.failures.note(&known, &outcome);
         shared.health.note(&known, &outcome);
         let copy = match outcome.disposition() {
-            Disposition::Ack => {
-                ready.push((delivery, outcome));
-                continue;
-            }
             // Nobody settles it: it comes again with its channel.
             Disposition::Keep => continue,
-            Disposition::Retry(delay) => retry_copy(shared, &delivery, &known, delay),
+            Disposition::Ack => None,
+            Disposition::Retry(delay) => Some(retry_copy(shared, &delivery, &known, delay)),
             Disposition::DeadLetter(rejection) => {
-                dead_letter_copy(shared, &delivery, &known, &rejection, &outcome)
+                Some(dead_letter_copy(shared, &delivery, &known, &rejection, &outcome))
             }
         };
-        leaving.push((delivery, known, outcome, copy));
+        let trace = batch.message(&delivery.message, &outcome, delivery.arrived);
+        let settled = Settled { delivery, known, outcome, trace };
+        match copy {
+            None => ready.push(settled),
+            Some(copy) => leaving.push((settled, copy)),
+        }
     }
-    acknowledge(shared, ready.iter().map(|(delivery, outcome)| (&**delivery, outcome))).await;
+    acknowledge(shared, &ready).await;
     drop(ready);
     shared.unsettled.hand_over(&shared.consumer.name, &shared.stop, leaving).await
 }

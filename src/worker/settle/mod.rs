@@ -4,6 +4,7 @@ mod acknowledge;
 mod copies;
 mod decided;
 pub(super) mod settle_copies;
+mod settled;
 pub(super) mod unsettled;
 
 pub(super) use decided::settle;

@@ -61,8 +61,8 @@ async fn work(shared: &Shared, mut handed: mpsc::UnboundedReceiver<Leaving>, wai
             () = tokio::time::sleep_until(next), if !waiting.is_empty() => {}
         }
         // What came on a channel that is gone comes again, and its copy then.
-        waiting.retain(|waiting| !waiting.leaving.delivery.channel.is_over());
-        fresh.retain(|leaving| !leaving.delivery.channel.is_over());
+        waiting.retain(|waiting| !waiting.leaving.settled.delivery.channel.is_over());
+        fresh.retain(|leaving| !leaving.settled.delivery.channel.is_over());
         for (leaving, error) in publish(shared, fresh).await {
             waiting.push(Waiting::new(leaving, error));
         }
@@ -101,7 +101,7 @@ async fn publish(shared: &Shared, leaving: Vec<Leaving>) -> Vec<(Leaving, Publis
             Ok(_) => arrived.push(leaving),
         }
     }
-    acknowledge(shared, arrived.iter().map(|leaving| (&*leaving.delivery, &leaving.outcome))).await;
+    acknowledge(shared, arrived.iter().map(|leaving| &leaving.settled)).await;
     for (leaving, _) in &mut failed {
         leaving.first_try = None;
     }
@@ -152,9 +152,9 @@ fn log(shared: &Shared, waiting: &[Waiting], logged: &mut HashMap<&'static str, 
         logged.insert(reason, Instant::now());
         tracing::error!(
             %consumer,
-            queue = leaving.delivery.message.queue,
-            tenant = leaving.known.tenant.as_ref().map(tracing::field::display),
-            key = leaving.known.key.as_ref().map(tracing::field::display),
+            queue = leaving.settled.delivery.message.queue,
+            tenant = leaving.settled.known.tenant.as_ref().map(tracing::field::display),
+            key = leaving.settled.known.key.as_ref().map(tracing::field::display),
             reason,
             copies,
             error = %error,
@@ -166,7 +166,7 @@ fn log(shared: &Shared, waiting: &[Waiting], logged: &mut HashMap<&'static str, 
 /// Sends the acknowledgements that are held back behind what waits: it may wait for long.
 async fn release(shared: &Shared, waiting: &[Waiting]) {
     let mut channels: Vec<&Arc<ChannelLife>> = Vec::new();
-    for channel in waiting.iter().map(|waiting| &waiting.leaving.delivery.channel) {
+    for channel in waiting.iter().map(|waiting| &waiting.leaving.settled.delivery.channel) {
         if !channels.iter().any(|known| Arc::ptr_eq(known, channel)) {
             channels.push(channel);
         }

@@ -8,10 +8,10 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::settled::Settled;
 use crate::amqp::{Copy, Delivery};
 use crate::config::Consumer;
 use crate::identity::IdentityPart;
-use crate::outcome::Outcome;
 use crate::worker::abandoned::Abandoned;
 use crate::worker::candidate::Known;
 
@@ -40,9 +40,7 @@ pub(crate) struct Unsettled {
 
 /// A delivery and its copy.
 pub(super) struct Leaving {
-    pub(super) delivery: Box<Delivery>,
-    pub(super) known: Known,
-    pub(super) outcome: Outcome,
+    pub(super) settled: Settled,
     pub(super) copy: Copy,
     /// Until its first try is over.
     pub(super) first_try: Option<Arc<DropGuard>>,
@@ -103,18 +101,19 @@ impl Unsettled {
         &self,
         consumer: &IdentityPart,
         stop: &CancellationToken,
-        leaving: Vec<(Box<Delivery>, Known, Outcome, Copy)>,
+        leaving: Vec<(Settled, Copy)>,
     ) -> Result<(), Abandoned> {
         if leaving.is_empty() {
             return Ok(());
         }
         let tried = CancellationToken::new();
         let guard = Arc::new(tried.clone().drop_guard());
-        for (delivery, known, outcome, copy) in leaving {
-            let Some(room) = self.room_for(consumer, stop, &delivery, &known).await? else { continue };
+        for (settled, copy) in leaving {
+            let Settled { delivery, known, .. } = &settled;
+            let Some(room) = self.room_for(consumer, stop, delivery, known).await? else { continue };
             let first_try = Some(Arc::clone(&guard));
             // Its receiver ends after the lanes.
-            let _ = self.handed.send(Leaving { delivery, known, outcome, copy, first_try, _room: room });
+            let _ = self.handed.send(Leaving { settled, copy, first_try, _room: room });
         }
         drop(guard);
         if self.waiting.load(Ordering::Acquire) == 0 {

@@ -17,6 +17,7 @@ use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{self, AuditRecord, Session};
+use crate::traces::BatchTrace;
 use crate::vitals::Beat;
 use crate::worker::abandoned::Abandoned;
 use crate::worker::candidate::{Candidate, Known};
@@ -71,6 +72,7 @@ struct InHand {
     epochs: Vec<String>,
     /// How long the last transaction took.
     took: Duration,
+    trace: BatchTrace,
 }
 
 impl Attempts {
@@ -105,8 +107,18 @@ impl Attempts {
     }
 
     /// Another batch is at hand, which came on these channels.
-    pub(crate) fn take_in_hand(&mut self, channels: Vec<Arc<ChannelLife>>) {
-        self.hand = InHand { channels, ..InHand::default() };
+    pub(crate) fn take_in_hand(&mut self, channels: Vec<Arc<ChannelLife>>, trace: BatchTrace) {
+        self.hand = InHand { channels, trace, ..InHand::default() };
+    }
+
+    /// What is noted of the batch at hand.
+    pub(crate) fn trace(&self) -> &BatchTrace {
+        &self.hand.trace
+    }
+
+    /// The batch at hand is settled, or given up.
+    pub(crate) fn end_trace(&mut self) {
+        std::mem::take(&mut self.hand.trace).end();
     }
 
     /// A round begins: nothing of it is decided.
@@ -273,7 +285,10 @@ impl Attempts {
             Interrupt::NotNow(fault)
             | Interrupt::Held(fault)
             | Interrupt::Failed(fault)
-            | Interrupt::Tainted(fault) => metrics.failed(fault.class),
+            | Interrupt::Tainted(fault) => {
+                metrics.failed(fault.class);
+                self.hand.trace.setback(fault);
+            }
         }
     }
 
@@ -295,7 +310,7 @@ impl Attempts {
             Plan::ByItself { .. } => ExpectedKeys::Known,
             _ => self.prediction.expect(work),
         };
-        let run = BatchRun::new(shared, session, plan, keys, work);
+        let run = BatchRun::new((shared, &self.hand.trace), session, plan, keys, work);
         let done = transact(&run, session, &mut self.hand.unconfirmed).await;
         self.hand.took = run.started.elapsed();
         match &done {

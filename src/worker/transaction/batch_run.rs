@@ -7,7 +7,9 @@ use chrono::{DateTime, Utc};
 use super::plan::Plan;
 use super::replies::wants_reply;
 use crate::handler::{Run, SqlHandler};
+use crate::metrics::Stage;
 use crate::pg::{Backend, Session};
+use crate::traces::BatchTrace;
 use crate::worker::candidate::Candidate;
 use crate::worker::prediction::{ExpectedKeys, SMALL};
 use crate::worker::shared::Shared;
@@ -15,6 +17,7 @@ use crate::worker::shared::Shared;
 /// One try of a batch: whose messages, how, on which session, and since when.
 pub(crate) struct BatchRun<'a> {
     pub(crate) shared: &'a Shared,
+    pub(crate) trace: &'a BatchTrace,
     /// With distinct identities.
     pub(crate) candidates: &'a [&'a Candidate],
     pub(crate) plan: Plan,
@@ -31,7 +34,7 @@ pub(crate) struct BatchRun<'a> {
 impl<'a> BatchRun<'a> {
     /// Begins now.
     pub(crate) fn new(
-        shared: &'a Shared,
+        (shared, trace): (&'a Shared, &'a BatchTrace),
         session: &Session,
         plan: Plan,
         keys: ExpectedKeys,
@@ -39,6 +42,7 @@ impl<'a> BatchRun<'a> {
     ) -> Self {
         Self {
             shared,
+            trace,
             candidates,
             plan,
             keys,
@@ -61,6 +65,11 @@ impl<'a> BatchRun<'a> {
             }
             _ => None,
         }
+    }
+
+    /// It has passed a stage that began then.
+    pub(crate) fn passed(&self, stage: Stage, began: Instant) {
+        self.shared.passed(self.trace, stage, began);
     }
 
     /// Since it began, in microseconds.

@@ -55,7 +55,7 @@ pub(super) async fn commit_in_one_statement(
         }
     })?;
     step("worker.commit_fresh.after");
-    shared.counters.metrics.stage(Stage::OneStatement, run.started.elapsed());
+    run.passed(Stage::OneStatement, run.started);
     await_standby_if_late(shared, connection, run.started).await?;
     // What handlers returned is stored, and nobody waits for it here.
     Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])

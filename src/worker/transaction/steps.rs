@@ -65,7 +65,7 @@ pub(crate) async fn transact(
         },
     )?;
     step("worker.commit.after");
-    run.shared.counters.metrics.stage(Stage::Commit, began.elapsed());
+    run.passed(Stage::Commit, began);
     await_standby_if_late(run.shared, &mut session.connection, began).await?;
     unconfirmed.clear();
     Ok(outcomes)
@@ -77,9 +77,8 @@ async fn step_by_step(
     transaction: &mut PgConnection,
     unconfirmed: &mut Unconfirmed,
 ) -> Result<Vec<Outcome>, Interrupt> {
-    let metrics = &run.shared.counters.metrics;
     let claims = in_time(run.shared, claim(run, transaction, unconfirmed)).await?;
-    metrics.stage(Stage::Claim, run.started.elapsed());
+    run.passed(Stage::Claim, run.started);
     if let (Run::Sql(_), Plan::Apart { .. } | Plan::ByItself { .. }) = (&run.shared.run, run.plan) {
         // A SQL handler runs within a statement of ours, so the limit is set before it. The statements after the claim may wait longer
         // for locks than the claim itself, whether a handler runs or not.
@@ -105,7 +104,7 @@ async fn step_by_step(
         Ok(())
     };
     in_time(run.shared, recorded).await?;
-    metrics.stage(Stage::Record, began.elapsed());
+    run.passed(Stage::Record, began);
     Ok(outcomes)
 }
 
@@ -133,7 +132,7 @@ async fn handled(
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
     let began = Instant::now();
     let results = handle(run, transaction, &incoming).await?;
-    run.shared.counters.metrics.stage(Stage::Handle, began.elapsed());
+    run.passed(Stage::Handle, began);
     check_responses(&run.shared.consumer, results.iter().flatten().flatten())?;
     step("worker.handle.after");
     Ok(results)

@@ -5,6 +5,7 @@ pub(crate) mod gate;
 mod handler;
 pub(crate) mod http;
 mod login;
+pub(crate) mod otlp;
 mod world;
 
 pub(crate) use handler::HANDLER;

@@ -1,0 +1,66 @@
+//! Who gets the spans: a receiver of OTLP over HTTP.
+
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::EnvResourceDetector;
+use opentelemetry_sdk::trace::SpanExporter as _;
+use secrecy::ExposeSecret as _;
+
+use crate::config::{Config, TraceSettings};
+
+/// For one request with its retries.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Sends nothing yet: a receiver that is away is no reason not to start.
+pub(super) fn exporter(
+    settings: &TraceSettings,
+    config: &Config,
+    program: &str,
+) -> Result<SpanExporter, String> {
+    let headers =
+        settings.headers.iter().map(|(name, value)| (name.clone(), value.expose_secret().to_owned()));
+    let builder = SpanExporter::builder()
+        .with_http()
+        .with_endpoint(settings.endpoint.clone())
+        .with_protocol(Protocol::HttpBinary)
+        .with_timeout(TIMEOUT)
+        .with_headers(headers.collect());
+    #[cfg(feature = "tls")]
+    let builder = builder.with_http_client(tls::client().map_err(|error| error.to_string())?);
+    let mut exporter = builder.build().map_err(|error| error.to_string())?;
+    exporter.set_resource(&resource(config, program));
+    Ok(exporter)
+}
+
+/// Who sends them. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` have the last word, as everywhere.
+fn resource(config: &Config, program: &str) -> Resource {
+    let name = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty());
+    Resource::builder_empty()
+        .with_attributes([
+            KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+            KeyValue::new("service.instance.id", config.worker.name.clone()),
+        ])
+        .with_detector(Box::new(EnvResourceDetector::new()))
+        .with_service_name(name.unwrap_or_else(|| format!("oncely-{program}")))
+        .build()
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use hyper_rustls::HttpsConnectorBuilder;
+    use opentelemetry_http::HttpClient;
+    use opentelemetry_http::hyper::HyperClient;
+
+    use super::TIMEOUT;
+
+    /// One that speaks TLS where the endpoint says so, and trusts whom this machine trusts.
+    pub(super) fn client() -> Result<impl HttpClient, std::io::Error> {
+        // Named: an embedding program may bring other providers.
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
+        let connector = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider)?;
+        Ok(HyperClient::new(connector.https_or_http().enable_http1().build(), TIMEOUT, None))
+    }
+}
