@@ -106,7 +106,7 @@ fn sealed(state: &MaintenanceState, found: &mut Found) {
 
 async fn horizon(config: &Config, state: &MaintenanceState, asking: &mut Asking<'_>) {
     const CHECK: &str = "horizon";
-    let Some(letters) = ask!(asking, CHECK, pg::oldest_letters) else { return };
+    let Some(letters) = ask!(asking, CHECK, pg::waiting_letters) else { return };
     let Some(known) = ask!(asking, CHECK, pg::known_consumers) else { return };
     asking.found.read(CHECK, format!("{} consumers with waiting dead letters", letters.len()));
     for consumer in &config.consumers {

@@ -17,6 +17,7 @@ use crate::handler::Message;
 use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::pg::{self, EmittedEvent, NoSession, Outage, Session, TableChanges};
+use crate::traces::BatchTrace;
 use crate::worker::candidate::Candidate;
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::ExpectedKeys;
@@ -117,7 +118,9 @@ impl Rehearsal {
             pg::set_savepoint(&mut session.connection).await.map_err(Interrupt::of_ours)
         })
         .await?;
-        let run = BatchRun::new(&shared, session, plan, ExpectedKeys::Known, candidates);
+        // Nobody looks at the trace of a rehearsal.
+        let trace: BatchTrace = Default::default();
+        let run = BatchRun::new((&shared, &trace), session, plan, ExpectedKeys::Known, candidates);
         let result = match observed(&run, session, &mut self.observer, attempt).await {
             Ok(effect) => {
                 let kept = async {
