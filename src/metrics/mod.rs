@@ -1,7 +1,8 @@
 //! What can be measured: names, labels, and the handles by which worker and relay count.
 //!
 //! Each series is made at the start, so that zero is told apart from absent. Labels are bounded: they come from the configuration or from
-//! enums, never from a message. Without a recorder (see [`Registry`]) a handle does nothing.
+//! enums, never from a message. Without a recorder (the one behind `worker.listen`,
+//! or the embedding program's) a handle does nothing.
 
 mod catalogue;
 mod consumer;
