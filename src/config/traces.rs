@@ -147,7 +147,8 @@ fn told(section: &mut Section, problems: &mut Problems) -> Told {
     told
 }
 
-#[cfg(all(test, feature = "otel"))]
+#[cfg(test)]
+#[cfg(feature = "otel")]
 mod tests {
     use super::*;
 
