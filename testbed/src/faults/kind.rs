@@ -210,7 +210,6 @@ impl Kind {
             Self::FreezePostgres,
             Self::TerminateBackends,
             Self::RevokeGrant,
-            Self::PauseConsumer,
             Self::LockTable,
             Self::KillRabbitMq,
             Self::FreezeRabbitMq,
