@@ -75,6 +75,8 @@ mod heartbeat;
 pub mod identity;
 #[doc(hidden)]
 pub mod letter;
+#[cfg(feature = "cli")]
+pub(crate) mod letters;
 pub(crate) mod maintenance;
 pub mod message;
 pub mod metrics;
@@ -95,7 +97,12 @@ pub mod settlement;
 pub(crate) mod shown;
 pub mod shutdown;
 pub(crate) mod signing;
+#[cfg(feature = "cli")]
+pub(crate) mod status;
+#[cfg(feature = "cli")]
+pub(crate) mod story;
 pub mod telemetry;
+pub(crate) mod units;
 pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;

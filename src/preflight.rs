@@ -43,6 +43,27 @@ impl Preflight {
     }
 }
 
+/// PostgreSQL does not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unreachable(pub(crate) String);
+
+/// Opens a session to a database that is fit for work.
+///
+/// # Errors
+/// What is wrong with the database, as start-up would say it, or that it does not answer.
+pub(crate) async fn open_session(config: &Config) -> anyhow::Result<Session> {
+    let mut found = Preflight::default();
+    postgres(config, &mut found).await;
+    if !found.problems.is_empty() {
+        return Err(found.problems.into());
+    }
+    match found.session {
+        Some(session) => Ok(session),
+        None => Err(Unreachable(found.unreachable.join("; ")).into()),
+    }
+}
+
 /// Asks PostgreSQL and, for a worker, about its handlers and queues. Changes nothing.
 pub(crate) async fn preflight(config: &Config, for_worker: bool) -> Preflight {
     let mut found = Preflight::default();

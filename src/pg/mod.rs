@@ -81,7 +81,7 @@ pub(crate) use letter_change::{
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
-pub(crate) use operator_action::{Action, record_action};
+pub(crate) use operator_action::{Action, one_tenant, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use park::{Parked, park};
 pub(crate) use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};

@@ -34,3 +34,11 @@ pub(crate) async fn record_action(
     .await?;
     Ok(())
 }
+
+/// The tenant of an action; empty where there are several.
+pub(crate) fn one_tenant<'a>(mut tenants: impl Iterator<Item = &'a str>) -> &'a str {
+    match tenants.next() {
+        Some(first) if tenants.all(|tenant| tenant == first) => first,
+        _ => "",
+    }
+}

@@ -16,6 +16,7 @@ const ROOMS: [&[&str]; 15] = [
         "shown",
         "own_headers",
         "durations",
+        "units",
     ],
     &["reason"],
     &["extract", "outcome", "decide", "blame", "signing", "letter"],
@@ -30,6 +31,7 @@ const ROOMS: [&[&str]; 15] = [
     &["maintenance", "heartbeat"],
     &["worker", "relay"],
     &["exit"],
+    &["letters", "status", "story"],
     // A fuzzer looks into many rooms.
     &["cli", "lib", "fuzzing"],
 ];

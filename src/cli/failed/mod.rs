@@ -3,7 +3,6 @@
 //! Lists come from PostgreSQL: looking into a dead-letter queue can empty it. Changes show their plan first, need consent,
 //! and leave a row in `oncely.operator_actions`.
 
-mod copy;
 mod discard;
 mod groups;
 mod list;
