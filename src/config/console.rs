@@ -124,7 +124,8 @@ pub(super) fn console(mut section: Section, problems: &mut Problems) -> ConsoleS
     for (index, pointer) in mask.iter().enumerate() {
         if !pointer.starts_with('/') || pointer == "/" {
             let place = format!("{}[{index}]", section.place("mask"));
-            problems.add(place, "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)");
+            problems
+                .add(place, "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)");
         }
     }
     let trace_url = section.text("trace_url", problems);
@@ -143,7 +144,10 @@ fn proxy(mut section: Section, problems: &mut Problems) -> Option<ProxySettings>
         !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
     if !header.as_ref().is_some_and(is_name) {
-        problems.add(section.place("header"), "must be the header with a person's name, like \"x-forwarded-user\"");
+        problems.add(
+            section.place("header"),
+            "must be the header with a person's name, like \"x-forwarded-user\"",
+        );
     }
     let place = section.place("from");
     let from: Option<Vec<Network>> = match section.take("from") {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use super::access::Access;
 use super::mask::Masks;
 use super::operations::Operations;
@@ -19,6 +21,8 @@ pub(crate) struct App {
     pub(crate) plots: Plots,
     pub(crate) masks: Masks,
     pub(crate) operations: Operations,
+    /// The console stops: streams end.
+    pub(crate) stop: CancellationToken,
     /// Tells whoever started the console something, like another one-time link.
     pub(crate) announce: Box<dyn Fn(&str) + Send + Sync>,
 }

@@ -29,6 +29,8 @@ pub(crate) struct Ask {
     pub(crate) visitor: Visitor,
     /// Of the query, or of the form.
     pub(crate) parameters: Parameters,
+    /// Where a stream that was broken off is to go on.
+    pub(crate) last_event: Option<String>,
 }
 
 /// What somebody gets.
@@ -63,11 +65,12 @@ where
     Fut: Future<Output = Answer> + Send + 'static,
 {
     get(
-        |State(app): State<Shared>,
-         Extension(visitor): Extension<Visitor>,
-         Extension(parameters): Extension<Parameters>,
-         headers: HeaderMap| async move {
-            let ask = Ask { app, visitor, parameters };
+        move |State(app): State<Shared>,
+              Extension(visitor): Extension<Visitor>,
+              Extension(parameters): Extension<Parameters>,
+              headers: HeaderMap| async move {
+            let last_event = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+            let ask = Ask { app, visitor, parameters, last_event };
             let answer = match tokio::time::timeout(PAGE, build(ask.clone())).await {
                 Ok(answer) => answer,
                 Err(_) => Err(too_long(&ask).await),
@@ -84,17 +87,19 @@ where
     Fut: Future<Output = Answer> + Send + 'static,
 {
     post(
-        |State(app): State<Shared>,
-         Extension(visitor): Extension<Visitor>,
-         Extension(parameters): Extension<Parameters>,
-         headers: HeaderMap| async move {
-            let ask = Ask { app, visitor, parameters };
+        move |State(app): State<Shared>,
+              Extension(visitor): Extension<Visitor>,
+              Extension(parameters): Extension<Parameters>,
+              headers: HeaderMap| async move {
+            let ask = Ask { app, visitor, parameters, last_event: None };
             // Beside the request: a browser that goes away does not cut it off in the middle.
             let doing = tokio::spawn(build(ask.clone()));
             let answer = match tokio::time::timeout(ACTION, doing).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(_)) => Err(PageError::Failed("it broke off; look whether it was done".to_owned())),
-                Err(_) => Err(PageError::Away(format!("no answer within {ACTION:?}; look whether it was done"))),
+                Err(_) => {
+                    Err(PageError::Away(format!("no answer within {ACTION:?}; look whether it was done")))
+                }
             };
             ask.app.watch.forget().await;
             finish(&ask, &headers, answer).await
@@ -130,14 +135,14 @@ async fn finish(ask: &Ask, headers: &HeaderMap, answer: Answer) -> Response {
     };
     let nav = nav(ask).await;
     let app = &ask.app;
-    let text =
-        document(app.access.site(), &app.config.cell, Some(&ask.visitor), &nav, &page).into_string();
+    let text = document(app.access.site(), &app.config.cell, Some(&ask.visitor), &nav, &page).into_string();
     respond(page.status, headers, text)
 }
 
-/// What the frame says: as known by now, or not at all.
+/// What the frame says: as it is now, or as it was last known.
 async fn nav(ask: &Ask) -> Nav {
-    let Ok(view) = tokio::time::timeout(MOMENT, ask.app.view()).await else { return Nav::default() };
+    let view = tokio::time::timeout(MOMENT, ask.app.view()).await.ok().or_else(|| ask.app.watch.latest());
+    let Some(view) = view else { return Nav::default() };
     let failed = view.lately.as_ref().map(|lately| lately.open_letters).filter(|count| *count > 0);
     Nav {
         failed: failed.map(super::html::capped),

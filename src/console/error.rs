@@ -30,9 +30,10 @@ impl From<sqlx::Error> for PageError {
             // query_canceled: by statement_timeout.
             Some("57014") => Self::TooWide,
             // insufficient_privilege
-            Some("42501") => {
-                Self::Refused(format!("PostgreSQL does not allow it to the console's login: {}", pg::describe(&error)))
-            }
+            Some("42501") => Self::Refused(format!(
+                "PostgreSQL does not allow it to the console's login: {}",
+                pg::describe(&error)
+            )),
             // Arguments that can't be right: our own functions say what.
             Some("ONC11") => Self::Wrong(pg::describe(&error)),
             _ if pg::is_outage(&error) || matches!(error, sqlx::Error::Configuration(_)) => {
@@ -73,7 +74,9 @@ impl PageError {
             Self::NotFound(what) => ("Nothing here", html! { p { (what) } }),
             Self::Refused(why) => ("Not allowed", html! { p { (why) } }),
             Self::Wrong(what) => ("That can't be asked", html! { p { (what) } }),
-            Self::Failed(why) => ("This page failed", html! { p { (why) } p { "The console's log has the same line." } }),
+            Self::Failed(why) => {
+                ("This page failed", html! { p { (why) } p { "The console's log has the same line." } })
+            }
         };
         Page::notice(self.status(), title, said)
     }

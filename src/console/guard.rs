@@ -56,7 +56,10 @@ pub(super) async fn check(app: &App, peer: IpAddr, mut request: Request) -> Verd
     let is_post = match *request.method() {
         Method::GET | Method::HEAD => false,
         Method::POST => true,
-        _ => return coming.refuse(StatusCode::METHOD_NOT_ALLOWED, "This console is looked at, and told by forms."),
+        _ => {
+            return coming
+                .refuse(StatusCode::METHOD_NOT_ALLOWED, "This console is looked at, and told by forms.");
+        }
     };
     if !is_post && let Some(file) = coming.path.strip_prefix("/assets/") {
         return Verdict::Answer(assets::serve(file));
@@ -84,7 +87,8 @@ pub(super) async fn check(app: &App, peer: IpAddr, mut request: Request) -> Verd
             return coming.logout(&session);
         }
         if session.person.role < Role::Operator {
-            return coming.refuse(StatusCode::FORBIDDEN, "You may look, and not act: that takes the role operator.");
+            return coming
+                .refuse(StatusCode::FORBIDDEN, "You may look, and not act: that takes the role operator.");
         }
     }
     let here = coming.here();
@@ -107,8 +111,8 @@ impl Coming<'_> {
             (Some(Ok(host)), None) => host,
             _ => return Some(self.refuse(StatusCode::BAD_REQUEST, "A request names one host.")),
         };
-        let is_own = site.is_host(host)
-            && uri.authority().is_none_or(|authority| site.is_host(authority.as_str()));
+        let is_own =
+            site.is_host(host) && uri.authority().is_none_or(|authority| site.is_host(authority.as_str()));
         if !is_own {
             let said = format!("This console is reached as {}, and by no other name.", site.address());
             return Some(self.refuse(StatusCode::MISDIRECTED_REQUEST, &said));
@@ -129,9 +133,13 @@ impl Coming<'_> {
     }
 
     async fn form(&self, body: Body) -> Result<Parameters, Verdict> {
-        let kind = self.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind =
+            self.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         if kind.split(';').next().map(str::trim) != Some("application/x-www-form-urlencoded") {
-            return Err(self.refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Forms come as application/x-www-form-urlencoded."));
+            return Err(self.refuse(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "Forms come as application/x-www-form-urlencoded.",
+            ));
         }
         match tokio::time::timeout(FORM_TIME, to_bytes(body, FORM)).await {
             Ok(Ok(bytes)) => Ok(Parameters::parse(&bytes)),
@@ -172,7 +180,8 @@ impl Coming<'_> {
     fn next(&self, form: &Parameters) -> Link {
         let base = &self.app.access.site().base;
         let within = form.get("next").and_then(|next| next.strip_prefix(base.as_str()));
-        let own = within.filter(|next| next.starts_with('/') && !next.starts_with("//") && !next.contains('\\'));
+        let own =
+            within.filter(|next| next.starts_with('/') && !next.starts_with("//") && !next.contains('\\'));
         match own.and_then(|next| next.split_once('?').or(Some((next, "")))) {
             Some((path, query)) => {
                 let pairs = url::form_urlencoded::parse(query.as_bytes());
@@ -269,4 +278,3 @@ pub(super) fn harden(response: &mut Response) {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
 }
-

@@ -14,7 +14,11 @@ pub(crate) fn text(value: &str) -> Markup {
 
 /// The same, where it may be empty.
 pub(crate) fn text_or(value: &str, otherwise: &str) -> Markup {
-    if value.is_empty() { html! { span.quiet { (otherwise) } } } else { text(value) }
+    if value.is_empty() {
+        html! { span.quiet { (otherwise) } }
+    } else {
+        text(value)
+    }
 }
 
 /// A name or a key, in the letters of a terminal.
@@ -86,6 +90,28 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
+/// A length of time as the configuration writes it: `7d`, `90d`, `2h`, `1m 30s`.
+pub(crate) fn length(duration: std::time::Duration) -> String {
+    let seconds = duration.as_secs();
+    if duration.subsec_nanos() == 0 && seconds > 0 {
+        for (unit, name) in [(86_400, "d"), (3_600, "h"), (60, "m")] {
+            if seconds % unit == 0 {
+                return format!("{}{name}", seconds / unit);
+            }
+        }
+    }
+    humantime::format_duration(duration).to_string()
+}
+
+/// A sentence of ours with commands between backticks.
+pub(crate) fn with_commands(sentence: &str) -> Markup {
+    html! {
+        @for (index, part) in sentence.split('`').enumerate() {
+            @if index % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
 /// A share as a percentage.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
@@ -96,18 +122,23 @@ pub(crate) fn percent(share: f64) -> String {
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     path: String,
-    query: form_urlencoded::Serializer<'static, String>,
+    query: String,
     /// What is behind the `#`.
     anchor: Option<&'static str>,
 }
 
 impl Link {
     pub(crate) fn new(path: String) -> Self {
-        Self { path, query: form_urlencoded::Serializer::new(String::new()), anchor: None }
+        Self { path, query: String::new(), anchor: None }
     }
 
     pub(crate) fn with(mut self, name: &str, value: impl AsRef<str>) -> Self {
-        self.query.append_pair(name, value.as_ref());
+        if !self.query.is_empty() {
+            self.query.push('&');
+        }
+        self.query.extend(form_urlencoded::byte_serialize(name.as_bytes()));
+        self.query.push('=');
+        self.query.extend(form_urlencoded::byte_serialize(value.as_ref().as_bytes()));
         self
     }
 
@@ -127,10 +158,9 @@ impl Link {
 
 impl std::fmt::Display for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let query = self.query.clone().finish();
         f.write_str(&self.path)?;
-        if !query.is_empty() {
-            write!(f, "?{query}")?;
+        if !self.query.is_empty() {
+            write!(f, "?{}", self.query)?;
         }
         match self.anchor {
             Some(anchor) => write!(f, "#{anchor}"),
@@ -160,10 +190,24 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        assert_eq!([count(0), count(999), count(1_000), count(-1_234_567)], ["0", "999", "1,000", "-1,234,567"]);
+        assert_eq!(
+            [count(0), count(999), count(1_000), count(-1_234_567)],
+            ["0", "999", "1,000", "-1,234,567"]
+        );
         assert_eq!([capped(9_999), capped(10_000)], ["9,999", "≥ 10,000"]);
-        assert_eq!([rate(3_120.4), rate(9.96), rate(0.31), rate(0.01), rate(0.0)], ["3,120", "10", "0.3", "< 0.1", "0"]);
-        assert_eq!([duration(0.0031), duration(0.031), duration(2.41), duration(41.0), duration(372.0)], ["3.1 ms", "31 ms", "2.4 s", "41 s", "6 min"]);
+        assert_eq!(
+            [rate(3_120.4), rate(9.96), rate(0.31), rate(0.01), rate(0.0)],
+            ["3,120", "10", "0.3", "< 0.1", "0"]
+        );
+        assert_eq!(
+            [duration(0.0031), duration(0.031), duration(2.41), duration(41.0), duration(372.0)],
+            ["3.1 ms", "31 ms", "2.4 s", "41 s", "6 min"]
+        );
+        let seconds = std::time::Duration::from_secs;
+        assert_eq!(
+            [length(seconds(604_800)), length(seconds(90)), length(seconds(60))],
+            ["7d", "1m 30s", "1m"]
+        );
         assert_eq!([percent(0.021), percent(0.0001), percent(0.0)], ["2.1 %", "< 0.1 %", "0.0 %"]);
     }
 }

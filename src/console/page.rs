@@ -1,7 +1,7 @@
 //! A page: its parts, and the frame round them.
 
 use axum::http::StatusCode;
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{DOCTYPE, Markup, html};
 
 use super::access::{Offer, Role, Session, Site};
 use super::assets::{self, Asset};
@@ -71,6 +71,8 @@ pub(crate) struct Page {
     /// Of the browser's window.
     pub(crate) title: String,
     pub(crate) heading: Markup,
+    /// The heading is what the page is about, and not its name.
+    pub(crate) is_subject: bool,
     /// One sentence that says it all; read out when it changes.
     pub(crate) verdict: Option<Markup>,
     /// Above what changes by itself: forms, which nobody takes out of people's hands.
@@ -91,6 +93,7 @@ impl Page {
             tab: Some(tab),
             title: title.to_owned(),
             heading: html! { (title) },
+            is_subject: false,
             verdict: None,
             above: Markup::default(),
             live: Markup::default(),
@@ -107,6 +110,7 @@ impl Page {
             tab: None,
             title: title.to_owned(),
             heading: html! { (title) },
+            is_subject: true,
             verdict: None,
             above: said,
             live: Markup::default(),
@@ -154,7 +158,7 @@ pub(crate) fn document(site: &Site, cell: &str, visitor: Option<&Visitor>, nav: 
                 }
                 p #stale role="status" hidden {}
                 main #main tabindex="-1" {
-                    h1 { (page.heading) }
+                    h1.subject[page.is_subject] { (page.heading) }
                     @if let Some(verdict) = &page.verdict { p #verdict aria-live="polite" { (verdict) } }
                     (page.above)
                     @if page.polls {
@@ -312,14 +316,10 @@ pub(crate) fn onward(site: &Site, to: &Link) -> Markup {
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta http-equiv="refresh" content=(format!("0; url={to}"));
                 title { "oncely" }
+                link rel="icon" href=(assets::path(site, Asset::Icon)) type="image/svg+xml";
                 link rel="stylesheet" href=(assets::path(site, Asset::Style));
             }
             body { main #main { h1 { "oncely" } p { a href=(to) { "Go on" } } } }
         }
     }
-}
-
-/// Nothing.
-pub(crate) fn nothing() -> Markup {
-    PreEscaped(String::new())
 }

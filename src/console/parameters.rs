@@ -15,7 +15,11 @@ impl Parameters {
 
     /// A value as it was given; `None` where there is none, or it is empty.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str()).filter(|v| !v.is_empty())
+        self.0
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
+            .filter(|v| !v.is_empty())
     }
 
     /// The same without white space round it.
@@ -32,11 +36,6 @@ impl Parameters {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|(known, _)| known == name)
     }
-
-    /// All values of a name.
-    pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.0.iter().filter(move |(known, _)| known == name).map(|(_, value)| value.as_str())
-    }
 }
 
 #[cfg(test)]
@@ -47,8 +46,10 @@ mod tests {
     fn whatever_comes_is_a_text_that_postgresql_takes() {
         let parameters = Parameters::parse(b"key=a%00b%2Fc&empty=&bad=%ff&key=second&space=+x+");
         assert_eq!(parameters.get("key"), Some("a\u{fffd}b/c"));
-        assert_eq!(parameters.all("key").count(), 2);
-        assert_eq!((parameters.get("empty"), parameters.has("empty"), parameters.has("none")), (None, true, false));
+        assert_eq!(
+            (parameters.get("empty"), parameters.has("empty"), parameters.has("none")),
+            (None, true, false)
+        );
         assert_eq!(parameters.get("bad"), Some("\u{fffd}"));
         assert_eq!((parameters.get("space"), parameters.word("space")), (Some(" x "), Some("x")));
     }

@@ -55,12 +55,7 @@ impl Pool {
     pub(crate) async fn lease(&self) -> Result<Lease<'_>, sqlx::Error> {
         let closed = |_| sqlx::Error::PoolClosed;
         let place = self.places.acquire().await.map_err(closed)?;
-        let lease = |(session, abilities)| Lease {
-            session,
-            abilities,
-            pool: self,
-            _place: place,
-        };
+        let lease = |(session, abilities)| Lease { session, abilities, pool: self, _place: place };
         let resting = self.lock().pop();
         if let Some((mut session, abilities)) = resting {
             match pg::within(LIFE, pg::process(&mut session.connection)).await {
@@ -71,6 +66,11 @@ impl Pool {
         }
         let opened = pg::within(LIFE + LIFE / 2, self.open()).await?;
         Ok(lease(opened))
+    }
+
+    /// Are all sessions out?
+    pub(crate) fn is_busy(&self) -> bool {
+        self.places.available_permits() == 0
     }
 
     async fn open(&self) -> Result<(Session, Abilities), sqlx::Error> {

@@ -222,8 +222,13 @@ mod tests {
             ..ConsumerStats::default()
         };
         // The span that is not told yet, the last one that is, the first, and one before it.
-        let consumers =
-            vec![stats(-10, "a", 9), stats(-20, "a", 3), stats(-20, "b", 4), stats(-910, "a", 5), stats(-920, "a", 9)];
+        let consumers = vec![
+            stats(-10, "a", 9),
+            stats(-20, "a", 3),
+            stats(-20, "b", 4),
+            stats(-910, "a", 5),
+            stats(-920, "a", 9),
+        ];
         let series = Series::new(Range::Quarter, now, consumers, Vec::new());
         let spans = series.spans(None);
         assert_eq!((spans.len(), spans[89].done, spans[0].done, spans[88].done), (90, 7, 5, 0));

@@ -44,7 +44,8 @@ pub(super) async fn serve(app: Shared, router: Router, listener: TcpListener, st
         };
         match accepted {
             Ok((stream, peer)) => {
-                let connection = connection(Arc::clone(&app), router.clone(), stream, peer.ip(), stop.clone());
+                let connection =
+                    connection(Arc::clone(&app), router.clone(), stream, peer.ip(), stop.clone());
                 tasks.spawn(async move {
                     connection.await;
                     drop(place);

@@ -1,6 +1,6 @@
 //! How everything stands, asked once for all who look: pages ask again every few seconds, and many people may look at once.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -52,12 +52,19 @@ pub(crate) struct Watch {
     broker: Broker,
     mirror: Option<Mirror>,
     kept: Mutex<Option<(Instant, Arc<View>)>>,
+    /// The last answer, however old: for the frame, which waits for nothing.
+    latest: std::sync::RwLock<Option<Arc<View>>>,
 }
 
 impl Watch {
     pub(crate) fn new(config: &Config) -> Self {
         let mirror = config.mirror.as_ref().and_then(|settings| Mirror::new(settings).ok());
-        Self { broker: Broker::default(), mirror, kept: Mutex::default() }
+        Self {
+            broker: Broker::default(),
+            mirror,
+            kept: Mutex::default(),
+            latest: std::sync::RwLock::default(),
+        }
     }
 
     /// How everything stands, as of the last three seconds. Whoever comes while somebody asks waits for that answer.
@@ -70,7 +77,14 @@ impl Watch {
         }
         let view = Arc::new(self.ask(config, pool).await);
         *kept = Some((Instant::now(), Arc::clone(&view)));
+        // Every change is one assignment.
+        *self.latest.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&view));
         view
+    }
+
+    /// The last answer, if there was one.
+    pub(crate) fn latest(&self) -> Option<Arc<View>> {
+        self.latest.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The next one asks anew: something was changed.
@@ -125,9 +139,8 @@ fn recent(stats: &[ConsumerStats], now: DateTime<Utc>) -> Vec<RecentOutcome> {
     for span in stats.iter().filter(|span| span.at >= now - RECENT) {
         let others = span.completed + span.refused + span.duplicates + span.retried;
         for (outcome, count) in [("completed", others), ("dead_lettered", span.dead_lettered)] {
-            let known = found
-                .iter_mut()
-                .find(|known| known.consumer == span.consumer && known.outcome == outcome);
+            let known =
+                found.iter_mut().find(|known| known.consumer == span.consumer && known.outcome == outcome);
             match known {
                 Some(known) => known.count += count,
                 None => found.push(RecentOutcome {

@@ -221,10 +221,7 @@ pub(crate) async fn mark_swept(
 }
 
 /// How many of these letters were dead-lettered again since: they wait in a later generation.
-pub(crate) async fn came_back(
-    connection: &mut PgConnection,
-    letters: &[Named],
-) -> Result<i64, sqlx::Error> {
+pub(crate) async fn came_back(connection: &mut PgConnection, letters: &[Named]) -> Result<i64, sqlx::Error> {
     let (tenants, ids, generations) = columns(letters);
     sqlx::query_scalar!(
         r#"select count(*) as "count!"

@@ -33,6 +33,7 @@ mod process;
 mod refuse;
 mod reply;
 mod right;
+pub(crate) mod said;
 mod search_path;
 mod session;
 mod stats;
@@ -78,8 +79,8 @@ pub(crate) use inspect::{
     may_enter, recent_outcomes, table_statistics,
 };
 pub(crate) use letter_change::{
-    Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, came_back as came_back_letters, change as change_letters, mark_swept,
-    messages, plan as plan_letters, standings,
+    Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, came_back as came_back_letters,
+    change as change_letters, mark_swept, messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};

@@ -290,7 +290,9 @@ pub(crate) async fn plan_anew(connection: &mut PgConnection) -> Result<(), sqlx:
 
 /// The same for all that a session asks: for questions whose filters differ each time, where a plan for any of them reads whole tables.
 pub(crate) async fn plan_each_time(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query!("select set_config('plan_cache_mode', 'force_custom_plan', false)").fetch_one(connection).await?;
+    sqlx::query!("select set_config('plan_cache_mode', 'force_custom_plan', false)")
+        .fetch_one(connection)
+        .await?;
     Ok(())
 }
 

@@ -108,7 +108,8 @@ mod tests {
         };
         assert_eq!(position.to_string(), "1800000000123456.16500.12.3");
         assert_eq!(Position::parse(&position.to_string()), Some(position));
-        for junk in ["", "1", "1.2", "1.2.3", "1.2.3.4.5", "1.2.3.-4", "1.2.x.4", "9999999999999999999.1.1.1"] {
+        for junk in ["", "1", "1.2", "1.2.3", "1.2.3.4.5", "1.2.3.-4", "1.2.x.4", "9999999999999999999.1.1.1"]
+        {
             assert_eq!(Position::parse(junk), None, "{junk}");
         }
     }

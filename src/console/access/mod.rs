@@ -50,11 +50,7 @@ pub(crate) enum Offer {
 }
 
 /// Why nobody is let in at that address.
-pub(crate) fn refusals(
-    settings: &ConsoleSettings,
-    listen: SocketAddr,
-    insecure_plaintext: bool,
-) -> Problems {
+pub(crate) fn refusals(settings: &ConsoleSettings, listen: SocketAddr, insecure_plaintext: bool) -> Problems {
     let mut problems = Problems::default();
     if settings.tokens.is_some() && settings.proxy.is_some() {
         problems.add("console.proxy", "and console.tokens can't both say who people are: leave one out");
@@ -70,7 +66,9 @@ pub(crate) fn refusals(
         problems.add("console.listen", what);
     }
     if settings.url.is_none() {
-        let what = format!("is missing: under which URL do people reach {listen}? Requests for another name are refused");
+        let what = format!(
+            "is missing: under which URL do people reach {listen}? Requests for another name are refused"
+        );
         problems.add("console.url", what);
     }
     if !insecure_plaintext {
@@ -145,10 +143,10 @@ impl Access {
             return Person::new(name, role).map(|person| self.sessions.vouched(person));
         }
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
-        let mut pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        pairs.find_map(|(name, value)| {
-            (name == self.cookie).then(|| self.sessions.read(value, now)).flatten()
-        })
+        let mut pairs =
+            cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
+        pairs
+            .find_map(|(name, value)| (name == self.cookie).then(|| self.sessions.read(value, now)).flatten())
     }
 
     /// Lets somebody in by a one-time link or by a token; returns what the cookie says.

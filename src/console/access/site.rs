@@ -65,7 +65,9 @@ mod tests {
     fn only_the_own_names_are_known() {
         let site = Site::new("127.0.0.1:7420".parse().unwrap(), None);
         assert!(site.is_host("127.0.0.1:7420") && site.is_host("LocalHost:7420"));
-        for host in ["", "evil.example", "127.0.0.1", "127.0.0.1:7421", "localhost:7420.evil.example", "[::1]:7420"] {
+        for host in
+            ["", "evil.example", "127.0.0.1", "127.0.0.1:7421", "localhost:7420.evil.example", "[::1]:7420"]
+        {
             assert!(!site.is_host(host), "{host}");
         }
         assert!(site.is_origin("http://localhost:7420") && !site.is_origin("https://localhost:7420"));
@@ -79,6 +81,9 @@ mod tests {
         let site = Site::new("0.0.0.0:7420".parse().unwrap(), Some(&url));
         assert!(site.is_host("ops.example.com") && !site.is_host("ops.example.com:7420"));
         assert!(site.is_origin("https://ops.example.com") && site.secure);
-        assert_eq!((site.address().as_str(), site.path("/keys").as_str()), ("https://ops.example.com/oncely/", "/oncely/keys"));
+        assert_eq!(
+            (site.address().as_str(), site.path("/keys").as_str()),
+            ("https://ops.example.com/oncely/", "/oncely/keys")
+        );
     }
 }

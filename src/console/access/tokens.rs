@@ -54,7 +54,9 @@ impl Tokens {
             match person {
                 None => problems.add(place, "must begin with viewer or operator and a name"),
                 Some(_) if token.chars().count() < SHORTEST => {
-                    let what = format!("has a token of less than {SHORTEST} characters; `openssl rand -hex 24` makes one");
+                    let what = format!(
+                        "has a token of less than {SHORTEST} characters; `openssl rand -hex 24` makes one"
+                    );
                     problems.add(place, what);
                 }
                 Some(_) if tokens.person(token).is_some() => {
@@ -100,7 +102,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_file_is_said_line_by_line_and_shows_no_token() {
-        let text = format!("owner ana {TOKEN}\nviewer bo short\nviewer {TOKEN}\nviewer cy {TOKEN}\noperator di {TOKEN}\n");
+        let text = format!(
+            "owner ana {TOKEN}\nviewer bo short\nviewer {TOKEN}\nviewer cy {TOKEN}\noperator di {TOKEN}\n"
+        );
         let told = parse(&text).unwrap_err();
         for line in [1, 2, 3, 5] {
             assert!(told.contains(&format!("line {line}:")), "{told}");

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::super::ask::{Answer, Ask};
 use super::super::error::PageError;
-use super::super::html::{ago, capped, count, duration, percent, rate, text};
+use super::super::html::{ago, capped, count, duration, percent, rate, text, with_commands};
 use super::super::page::{Elsewhere, Page, Tab};
 use super::super::plot::spark;
 use super::super::series::Series;
@@ -72,8 +72,8 @@ fn verdict(view: &View) -> Markup {
             0 => String::new(),
             some => format!(" And {some} more like it."),
         };
-        let said = format!("{}: {}", first.about, first.text.lines().next().unwrap_or_default());
-        return html! { span.sign.bad aria-hidden="true" { "■" } b { "Messages stand still. " } (said) "." (others) (more) };
+        let said = format!("{}: {}.", first.about, first.text.lines().next().unwrap_or_default());
+        return html! { span.sign.bad aria-hidden="true" { "■" } b { "Messages stand still. " } (with_commands(&said)) (others) (more) };
     }
     if view.picture.rabbitmq.is_err() {
         return html! { span.sign.bad aria-hidden="true" { "■" } b { "RabbitMQ does not answer. " } "No message comes in, and none is lost." (more) };
@@ -169,8 +169,8 @@ pub(super) fn one(finding: &Finding) -> Markup {
         li {
             span class=(format!("sign {style}")) aria-hidden="true" { (sign) }
             span.unseen { @match finding.severity { Severity::Danger => "danger: ", Severity::Look => "look: " } }
-            b { (text(&finding.about)) } " " (lines.next().unwrap_or_default())
-            @for line in lines { br; span.quiet { (line.trim()) } }
+            b { (text(&finding.about)) } " " (with_commands(lines.next().unwrap_or_default()))
+            @for line in lines { br; span.quiet { (with_commands(line.trim())) } }
         }
     }
 }

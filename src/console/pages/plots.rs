@@ -49,10 +49,11 @@ pub(super) fn outcomes(wanted: &Wanted, series: &Series, consumer: Option<&str>)
         Values { name: "done", style: "done", values: of(|span| span.done) },
         Values { name: "duplicates", style: "duplicates", values: of(|span| span.duplicates) },
         Values { name: "retried", style: "retried", values: of(|span| span.retried) },
-        Values { name: "dead letters", style: "dead", values: of(|span| span.dead) },
+        // Rare, and each one counts: a tick, whatever the others' scale.
+        Values { name: "dead", style: "dead", values: of(|span| span.dead) },
     ];
     let caption = Caption { id: "plot-outcomes", title: "Messages a second", written: rate };
-    figure(caption, wanted, series, &parts, true, |axis| stacked(caption, axis, &parts))
+    figure(caption, wanted, series, &parts, true, |axis| stacked(caption, axis, &parts[..3], &parts[3]))
 }
 
 /// How long deliveries took until they were settled.
@@ -123,7 +124,9 @@ fn figure(
 fn swatch(id: &str, style: &str, areas: bool) -> Markup {
     html! {
         svg.swatch viewBox="0 0 14 10" width="14" height="10" aria-hidden="true" {
-            @if areas {
+            @if style == "dead" {
+                path class="tick dead" d="M3 10V5M7 10V1M11 10V6" {}
+            } @else if areas {
                 rect class=(format!("area {style}")) width="14" height="10" fill=(format!("url(#{id}-{style})")) {}
             } @else {
                 path class=(format!("line {style}")) d="M0 5H14" {}

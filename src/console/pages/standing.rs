@@ -64,8 +64,8 @@ impl<'a> Standing<'a> {
     pub(super) fn told(&self, database: &Database) -> Markup {
         html! {
             @if let Self::Paused(pause) = self {
-                p.note {
-                    "Paused by " (text(&pause.paused_by)) " " (ago(pause.paused_at, database.now)) ": " (text(&pause.reason)) ". "
+                span.note {
+                    " by " (text(&pause.paused_by)) " " (ago(pause.paused_at, database.now)) ": " q { (text(&pause.reason)) } ". "
                     @match pause.paused_until {
                         Some(until) => { "It goes on at " (time(until)) "." },
                         None => "It goes on when somebody resumes it.",

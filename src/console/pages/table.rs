@@ -34,14 +34,20 @@ pub(super) fn per_second(count: i64) -> f64 {
 }
 
 /// Counts of the last minutes, in parts of half a minute.
-pub(super) fn course(lately: &Lately, consumer: Option<&str>, of: impl Fn(&ConsumerStats) -> i64) -> Vec<f64> {
+pub(super) fn course(
+    lately: &Lately,
+    consumer: Option<&str>,
+    of: impl Fn(&ConsumerStats) -> i64,
+) -> Vec<f64> {
     const PART: i64 = 30;
     let parts = usize::try_from(LATELY.num_seconds() / PART).unwrap_or(0);
     let until = (lately.now.timestamp() - TOLD_AFTER).div_euclid(10) * 10;
     let mut values = vec![0.0; parts];
     for stats in lately.stats.iter().filter(|stats| consumer.is_none_or(|name| stats.consumer == name)) {
         let back = usize::try_from((until - 1 - stats.at.timestamp()).div_euclid(PART));
-        if let Some(value) = back.ok().and_then(|back| parts.checked_sub(back + 1)).and_then(|at| values.get_mut(at)) {
+        if let Some(value) =
+            back.ok().and_then(|back| parts.checked_sub(back + 1)).and_then(|at| values.get_mut(at))
+        {
             #[allow(clippy::cast_precision_loss)] // counts below 2^53
             let count = of(stats) as f64;
             *value += count;
@@ -95,8 +101,13 @@ pub(super) fn consumers(ask: &Ask, view: &View, database: &Database, lately: &La
 
 fn row(ask: &Ask, view: &View, database: &Database, lately: &Lately, name: &str) -> Markup {
     let picture = &view.picture;
-    let queues: Vec<_> =
-        picture.rabbitmq.as_deref().unwrap_or_default().iter().filter(|state| state.consumer == name).collect();
+    let queues: Vec<_> = picture
+        .rabbitmq
+        .as_deref()
+        .unwrap_or_default()
+        .iter()
+        .filter(|state| state.consumer == name)
+        .collect();
     let summed = |of: fn(&crate::status::QueueState) -> Option<u64>| {
         queues.iter().filter_map(|state| of(state)).reduce(u64::saturating_add)
     };

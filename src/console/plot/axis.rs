@@ -52,7 +52,7 @@ impl Axis {
         HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share.clamp(0.0, 1.0)
     }
 
-    pub(super) fn time(self, index: usize) -> DateTime<Utc> {
+    pub(crate) fn time(self, index: usize) -> DateTime<Utc> {
         let seconds = self.since + self.width * i64::try_from(index).unwrap_or(0);
         DateTime::from_timestamp(seconds, 0).unwrap_or_default()
     }
@@ -137,7 +137,9 @@ mod tests {
 
     #[test]
     fn the_top_of_a_plot_is_a_round_number() {
-        for (value, round) in [(0.0, 1.0), (1.0, 1.0), (1.01, 2.0), (3_120.0, 5_000.0), (0.03, 0.05), (9_999.0, 10_000.0)] {
+        for (value, round) in
+            [(0.0, 1.0), (1.0, 1.0), (1.01, 2.0), (3_120.0, 5_000.0), (0.03, 0.05), (9_999.0, 10_000.0)]
+        {
             assert!((round_up(value) - round).abs() < 1e-9, "{value}: {}", round_up(value));
         }
     }

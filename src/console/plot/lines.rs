@@ -34,7 +34,7 @@ pub(crate) fn lines(caption: Caption, axis: Axis, series: &[Values], floor: f64)
     let largest = known().fold(0.0, f64::max);
     html! {
         svg.plot viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-labelledby=(format!("{id}-title")) {
-            title id=(format!("{id}-title")) { (caption.title) ": at most " (caption.written)(largest) }
+            title id=(format!("{id}-title")) { (caption.title) ": at most " ((caption.written)(largest)) }
             (axis.levels(&levels))
             @for values in series {
                 path class=(format!("line {}", values.style)) d=(path(axis, &values.values, share)) {}
