@@ -10,6 +10,8 @@ mod check;
 mod completions;
 mod config;
 mod consent;
+#[cfg(feature = "console")]
+mod console;
 mod consumers;
 mod doctor;
 mod examples;
@@ -81,6 +83,9 @@ enum Verb {
     Explain(explain::Arguments),
     /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
     Grant(grant::Arguments),
+    /// Everything in the browser: pages for looking, and for what an operator does about it
+    #[cfg(feature = "console")]
+    Console(console::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
     /// How long keys are remembered, as the database knows it
@@ -134,6 +139,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Man(arguments) => man::run(arguments),
         Verb::Grant(arguments) => grant::run(&config, arguments, times).await,
         Verb::Retention(arguments) => retention::run(&config, arguments, times).await,
+        #[cfg(feature = "console")]
+        Verb::Console(arguments) => console::run(&config, arguments).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, times).await,
     }
 }

@@ -11,6 +11,7 @@ mod catalogue;
 mod command_line;
 mod configuration;
 mod configured;
+mod console;
 mod consumers;
 mod crash_points;
 mod crashes;
