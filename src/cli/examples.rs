@@ -101,6 +101,22 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     ("consumers resume", &["oncely consumers resume payments"]),
+    ("keys", &["oncely keys list --tenant acme", "oncely keys show order-1182"]),
+    (
+        "keys list",
+        &[
+            "oncely keys list --tenant acme --consumer payments",
+            "oncely keys list --consumer payments --status failed --since 7d -o csv",
+            "oncely keys list --consumer payments --status in-progress",
+        ],
+    ),
+    (
+        "keys show",
+        &[
+            "oncely keys show order-1182",
+            "oncely keys show order-1182 --tenant acme --consumer payments --json",
+        ],
+    ),
     (
         "explain",
         &["oncely explain order-1182", "oncely explain order-1182 --tenant acme --consumer payments --json"],

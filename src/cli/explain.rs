@@ -39,6 +39,22 @@ pub(super) struct Arguments {
 /// Longest timeline shown.
 const TIMELINE: i64 = 200;
 
+/// What is asked for.
+pub(super) struct Asked<'a> {
+    pub(super) key: &'a str,
+    pub(super) tenant: Option<&'a str>,
+    pub(super) consumer: Option<&'a str>,
+}
+
+/// All that is known of a key, as JSON, an object for each identity.
+pub(super) async fn facts(
+    config: &Config,
+    session: &mut Session,
+    asked: &Asked<'_>,
+) -> anyhow::Result<Vec<Value>> {
+    Ok(stories(config, session, asked).await?.iter().map(as_json).collect())
+}
+
 /// One identity, and all that is known of it.
 struct Story {
     tenant: String,
@@ -54,7 +70,12 @@ struct Story {
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let stories = stories(&config, &mut session, &arguments).await?;
+    let asked = Asked {
+        key: &arguments.key,
+        tenant: arguments.tenant.as_deref(),
+        consumer: arguments.consumer.as_deref(),
+    };
+    let stories = stories(&config, &mut session, &asked).await?;
     let now = session.clock.now();
     let span = pg::audit_span(&mut session.connection).await?;
     session.close().await;
@@ -87,27 +108,24 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     Ok(if stories.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
 }
 
-async fn stories(
-    config: &Config,
-    session: &mut Session,
-    arguments: &Arguments,
-) -> anyhow::Result<Vec<Story>> {
+async fn stories(config: &Config, session: &mut Session, asked: &Asked<'_>) -> anyhow::Result<Vec<Story>> {
     let connection = &mut session.connection;
-    let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
-    let details = pg::key_details(connection, &arguments.key, tenant, consumer).await?;
+    let Asked { key, tenant, consumer } = *asked;
+    let owned = |text: Option<&str>| text.map(str::to_owned);
+    let details = pg::key_details(connection, key, tenant, consumer).await?;
     let filter = AuditFilter {
-        tenant: arguments.tenant.clone(),
-        consumer: arguments.consumer.clone(),
-        key: Some(arguments.key.clone()),
+        tenant: owned(tenant),
+        consumer: owned(consumer),
+        key: owned(Some(key)),
         limit: TIMELINE,
         ..AuditFilter::default()
     };
     let mut rows = pg::audit_list(connection, &filter).await?;
     rows.reverse();
     let letters = LetterFilter {
-        tenant: arguments.tenant.clone(),
-        consumer: arguments.consumer.clone(),
-        key: Some(arguments.key.clone()),
+        tenant: owned(tenant),
+        consumer: owned(consumer),
+        key: owned(Some(key)),
         limit: TIMELINE,
         ..LetterFilter::default()
     };

@@ -18,6 +18,7 @@ mod failed;
 mod gc;
 mod grant;
 mod handler;
+mod keys;
 mod man;
 mod migrate;
 mod outbox;
@@ -77,6 +78,8 @@ enum Verb {
     Outbox(outbox::Arguments),
     /// Consumers as they stand; pause one, let it go on
     Consumers(consumers::Arguments),
+    /// Keys, page by page, and all facts of one
+    Keys(keys::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
     /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
@@ -126,6 +129,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Failed(arguments) => failed::run(&config, arguments, times).await,
         Verb::Outbox(arguments) => outbox::run(&config, arguments, times).await,
         Verb::Consumers(arguments) => consumers::run(&config, arguments, times).await,
+        Verb::Keys(arguments) => keys::run(&config, arguments, times).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Handler(arguments) => handler::run(&config, arguments).await,

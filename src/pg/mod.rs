@@ -20,6 +20,7 @@ mod event_relay;
 mod first_run;
 mod identity_sample;
 mod inspect;
+mod key_list;
 mod letter_change;
 mod letter_list;
 mod login;
@@ -84,6 +85,7 @@ pub(crate) use inspect::{
     HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles, may_enter,
     recent_outcomes, table_statistics,
 };
+pub(crate) use key_list::{KeyRow, KeyWalk, keys};
 pub(crate) use letter_change::{
     Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, change as change_letters, mark_swept,
     messages, plan as plan_letters, standings,

@@ -31,6 +31,7 @@ mod hostile_redis;
 mod identities;
 mod isolation;
 mod json;
+mod keys;
 mod leaks;
 mod memory;
 mod mirror;

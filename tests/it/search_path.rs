@@ -212,6 +212,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("audit list --since 1h --limit 5", vec![0]),
         ("explain k1 --tenant acme", vec![0]),
         ("consumers list", vec![0]),
+        ("keys list --consumer one --status completed", vec![0]),
+        ("keys show k1 --consumer one", vec![0]),
         ("consumers pause one --reason why --for 1h", vec![0]),
         ("failed groups", vec![0]),
         ("failed list", vec![0]),
