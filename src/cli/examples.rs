@@ -101,6 +101,16 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     ("consumers resume", &["oncely consumers resume payments"]),
+    ("mirror", &["oncely mirror stats", "oncely mirror verify"]),
+    ("mirror stats", &["oncely mirror stats", "oncely mirror stats --json"]),
+    ("mirror verify", &["oncely mirror verify", "oncely mirror verify --sample 10000"]),
+    (
+        "mirror rebuild",
+        &[
+            "oncely mirror rebuild --note 'Redis was replaced'",
+            "oncely mirror rebuild --consumer payments --rate 1000",
+        ],
+    ),
     ("keys", &["oncely keys list --tenant acme", "oncely keys show order-1182"]),
     (
         "keys list",

@@ -21,6 +21,7 @@ mod handler;
 mod keys;
 mod man;
 mod migrate;
+mod mirror;
 mod outbox;
 mod output;
 mod publish;
@@ -80,6 +81,8 @@ enum Verb {
     Consumers(consumers::Arguments),
     /// Keys, page by page, and all facts of one
     Keys(keys::Arguments),
+    /// Completed keys in Redis: what waits, what is missing, say them again
+    Mirror(mirror::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
     /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
@@ -130,6 +133,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Outbox(arguments) => outbox::run(&config, arguments, times).await,
         Verb::Consumers(arguments) => consumers::run(&config, arguments, times).await,
         Verb::Keys(arguments) => keys::run(&config, arguments, times).await,
+        Verb::Mirror(arguments) => mirror::run(&config, arguments, times).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Handler(arguments) => handler::run(&config, arguments).await,

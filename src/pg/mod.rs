@@ -27,6 +27,7 @@ mod login;
 mod maintenance_state;
 mod memory;
 mod migrate;
+mod mirror_again;
 mod mirror_queue;
 mod operator_action;
 mod ordering_key;
@@ -94,6 +95,7 @@ pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, lette
 pub(crate) use login::{LoginPowers, login_powers, missing_privileges};
 pub(crate) use maintenance_state::{MaintenanceState, default_partition_has_rows, maintenance_state};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
+pub(crate) use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
 pub(crate) use operator_action::{Action, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;

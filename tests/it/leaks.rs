@@ -154,7 +154,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
     ];
     assert_eq!(
         untried(verbs.iter().map(|verb| verb[0])),
-        ["migrate", "publish", "completions", "man", "help"]
+        ["migrate", "mirror", "publish", "completions", "man", "help"]
     );
     for verb in verbs {
         let output = world.oncely(&verb).await;

@@ -35,6 +35,7 @@ mod keys;
 mod leaks;
 mod memory;
 mod mirror;
+mod mirror_verbs;
 mod once;
 mod one_statement;
 mod outages;
