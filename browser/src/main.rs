@@ -68,6 +68,9 @@ async fn run(arguments: Arguments) -> anyhow::Result<bool> {
         }
         if one(&check, &ground).await { passed += 1 } else { failed += 1 }
     }
+    if arguments.screenshots.is_some() || arguments.gallery.is_some() {
+        pictures::prepare(&ground).await?;
+    }
     if let Some(folder) = &arguments.screenshots {
         pictures::book(&ground, folder).await?;
     }

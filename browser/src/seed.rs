@@ -63,8 +63,8 @@ pub(crate) async fn sow(site: &Site) -> anyhow::Result<()> {
     site.wait_for("select count(*) from oncely.idempotency_keys where status = 'COMPLETED'", done).await?;
     // A second time, and one of them with another payload.
     site.publish("payments", &all[..12]).await?;
-    site.publish("payments", &[("acme", "order-1001", r#"{"cents": 999999}"#.to_owned())]).await?;
     site.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 12).await?;
+    site.publish("payments", &[("acme", "order-1001", r#"{"cents": 999999}"#.to_owned())]).await?;
 
     for till in TILLS.iter().chain([&CLOSED]) {
         let keys = payments(till);

@@ -13,14 +13,14 @@ use url::Url;
 
 /// Retries are over at once, and duplicates stand in the trail.
 const CONFIGURATION: &str = r#"
-[cell]
-name = "shop-eu"
-
 [audit]
 duplicates = true
 
 [relay]
 poll = "50ms"
+
+[events]
+retry = { delays = ["100ms"], max_attempts = 2 }
 
 [mirror]
 budget = "5s"
@@ -62,6 +62,9 @@ impl Site {
             ("AMQP_URL", urls.rabbitmq.clone()),
             ("REDIS_URL", urls.redis.clone()),
             ("ONCELY_WORKER__NAME", "worker-1".to_owned()),
+            ("ONCELY_RELAY__NAME", "relay-1".to_owned()),
+            // Who it was that started the console.
+            ("SUDO_USER", "ana".to_owned()),
         ];
         let start = |name: &str, arguments: &[&str]| {
             let log = scratch.path().join(format!("{name}-{}.log", arguments.first().unwrap_or(&"")));
@@ -151,7 +154,7 @@ impl Site {
 
 /// A path with a query of these values.
 pub(crate) fn path(path: &str, query: &[(&str, &str)]) -> String {
-    let mut serializer = url::form_urlencoded::Serializer::new(format!("{path}?"));
+    let mut serializer = url::form_urlencoded::Serializer::for_suffix(format!("{path}?"), path.len() + 1);
     serializer.extend_pairs(query).finish()
 }
 

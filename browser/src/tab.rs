@@ -51,14 +51,19 @@ impl Tab {
 
     /// Another screen, other colours, scripts or none; those from the next page on.
     pub(crate) async fn look(&self, look: Look) -> anyhow::Result<()> {
-        let height = if look.width < 600 { 760 } else { 800 };
-        self.page.execute(SetDeviceMetricsOverrideParams::new(look.width, height, 1.0, false)).await?;
+        self.resize(look.width, if look.width < 600 { 760 } else { 800 }).await?;
         let feature = |name: &str, value: &str| MediaFeature { name: name.to_owned(), value: value.to_owned() };
         let colours = feature("prefers-color-scheme", if look.dark { "dark" } else { "light" });
         let media = SetEmulatedMediaParams::builder().features([colours, feature("prefers-reduced-motion", "reduce")]);
         self.page.execute(media.build()).await?;
         self.page.execute(SetTimezoneOverrideParams::new("UTC")).await?;
         self.page.execute(SetScriptExecutionDisabledParams::new(!look.scripts)).await?;
+        Ok(())
+    }
+
+    /// Another size of its window, in CSS pixels.
+    pub(crate) async fn resize(&self, width: u32, height: u32) -> anyhow::Result<()> {
+        self.page.execute(SetDeviceMetricsOverrideParams::new(width, height, 1.0, false)).await?;
         Ok(())
     }
 
@@ -231,9 +236,9 @@ impl Tab {
 
     /// Goes back, as by the browser's button.
     pub(crate) async fn back(&self) -> anyhow::Result<()> {
-        self.mark().await?;
+        let here = self.url().await?;
         self.ask::<Option<bool>>("void history.back()").await?;
-        self.left().await
+        self.until(&format!("location.href !== {} && document.readyState === 'complete'", json!(here))).await
     }
 
     /// Clicks into a field and writes into it, in place of what is there.
@@ -276,9 +281,9 @@ impl Tab {
         Ok(())
     }
 
-    /// Saves what is seen as a PNG: all of the page, or the first `height` pixels of it.
-    pub(crate) async fn picture(&self, file: &Path, height: Option<u32>) -> anyhow::Result<()> {
-        let picture = ScreenshotParams::builder().format(CaptureScreenshotFormat::Png).full_page(height.is_none()).build();
+    /// Saves a PNG of what is seen.
+    pub(crate) async fn picture(&self, file: &Path) -> anyhow::Result<()> {
+        let picture = ScreenshotParams::builder().format(CaptureScreenshotFormat::Png).build();
         let bytes = self.page.screenshot(picture).await?;
         std::fs::write(file, bytes).with_context(|| format!("cannot write {}", file.display()))
     }

@@ -19,11 +19,11 @@ async fn pause(ground: &Ground, look: Look, consumer: &str) -> anyhow::Result<()
     tab.go(&site.url("/consumers")).await?;
     let link = link_in_row(&tab, "#consumers", consumer, "a").await?;
     tab.follow(&link).await?;
-    tab.until_says(".standing", "running").await?;
+    tab.until_says("#verdict", "running").await?;
     let why = format!("{consumer}: the year is closed");
     order(&tab, "pause", &why).await?;
-    tab.until_says("#live", &why).await?;
-    tab.until_says(".standing", "paused").await?;
+    tab.until_says("#verdict", &why).await?;
+    tab.until_says("#verdict", "paused").await?;
 
     // The worker obeys: what comes now waits in its queue.
     let obeys = format!(
@@ -33,12 +33,12 @@ async fn pause(ground: &Ground, look: Look, consumer: &str) -> anyhow::Result<()
     site.wait_for(&obeys, 1).await?;
     let key = format!("{consumer}-while-paused");
     site.publish(consumer, &[("acme", &key, r#"{"cents": 5}"#.to_owned())]).await?;
-    comes_to_say(&tab, look.scripts, ".standing", "paused").await?;
+    comes_to_say(&tab, look.scripts, "#verdict", "paused").await?;
     let (ready, effects) = (site.ready(consumer).await?, site.effects(std::slice::from_ref(&key)).await?);
     anyhow::ensure!(ready == 1 && effects == [0], "{ready} ready, effects {effects:?}");
 
     order(&tab, "resume", &format!("{consumer}: it is closed")).await?;
-    tab.until_says(".standing", "running").await?;
+    comes_to_say(&tab, look.scripts, "#verdict", "running").await?;
     site.wait_for(&format!("select count(*) from shop.payments where key = '{key}'"), 1).await?;
     let recorded = site.texts("select verb from oncely.operator_actions where reason like $1 || ':%' order by occurred_at", consumer);
     let recorded = recorded.await?;

@@ -19,7 +19,7 @@ async fn search(ground: &Ground, look: Look) -> anyhow::Result<()> {
     tab.enter().await?;
     let found = tab.url().await?;
     anyhow::ensure!(found.ends_with("/keys?q=order-1001"), "the search is not the address: {found}");
-    tab.until("document.querySelectorAll('a[id^=known-]').length === 2").await?;
+    tab.until("document.querySelectorAll('a[id^=known-]').length === 3").await?;
     tab.follow("a[id^=known-][href*=payments]").await?;
     tab.until_says("h1", "order-1001").await?;
     // It took effect, came again, and came with another payload.
