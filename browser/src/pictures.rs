@@ -8,13 +8,8 @@ use crate::ground::Ground;
 use crate::look::Look;
 use crate::places::places;
 
-/// The book's: a page, where it is, and how much of it is shown.
-const BOOK: [(&str, &str, u32); 4] = [
-    ("overview", "/", 860),
-    ("failed", "/failed?tenant=acme", 640),
-    ("requeue", "/failed/plan?change=requeue&tenant=acme&consumer=payments&reason=attempts_exhausted", 720),
-    ("key", "/key?tenant=acme&consumer=payments&key=order-1001", 780),
-];
+/// The book's: which page, what the picture is called, and how much of the page it shows.
+const BOOK: [(&str, &str, u32); 4] = [("overview", "overview", 900), ("failed-of-one", "failed", 720), ("plan", "requeue", 690), ("key", "key", 800)];
 
 /// Gives pages something to show that takes longer than anybody wants to wait: an hour of work, and a consumer that somebody has paused.
 pub(crate) async fn prepare(ground: &Ground) -> anyhow::Result<()> {
@@ -23,6 +18,9 @@ pub(crate) async fn prepare(ground: &Ground) -> anyhow::Result<()> {
     tab.go(&ground.site.url("/consumer?name=emails")).await?;
     tab.fill("#pause-reason", "the mail provider moves tonight").await?;
     tab.follow("form[action$='/consumer/pause'] button").await?;
+    // Plots are drawn anew after a while.
+    tab.go(&ground.site.url("/")).await?;
+    tab.until("!document.querySelector('#plots figure .legend').textContent.includes('done 0')").await?;
     tab.close().await
 }
 
@@ -30,8 +28,11 @@ pub(crate) async fn prepare(ground: &Ground) -> anyhow::Result<()> {
 pub(crate) async fn book(ground: &Ground, folder: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let tab = ground.chromium.tab(Look::DESK).await?;
-    for (name, path, height) in BOOK {
-        tab.go(&ground.site.url(path)).await?;
+    let places = places(ground).await?;
+    tab.to_front().await?;
+    for (page, name, height) in BOOK {
+        let place = places.iter().find(|place| place.name == page).with_context(|| page.to_owned())?;
+        tab.go(&ground.site.url(&place.path)).await?;
         tab.resize(Look::DESK.width, height).await?;
         tab.picture(&folder.join(format!("{name}.png"))).await?;
     }

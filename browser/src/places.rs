@@ -37,6 +37,7 @@ pub(crate) async fn places(ground: &Ground) -> anyhow::Result<Vec<Place>> {
         place("key", path("/key", &[("tenant", "acme"), ("consumer", "payments"), ("key", "order-1001")])),
         place("key-failed", path("/key", &[("tenant", "acme"), ("consumer", "payments"), ("key", key)])),
         place("failed", "/failed".to_owned()),
+        place("failed-of-one", path("/failed", &[("tenant", "acme")])),
         place("letters", path("/failed/letters", &of_group)),
         place("letter", path("/failed/letter", &[("id", &letter)])),
         place("plan", plan("requeue")),

@@ -61,14 +61,15 @@ impl Site {
             ("DATABASE_URL", database.url().to_owned()),
             ("AMQP_URL", urls.rabbitmq.clone()),
             ("REDIS_URL", urls.redis.clone()),
-            ("ONCELY_WORKER__NAME", "worker-1".to_owned()),
-            ("ONCELY_RELAY__NAME", "relay-1".to_owned()),
             // Who it was that started the console.
             ("SUDO_USER", "ana".to_owned()),
         ];
         let start = |name: &str, arguments: &[&str]| {
             let log = scratch.path().join(format!("{name}-{}.log", arguments.first().unwrap_or(&"")));
-            let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let mut environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            if name == "worker" {
+                environment.push(("ONCELY_WORKER__NAME", "worker-1"));
+            }
             Process::start(&programs.join(name), arguments, &environment, &log)
         };
         run(start("oncely", &["migrate"])?).await?;

@@ -202,7 +202,7 @@ impl Tab {
 
     /// Clicks on an element.
     pub(crate) async fn click(&self, selector: &str) -> anyhow::Result<()> {
-        let (x, y) = eventually(selector, || self.middle(selector)).await?;
+        let (x, y) = eventually(selector, || async { self.middle(selector).await.map_err(|error| error.to_string()) }).await?;
         let mouse = |kind| DispatchMouseEventParams::builder().r#type(kind).x(x).y(y).button(MouseButton::Left).click_count(1);
         for kind in [DispatchMouseEventType::MouseMoved, DispatchMouseEventType::MousePressed, DispatchMouseEventType::MouseReleased] {
             self.page.execute(mouse(kind).build().map_err(anyhow::Error::msg)?).await?;
@@ -232,6 +232,12 @@ impl Tab {
         self.mark().await?;
         self.press("Enter").await?;
         self.left().await.context("Enter leads nowhere")
+    }
+
+    /// Waits until the page has brought what it shows up to date.
+    pub(crate) async fn renewed(&self) -> anyhow::Result<()> {
+        self.ask::<Option<bool>>("void (document.querySelector('#live').dataset.old = 'yes')").await?;
+        self.until("!document.querySelector('#live').dataset.old").await
     }
 
     /// Goes back, as by the browser's button.

@@ -314,6 +314,7 @@ pub(crate) fn onward(site: &Site, to: &Link) -> Markup {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="referrer" content="no-referrer";
                 meta http-equiv="refresh" content=(format!("0; url={to}"));
                 title { "oncely" }
                 link rel="icon" href=(assets::path(site, Asset::Icon)) type="image/svg+xml";

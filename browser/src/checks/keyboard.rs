@@ -77,15 +77,13 @@ pub(super) async fn keeps_the_focus(ground: &Ground) -> anyhow::Result<()> {
     let focused: String = tab.ask("document.activeElement.id").await?;
     anyhow::ensure!(!focused.is_empty(), "a link without an id");
     for _ in 0..2 {
-        tab.ask::<Option<bool>>("void (document.querySelector('#live').dataset.old = 'yes')").await?;
-        tab.until("!document.querySelector('#live').dataset.old").await?;
+        tab.renewed().await?;
         let now: String = tab.ask("document.activeElement.id").await?;
         anyhow::ensure!(now == focused, "the focus went from {focused} to {now:?}");
     }
     // Who writes is not interrupted.
     tab.fill("#tenant", "acm").await?;
-    tab.ask::<Option<bool>>("void (document.querySelector('#live').dataset.old = 'yes')").await?;
-    tab.until("!document.querySelector('#live').dataset.old").await?;
+    tab.renewed().await?;
     tab.write("e").await?;
     let value: String = tab.ask("document.querySelector('#tenant').value").await?;
     anyhow::ensure!(value == "acme", "the field says {value:?}");

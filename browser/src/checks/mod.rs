@@ -2,6 +2,7 @@
 
 mod axe;
 mod flows;
+mod follow;
 mod hidden;
 mod hostile;
 mod keyboard;
@@ -46,6 +47,7 @@ pub(crate) fn all() -> Vec<Check> {
         check!("the keyboard alone reaches a failed group and requeues it, and the focus is always seen", keyboard::requeues),
         check!("what has the focus keeps it while the page stays current", keyboard::keeps_the_focus),
         check!("a hidden tab asks for nothing, and one that is seen again asks at once", hidden::asks_for_nothing),
+        check!("the trail is followed: what is decided appears at once, on a page that was renewed before, too", follow::tells),
         check!("keys that mean harm are text on every page, and their links lead to them", hostile::is_text),
         check!("no page scrolls sideways at 360 pixels", narrow::fits),
         check!("axe-core finds nothing serious on any page, by day and by night", axe::finds_nothing),

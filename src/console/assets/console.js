@@ -137,7 +137,6 @@
   const MOST = 500;
 
   const follow = (button) => {
-    const body = find("#rows");
     let source = null;
     let last = null;
     let wanted = false;
@@ -148,6 +147,9 @@
       source = new EventSource(url);
       source.addEventListener("row", (event) => {
         last = event.lastEventId || last;
+        // Another one after each time that the page was brought up to date.
+        const body = find("#rows");
+        if (!body) return;
         const rows = document.createElement("template");
         rows.innerHTML = event.data;
         for (const row of Array.from(rows.content.children)) {

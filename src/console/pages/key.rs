@@ -93,7 +93,7 @@ struct Event {
 impl Known<'_> {
     fn story(&self, story: &Story, index: usize, is_one_of_many: bool) -> Markup {
         html! {
-            section aria-label=(format!("{} · {}", story.tenant, story.consumer)) {
+            section aria-label=(format!("{} · {}", crate::shown::value(&story.tenant), crate::shown::value(&story.consumer))) {
                 @if is_one_of_many { h2 id=(format!("story-{index}")) { (text(&story.tenant)) " · " (text(&story.consumer)) } }
                 p.lead { (verdict(story)) }
                 (self.letters(story, index))

@@ -171,7 +171,7 @@ fn onward(ask: &Ask, search: &Search, wanted: &Look, found: &Found, is_first: bo
             (wider(ask, search, found, wanted))
             span { "Export " a #csv href=(file("csv")) download="" { "CSV" } " " a #ndjson href=(file("ndjson")) download="" { "NDJSON" } }
             @if is_first && search.get("until").is_none() {
-                button #follow type="button" hidden aria-pressed="false" data-follow=(ask.link("/keys/tail").with("q", search.text())) { "Follow" }
+                button #follow type="button" hidden aria-pressed="false" hx-preserve="true" data-follow=(ask.link("/keys/tail").with("q", search.text())) { "Follow" }
             }
         }
     }
