@@ -9,7 +9,12 @@ use crate::look::Look;
 use crate::places::places;
 
 /// The book's: which page, what the picture is called, and how much of the page it shows.
-const BOOK: [(&str, &str, u32); 4] = [("overview", "overview", 900), ("failed-of-one", "failed", 720), ("plan", "requeue", 690), ("key", "key", 800)];
+const BOOK: [(&str, &str, u32); 4] = [
+    ("overview", "overview", 900),
+    ("failed-of-one", "failed", 720),
+    ("plan", "requeue", 690),
+    ("key", "key", 800),
+];
 
 /// Gives pages something to show that takes longer than anybody wants to wait: an hour of work, and a consumer that somebody has paused.
 pub(crate) async fn prepare(ground: &Ground) -> anyhow::Result<()> {

@@ -23,7 +23,9 @@ pub(crate) async fn places(ground: &Ground) -> anyhow::Result<Vec<Place>> {
     let (letter, group) = letter(ground, key).await?;
     let tab = ground.chromium.tab(Look::DESK).await?;
     tab.go(&ground.site.url("/failed")).await?;
-    let operation = tab.ask::<Option<String>>("document.querySelector('a[id^=operation-]')?.getAttribute('href') ?? null").await?;
+    let operation = tab
+        .ask::<Option<String>>("document.querySelector('a[id^=operation-]')?.getAttribute('href') ?? null")
+        .await?;
     tab.close().await?;
     let operation = operation.context("no operation was begun")?;
     let of_group = [("consumer", "payments"), ("group", group.as_str())];

@@ -36,7 +36,10 @@ pub(crate) fn hostile_keys() -> Vec<String> {
 
 /// A key as it may be shown: nothing in it is hidden, or turns round what stands beside it.
 pub(crate) fn shown(key: &str) -> String {
-    let is_hidden = |c: char| c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}');
+    let is_hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+    };
     key.chars().map(|c| if is_hidden(c) { c.escape_unicode().to_string() } else { c.to_string() }).collect()
 }
 
@@ -55,7 +58,8 @@ pub(crate) async fn sow(site: &Site) -> anyhow::Result<()> {
             (tenants[number % 3], format!("order-{}", 1001 + number), format!(r#"{{"cents": {cents}}}"#))
         })
         .collect();
-    let all: Vec<_> = orders.iter().map(|(tenant, key, body)| (*tenant, key.as_str(), body.clone())).collect();
+    let all: Vec<_> =
+        orders.iter().map(|(tenant, key, body)| (*tenant, key.as_str(), body.clone())).collect();
     site.publish("payments", &all).await?;
     site.publish("ledger", &all).await?;
     site.publish("emails", &all[..7]).await?;
@@ -68,7 +72,8 @@ pub(crate) async fn sow(site: &Site) -> anyhow::Result<()> {
 
     for till in TILLS.iter().chain([&CLOSED]) {
         let keys = payments(till);
-        let messages = keys.iter().map(|key| ("acme", key.as_str(), format!(r#"{{"cents": 700, "till": "{till}"}}"#)));
+        let messages =
+            keys.iter().map(|key| ("acme", key.as_str(), format!(r#"{{"cents": 700, "till": "{till}"}}"#)));
         site.publish("payments", &messages.collect::<Vec<_>>()).await?;
     }
     let harm = r#"{"cents": 1, "till": "<i data-hostile>west</i>", "<script>window.hostile = true</script>": "\u202e</pre><img data-hostile src=x>"}"#;
@@ -80,7 +85,11 @@ pub(crate) async fn sow(site: &Site) -> anyhow::Result<()> {
     let keys: Vec<&str> = hostile.iter().map(String::as_str).collect();
     site.unlock(&keys).await?;
     site.publish("ledger", &harmful).await?;
-    site.wait_for("select count(*) from oncely.idempotency_keys where status = 'COMPLETED'", done + i64::try_from(hostile.len())?).await?;
+    site.wait_for(
+        "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'",
+        done + i64::try_from(hostile.len())?,
+    )
+    .await?;
     site.lock(&keys).await?;
 
     // Nobody has such queues.

@@ -66,7 +66,8 @@ impl Site {
         ];
         let start = |name: &str, arguments: &[&str]| {
             let log = scratch.path().join(format!("{name}-{}.log", arguments.first().unwrap_or(&"")));
-            let mut environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let mut environment: Vec<_> =
+                environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
             if name == "worker" {
                 environment.push(("ONCELY_WORKER__NAME", "worker-1"));
             }
@@ -91,8 +92,14 @@ impl Site {
     }
 
     /// Publishes messages to a consumer: tenant, key and body of each.
-    pub(crate) async fn publish(&self, consumer: &str, messages: &[(&str, &str, String)]) -> anyhow::Result<()> {
-        let all = messages.iter().map(|(tenant, key, body)| (consumer.to_owned(), properties(tenant, key), body.clone().into_bytes()));
+    pub(crate) async fn publish(
+        &self,
+        consumer: &str,
+        messages: &[(&str, &str, String)],
+    ) -> anyhow::Result<()> {
+        let all = messages.iter().map(|(tenant, key, body)| {
+            (consumer.to_owned(), properties(tenant, key), body.clone().into_bytes())
+        });
         self.broker.publish_all("", all.collect()).await
     }
 
@@ -118,7 +125,10 @@ impl Site {
 
     /// The first column of what a query finds for a text, as text.
     pub(crate) async fn texts(&self, query: &str, argument: &str) -> anyhow::Result<Vec<String>> {
-        let rows = sqlx::query(AssertSqlSafe(query.to_owned())).bind(argument).fetch_all(&mut *self.sql.lock().await).await?;
+        let rows = sqlx::query(AssertSqlSafe(query.to_owned()))
+            .bind(argument)
+            .fetch_all(&mut *self.sql.lock().await)
+            .await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 

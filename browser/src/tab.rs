@@ -6,15 +6,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context as _;
 use chromiumoxide::Page;
 use chromiumoxide::cdp::browser_protocol::emulation::{
-    MediaFeature, SetDeviceMetricsOverrideParams, SetEmulatedMediaParams, SetScriptExecutionDisabledParams, SetTimezoneOverrideParams,
+    MediaFeature, SetDeviceMetricsOverrideParams, SetEmulatedMediaParams, SetScriptExecutionDisabledParams,
+    SetTimezoneOverrideParams,
 };
 use chromiumoxide::cdp::browser_protocol::input::{
-    DispatchKeyEventParams, DispatchKeyEventType, DispatchMouseEventParams, DispatchMouseEventType, InsertTextParams, MouseButton,
+    DispatchKeyEventParams, DispatchKeyEventType, DispatchMouseEventParams, DispatchMouseEventType,
+    InsertTextParams, MouseButton,
 };
 use chromiumoxide::cdp::browser_protocol::log::{EventEntryAdded, LogEntryLevel};
-use chromiumoxide::cdp::browser_protocol::network::{EventLoadingFailed, EventLoadingFinished, EventRequestWillBeSent};
+use chromiumoxide::cdp::browser_protocol::network::{
+    EventLoadingFailed, EventLoadingFinished, EventRequestWillBeSent,
+};
 use chromiumoxide::cdp::browser_protocol::page::CaptureScreenshotFormat;
-use chromiumoxide::cdp::js_protocol::runtime::{ConsoleApiCalledType, EvaluateParams, EventConsoleApiCalled, EventExceptionThrown};
+use chromiumoxide::cdp::js_protocol::runtime::{
+    ConsoleApiCalledType, EvaluateParams, EventConsoleApiCalled, EventExceptionThrown,
+};
 use chromiumoxide::page::ScreenshotParams;
 use futures::StreamExt as _;
 use serde::de::DeserializeOwned;
@@ -52,9 +58,11 @@ impl Tab {
     /// Another screen, other colours, scripts or none; those from the next page on.
     pub(crate) async fn look(&self, look: Look) -> anyhow::Result<()> {
         self.resize(look.width, if look.width < 600 { 760 } else { 800 }).await?;
-        let feature = |name: &str, value: &str| MediaFeature { name: name.to_owned(), value: value.to_owned() };
+        let feature =
+            |name: &str, value: &str| MediaFeature { name: name.to_owned(), value: value.to_owned() };
         let colours = feature("prefers-color-scheme", if look.dark { "dark" } else { "light" });
-        let media = SetEmulatedMediaParams::builder().features([colours, feature("prefers-reduced-motion", "reduce")]);
+        let media = SetEmulatedMediaParams::builder()
+            .features([colours, feature("prefers-reduced-motion", "reduce")]);
         self.page.execute(media.build()).await?;
         self.page.execute(SetTimezoneOverrideParams::new("UTC")).await?;
         self.page.execute(SetScriptExecutionDisabledParams::new(!look.scripts)).await?;
@@ -83,7 +91,12 @@ impl Tab {
         let told = complaints.clone();
         tokio::spawn(async move {
             while let Some(event) = called.next().await {
-                if matches!(event.r#type, ConsoleApiCalledType::Error | ConsoleApiCalledType::Warning | ConsoleApiCalledType::Assert) {
+                if matches!(
+                    event.r#type,
+                    ConsoleApiCalledType::Error
+                        | ConsoleApiCalledType::Warning
+                        | ConsoleApiCalledType::Assert
+                ) {
                     told.add(format!("console: {}", json!(event.args)));
                 }
             }
@@ -93,7 +106,12 @@ impl Tab {
             while let Some(event) = logged.next().await {
                 let entry = &event.entry;
                 if matches!(entry.level, LogEntryLevel::Error | LogEntryLevel::Warning) {
-                    told.add(format!("{}: {} ({})", entry.source.as_ref(), entry.text, entry.url.as_deref().unwrap_or("no URL")));
+                    told.add(format!(
+                        "{}: {} ({})",
+                        entry.source.as_ref(),
+                        entry.text,
+                        entry.url.as_deref().unwrap_or("no URL")
+                    ));
                 }
             }
         });
@@ -105,10 +123,8 @@ impl Tab {
         });
         let traffic = Arc::clone(&self.traffic);
         tokio::spawn(async move {
-            let mut over = futures::stream::select(
-                finished.by_ref().map(|_| ()),
-                failed.by_ref().map(|_| ()),
-            );
+            let mut over =
+                futures::stream::select(finished.by_ref().map(|_| ()), failed.by_ref().map(|_| ()));
             while over.next().await.is_some() {
                 lock(&traffic).over += 1;
             }
@@ -136,7 +152,8 @@ impl Tab {
 
     /// What an expression comes to in the page.
     pub(crate) async fn ask<T: DeserializeOwned>(&self, expression: &str) -> anyhow::Result<T> {
-        let evaluate = EvaluateParams::builder().expression(expression).return_by_value(true).await_promise(true);
+        let evaluate =
+            EvaluateParams::builder().expression(expression).return_by_value(true).await_promise(true);
         let answer = self.page.execute(evaluate.build().map_err(anyhow::Error::msg)?).await?.result;
         if let Some(thrown) = answer.exception_details {
             anyhow::bail!("{expression}: {}", json!(thrown));
@@ -156,13 +173,20 @@ impl Tab {
         });
         match seen.await {
             Ok(()) => Ok(()),
-            Err(error) => Err(error.context(format!("on {}: {}", self.url().await?, self.text("body").await?))),
+            Err(error) => {
+                Err(error.context(format!("on {}: {}", self.url().await?, self.text("body").await?)))
+            }
         }
     }
 
     /// Waits until an element says something.
     pub(crate) async fn until_says(&self, selector: &str, words: &str) -> anyhow::Result<()> {
-        self.until(&format!("(document.querySelector({})?.textContent ?? '').includes({})", json!(selector), json!(words))).await
+        self.until(&format!(
+            "(document.querySelector({})?.textContent ?? '').includes({})",
+            json!(selector),
+            json!(words)
+        ))
+        .await
     }
 
     /// The text of an element; empty where there is none.
@@ -202,9 +226,22 @@ impl Tab {
 
     /// Clicks on an element.
     pub(crate) async fn click(&self, selector: &str) -> anyhow::Result<()> {
-        let (x, y) = eventually(selector, || async { self.middle(selector).await.map_err(|error| error.to_string()) }).await?;
-        let mouse = |kind| DispatchMouseEventParams::builder().r#type(kind).x(x).y(y).button(MouseButton::Left).click_count(1);
-        for kind in [DispatchMouseEventType::MouseMoved, DispatchMouseEventType::MousePressed, DispatchMouseEventType::MouseReleased] {
+        let (x, y) =
+            eventually(selector, || async { self.middle(selector).await.map_err(|error| error.to_string()) })
+                .await?;
+        let mouse = |kind| {
+            DispatchMouseEventParams::builder()
+                .r#type(kind)
+                .x(x)
+                .y(y)
+                .button(MouseButton::Left)
+                .click_count(1)
+        };
+        for kind in [
+            DispatchMouseEventType::MouseMoved,
+            DispatchMouseEventType::MousePressed,
+            DispatchMouseEventType::MouseReleased,
+        ] {
             self.page.execute(mouse(kind).build().map_err(anyhow::Error::msg)?).await?;
         }
         Ok(())
@@ -250,7 +287,8 @@ impl Tab {
     /// Clicks into a field and writes into it, in place of what is there.
     pub(crate) async fn fill(&self, selector: &str, text: &str) -> anyhow::Result<()> {
         self.click(selector).await?;
-        self.ask::<Option<bool>>(&format!("void document.querySelector({}).select()", json!(selector))).await?;
+        self.ask::<Option<bool>>(&format!("void document.querySelector({}).select()", json!(selector)))
+            .await?;
         self.page.execute(InsertTextParams::new(text)).await?;
         Ok(())
     }
@@ -263,7 +301,8 @@ impl Tab {
             other => (0, Some(other)),
         };
         let event = |kind| {
-            let mut event = DispatchKeyEventParams::builder().r#type(kind).key(key).windows_virtual_key_code(code);
+            let mut event =
+                DispatchKeyEventParams::builder().r#type(kind).key(key).windows_virtual_key_code(code);
             if code != 0 {
                 event = event.code(key);
             }

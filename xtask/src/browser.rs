@@ -1,6 +1,6 @@
 //! `cargo xtask browser`: the console in a real browser.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -31,14 +31,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let packages = target.join("axe");
     testbed::node(&folder.join("axe"), &packages)?;
     let mut command = Command::new(target.join("debug").join("browser"));
-    command.arg("--programs").arg(&programs).arg("--axe").arg(packages.join("node_modules/axe-core/axe.min.js"));
+    command
+        .arg("--programs")
+        .arg(&programs)
+        .arg("--axe")
+        .arg(packages.join("node_modules/axe-core/axe.min.js"));
     if let Some(words) = &arguments.only {
         command.arg("--only").arg(words);
     }
-    let folders = [("--screenshots", &arguments.screenshots), ("--gallery", &arguments.gallery)];
-    for (name, folder) in folders.into_iter().filter_map(|(name, folder): (_, &Option<PathBuf>)| Some((name, folder.as_deref()?))) {
-        let folder: &Path = folder;
-        command.arg(name).arg(folder);
+    for (name, folder) in [("--screenshots", &arguments.screenshots), ("--gallery", &arguments.gallery)] {
+        if let Some(folder) = folder {
+            command.arg(name).arg(folder);
+        }
     }
     process::run(&mut command)
 }

@@ -36,17 +36,25 @@ pub(super) async fn finds_nothing(ground: &Ground) -> anyhow::Result<()> {
             tab.to_front().await?;
             tab.go(&ground.site.url(&place.path)).await?;
             // What can be opened is looked at, too.
-            tab.ask::<Option<bool>>("void document.querySelectorAll('details').forEach(one => one.open = true)").await?;
+            tab.ask::<Option<bool>>(
+                "void document.querySelectorAll('details').forEach(one => one.open = true)",
+            )
+            .await?;
             tab.ask::<u8>(&axe).await?;
-            let violations: Vec<Violation> =
-                tab.ask("axe.run(document, { resultTypes: ['violations'] }).then(found => found.violations)").await?;
+            let violations: Vec<Violation> = tab
+                .ask("axe.run(document, { resultTypes: ['violations'] }).then(found => found.violations)")
+                .await?;
             anyhow::ensure!(tab.ask::<bool>("axe.getRules().length > 50").await?, "axe-core has no rules");
             for violation in violations {
                 let impact = violation.impact.unwrap_or_default();
                 if matches!(impact.as_str(), "serious" | "critical") {
                     let node = violation.nodes.first();
-                    let told = node.map(|node| format!("{} {}", node.html, node.summary.as_deref().unwrap_or_default())).unwrap_or_default();
-                    found.entry(format!("{} ({impact}) on {} at {}", violation.id, place.name, look.name())).or_insert(told);
+                    let told = node
+                        .map(|node| format!("{} {}", node.html, node.summary.as_deref().unwrap_or_default()))
+                        .unwrap_or_default();
+                    found
+                        .entry(format!("{} ({impact}) on {} at {}", violation.id, place.name, look.name()))
+                        .or_insert(told);
                 }
             }
         }

@@ -26,7 +26,12 @@ pub(super) async fn link_in_row(tab: &Tab, table: &str, words: &str, link: &str)
 }
 
 /// Waits until an element says something; whoever has no scripts loads the page again for it.
-pub(super) async fn comes_to_say(tab: &Tab, scripts: bool, selector: &str, words: &str) -> anyhow::Result<()> {
+pub(super) async fn comes_to_say(
+    tab: &Tab,
+    scripts: bool,
+    selector: &str,
+    words: &str,
+) -> anyhow::Result<()> {
     if scripts {
         return tab.until_says(selector, words).await;
     }

@@ -19,7 +19,9 @@ pub(super) async fn tells(ground: &Ground) -> anyhow::Result<()> {
     happens(ground, "and-after").await?;
     for key in ["before-it-is-followed", "while-it-is-followed", "and-after"] {
         tab.until_says("#rows", key).await?;
-        let rows: usize = tab.ask(&format!("document.querySelector('#rows').textContent.split('{key}').length - 1")).await?;
+        let rows: usize = tab
+            .ask(&format!("document.querySelector('#rows').textContent.split('{key}').length - 1"))
+            .await?;
         anyhow::ensure!(rows == 1, "{key} stands there {rows} times");
     }
     is_first(&tab, "and-after").await?;

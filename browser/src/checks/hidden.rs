@@ -24,7 +24,12 @@ pub(super) async fn asks_for_nothing(ground: &Ground) -> anyhow::Result<()> {
     // By the page's own clock, which is the one that it asks by.
     tab.ask::<Option<bool>>(&format!("new Promise(done => setTimeout(() => done(null), {LONG}))")).await?;
     let (after, over) = tab.traffic();
-    anyhow::ensure!(after.len() == before && over == before, "hidden, it asked for {:?}; {over} of {} are over", &after[before..], after.len());
+    anyhow::ensure!(
+        after.len() == before && over == before,
+        "hidden, it asked for {:?}; {over} of {} are over",
+        &after[before..],
+        after.len()
+    );
 
     tab.to_front().await?;
     tab.until("document.visibilityState === 'visible'").await?;

@@ -56,7 +56,16 @@ pub(super) async fn is_text(ground: &Ground) -> anyhow::Result<()> {
     }
     // What somebody asks for may mean harm, too.
     let question: String = url::form_urlencoded::byte_serialize(hostile_keys()[1].as_bytes()).collect();
-    for place in ["/keys?q=", "/key?key=", "/consumer?name=", "/failed?consumer=", "/failed?reason=", "/outbox?reason=", "/failed?since=", "/?range="] {
+    for place in [
+        "/keys?q=",
+        "/key?key=",
+        "/consumer?name=",
+        "/failed?consumer=",
+        "/failed?reason=",
+        "/outbox?reason=",
+        "/failed?since=",
+        "/?range=",
+    ] {
         // Fetched and looked at as a document: what it answers with need not be a page.
         let url = site.url(&format!("{place}{question}"));
         let (status, markup): (u16, u64) = tab
@@ -102,7 +111,8 @@ async fn harms(tab: &Tab) -> anyhow::Result<Vec<String>> {
             })()",
         )
         .await?;
-    let mut harms: Vec<String> = turned.into_iter().map(|turned| format!("{path} has hidden signs in {turned:?}")).collect();
+    let mut harms: Vec<String> =
+        turned.into_iter().map(|turned| format!("{path} has hidden signs in {turned:?}")).collect();
     if ran {
         harms.push(format!("{path} ran a script"));
     }

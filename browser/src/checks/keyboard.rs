@@ -19,7 +19,10 @@ pub(super) async fn requeues(ground: &Ground) -> anyhow::Result<()> {
     tab.go(&site.url("/")).await?;
     // The first stop leads past the navigation.
     tab.press("Tab").await?;
-    anyhow::ensure!(tab.ask::<bool>("document.activeElement.matches('a.skip')").await?, "no link past the navigation");
+    anyhow::ensure!(
+        tab.ask::<bool>("document.activeElement.matches('a.skip')").await?,
+        "no link past the navigation"
+    );
     tab.press("Enter").await?;
     tab.until("document.activeElement.id === 'main'").await?;
 

@@ -34,23 +34,41 @@ pub(crate) fn all() -> Vec<Check> {
         };
     }
     vec![
-        Check { is_needed: true, ..check!("the printed link lets in whoever follows it, once", sign_in::once) },
         Check {
             is_needed: true,
-            ..check!("a failed group is requeued: plan, reason and typed count, progress, and what came back", requeue::by_mouse)
+            ..check!("the printed link lets in whoever follows it, once", sign_in::once)
+        },
+        Check {
+            is_needed: true,
+            ..check!(
+                "a failed group is requeued: plan, reason and typed count, progress, and what came back",
+                requeue::by_mouse
+            )
         },
         check!("a consumer is paused and resumed, each with a reason, and its worker obeys", pause::by_mouse),
         check!("a search leads to a key, and the key tells its story", search::by_mouse),
         check!("without JavaScript a failed group is requeued", requeue::without_scripts),
         check!("without JavaScript a consumer is paused and resumed", pause::without_scripts),
         check!("without JavaScript a search leads to a key", search::without_scripts),
-        check!("the keyboard alone reaches a failed group and requeues it, and the focus is always seen", keyboard::requeues),
+        check!(
+            "the keyboard alone reaches a failed group and requeues it, and the focus is always seen",
+            keyboard::requeues
+        ),
         check!("what has the focus keeps it while the page stays current", keyboard::keeps_the_focus),
-        check!("a hidden tab asks for nothing, and one that is seen again asks at once", hidden::asks_for_nothing),
-        check!("the trail is followed: what is decided appears at once, on a page that was renewed before, too", follow::tells),
+        check!(
+            "a hidden tab asks for nothing, and one that is seen again asks at once",
+            hidden::asks_for_nothing
+        ),
+        check!(
+            "the trail is followed: what is decided appears at once, on a page that was renewed before, too",
+            follow::tells
+        ),
         check!("keys that mean harm are text on every page, and their links lead to them", hostile::is_text),
         check!("no page scrolls sideways at 360 pixels", narrow::fits),
         check!("axe-core finds nothing serious on any page, by day and by night", axe::finds_nothing),
-        check!("no page complained: no error in the console, nothing that the content policy stopped", quiet::nobody_complained),
+        check!(
+            "no page complained: no error in the console, nothing that the content policy stopped",
+            quiet::nobody_complained
+        ),
     ]
 }

@@ -40,7 +40,10 @@ async fn pause(ground: &Ground, look: Look, consumer: &str) -> anyhow::Result<()
     order(&tab, "resume", &format!("{consumer}: it is closed")).await?;
     comes_to_say(&tab, look.scripts, "#verdict", "running").await?;
     site.wait_for(&format!("select count(*) from shop.payments where key = '{key}'"), 1).await?;
-    let recorded = site.texts("select verb from oncely.operator_actions where reason like $1 || ':%' order by occurred_at", consumer);
+    let recorded = site.texts(
+        "select verb from oncely.operator_actions where reason like $1 || ':%' order by occurred_at",
+        consumer,
+    );
     let recorded = recorded.await?;
     anyhow::ensure!(recorded.len() == 2, "recorded: {recorded:?}");
     tab.close().await

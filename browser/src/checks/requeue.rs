@@ -8,8 +8,7 @@ use crate::site::Site;
 use crate::tab::Tab;
 
 /// The buttons on a page that do something by scripts alone, where they are seen.
-const SHOWN_FOR_SCRIPTS: &str =
-    "Array.from(document.querySelectorAll('button[type=button]')).filter(one => one.checkVisibility()).map(one => one.outerHTML)";
+const SHOWN_FOR_SCRIPTS: &str = "Array.from(document.querySelectorAll('button[type=button]')).filter(one => one.checkVisibility()).map(one => one.outerHTML)";
 
 pub(super) async fn by_mouse(ground: &Ground) -> anyhow::Result<()> {
     requeue(ground, Look::DESK, TILLS[0]).await
@@ -50,7 +49,10 @@ async fn requeue(ground: &Ground, look: Look, till: &str) -> anyhow::Result<()> 
     anyhow::ensure!(effects == [1, 1, 0], "effects: {effects:?}");
     let recorded = "select sum(count)::text || ' by ' || string_agg(distinct actor, ', ') from oncely.operator_actions where reason = $1";
     let recorded = site.texts(recorded, &why(till)).await?;
-    anyhow::ensure!(matches!(&recorded[..], [one] if one.starts_with("3 by ") && one.contains("ana")), "recorded: {recorded:?}");
+    anyhow::ensure!(
+        matches!(&recorded[..], [one] if one.starts_with("3 by ") && one.contains("ana")),
+        "recorded: {recorded:?}"
+    );
 
     // What came back stands in its group again, as what came back.
     tab.follow("#tab-failed").await?;
