@@ -33,6 +33,7 @@
 //!
 //! # Features
 //! - `cli` (default): the programs `oncely`, `worker` and `relay`. An embedding program does without.
+//! - `console` (default): `oncely console`, a look at everything in the browser.
 //! - `listener` (with `cli`): `worker.listen` and `relay.listen`, where metrics and health are told. Without it the [`metrics`] go to the
 //!   recorder that the embedding program installs.
 //! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
@@ -52,6 +53,8 @@ pub mod blame;
 #[doc(hidden)]
 pub mod cli;
 pub mod config;
+#[cfg(feature = "console")]
+pub(crate) mod console;
 #[doc(hidden)]
 pub mod decide;
 pub(crate) mod durations;

@@ -8,6 +8,8 @@ mod audit;
 mod audit_verify;
 mod check;
 mod consent;
+#[cfg(feature = "console")]
+mod console;
 mod explain;
 mod failed;
 mod gc;
@@ -68,6 +70,9 @@ enum Verb {
     Explain(explain::Arguments),
     /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
     Grant(grant::Arguments),
+    /// Everything in the browser: pages for looking, and for what an operator does about it
+    #[cfg(feature = "console")]
+    Console(console::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
     /// How long keys are remembered, as the database knows it
@@ -95,6 +100,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Grant(arguments) => grant::run(&config, arguments, times).await,
         Verb::Retention(arguments) => retention::run(&config, arguments, times).await,
+        #[cfg(feature = "console")]
+        Verb::Console(arguments) => console::run(&config, arguments).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, times).await,
     }
 }

@@ -1,5 +1,6 @@
 //! The configuration: one file per concern, everything wrong reported at once, secrets never shown.
 
+mod console;
 mod consumer;
 mod consumer_source;
 mod events;
@@ -16,6 +17,7 @@ use figment::providers::{Env, Format as _, Serialized, Toml};
 use figment::value::Dict;
 use secrecy::{ExposeSecret as _, SecretString};
 
+pub use console::{ConsoleSettings, Network, ProxySettings};
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
 pub use problems::{Problem, Problems};
@@ -68,6 +70,8 @@ pub struct Config {
     pub dead_letters: DeadLetterSettings,
     /// Logging.
     pub log: LogSettings,
+    /// The console.
+    pub console: ConsoleSettings,
     /// The consumers.
     pub consumers: Vec<Consumer>,
 }
@@ -216,6 +220,7 @@ impl Config {
         let audit = tasks::audit(root.table("audit", problems), problems);
         let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
         let log = tasks::log(root.table("log", problems), problems);
+        let console = console::console(root.table("console", problems), problems);
         let consumers: Vec<Consumer> = root
             .tables("consumers", problems)
             .into_iter()
@@ -238,19 +243,21 @@ impl Config {
             audit,
             dead_letters,
             log,
+            console,
             consumers,
         })
     }
 }
 
 /// Settings that are secret, hold a secret, or are meant to differ between processes.
-const NOT_DIGESTED: [(&str, &[&str]); 6] = [
+const NOT_DIGESTED: [(&str, &[&str]); 7] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url"]),
     ("rabbitmq", &["url"]),
     ("redis", &["url"]),
     ("mirror", &["key"]),
     ("worker", &["name"]),
+    ("console", &["key"]),
 ];
 
 /// Names the values, as far as they may be told apart by anybody.

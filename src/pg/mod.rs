@@ -1,6 +1,7 @@
 //! The only place with SQL on Oncely's tables. Functions take a connection or a transaction; long statements live in
 //! `.sql` files beside the Rust that calls them and are checked at compile time.
 
+mod ability;
 mod audit;
 mod audit_seal;
 mod backlog;
@@ -32,12 +33,15 @@ mod process;
 mod refuse;
 mod reply;
 mod right;
+pub(crate) mod said;
 mod search_path;
 mod session;
 mod stats;
 mod suspect;
 mod timelines;
+mod trail;
 
+pub(crate) use ability::{Abilities, abilities};
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub use audit_seal::Seal;
@@ -75,13 +79,14 @@ pub(crate) use inspect::{
     may_enter, recent_outcomes, table_statistics,
 };
 pub(crate) use letter_change::{
-    Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, change as change_letters, mark_swept,
-    messages, plan as plan_letters, standings,
+    Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, came_back as came_back_letters,
+    change as change_letters, mark_swept, messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
+pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
-pub(crate) use operator_action::{Action, one_tenant, record_action};
+pub(crate) use operator_action::{Action, ActionRow, one_tenant, recent_actions, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use park::{Parked, park};
 pub(crate) use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
@@ -97,7 +102,7 @@ pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
-    process, secret, within,
+    plan_each_time, process, secret, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use stats::{
@@ -105,3 +110,4 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
+pub(crate) use trail::{Position, TrailFilter, trail_page};

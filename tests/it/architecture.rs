@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 15] = [
+const ROOMS: [&[&str]; 17] = [
     &[
         "identity",
         "message",
@@ -32,6 +32,7 @@ const ROOMS: [&[&str]; 15] = [
     &["worker", "relay"],
     &["exit"],
     &["letters", "status", "story"],
+    &["console"],
     // A fuzzer looks into many rooms.
     &["cli", "lib", "fuzzing"],
 ];

@@ -141,7 +141,8 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["grant", "--list"],
         vec!["check"],
     ];
-    assert_eq!(untried(verbs.iter().map(|verb| verb[0])), ["migrate", "publish", "help"]);
+    // console: tests/it/console/looks.rs
+    assert_eq!(untried(verbs.iter().map(|verb| verb[0])), ["migrate", "console", "publish", "help"]);
     for verb in verbs {
         let output = world.oncely(&verb).await;
         let text =

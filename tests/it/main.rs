@@ -9,6 +9,7 @@ mod blame;
 mod catalogue;
 mod command_line;
 mod configuration;
+mod console;
 mod crash_points;
 mod crashes;
 mod data;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use testbed::{Database, Redis};
 
+use crate::console::{console, crawl};
 use crate::support::{World, message, program, servers, untried};
 
 /// All that a stranger could think of: for everything in pg_catalog that takes values of any type, or numbers or texts that a literal
@@ -221,13 +222,19 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("retention list", vec![0]),
         ("grant --list", vec![1]),
     ];
-    assert_eq!(untried(verbs.iter().filter_map(|(verb, _)| verb.split(' ').next())), ["publish", "help"]);
+    assert_eq!(
+        untried(verbs.iter().filter_map(|(verb, _)| verb.split(' ').next())),
+        ["console", "publish", "help"]
+    );
     for (verb, codes) in verbs {
         let arguments: Vec<&str> = verb.split(' ').collect();
         let output = world.oncely_with(&arguments, &[("REDIS_URL", &redis.url())]).await;
         let code = output.status.code().unwrap_or(-1);
         assert!(codes.contains(&code), "{verb}: {code}: {}", String::from_utf8_lossy(&output.stderr));
     }
+    let (running, operator) = console(&world).await;
+    crawl(&operator, &["/"], 400).await;
+    drop(running);
     world.stop(worker).await;
     world.stop(relay).await;
     // A client of the SQL protocol, with the search_path of its database.

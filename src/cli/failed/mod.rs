@@ -123,6 +123,7 @@ impl Which {
             until: self.until,
             ids: None,
             states: None,
+            before: None,
             limit: self.limit.unwrap_or(default_limit),
         }
     }
