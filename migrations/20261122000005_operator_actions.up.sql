@@ -26,6 +26,8 @@ comment on column oncely.operator_actions.verb is 'What: requeue, discard, retry
 comment on column oncely.operator_actions.filter is 'Which rows were asked for.';
 comment on column oncely.operator_actions.count is 'How many rows it was done to.';
 comment on column oncely.operator_actions.reason is 'Why, in the person''s words.';
+create index operator_actions_occurred_at on oncely.operator_actions (occurred_at);
+comment on index oncely.operator_actions_occurred_at is 'For lists of what was done lately.';
 
 create function oncely.record_action(
     tenant text, verb text, filter jsonb, count bigint, reason text, os_user text

@@ -50,7 +50,8 @@ comment on column oncely.audit.login is
     'The session''s user, where oncely.complete or oncely.fail wrote the row; null where a worker process did (role '
     'oncely_worker).';
 
-create index audit_occurred_at on oncely.audit using brin (occurred_at);
+-- Summarised as it fills: whoever reads the last seconds would else read all that came since the last vacuum.
+create index audit_occurred_at on oncely.audit using brin (occurred_at) with (autosummarize = on);
 comment on index oncely.audit_occurred_at is
     'For spans of time: 209 bytes of WAL a row all told, where a B-tree would double that.';
 -- 8 bytes a row instead of the whole key: +6 % WAL a message, and a look-up by key still takes microseconds.

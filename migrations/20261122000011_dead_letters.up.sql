@@ -86,6 +86,8 @@ comment on column oncely.dead_letters.swept_at is
 create index dead_letters_open on oncely.dead_letters (dead_lettered_at)
 where state in ('waiting', 'requeueing');
 comment on index oncely.dead_letters_open is 'For lists of what waits.';
+create index dead_letters_dead_lettered_at on oncely.dead_letters (dead_lettered_at);
+comment on index oncely.dead_letters_dead_lettered_at is 'For lists of all, by pages, and for groups.';
 create index dead_letters_closed on oncely.dead_letters (updated_at)
 where state in ('requeued', 'discarded');
 comment on index oncely.dead_letters_closed is 'For the garbage collection, and for the sweep of the queues.';

@@ -1,4 +1,5 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.mirror_again;
 drop function oncely.park;
 drop function oncely.settle_claim;

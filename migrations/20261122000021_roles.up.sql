@@ -103,7 +103,7 @@ begin
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.accept_clock, oncely.set_retention, oncely.record_action, oncely.letter_memory, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
-                'oncely.pause_consumer, oncely.resume_consumer'),
+                'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer'),
 
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::preflight::Unreachable;
+
 /// Not found, findings, some failed.
 pub const NO: u8 = 1;
 /// Wrong usage: what clap says of a command line, too.
@@ -14,11 +16,6 @@ pub const REFUSED: u8 = 4;
 pub const DANGER: u8 = 5;
 /// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
 pub const CONFIG: u8 = 78;
-
-/// PostgreSQL does not answer.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Unreachable(pub(crate) String);
 
 /// Prints an error and its causes on one line of stderr and turns it into an exit code.
 pub fn failed(error: &anyhow::Error) -> ExitCode {

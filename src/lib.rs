@@ -33,6 +33,7 @@
 //!
 //! # Features
 //! - `cli` (default): the programs `oncely`, `worker` and `relay`. An embedding program does without.
+//! - `console` (default): `oncely console`, a look at everything in the browser.
 //! - `listener` (with `cli`): `worker.listen` and `relay.listen`, where metrics and health are told. Without it the [`metrics`] go to the
 //!   recorder that the embedding program installs.
 //! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
@@ -56,6 +57,8 @@ pub mod blame;
 #[doc(hidden)]
 pub mod cli;
 pub mod config;
+#[cfg(feature = "console")]
+pub(crate) mod console;
 #[doc(hidden)]
 pub mod decide;
 #[doc(hidden)]
@@ -81,6 +84,8 @@ mod heartbeat;
 pub mod identity;
 #[doc(hidden)]
 pub mod letter;
+#[cfg(feature = "cli")]
+pub(crate) mod letters;
 pub(crate) mod maintenance;
 pub mod message;
 pub mod metrics;
@@ -102,12 +107,17 @@ pub mod settlement;
 pub(crate) mod shown;
 pub mod shutdown;
 pub(crate) mod signing;
+#[cfg(feature = "cli")]
+pub(crate) mod status;
+#[cfg(feature = "cli")]
+pub(crate) mod story;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[doc(hidden)]
 pub mod trace_parent;
 pub(crate) mod traces;
+pub(crate) mod units;
 pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;

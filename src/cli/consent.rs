@@ -108,14 +108,6 @@ pub(super) fn tally<K: Ord>(keys: impl Iterator<Item = K>) -> Vec<(K, usize)> {
     groups
 }
 
-/// The tenant of a change, for its record; empty where there are several.
-pub(super) fn one_tenant<'a>(mut tenants: impl Iterator<Item = &'a str>) -> &'a str {
-    match tenants.next() {
-        Some(first) if tenants.all(|tenant| tenant == first) => first,
-        _ => "",
-    }
-}
-
 /// Was it agreed to? Else asks whoever sits at the terminal to type a word, such as the number of rows; nobody sits where there is
 /// none.
 pub(super) fn agree(yes: bool, word: &str) -> anyhow::Result<bool> {

@@ -18,6 +18,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("topology apply", &["oncely topology apply"]),
     ("topology show", &["oncely topology show", "oncely topology show -o csv"]),
     ("status", &["oncely status", "oncely status --watch", "oncely status --json"]),
+    #[cfg(feature = "top")]
     ("top", &["oncely top", "oncely top --once", "oncely top --json --every 10"]),
     ("audit", &["oncely audit list --since 2h", "oncely audit verify"]),
     (
@@ -101,6 +102,34 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     ("consumers resume", &["oncely consumers resume payments"]),
+    #[cfg(feature = "console")]
+    ("console", &["oncely console --open", "oncely console --listen 127.0.0.1:7421"]),
+    ("mirror", &["oncely mirror stats", "oncely mirror verify"]),
+    ("mirror stats", &["oncely mirror stats", "oncely mirror stats --json"]),
+    ("mirror verify", &["oncely mirror verify", "oncely mirror verify --sample 10000"]),
+    (
+        "mirror rebuild",
+        &[
+            "oncely mirror rebuild --note 'Redis was replaced'",
+            "oncely mirror rebuild --consumer payments --rate 1000",
+        ],
+    ),
+    ("keys", &["oncely keys list --tenant acme", "oncely keys show order-1182"]),
+    (
+        "keys list",
+        &[
+            "oncely keys list --tenant acme --consumer payments",
+            "oncely keys list --consumer payments --status failed --since 7d -o csv",
+            "oncely keys list --consumer payments --status in-progress",
+        ],
+    ),
+    (
+        "keys show",
+        &[
+            "oncely keys show order-1182",
+            "oncely keys show order-1182 --tenant acme --consumer payments --json",
+        ],
+    ),
     (
         "explain",
         &["oncely explain order-1182", "oncely explain order-1182 --tenant acme --consumer payments --json"],

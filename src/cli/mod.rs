@@ -10,6 +10,8 @@ mod check;
 mod completions;
 mod config;
 mod consent;
+#[cfg(feature = "console")]
+mod console;
 mod consumers;
 mod doctor;
 mod examples;
@@ -18,8 +20,10 @@ mod failed;
 mod gc;
 mod grant;
 mod handler;
+mod keys;
 mod man;
 mod migrate;
+mod mirror;
 mod outbox;
 mod output;
 mod publish;
@@ -77,10 +81,17 @@ enum Verb {
     Outbox(outbox::Arguments),
     /// Consumers as they stand; pause one, let it go on
     Consumers(consumers::Arguments),
+    /// Keys, page by page, and all facts of one
+    Keys(keys::Arguments),
+    /// Completed keys in Redis: what waits, what is missing, say them again
+    Mirror(mirror::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
     /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
     Grant(grant::Arguments),
+    /// Everything in the browser: pages for looking, and for what an operator does about it
+    #[cfg(feature = "console")]
+    Console(console::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
     /// How long keys are remembered, as the database knows it
@@ -126,6 +137,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Failed(arguments) => failed::run(&config, arguments, times).await,
         Verb::Outbox(arguments) => outbox::run(&config, arguments, times).await,
         Verb::Consumers(arguments) => consumers::run(&config, arguments, times).await,
+        Verb::Keys(arguments) => keys::run(&config, arguments, times).await,
+        Verb::Mirror(arguments) => mirror::run(&config, arguments, times).await,
         Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
         Verb::Publish(arguments) => publish::run(&config, arguments).await,
         Verb::Handler(arguments) => handler::run(&config, arguments).await,
@@ -134,6 +147,8 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Verb::Man(arguments) => man::run(arguments),
         Verb::Grant(arguments) => grant::run(&config, arguments, times).await,
         Verb::Retention(arguments) => retention::run(&config, arguments, times).await,
+        #[cfg(feature = "console")]
+        Verb::Console(arguments) => console::run(&config, arguments).await,
         Verb::Gc(arguments) => gc::run(&config, arguments, times).await,
     }
 }

@@ -1,5 +1,6 @@
 //! The configuration: one file per concern, everything wrong reported at once, secrets never shown.
 
+mod console;
 mod consumer;
 mod consumer_source;
 mod events;
@@ -19,6 +20,7 @@ use figment::providers::Serialized;
 use figment::value::Dict;
 use secrecy::{ExposeSecret as _, SecretString};
 
+pub use console::{ConsoleSettings, Network, ProxySettings};
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
 pub(crate) use origin::{Held, held};
@@ -76,6 +78,8 @@ pub struct Config {
     pub log: LogSettings,
     /// Where spans go; `None` without an endpoint.
     pub traces: Option<TraceSettings>,
+    /// The console.
+    pub console: ConsoleSettings,
     /// The consumers.
     pub consumers: Vec<Consumer>,
 }
@@ -236,6 +240,7 @@ impl Config {
         let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
         let log = tasks::log(root.table("log", problems), problems);
         let traces = traces::traces(root.table("traces", problems), problems);
+        let console = console::console(root.table("console", problems), problems);
         let consumers: Vec<Consumer> = root
             .tables("consumers", problems)
             .into_iter()
@@ -259,13 +264,14 @@ impl Config {
             dead_letters,
             log,
             traces,
+            console,
             consumers,
         })
     }
 }
 
 /// Settings that are secret, hold a secret, or are meant to differ between processes.
-const NOT_DIGESTED: [(&str, &[&str]); 7] = [
+const NOT_DIGESTED: [(&str, &[&str]); 8] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url"]),
     ("rabbitmq", &["url", "management"]),
@@ -273,6 +279,7 @@ const NOT_DIGESTED: [(&str, &[&str]); 7] = [
     ("mirror", &["key"]),
     ("traces", &["headers"]),
     ("worker", &["name"]),
+    ("console", &["key"]),
 ];
 
 /// Names the values, as far as they may be told apart by anybody.

@@ -173,6 +173,11 @@ impl Mirror {
         }
     }
 
+    /// Where tags are kept.
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     /// When an entry written now disappears.
     pub(crate) fn expires_at(&self, now: DateTime<Utc>) -> DateTime<Utc> {
         self.layout.expires_at(now)
@@ -259,6 +264,6 @@ impl Mirror {
 
 /// A hit is what only the key's owners can have written there. Anything else is a miss: nothing, an error, a number, junk,
 /// somebody else's evidence.
-fn is_hit(key: &TagKey, tag: &Tag, bucket: &str, answer: &RedisResult<Value>) -> bool {
+pub(super) fn is_hit(key: &TagKey, tag: &Tag, bucket: &str, answer: &RedisResult<Value>) -> bool {
     matches!(answer, Ok(Value::BulkString(found)) if key.evidence(tag, bucket).is(found))
 }

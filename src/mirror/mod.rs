@@ -5,6 +5,7 @@
 mod breaker;
 mod client;
 mod epoch;
+mod judge;
 mod layout;
 mod server;
 mod tag;
@@ -13,6 +14,7 @@ mod watch;
 pub(crate) use breaker::Breaker;
 pub(crate) use client::{Mirror, MirrorError};
 pub(crate) use epoch::{DatabaseStatus, EpochWatch};
+pub(crate) use judge::Found;
 pub(crate) use server::RedisFacts;
 pub use tag::{Tag, TagKey};
 pub(crate) use watch::MirrorWatch;

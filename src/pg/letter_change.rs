@@ -219,3 +219,18 @@ pub(crate) async fn mark_swept(
     let done = sqlx::query_file!("src/pg/letters_swept.sql", queue, before, now).execute(connection).await?;
     Ok(done.rows_affected())
 }
+
+/// How many of these letters were dead-lettered again since: they wait in a later generation.
+pub(crate) async fn came_back(connection: &mut PgConnection, letters: &[Named]) -> Result<i64, sqlx::Error> {
+    let (tenants, ids, generations) = columns(letters);
+    sqlx::query_scalar!(
+        r#"select count(*) as "count!"
+        from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
+        join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation > l.generation"#,
+        &tenants,
+        &ids,
+        &generations
+    )
+    .fetch_one(connection)
+    .await
+}

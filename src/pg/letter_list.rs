@@ -29,6 +29,9 @@ pub struct LetterFilter {
     pub ids: Option<Vec<Uuid>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub states: Option<Vec<String>>,
+    /// Only those behind this one in the list: by its time and id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<(DateTime<Utc>, Uuid)>,
     pub limit: i64,
 }
 
@@ -81,7 +84,9 @@ pub async fn letters(
         filter.until,
         filter.ids.as_deref() as Option<&[Uuid]>,
         filter.states.as_deref() as Option<&[String]>,
-        filter.limit
+        filter.limit,
+        filter.before.map(|(at, _)| at),
+        filter.before.map(|(_, id)| id)
     )
     .fetch_all(connection)
     .await
@@ -105,7 +110,7 @@ pub struct LetterGroup {
     pub last_at: DateTime<Utc>,
 }
 
-/// Dead letters by what failed alike; those that wait most first.
+/// Dead letters by what failed alike; those that wait most first. Of the newest 100,000 that match.
 ///
 /// # Errors
 /// When the query fails.
@@ -127,5 +132,47 @@ pub async fn letter_groups(
         filter.limit
     )
     .fetch_all(connection)
+    .await
+}
+
+/// How many letters of a group came in a part of a span.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LetterTrend {
+    pub(crate) consumer: String,
+    pub(crate) failure_group: String,
+    /// Which part, from 0.
+    pub(crate) part: i32,
+    pub(crate) count: i64,
+}
+
+/// When the letters of each group came, from `since` to `until` in `parts` of equal length. Of the newest 100,000.
+pub(crate) async fn letter_trends(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+    since: DateTime<Utc>,
+    until: DateTime<Utc>,
+    parts: i32,
+) -> Result<Vec<LetterTrend>, sqlx::Error> {
+    sqlx::query_file_as!(
+        LetterTrend,
+        "src/pg/letters_trends.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.reason.as_deref(),
+        filter.group.as_deref(),
+        since,
+        until,
+        parts
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Letters that wait for somebody, counted up to 10,000.
+pub(crate) async fn open_letters(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select count(*) as "count!" from (select from oncely.dead_letters where state in ('waiting', 'requeueing') limit 10000) as d"#
+    )
+    .fetch_one(connection)
     .await
 }

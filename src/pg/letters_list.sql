@@ -13,5 +13,6 @@ where ($1::text is null or tenant = $1)
   and ($8::timestamptz is null or dead_lettered_at < $8)
   and ($9::uuid[] is null or id = any ($9))
   and ($10::text[] is null or state = any ($10))
+  and ($12::timestamptz is null or (dead_lettered_at, id) < ($12, $13::uuid))
 order by dead_lettered_at desc, id desc
 limit $11

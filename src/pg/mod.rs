@@ -1,6 +1,7 @@
 //! The only place with SQL on Oncely's tables. Functions take a connection or a transaction; long statements live in
 //! `.sql` files beside the Rust that calls them and are checked at compile time.
 
+mod ability;
 mod audit;
 mod audit_seal;
 mod backlog;
@@ -20,12 +21,14 @@ mod event_relay;
 mod first_run;
 mod identity_sample;
 mod inspect;
+mod key_list;
 mod letter_change;
 mod letter_list;
 mod login;
 mod maintenance_state;
 mod memory;
 mod migrate;
+mod mirror_again;
 mod mirror_queue;
 mod operator_action;
 mod ordering_key;
@@ -36,15 +39,18 @@ mod process;
 mod refuse;
 mod reply;
 mod right;
+pub(crate) mod said;
 mod search_path;
 mod server;
 mod session;
 mod stats;
 mod suspect;
 mod timelines;
+mod trail;
 mod vacuum;
 mod written;
 
+pub(crate) use ability::{Abilities, abilities};
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub use audit_seal::Seal;
@@ -84,16 +90,19 @@ pub(crate) use inspect::{
     HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles, may_enter,
     recent_outcomes, table_statistics,
 };
+pub(crate) use key_list::{KeyRow, KeyWalk, keys};
 pub(crate) use letter_change::{
-    Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, change as change_letters, mark_swept,
-    messages, plan as plan_letters, standings,
+    Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, came_back as came_back_letters,
+    change as change_letters, mark_swept, messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
+pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};
 pub(crate) use login::{LoginPowers, login_powers, missing_privileges};
 pub(crate) use maintenance_state::{MaintenanceState, default_partition_has_rows, maintenance_state};
 pub use migrate::{MIGRATOR, MigrationState, migration_state};
+pub(crate) use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
-pub(crate) use operator_action::{Action, record_action};
+pub(crate) use operator_action::{Action, ActionRow, one_tenant, recent_actions, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use park::{Parked, park};
 pub(crate) use partition::{audit_floor, drop_oldest as drop_partition, make as make_partition};
@@ -112,7 +121,7 @@ pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, 
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
-    process, secret, within,
+    plan_each_time, process, secret, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use stats::{
@@ -120,6 +129,7 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
+pub(crate) use trail::{Position, TrailFilter, trail_page};
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
 pub(crate) use written::{
     EmittedEvent, TableChanges, begin_to_take_back, defer_again, events_since, keep_from_savepoint,

@@ -288,6 +288,14 @@ pub(crate) async fn plan_anew(connection: &mut PgConnection) -> Result<(), sqlx:
     Ok(())
 }
 
+/// The same for all that a session asks: for questions whose filters differ each time, where a plan for any of them reads whole tables.
+pub(crate) async fn plan_each_time(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select set_config('plan_cache_mode', 'force_custom_plan', false)")
+        .fetch_one(connection)
+        .await?;
+    Ok(())
+}
+
 /// Ends what a session does at the moment: its statement fails with 57014. For a session of the same role and application: behind a
 /// pooler the process may meanwhile work for a stranger.
 pub(crate) async fn cancel_backend(

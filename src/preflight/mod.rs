@@ -42,6 +42,32 @@ impl Preflight {
     }
 }
 
+/// PostgreSQL does not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unreachable(pub(crate) String);
+
+/// Opens a session to a database that is fit for work.
+///
+/// # Errors
+/// What is wrong with the database, as start-up would say it, or that it does not answer.
+pub(crate) async fn open_session(config: &Config) -> anyhow::Result<Session> {
+    let mut found = preflight(config, false).await;
+    let session = found.session.take();
+    fit(session, found)
+}
+
+/// What was opened, where nothing was found that speaks against it.
+///
+/// # Errors
+/// Like [`open_session`].
+pub(crate) fn fit<T>(opened: Option<T>, found: Preflight) -> anyhow::Result<T> {
+    if !found.problems.is_empty() {
+        return Err(found.problems.into());
+    }
+    opened.ok_or_else(|| Unreachable(found.unreachable.join("; ")).into())
+}
+
 /// Asks PostgreSQL and, for a worker, about its handlers and queues. Changes nothing.
 pub(crate) async fn preflight(config: &Config, for_worker: bool) -> Preflight {
     let mut found = Found::default();

@@ -1,5 +1,5 @@
-//! Python and Node with what the examples in these languages need, below `target/`: installed once, by the languages' own clients,
-//! from what the examples pin.
+//! Python and Node with what is run in these languages, below `target/`: installed once, by the languages' own clients, from what is pinned
+//! beside it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -40,11 +40,11 @@ pub fn python(folder: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Node and a copy of `folder` below `target` that has what its `package-lock.json` names; returns the program and the copy.
+/// Node and a copy of `folder` in `home`, below `target`, that has what its `package-lock.json` names; returns the program.
 ///
 /// # Errors
 /// Like [`python`].
-pub fn node(folder: &Path, target: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
+pub fn node(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let is_whole = || in_path("node").is_some() && in_path("npm").is_some();
     install(|| (!is_whole()).then(|| ("Node".to_owned(), vec!["nodejs", "npm"])))
@@ -52,11 +52,10 @@ pub fn node(folder: &Path, target: &Path) -> anyhow::Result<(PathBuf, PathBuf)> 
     let (node, npm) = (in_path("node"), in_path("npm"));
     let (node, npm) = (node.context("node has vanished")?, npm.context("npm has vanished")?);
     // A copy, since Node looks for packages beside the program.
-    let home = target.join("examples/node");
     let wanted = std::fs::read_to_string(folder.join("package-lock.json"))?;
-    let is_installed = is_installed(&home, &wanted);
+    let is_installed = is_installed(home, &wanted);
     if !is_installed {
-        begin(&home)?;
+        begin(home)?;
     }
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -65,10 +64,10 @@ pub fn node(folder: &Path, target: &Path) -> anyhow::Result<(PathBuf, PathBuf)> 
         }
     }
     if !is_installed {
-        run(Command::new(npm).args(["ci", "--no-fund", "--no-audit"]).current_dir(&home))?;
-        end(&home, &wanted)?;
+        run(Command::new(npm).args(["ci", "--no-fund", "--no-audit"]).current_dir(home))?;
+        end(home, &wanted)?;
     }
-    Ok((node, home))
+    Ok(node)
 }
 
 const STAMP: &str = ".installed";
@@ -98,7 +97,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {program}"))?;
     anyhow::ensure!(
         output.status.success(),
-        "{program} could not install what the examples need ({}): {}{}\n\
+        "{program} could not install what is needed ({}): {}{}\n\
          Its package index must be reachable, once; what it fetched is kept below target/.",
         output.status,
         String::from_utf8_lossy(&output.stdout),
@@ -109,7 +108,7 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
 
 fn helps(what: &str, why: &str) -> String {
     format!(
-        "the examples need {what}, and {why}. Install it yourself, or run as root on Debian or Ubuntu, so that its packages can be \
+        "{what} is needed, and {why}. Install it yourself, or run as root on Debian or Ubuntu, so that its packages can be \
          installed."
     )
 }

@@ -8,6 +8,7 @@
 mod arena;
 mod broker;
 pub mod checker;
+mod chromium;
 mod corpus;
 mod database;
 pub mod faults;
@@ -34,6 +35,7 @@ mod wait;
 
 pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neighbour, Server};
 pub use broker::Broker;
+pub use chromium::chromium;
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;
 pub use files::{Scratch, cache};

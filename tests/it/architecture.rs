@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 17] = [
+const ROOMS: [&[&str]; 19] = [
     &[
         "identity",
         "message",
@@ -17,6 +17,7 @@ const ROOMS: [&[&str]; 17] = [
         "own_headers",
         "durations",
         "trace_parent",
+        "units",
     ],
     &["reason"],
     &["extract", "outcome", "decide", "blame", "signing", "letter"],
@@ -33,6 +34,8 @@ const ROOMS: [&[&str]; 17] = [
     &["worker", "relay"],
     &["overview", "testing"],
     &["exit"],
+    &["letters", "status", "story"],
+    &["console"],
     // A fuzzer looks into many rooms.
     &["cli", "lib", "fuzzing"],
 ];

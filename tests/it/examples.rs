@@ -155,7 +155,8 @@ async fn the_shop_in_python_is_killed_and_invoices_each_order_once() {
 
 #[tokio::test]
 async fn the_shop_in_node_is_killed_and_invoices_each_order_once() {
-    let (node, folder) = testbed::node(&root().join("examples/node"), &target()).unwrap();
+    let folder = target().join("examples/node");
+    let node = testbed::node(&root().join("examples/node"), &folder).unwrap();
     let script = |name: &str| folder.join(name).display().to_string();
     let (order, consumer) = (script("order.js"), script("consumer.js"));
     let mut shop = Shop::open("shop.toml").await;

@@ -142,6 +142,8 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["gc", "run", "--dry-run"],
         vec!["topology", "show"],
         vec!["retention", "list"],
+        vec!["keys", "list", "--tenant", TENANT],
+        vec!["keys", "show", KEY, "--consumer", "payments"],
         vec!["config", "show"],
         vec!["consumers", "pause", "payments", "--reason", "c\u{202e}"],
         vec!["consumers", "list"],
@@ -150,9 +152,10 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["check"],
         vec!["doctor"],
     ];
+    // console: tests/it/console/looks.rs
     assert_eq!(
         untried(verbs.iter().map(|verb| verb[0])),
-        ["migrate", "publish", "completions", "man", "help"]
+        ["migrate", "mirror", "console", "publish", "completions", "man", "help"]
     );
     for verb in verbs {
         let output = world.oncely(&verb).await;

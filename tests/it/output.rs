@@ -8,13 +8,14 @@ use crate::command_line::{lived_in, stdout};
 use crate::support::World;
 
 /// A verb that lists rows, and the field of its JSON object that holds them.
-const LISTS: [(&[&str], &str); 10] = [
+const LISTS: [(&[&str], &str); 11] = [
     (&["audit", "list"], "rows"),
     (&["failed", "list"], "letters"),
     (&["failed", "groups"], "groups"),
     (&["outbox", "list"], "events"),
     (&["retention", "list"], "consumers"),
     (&["consumers", "list"], "consumers"),
+    (&["keys", "list", "--consumer", "payments", "--status", "failed"], "keys"),
     (&["grant", "--list"], "rights"),
     (&["migrate", "info"], "migrations"),
     (&["config", "show"], "values"),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use testbed::{Database, Redis};
 
+use crate::console::{console, crawl};
 use crate::support::{World, message, program, servers, untried};
 
 /// All that a stranger could think of: for everything in pg_catalog that takes values of any type, or numbers or texts that a literal
@@ -212,6 +213,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("audit list --since 1h --limit 5", vec![0]),
         ("explain k1 --tenant acme", vec![0]),
         ("consumers list", vec![0]),
+        ("keys list --consumer one --status completed", vec![0]),
+        ("keys show k1 --consumer one", vec![0]),
         ("consumers pause one --reason why --for 1h", vec![0]),
         ("failed groups", vec![0]),
         ("failed list", vec![0]),
@@ -224,6 +227,9 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("migrate info", vec![0]),
         ("topology apply", vec![0]),
         ("retention list", vec![0]),
+        ("mirror stats", vec![0]),
+        ("mirror verify", vec![0, 1]),
+        ("mirror rebuild", vec![0]),
         ("config show", vec![0]),
         ("grant --list", vec![1]),
         ("handler test examples/testing/payments.jsonl --consumer one", vec![1]),
@@ -231,7 +237,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     ];
     assert_eq!(
         untried(verbs.iter().filter_map(|(verb, _)| verb.split(' ').next())),
-        ["publish", "completions", "man", "help"]
+        ["console", "publish", "completions", "man", "help"]
     );
     for (verb, codes) in verbs {
         let arguments: Vec<&str> = verb.split(' ').collect();
@@ -239,6 +245,9 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         let code = output.status.code().unwrap_or(-1);
         assert!(codes.contains(&code), "{verb}: {code}: {}", String::from_utf8_lossy(&output.stderr));
     }
+    let (running, operator) = console(&world).await;
+    crawl(&operator, &["/"], 400).await;
+    drop(running);
     world.stop(worker).await;
     world.stop(relay).await;
     // A client of the SQL protocol, with the search_path of its database.

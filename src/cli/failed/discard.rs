@@ -5,16 +5,14 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use sqlx::Connection as _;
 
-use super::super::consent::Consent;
+use super::super::consent::{self, Consent};
 use super::super::output::{self, Times};
 use super::super::session;
-use super::plan::{Change, Plan};
+use super::plan::{Change, print_json};
 use super::sweep;
-use super::swept::Swept;
 use crate::config::Config;
-use crate::pg;
+use crate::letters::{self, Decision, Plan, Swept};
 
 #[derive(Debug, Args)]
 #[command(
@@ -30,25 +28,20 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let change = arguments.change;
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let open = ["waiting", "requeueing"];
-    let mut plan = Plan::make(&mut session, &change, "discard", &open, |_| None).await?;
-    let unfinished = plan.letters.iter().filter(|letter| letter.state == "requeueing").count();
-    plan.note(
-        unfinished,
-        "from an earlier requeue that was broken off: a copy that is in its queue already runs",
-    );
     let now = session.clock.now();
-    if let Consent::Over(code) = plan.agree(&change)? {
+    let made =
+        Plan::make(&mut session.connection, now, letters::Change::Discard, change.filter(), |_| None).await;
+    let plan = made?;
+    if let Consent::Over(code) = change.agree(&plan)? {
         return Ok(code);
     }
-    let mut transaction = session.connection.begin().await?;
-    let done = pg::change_letters(&mut transaction, now, &plan.names(), &open, "discarded").await?;
-    plan.record(&mut transaction, &done, change.agreement.note.as_deref()).await?;
-    transaction.commit().await?;
+    let (filter, user) = (serde_json::to_value(&plan.filter)?, consent::user());
+    let decision = Decision { user: &user, filter: &filter, reason: change.agreement.note.as_deref() };
+    let done = letters::discard(&mut session, &plan.names(), decision).await?;
     output::note(&format!("discarded {}", done.len()));
     let swept: Vec<Swept> = sweep::after_change(&config, &mut session, &plan.queues(), &[]).await?;
     if change.agreement.json {
-        plan.print_json(false, json!({ "done": done.len(), "swept": swept }))?;
+        print_json(&plan, false, json!({ "done": done.len(), "swept": swept }))?;
     }
     session.close().await;
     Ok(ExitCode::SUCCESS)

@@ -3,7 +3,6 @@
 //! Lists come from PostgreSQL: looking into a dead-letter queue can empty it. Changes show their plan first, need consent,
 //! and leave a row in `oncely.operator_actions`.
 
-mod copy;
 mod discard;
 mod groups;
 mod list;
@@ -12,7 +11,6 @@ mod plan;
 mod requeue;
 mod show;
 mod sweep;
-mod swept;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -123,6 +121,7 @@ impl Which {
             until: self.until,
             ids: None,
             states: None,
+            before: None,
             limit: self.limit.unwrap_or(default_limit),
         }
     }

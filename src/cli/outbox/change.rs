@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 
-use super::super::consent::{self, Agreement, Consent, Proposal, SAMPLES, one_tenant, tally};
+use super::super::consent::{self, Agreement, Consent, Proposal, SAMPLES, tally};
 use super::super::output::{self, age, safe};
 use super::super::session;
 use super::{SCHEMA, Which};
@@ -56,7 +56,7 @@ pub(super) async fn run(file: &Path, asked: Arguments, change: EventChange) -> a
     let mut transaction = session.connection.begin().await?;
     let done = pg::change_events(&mut transaction, now, change, found, filter.state.as_deref()).await?;
     let action = Action {
-        tenant: one_tenant(done.iter().map(String::as_str)),
+        tenant: pg::one_tenant(done.iter().map(String::as_str)),
         verb: match change {
             EventChange::Retry => "retry_events",
             EventChange::Discard => "discard_events",

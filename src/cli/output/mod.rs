@@ -4,12 +4,12 @@ mod rows;
 
 use std::io::{ErrorKind, Write as _};
 
-use chrono::{DateTime, Local, Utc};
 use comfy_table::{ContentArrangement, Table, presets};
 use serde_json::Value;
 
 pub(super) use self::rows::{List, Output, Row};
 use crate::shown;
+pub(super) use crate::units::{Times, age, bytes, seconds};
 
 /// Prints to stdout. A reader that went away (`| head`) is no error.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
@@ -84,65 +84,9 @@ pub(super) fn table(heads: &[&str]) -> Rows {
     Rows(table)
 }
 
-/// Where and how times are shown: local with their offset, or UTC.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
-    pub(super) utc: bool,
-}
-
-impl Times {
-    /// The time of the day.
-    #[cfg(feature = "top")]
-    pub(super) fn clock(self, time: DateTime<Utc>) -> String {
-        if self.utc {
-            time.format("%H:%M:%SZ").to_string()
-        } else {
-            time.with_timezone(&Local).format("%H:%M:%S").to_string()
-        }
-    }
-
-    pub(super) fn show(self, time: DateTime<Utc>) -> String {
-        if self.utc {
-            time.format("%Y-%m-%d %H:%M:%S%.3fZ").to_string()
-        } else {
-            time.with_timezone(&Local).format("%Y-%m-%d %H:%M:%S%.3f %:z").to_string()
-        }
-    }
-}
-
 /// A value from outside, within a line: a key must not be able to move the cursor, or to begin a line of its own.
 pub(super) fn safe(text: &str) -> String {
     shown::value(text).into_owned()
-}
-
-/// 1,234,567 bytes as `1.2 MB`.
-pub(super) fn bytes(count: i64) -> String {
-    #[allow(clippy::cast_precision_loss)] // shown with one decimal
-    let mut amount = count as f64;
-    for unit in ["B", "kB", "MB", "GB"] {
-        if amount < 1_000.0 {
-            return if unit == "B" { format!("{count} B") } else { format!("{amount:.1} {unit}") };
-        }
-        amount /= 1_000.0;
-    }
-    format!("{amount:.1} TB")
-}
-
-/// Seconds, as short as a column wants them: `0.4 ms`, `31 ms`, `2.5 s`, `75 s`.
-pub(super) fn seconds(seconds: f64) -> String {
-    match seconds {
-        short if short < 0.001 => format!("{:.1} ms", short * 1_000.0),
-        short if short < 1.0 => format!("{:.0} ms", short * 1_000.0),
-        short if short < 10.0 => format!("{short:.1} s"),
-        long => format!("{long:.0} s"),
-    }
-}
-
-/// An age in its two largest units: `41s`, `6m 12s`, `3days 4h`.
-pub(super) fn age(from: DateTime<Utc>, now: DateTime<Utc>) -> String {
-    let seconds = u64::try_from((now - from).num_seconds()).unwrap_or(0);
-    let text = humantime::format_duration(std::time::Duration::from_secs(seconds)).to_string();
-    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -153,15 +97,5 @@ mod tests {
     fn text_from_outside_cannot_move_the_cursor() {
         assert_eq!(safe("a\u{1b}[2Jb\u{202e}"), "a\\u{1b}[2Jb\\u{202e}");
         assert_eq!(safe("Ünï code"), "Ünï code");
-    }
-
-    #[test]
-    fn sizes_and_ages_are_short() {
-        assert_eq!(bytes(999), "999 B");
-        assert_eq!(bytes(1_250_000), "1.2 MB");
-        let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
-        assert_eq!(age(at(0), at(372)), "6m 12s");
-        assert_eq!(age(at(10), at(0)), "0s");
-        assert_eq!([0.0004, 0.0312, 2.51, 75.0].map(seconds), ["0.4 ms", "31 ms", "2.5 s", "75 s"]);
     }
 }

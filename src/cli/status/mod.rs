@@ -1,7 +1,5 @@
 //! `oncely status`: what a person must know, on one screen.
 
-mod findings;
-mod picture;
 mod screen;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -11,11 +9,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use self::findings::{code, judge};
-use self::picture::Picture;
 use super::output::{self, Times};
 use crate::config::Config;
 use crate::exit;
+use crate::status::{Picture, code, judge};
 
 #[derive(Debug, Args)]
 #[command(

@@ -4,9 +4,8 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
 use super::super::output::{self, Times, age, bytes, safe};
-use super::findings::{Finding, Severity};
-use super::picture::{Database, Picture, QueueState};
 use crate::config::{Config, masked};
+use crate::status::{Database, Finding, Picture, QueueState, Severity};
 
 /// For people.
 pub(super) fn show(config: &Config, picture: &Picture, findings: &[Finding], times: Times) -> String {

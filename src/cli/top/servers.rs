@@ -13,6 +13,7 @@ use crate::exit;
 use crate::mirror::Mirror;
 use crate::overview::Overview;
 use crate::pg::{self, Session};
+use crate::preflight::Unreachable;
 
 /// A server that takes longer than this for an answer is as good as away.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -93,7 +94,7 @@ impl Servers {
 async fn limited<T>(asked: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     match tokio::time::timeout(LIMIT, asked).await {
         Ok(answer) => answer,
-        Err(_) => Err(exit::Unreachable(format!("no answer within {LIMIT:?}")).into()),
+        Err(_) => Err(Unreachable(format!("no answer within {LIMIT:?}")).into()),
     }
 }
 

@@ -1,8 +1,9 @@
 //! `oncely doctor` as a person or a script uses it.
 
-use oncely::doctor::CHECKS;
+use oncely::doctor::{CHECKS, Verdict};
 use serde_json::Value;
 
+use super::of;
 use crate::command_line::stdout;
 use crate::rights::state;
 use crate::support::World;
@@ -47,7 +48,20 @@ async fn the_exit_code_says_how_bad_it_is() {
     assert!(stdout(&none).contains("✗ config: The configuration"), "{}", stdout(&none));
 }
 
-// For the eye that looks for pairs: a wrong key is "config", Verdict::Error.
+#[tokio::test]
+async fn a_section_with_problems_is_told_and_its_server_is_not_asked() {
+    let mut world = world().await;
+    world.configure("[rabbitmq]\ntimeout = \"soon\"");
+    let (config, problems) = oncely::Config::examine(&world.file());
+    let scope = oncely::doctor::Scope::default();
+    let report = match config {
+        Some(config) => oncely::doctor::examine(&config, &problems, &scope).await,
+        None => oncely::doctor::unusable(&problems, &scope),
+    };
+    for (check, verdict) in [("config", Verdict::Error), ("mq.reach", Verdict::Skipped)] {
+        assert_eq!(of(&report, check).verdict, verdict, "{report:#?}");
+    }
+}
 
 #[tokio::test]
 async fn json_has_every_check_with_what_it_read_and_where_the_book_says_more() {

@@ -222,7 +222,6 @@ async fn handlers_are_judged_by_what_postgresql_knows_of_them() {
         one.consumer("payments", &format!("handler = {{ function = \"app.{name}\" }}"));
         says(&one.config(), &only("pg.handler", LIMITS), "pg.handler", verdict, says_so).await;
     }
-    // For the eye that looks for pairs: "pg.handler", Verdict::Error
 }
 
 #[tokio::test]

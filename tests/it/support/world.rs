@@ -194,6 +194,17 @@ impl World {
 
     /// Starts one of the programs with further environment variables.
     pub(crate) fn start_with(&self, name: &str, as_name: &str, more: &[(&'static str, String)]) -> Process {
+        self.start_verb(name, &[], as_name, more)
+    }
+
+    /// Starts one of the programs with arguments and further environment variables.
+    pub(crate) fn start_verb(
+        &self,
+        name: &str,
+        arguments: &[&str],
+        as_name: &str,
+        more: &[(&'static str, String)],
+    ) -> Process {
         let mut environment = self.environment();
         environment.extend(more.iter().cloned());
         environment.push(("ONCELY_WORKER__NAME", as_name.to_owned()));
@@ -203,8 +214,10 @@ impl World {
         // The configuration of the test decides about Redis, not the environment of whoever runs it; and a program sees to
         // its own stack.
         let program = program(name);
-        let arguments = ["-u", "REDIS_URL", "-u", "RUST_MIN_STACK", program.to_str().expect("path")];
-        Process::start("/usr/bin/env".as_ref(), &arguments, &environment, &log).expect("program")
+        let program = program.to_str().expect("path");
+        let mut all = vec!["-u", "REDIS_URL", "-u", "RUST_MIN_STACK", program];
+        all.extend(arguments);
+        Process::start("/usr/bin/env".as_ref(), &all, &environment, &log).expect("program")
     }
 
     /// A proxy in front of RabbitMQ, and the URL that leads through it.

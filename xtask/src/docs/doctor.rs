@@ -44,7 +44,7 @@ oncely doctor --bundle oncely-report.tar.gz
 ```
 
 writes an archive: what the doctor found, the settings, versions, migrations, heartbeats, the counters of the last two hours, and how many \
-dead letters of\nwhich reason wait. Passwords, keys, URLs, tenants, keys of messages and texts of errors are not in it; names of hosts, \
+dead letters of\nwhich reason wait. Passwords, keys, URLs, tenants, keys of messages and what failed messages were refused for are not in it; names of hosts, \
 processes and logins in the heartbeats are hashes\nthat mean nothing elsewhere. Names of consumers are in it. Look at it before you send \
 it to anybody.
 

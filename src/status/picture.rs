@@ -1,11 +1,10 @@
-//! What is asked for the screen: all servers at once, each within its own time.
+//! What is asked of the servers: all at once, each within its own time.
 
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::super::session;
 use crate::amqp::{AmqpError, Topology, connect, depth};
 use crate::config::{Config, Consumer, RabbitSettings};
 use crate::exit;
@@ -15,6 +14,7 @@ use crate::pg::{
     self, ConsumerState, EventStatus, FailingKey, MirrorQueueStatus, Pause, QueueLetters, RecentOutcome,
     Session, TableStatistics,
 };
+use crate::preflight::open_session;
 use crate::worker::Report;
 
 /// How far back outcomes are counted.
@@ -25,40 +25,40 @@ const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
 const NAMED: i64 = 3;
 
 /// Everything that is known at one time; a server's part is its error where it does not answer.
-pub(super) struct Picture {
-    pub(super) postgres: Result<Database, String>,
-    pub(super) rabbitmq: Result<Vec<QueueState>, String>,
+pub(crate) struct Picture {
+    pub(crate) postgres: Result<Database, String>,
+    pub(crate) rabbitmq: Result<Vec<QueueState>, String>,
     /// `None` where there is no mirror.
-    pub(super) redis: Option<Result<(), String>>,
+    pub(crate) redis: Option<Result<(), String>>,
 }
 
 /// What PostgreSQL knows.
 #[derive(Serialize)]
-pub(super) struct Database {
-    pub(super) now: DateTime<Utc>,
-    pub(super) cell: String,
-    pub(super) epoch: String,
-    pub(super) mirror_queue: MirrorQueueStatus,
-    pub(super) events: EventStatus,
-    pub(super) tables: TableStatistics,
-    pub(super) recent: Vec<RecentOutcome>,
-    pub(super) consumers: Vec<ConsumerState>,
-    pub(super) failing: Vec<FailingKey>,
-    pub(super) letters: Vec<QueueLetters>,
-    pub(super) pauses: Vec<Pause>,
+pub(crate) struct Database {
+    pub(crate) now: DateTime<Utc>,
+    pub(crate) cell: String,
+    pub(crate) epoch: String,
+    pub(crate) mirror_queue: MirrorQueueStatus,
+    pub(crate) events: EventStatus,
+    pub(crate) tables: TableStatistics,
+    pub(crate) recent: Vec<RecentOutcome>,
+    pub(crate) consumers: Vec<ConsumerState>,
+    pub(crate) failing: Vec<FailingKey>,
+    pub(crate) letters: Vec<QueueLetters>,
+    pub(crate) pauses: Vec<Pause>,
     #[serde(skip)]
-    pub(super) processes: Vec<Seen>,
+    pub(crate) processes: Vec<Seen>,
 }
 
 /// A queue with those around it, as the broker knows them.
-pub(super) struct QueueState {
-    pub(super) consumer: String,
-    pub(super) queue: String,
-    pub(super) ready: Option<u32>,
-    pub(super) retrying: u64,
-    pub(super) dead: Option<u32>,
-    pub(super) subscriptions: Option<u32>,
-    pub(super) missing: Vec<String>,
+pub(crate) struct QueueState {
+    pub(crate) consumer: String,
+    pub(crate) queue: String,
+    pub(crate) ready: Option<u32>,
+    pub(crate) retrying: u64,
+    pub(crate) dead: Option<u32>,
+    pub(crate) subscriptions: Option<u32>,
+    pub(crate) missing: Vec<String>,
 }
 
 impl Picture {
@@ -66,7 +66,7 @@ impl Picture {
     ///
     /// # Errors
     /// When the database does not fit the configuration. A server that does not answer is in the picture.
-    pub(super) async fn take(config: &Config) -> anyhow::Result<Self> {
+    pub(crate) async fn take(config: &Config) -> anyhow::Result<Self> {
         let (postgres, rabbitmq, redis) = tokio::join!(database(config), queues(config), redis(config));
         let postgres = match postgres {
             Err(error) if exit::code(&error) == exit::CONFIG => return Err(error),
@@ -76,14 +76,8 @@ impl Picture {
         Ok(Self { postgres, rabbitmq: rabbitmq.map_err(|error| error.to_string()), redis })
     }
 
-    /// The pause of a consumer, where it is paused.
-    pub(super) fn pause(&self, consumer: &str) -> Option<&Pause> {
-        let pauses = self.postgres.as_ref().map_or(&[][..], |database| &database.pauses);
-        pauses.iter().find(|pause| pause.consumer == consumer)
-    }
-
     /// Workers that live, with what they say of a consumer.
-    pub(super) fn workers<'a>(&'a self, consumer: &'a str) -> impl Iterator<Item = (&'a Seen, &'a Report)> {
+    pub(crate) fn workers<'a>(&'a self, consumer: &'a str) -> impl Iterator<Item = (&'a Seen, &'a Report)> {
         let processes = self.postgres.as_ref().map_or(&[][..], |database| &database.processes);
         let living = processes.iter().filter(|seen| !seen.silent);
         living.flat_map(move |seen| {
@@ -95,14 +89,14 @@ impl Picture {
     }
 
     /// Deliveries of a queue that are in workers' hands; `None` where no living worker says so.
-    pub(super) fn unacknowledged(&self, consumer: &str, queue: &str) -> Option<u64> {
+    pub(crate) fn unacknowledged(&self, consumer: &str, queue: &str) -> Option<u64> {
         self.workers(consumer)
             .filter_map(|(_, report)| report.condition.unacknowledged.get(queue))
             .fold(None, |sum: Option<u64>, count| Some(sum.unwrap_or(0).saturating_add(*count)))
     }
 
     /// When a message of this consumer took effect last: by the keys, or by a worker that remembers longer.
-    pub(super) fn completed_at(&self, consumer: &str) -> Option<DateTime<Utc>> {
+    pub(crate) fn completed_at(&self, consumer: &str) -> Option<DateTime<Utc>> {
         let states = self.postgres.as_ref().map_or(&[][..], |database| &database.consumers);
         let stored = states.iter().filter(|state| state.consumer == consumer).filter_map(|s| s.completed_at);
         let told = self.workers(consumer).filter_map(|(_, report)| report.condition.completed_at);
@@ -111,42 +105,74 @@ impl Picture {
 }
 
 async fn database(config: &Config) -> anyhow::Result<Database> {
-    let mut session = session::open(config).await?;
-    let asked = ask(config, &mut session).await;
+    let mut session = open_session(config).await?;
+    let asked = async {
+        let since = session.clock.now() - RECENT;
+        let recent = pg::recent_outcomes(&mut session.connection, since).await?;
+        Database::ask(config, &mut session, recent).await
+    };
+    let asked = asked.await;
     session.close().await;
     Ok(asked?)
 }
 
-async fn ask(config: &Config, session: &mut Session) -> Result<Database, sqlx::Error> {
-    let now = session.clock.now();
-    let names: Vec<String> = config.consumers.iter().map(|c| c.name.as_str().to_owned()).collect();
-    let connection = &mut session.connection;
-    Ok(Database {
-        now,
-        cell: session.cell.name.clone(),
-        epoch: session.cell.epoch.clone(),
-        mirror_queue: pg::mirror_queue_status(connection).await?,
-        events: pg::event_status(connection, now).await?,
-        tables: pg::table_statistics(connection).await?,
-        recent: pg::recent_outcomes(connection, now - RECENT).await?,
-        consumers: pg::consumer_states(connection, &names).await?,
-        failing: pg::failing_keys(connection, &names, NAMED).await?,
-        letters: pg::queue_letters(connection, now - ARRIVED).await?,
-        pauses: pg::pauses(connection).await?,
-        processes: seen_processes(connection, now).await?,
-    })
+impl Database {
+    /// Asks, all but what was decided lately: `recent`, of the last five minutes.
+    ///
+    /// # Errors
+    /// When a query fails.
+    pub(crate) async fn ask(
+        config: &Config,
+        session: &mut Session,
+        recent: Vec<RecentOutcome>,
+    ) -> Result<Self, sqlx::Error> {
+        let now = session.clock.now();
+        let names: Vec<String> = config.consumers.iter().map(|c| c.name.as_str().to_owned()).collect();
+        let connection = &mut session.connection;
+        Ok(Self {
+            now,
+            cell: session.cell.name.clone(),
+            epoch: session.cell.epoch.clone(),
+            mirror_queue: pg::mirror_queue_status(connection).await?,
+            events: pg::event_status(connection, now).await?,
+            tables: pg::table_statistics(connection).await?,
+            recent,
+            consumers: pg::consumer_states(connection, &names).await?,
+            failing: pg::failing_keys(connection, &names, NAMED).await?,
+            letters: pg::queue_letters(connection, now - ARRIVED).await?,
+            pauses: pg::pauses(connection).await?,
+            processes: seen_processes(connection, now).await?,
+        })
+    }
+
+    /// The pause of a consumer, where it has one.
+    pub(crate) fn pause(&self, consumer: &str) -> Option<&Pause> {
+        self.pauses.iter().find(|pause| pause.consumer == consumer)
+    }
 }
 
 async fn queues(config: &Config) -> Result<Vec<QueueState>, AmqpError> {
     let connection = connect(&config.rabbitmq, "oncely status").await?;
+    let states = queue_states(&connection, config).await?;
+    if let Err(error) = connection.close(200, "done".into()).await {
+        tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
+    }
+    Ok(states)
+}
+
+/// All queues of the configuration, as the broker knows them.
+///
+/// # Errors
+/// When the broker does not answer.
+pub(crate) async fn queue_states(
+    connection: &lapin::Connection,
+    config: &Config,
+) -> Result<Vec<QueueState>, AmqpError> {
     let mut states = Vec::new();
     for consumer in &config.consumers {
         for queue in &consumer.queues {
-            states.push(queue_state(&connection, &config.rabbitmq, consumer, queue).await?);
+            states.push(queue_state(connection, &config.rabbitmq, consumer, queue).await?);
         }
-    }
-    if let Err(error) = connection.close(200, "done".into()).await {
-        tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
     }
     Ok(states)
 }

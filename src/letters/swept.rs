@@ -1,33 +1,32 @@
-//! What a sweep did, as people and programs read it.
+//! What a sweep did.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::super::output;
 use crate::amqp::Topology;
 use crate::signing::Unreadable;
 
 /// What a pass over one dead-letter queue did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Swept {
+pub(crate) struct Swept {
     /// The queue that the letters came from.
-    pub(super) queue: String,
+    pub(crate) queue: String,
     /// Acknowledged: requeued, discarded, or an older copy.
-    pub(super) dropped: u64,
+    pub(crate) dropped: u64,
     /// Published to their queue again from here.
-    pub(super) requeued: u64,
+    pub(crate) requeued: u64,
     /// Put behind the others.
-    pub(super) kept: u64,
+    pub(crate) kept: u64,
     /// Of those: being requeued, and not published, since nothing would recognise a copy.
-    pub(super) forgotten: u64,
+    pub(crate) forgotten: u64,
     /// Of those: nobody knows which letter they are.
-    pub(super) unreadable_marks: UnreadableMarks,
+    pub(crate) unreadable_marks: UnreadableMarks,
 }
 
 /// Copies whose mark can't be read, by why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct UnreadableMarks {
+pub(crate) struct UnreadableMarks {
     /// Made with keys that this configuration does not have.
     unknown_key: u64,
     /// The ids of those keys, [`MOST_KEYS`] at the most.
@@ -41,25 +40,9 @@ pub(super) struct UnreadableMarks {
 /// Anybody who may publish to a dead-letter queue can make up ids of keys.
 const MOST_KEYS: usize = 8;
 
-impl Swept {
-    /// Says it on stderr, and what is to be done.
-    pub(super) fn report(&self) {
-        let Self { queue, dropped, requeued, kept, forgotten, unreadable_marks } = self;
-        let dead = Topology::dead_letter_queue(queue);
-        output::note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
-        if *forgotten > 0 {
-            output::note(&format!(
-                "! {forgotten} of an earlier requeue that was broken off were not published: their keys are not remembered any more \
-                 (`oncely failed requeue --queue {queue} --dry-run` says what is known of them)"
-            ));
-        }
-        unreadable_marks.advice(queue).iter().for_each(|line| output::note(line));
-    }
-}
-
 impl UnreadableMarks {
     /// One more.
-    pub(super) fn count(&mut self, why: &Unreadable) {
+    pub(crate) fn count(&mut self, why: &Unreadable) {
         match why {
             Unreadable::Version => self.unknown_version += 1,
             Unreadable::Malformed | Unreadable::Mismatch => self.wrong += 1,
@@ -73,7 +56,7 @@ impl UnreadableMarks {
     }
 
     /// What to do about them, a line for each reason.
-    fn advice(&self, queue: &str) -> Vec<String> {
+    pub(crate) fn advice(&self, queue: &str) -> Vec<String> {
         let keys: Vec<&str> = self.unknown_keys.iter().map(String::as_str).collect();
         let again = format!("run `oncely failed sweep --queue {queue}` again");
         let reasons = [

@@ -12,18 +12,18 @@ use crate::pg::StoredMessage;
 use crate::signing::SigningKeys;
 
 /// Whose message it is, by its row.
-pub(super) struct Owner<'a> {
-    pub(super) tenant: &'a str,
-    pub(super) consumer: &'a str,
-    pub(super) key: &'a str,
-    pub(super) user_id: Option<&'a str>,
-    pub(super) letter: Letter,
+pub(crate) struct Owner<'a> {
+    pub(crate) tenant: &'a str,
+    pub(crate) consumer: &'a str,
+    pub(crate) key: &'a str,
+    pub(crate) user_id: Option<&'a str>,
+    pub(crate) letter: Letter,
 }
 
 /// A copy for the exchange that leads to this one queue: not the exchange that it came through, which may lead to others'
 /// queues too. With its own routing key; with its identity, and the user that the broker once checked, signed; without
 /// anything that we wrote on it.
-pub(super) fn returned(
+pub(crate) fn returned(
     signing_keys: &SigningKeys,
     owner: &Owner<'_>,
     queue: &str,
@@ -57,7 +57,7 @@ pub(super) fn returned(
 }
 
 /// The copy of a message that its row holds whole; `None` where only the queue has it.
-pub(super) fn stored(signing_keys: &SigningKeys, message: &StoredMessage) -> anyhow::Result<Option<Copy>> {
+pub(crate) fn stored(signing_keys: &SigningKeys, message: &StoredMessage) -> anyhow::Result<Option<Copy>> {
     let (Some(body), Some(properties)) = (&message.body, &message.properties) else {
         return Ok(None);
     };

@@ -3,15 +3,16 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::super::output::{Times, age, safe};
 use super::picture::{Database, Picture, QueueState};
 use crate::exit;
 use crate::pg::RecentOutcome;
+use crate::shown;
+use crate::units::{Times, age};
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Severity {
+pub(crate) enum Severity {
     /// Messages stand still, or many of them are given up.
     Danger,
     /// Worth a look by day.
@@ -20,11 +21,11 @@ pub(super) enum Severity {
 
 /// One sentence, and what it is about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    pub(super) severity: Severity,
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
     /// A consumer, or what else is concerned.
-    pub(super) about: String,
-    pub(super) text: String,
+    pub(crate) about: String,
+    pub(crate) text: String,
 }
 
 /// Records and events that wait longer than this are late.
@@ -35,8 +36,12 @@ const SEALED: chrono::Duration = chrono::Duration::days(2);
 const MANY: i64 = 10;
 const ONE_IN: i64 = 20;
 
+fn safe(text: &str) -> String {
+    shown::value(text).into_owned()
+}
+
 /// The exit code: what is worst.
-pub(super) fn code(picture: &Picture, findings: &[Finding]) -> u8 {
+pub(crate) fn code(picture: &Picture, findings: &[Finding]) -> u8 {
     match findings.iter().map(|finding| finding.severity).min() {
         _ if picture.postgres.is_err() || picture.rabbitmq.is_err() => exit::UNREACHABLE,
         Some(Severity::Danger) => exit::DANGER,
@@ -46,7 +51,7 @@ pub(super) fn code(picture: &Picture, findings: &[Finding]) -> u8 {
 }
 
 /// Judges.
-pub(super) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
+pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
     let mut found = Found(Vec::new());
     if let Ok(queues) = &picture.rabbitmq {
         queues.iter().for_each(|queue| found.queue(picture, queue));
@@ -87,8 +92,9 @@ impl Found {
             let text = format!("the queue {} does not exist (`oncely topology apply`)", safe(missing));
             self.danger(&state.consumer, text);
         }
-        // Whoever is paused takes nothing, and that is said once.
-        if state.subscriptions == Some(0) && picture.pause(&state.consumer).is_none() {
+        let paused =
+            picture.postgres.as_ref().is_ok_and(|database| database.pause(&state.consumer).is_some());
+        if state.subscriptions == Some(0) && !paused {
             let workers = picture.workers(&state.consumer).count();
             let what = match workers {
                 0 => "no worker is there".to_owned(),
@@ -106,10 +112,12 @@ impl Found {
         for pause in &database.pauses {
             let until = match pause.paused_until {
                 Some(until) => format!("until {}", times.show(until)),
-                None => format!("`oncely consumers resume {}` ends it", safe(&pause.consumer)),
+                None => {
+                    format!("until somebody resumes it (`oncely consumers resume {}`)", safe(&pause.consumer))
+                }
             };
             let text = format!(
-                "is paused by {} since {} ({}): {} ({until})",
+                "is paused by {} since {} ({}), {until}: {}",
                 safe(&pause.paused_by),
                 times.show(pause.paused_at),
                 age(pause.paused_at, database.now),

@@ -1,0 +1,149 @@
+//! `oncely keys list`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use clap::{Args, ValueEnum};
+use clap_complete::engine::ArgValueCompleter;
+use serde_json::json;
+
+use super::super::output::{self, List, Output, Row, Times};
+use super::super::{completions, since};
+use crate::config::{Config, masked};
+use crate::decide::KeyStatus;
+use crate::exit;
+use crate::pg::{self, KeyRow, KeyWalk};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Whose keys
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Of which consumer
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    consumer: Option<String>,
+    /// In which status; with --consumer
+    #[arg(long)]
+    status: Option<Status>,
+    /// Only from this time on: 15m, 2h, 7d, yesterday, 2026-09-01, 2026-09-01T10:00Z; with --status
+    #[arg(long, value_parser = since::parse)]
+    since: Option<DateTime<Utc>>,
+    /// Only before this time (same formats as --since)
+    #[arg(long, value_parser = since::parse)]
+    until: Option<DateTime<Utc>>,
+    /// At most this many rows
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    limit: i64,
+    /// The page after this place, as the page before has told it
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Status {
+    /// Took effect
+    Completed,
+    /// Given up
+    Failed,
+    /// Failed so far, or at work
+    InProgress,
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let walk = match walk(&arguments) {
+        Ok(walk) => walk,
+        Err(advice) => {
+            output::note(advice);
+            return Ok(ExitCode::from(exit::USAGE));
+        }
+    };
+    let settings = Config::load_postgres(file)?;
+    let connected = settings.connect("oncely keys").await;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let rows = pg::keys(&mut connection, &walk, arguments.limit).await?;
+    let is_full = i64::try_from(rows.len()).is_ok_and(|count| count == arguments.limit);
+    let next = rows.last().filter(|_| is_full).map(|row| place(&walk, row));
+    let code = List { schema: "oncely.keys/1", field: "keys", rows: &rows, none: "no key matches" }
+        .print_with(arguments.output, times, json!({ "next": next }))?;
+    if let Some(next) = next {
+        output::note(&format!("there may be more: --after {}", quoted(&next)));
+    }
+    Ok(code)
+}
+
+/// The walk that was asked for, where an index serves it; else what to add or leave out.
+fn walk(asked: &Arguments) -> Result<KeyWalk, &'static str> {
+    let Arguments { tenant, consumer, status, since, until, after, .. } = asked;
+    let after = after.as_deref();
+    match (tenant, consumer, status) {
+        (None, None, None) => Err("keys of whom? Name a --tenant, or a --consumer with a --status"),
+        (None, Some(_), None) => Err("no index serves that: add --status, or a --tenant"),
+        (_, None, Some(_)) => Err("no index serves that: with --status name a --consumer, too"),
+        (Some(_), _, None) if since.is_some() || until.is_some() => {
+            Err("no index serves that: with --since or --until name a --consumer and a --status")
+        }
+        (Some(_), Some(_), Some(Status::Completed)) => Err(
+            "no index serves that: leave --tenant or --status out, or ask the trail: oncely audit list --tenant … --outcome completed",
+        ),
+        (Some(tenant), consumer, None) => Ok(KeyWalk::ByIdentity {
+            tenant: tenant.clone(),
+            consumer: consumer.clone(),
+            after: after.map(|place| serde_json::from_str(place).map_err(|_| PLACE)).transpose()?,
+        }),
+        (tenant, Some(consumer), Some(status)) => Ok(KeyWalk::ByTime {
+            consumer: consumer.clone(),
+            status: match status {
+                Status::Completed => KeyStatus::Completed,
+                Status::Failed => KeyStatus::Failed,
+                Status::InProgress => KeyStatus::InProgress,
+            },
+            tenant: tenant.clone(),
+            since: *since,
+            until: *until,
+            after: after.map(|place| serde_json::from_str(place).map_err(|_| PLACE)).transpose()?,
+        }),
+    }
+}
+
+const PLACE: &str = "--after takes the place that the page before has told, of the same question";
+
+/// Where a page ends.
+fn place(walk: &KeyWalk, last: &KeyRow) -> String {
+    let place = match walk {
+        KeyWalk::ByIdentity { .. } => json!([last.consumer, last.key]),
+        KeyWalk::ByTime { status: KeyStatus::InProgress, .. } => {
+            json!([last.created_at, last.tenant, last.key])
+        }
+        KeyWalk::ByTime { .. } => json!([last.completed_at, last.tenant, last.key]),
+    };
+    crate::shown::json(&place.to_string()).into_owned()
+}
+
+/// A word for a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+impl Row for KeyRow {
+    const SCHEMA: &'static str = "oncely.keys.key/1";
+    const HEADS: &'static [&'static str] =
+        &["TENANT", "CONSUMER", "KEY", "STATUS", "ATTEMPTS", "CREATED", "COMPLETED", "REASON", "ERROR"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.tenant.clone(),
+            self.consumer.clone(),
+            self.key.clone(),
+            self.status.clone(),
+            self.attempts.to_string(),
+            times.show(self.created_at),
+            self.completed_at.map(|at| times.show(at)).unwrap_or_default(),
+            self.reason.clone().unwrap_or_default(),
+            self.last_error.clone().unwrap_or_default(),
+        ]
+    }
+}

@@ -1,0 +1,164 @@
+//! `oncely mirror rebuild`.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use chrono::{DateTime, TimeDelta, Utc};
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+use super::super::output::{self, Times, safe};
+use super::super::{completions, consent, session};
+use super::{SCHEMA, none};
+use crate::config::Config;
+use crate::pg::{self, KeyPlace, Session};
+use crate::{exit, shutdown};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Only this consumer; by default all that are configured
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    consumer: Option<String>,
+    /// Most keys a second
+    #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: u32,
+    /// Go on where an earlier run was broken off, as it has told
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    /// Why, for the record
+    #[arg(long)]
+    note: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Keys of one statement.
+const BATCH: u32 = 1_000;
+/// So many records may wait: as far as they are counted.
+const WAITING: i64 = 10_000;
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A place as it is told and taken: consumer, time, tenant and key.
+type Told = (String, DateTime<Utc>, String, String);
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let after: Option<Told> = match arguments.after.as_deref().map(serde_json::from_str).transpose() {
+        Ok(after) => after,
+        Err(_) => {
+            output::note("--after takes the place that an earlier run has told");
+            return Ok(ExitCode::from(exit::USAGE));
+        }
+    };
+    let mut names = config.consumer_names();
+    names.sort();
+    names.retain(|name| arguments.consumer.as_ref().is_none_or(|wanted| wanted == name));
+    names.retain(|name| after.as_ref().is_none_or(|(consumer, ..)| consumer <= name));
+    let mut session = session::open(&config).await?;
+    let until = session.clock.now();
+    let since = until - TimeDelta::from_std(settings.ttl)?;
+    let (stop, _guard) = shutdown::when(shutdown::on_signal()?);
+    let mut walk = Walk { since, until, queued: 0, rate: arguments.rate, bar: bar(), place: None };
+    let mut is_over = true;
+    for name in &names {
+        let begin = match &after {
+            Some((consumer, at, tenant, key)) if consumer == name => {
+                KeyPlace { completed_at: *at, name: Some((tenant.clone(), key.clone())) }
+            }
+            _ => KeyPlace { completed_at: until, name: None },
+        };
+        walk.consumer(&mut session, name, begin, || stop.is_cancelled()).await?;
+        if stop.is_cancelled() {
+            is_over = false;
+            break;
+        }
+    }
+    walk.bar.finish_and_clear();
+    let action = pg::Action {
+        tenant: "",
+        verb: "rebuild_mirror",
+        user: &consent::user(),
+        filter: &json!({ "consumers": names, "since": since }),
+        count: walk.queued,
+        reason: arguments.note.as_deref(),
+    };
+    pg::record_action(&mut session.connection, &action).await?;
+    session.close().await;
+    output::note(&format!("{} keys since {} are said again", walk.queued, times.show(since)));
+    let next =
+        walk.place.filter(|_| !is_over).map(|place| crate::shown::json(&place.to_string()).into_owned());
+    if let Some(next) = &next {
+        output::note(&format!("broken off; go on with --after '{}'", next.replace('\'', r"'\''")));
+    }
+    if arguments.json {
+        output::print_json(SCHEMA, json!({ "queued": walk.queued, "finished": is_over, "next": next }))?;
+    }
+    Ok(if is_over { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+struct Walk {
+    since: DateTime<Utc>,
+    until: DateTime<Utc>,
+    queued: i64,
+    rate: u32,
+    bar: ProgressBar,
+    /// Where the last batch ended.
+    place: Option<Value>,
+}
+
+impl Walk {
+    /// Goes through a consumer's keys, the newest first, until its end or until somebody stops it.
+    async fn consumer(
+        &mut self,
+        session: &mut Session,
+        consumer: &str,
+        mut place: KeyPlace,
+        stopped: impl Fn() -> bool,
+    ) -> anyhow::Result<()> {
+        let batch = BATCH.min(self.rate);
+        let each = Duration::from_secs_f64(f64::from(batch) / f64::from(self.rate));
+        let most = i32::try_from(batch).unwrap_or(i32::MAX);
+        self.bar.set_message(safe(consumer));
+        while !stopped() {
+            let waiting = pg::mirror_queue_status(&mut session.connection).await?.records;
+            if waiting >= WAITING {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            let (records, next) =
+                pg::mirror_again(&mut session.connection, consumer, self.since, &place, most)
+                    .await
+                    .with_context(|| {
+                        format!("saying the keys of {} again (role oncely_operator)", safe(consumer))
+                    })?;
+            self.queued += records;
+            let Some(next) = next else { return Ok(()) };
+            self.show(next.completed_at);
+            if let Some((tenant, key)) = &next.name {
+                self.place = Some(json!([consumer, next.completed_at, tenant, key]));
+            }
+            place = next;
+            tokio::time::sleep(each).await;
+        }
+        Ok(())
+    }
+
+    /// How far back it has come.
+    fn show(&self, at: DateTime<Utc>) {
+        let done = (self.until - at).num_seconds() * 100;
+        let whole = (self.until - self.since).num_seconds().max(1);
+        self.bar.set_position(u64::try_from(done / whole).unwrap_or(0).min(100));
+    }
+}
+
+/// On a terminal; elsewhere nothing is drawn.
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {bar:40} {pos} %");
+    ProgressBar::new(100).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

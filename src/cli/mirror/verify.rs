@@ -1,0 +1,92 @@
+//! `oncely mirror verify`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::TimeDelta;
+use clap::Args;
+use secrecy::ExposeSecret as _;
+use serde::Serialize;
+use serde_json::json;
+
+use super::super::output::{self, safe};
+use super::super::session;
+use super::{SCHEMA, none};
+use crate::config::Config;
+use crate::exit;
+use crate::mirror::{Found, Mirror, Tag, TagKey};
+use crate::pg;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// How many keys of each consumer are looked for, at most
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(i64).range(20..=100_000))]
+    sample: i64,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found of a consumer's keys.
+#[derive(Debug, Serialize)]
+struct Counted {
+    consumer: String,
+    looked_for: usize,
+    missing: usize,
+    foreign: usize,
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let Some(settings) = &config.mirror else { return Ok(none()) };
+    let mut session = session::open(&config).await?;
+    let secret = match &settings.key {
+        Some(key) => key.expose_secret().as_bytes().to_vec(),
+        None => {
+            let asked = pg::secret(&mut session.connection).await;
+            asked
+                .context("reading the secret that tags are made with (role oncely_operator, or mirror.key)")?
+        }
+    };
+    let key = TagKey::derive(&secret);
+    let mirror = Mirror::new(settings)?;
+    let now = session.clock.now();
+    let ttl = TimeDelta::from_std(settings.ttl)?;
+    let span = (now - ttl / 2, now);
+    let mut counted = Vec::new();
+    for consumer in config.consumer_names() {
+        let each = (arguments.sample / 20).max(1);
+        let sample = pg::mirrored_sample(&mut session.connection, &consumer, span, now + ttl, each).await?;
+        let tags: Vec<Tag> = sample
+            .iter()
+            .map(|one| key.tag(&session.cell.epoch, &one.identity, one.fingerprint.as_ref()))
+            .collect();
+        let found = mirror.judge(&key, &tags, now).await?;
+        let count = |what: Found| found.iter().filter(|found| **found == what).count();
+        let (missing, foreign) = (count(Found::Missing), count(Found::Foreign));
+        counted.push(Counted { consumer, looked_for: tags.len(), missing, foreign });
+    }
+    session.close().await;
+    if arguments.json {
+        output::print_json(SCHEMA, json!({ "consumers": counted }))?;
+    } else {
+        let mut table = output::table(&["CONSUMER", "LOOKED FOR", "MISSING", "FOREIGN"]);
+        for one in &counted {
+            table.add_row([
+                safe(&one.consumer),
+                one.looked_for.to_string(),
+                one.missing.to_string(),
+                one.foreign.to_string(),
+            ]);
+        }
+        output::print(&table.to_string())?;
+    }
+    let bad = counted.iter().any(|one| one.missing + one.foreign > 0);
+    if bad {
+        output::note(
+            "PostgreSQL answers for what is missing: correct, only slower; `oncely mirror rebuild` says it to Redis once more",
+        );
+    }
+    Ok(if bad { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}

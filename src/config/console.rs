@@ -1,0 +1,188 @@
+//! `[console]`: where the console listens, who may come in, and what is not shown.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use figment::value::Value;
+use secrecy::SecretString;
+
+use super::{Problems, Section};
+
+/// The console.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConsoleSettings {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Under which URL people reach it, where that is not the address itself: its path is the base of all pages.
+    pub url: Option<url::Url>,
+    /// The file of the tokens with which people come in.
+    pub tokens: Option<PathBuf>,
+    /// A proxy that says who people are.
+    pub proxy: Option<ProxySettings>,
+    /// Signs sessions; by default a key of the process's own, so that they end with it.
+    pub key: Option<SecretString>,
+    /// How long a session lasts.
+    pub session: Duration,
+    /// Fields of bodies, headers and responses that nobody is shown: JSON pointers, which are found at any depth.
+    pub mask: Vec<String>,
+    /// Where a trace is looked up: a URL with `{trace_id}` in it.
+    pub trace_url: Option<String>,
+}
+
+/// A proxy that authenticates people and says in a header who they are.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ProxySettings {
+    /// The header with the name, in lower case.
+    pub header: String,
+    /// Where the proxy is: nobody else is believed, or answered.
+    pub from: Vec<Network>,
+    /// The names of those who may act; everybody else may look.
+    pub operators: Vec<String>,
+}
+
+/// Addresses with a common beginning, like `10.0.0.0/8`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: u128,
+    bits: u32,
+}
+
+impl Network {
+    /// From `address/bits`, or one address.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits.parse::<u32>().ok()?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().ok()?;
+        // An IPv4 address is the end of an IPv6 one.
+        let (before, most) = if address.is_ipv4() { (96, 32) } else { (0, 128) };
+        let bits = bits.unwrap_or(most);
+        (bits <= most).then(|| Self { address: number(address), bits: before + bits })
+    }
+
+    /// Is an address one of these?
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let differs = number(address) ^ self.address;
+        self.bits == 0 || differs.leading_zeros() >= self.bits
+    }
+}
+
+/// IPv4 addresses as those that IPv6 sockets show for them.
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(address.to_ipv6_mapped()),
+        IpAddr::V6(address) => u128::from(address),
+    }
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Where it listens by default: for this machine alone.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7420);
+
+pub(super) fn console(mut section: Section, problems: &mut Problems) -> ConsoleSettings {
+    let listen = match section.text("listen", problems) {
+        None => LISTEN,
+        Some(text) => text.parse().unwrap_or_else(|_| {
+            problems.add(section.place("listen"), "must be an address and a port, like \"127.0.0.1:7420\"");
+            LISTEN
+        }),
+    };
+    let url = section.text("url", problems).and_then(|text| match url::Url::parse(&text) {
+        Ok(url)
+            if ["http", "https"].contains(&url.scheme())
+                && url.has_host()
+                && url.query().is_none()
+                && url.fragment().is_none()
+                && url.username().is_empty()
+                && url.password().is_none() =>
+        {
+            Some(url)
+        }
+        _ => {
+            problems.add(section.place("url"), "must be a URL like https://ops.example.com/oncely");
+            None
+        }
+    });
+    let tokens = section.text("tokens", problems).map(PathBuf::from);
+    let proxy = section.has("proxy").then(|| section.table("proxy", problems));
+    let proxy = proxy.and_then(|section| self::proxy(section, problems));
+    let key = section.text("key", problems).map(|key| {
+        if key.len() < 16 {
+            problems.add(section.place("key"), "must have at least 16 bytes, or be left out");
+        }
+        SecretString::from(key)
+    });
+    let session = section.duration("session", DAY / 2, Duration::from_secs(60)..=30 * DAY, problems);
+    let mask = section.texts("mask", problems).unwrap_or_default();
+    for (index, pointer) in mask.iter().enumerate() {
+        if !pointer.starts_with('/') || pointer == "/" {
+            let place = format!("{}[{index}]", section.place("mask"));
+            problems
+                .add(place, "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)");
+        }
+    }
+    let trace_url = section.text("trace_url", problems);
+    if let Some(text) = &trace_url
+        && !(text.contains("{trace_id}") && (text.starts_with("https://") || text.starts_with("http://")))
+    {
+        problems.add(section.place("trace_url"), "must be a URL with {trace_id} in it");
+    }
+    section.finish(problems);
+    ConsoleSettings { listen, url, tokens, proxy, key, session, mask, trace_url }
+}
+
+fn proxy(mut section: Section, problems: &mut Problems) -> Option<ProxySettings> {
+    let header = section.text("header", problems);
+    let is_name = |text: &String| {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    if !header.as_ref().is_some_and(is_name) {
+        problems.add(
+            section.place("header"),
+            "must be the header with a person's name, like \"x-forwarded-user\"",
+        );
+    }
+    let place = section.place("from");
+    let from: Option<Vec<Network>> = match section.take("from") {
+        Some(Value::Array(_, values)) if !values.is_empty() => {
+            values.iter().map(|value| Network::parse(value.as_str()?)).collect()
+        }
+        _ => None,
+    };
+    if from.is_none() {
+        problems.add(place, "must list the networks that the proxy is in, like [\"10.1.2.0/24\"]");
+    }
+    let operators = section.texts("operators", problems).unwrap_or_default();
+    section.finish(problems);
+    Some(ProxySettings { header: header?.to_ascii_lowercase(), from: from?, operators })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_holds_its_addresses_and_no_others() {
+        let contains = |network: &str, address: &str| {
+            Network::parse(network).unwrap().contains(address.parse().unwrap())
+        };
+        assert!(contains("10.1.0.0/16", "10.1.255.3"));
+        assert!(!contains("10.1.0.0/16", "10.2.0.0"));
+        assert!(contains("10.1.0.0/16", "::ffff:10.1.0.9"), "as an IPv6 socket shows it");
+        assert!(!contains("0.0.0.0/0", "fe80::1"));
+        assert!(contains("0.0.0.0/0", "1.2.3.4"));
+        assert!(contains("127.0.0.1", "127.0.0.1") && !contains("127.0.0.1", "127.0.0.2"));
+        assert!(contains("fd00::/8", "fd12::1") && !contains("fd00::/8", "fe00::1"));
+        assert!(contains("::/0", "1.2.3.4"));
+        for junk in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "x", "10.0.0.0/-1"] {
+            assert_eq!(Network::parse(junk), None, "{junk}");
+        }
+    }
+}

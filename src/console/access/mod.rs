@@ -1,0 +1,239 @@
+//! Who may come in, and how: by the one-time link, by a token, or by the word of a proxy.
+
+mod link;
+mod person;
+mod session;
+mod site;
+mod tokens;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use axum::http::{HeaderMap, header};
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret as _;
+
+pub(crate) use person::{Person, Role};
+pub(crate) use session::{Session, Sessions};
+pub(crate) use site::Site;
+
+use crate::config::{ConsoleSettings, Problems, ProxySettings};
+use link::Link;
+use tokens::Tokens;
+
+/// How people come in.
+enum Door {
+    /// By a link that is printed where the console was started; with the name of the operating system's user.
+    Link(Link, Person),
+    Tokens(Tokens),
+    Proxy(ProxySettings),
+}
+
+/// Lets people in, and knows them again.
+pub(crate) struct Access {
+    door: Door,
+    sessions: Sessions,
+    site: Site,
+    /// Cookies know no ports: two consoles on one machine must not sign each other out.
+    cookie: String,
+}
+
+/// What the sign-in page offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offer {
+    /// To have a new link printed.
+    Link,
+    /// To write one's token.
+    Token,
+    /// Nothing: the proxy should have said who it is.
+    Proxy,
+}
+
+/// Why nobody is let in at that address.
+pub(crate) fn refusals(settings: &ConsoleSettings, listen: SocketAddr, insecure_plaintext: bool) -> Problems {
+    let mut problems = Problems::default();
+    if settings.tokens.is_some() && settings.proxy.is_some() {
+        problems.add("console.proxy", "and console.tokens can't both say who people are: leave one out");
+    }
+    if listen.ip().is_loopback() {
+        return problems;
+    }
+    if settings.tokens.is_none() && settings.proxy.is_none() {
+        let what = format!(
+            "{listen} is open to other machines, and anybody there could come in: set console.tokens or console.proxy, or listen on \
+             127.0.0.1"
+        );
+        problems.add("console.listen", what);
+    }
+    if settings.url.is_none() {
+        let what = format!(
+            "is missing: under which URL do people reach {listen}? Requests for another name are refused"
+        );
+        problems.add("console.url", what);
+    }
+    if !insecure_plaintext {
+        let what = format!(
+            "{listen} is open to other machines, and the console speaks no TLS: everybody on the way could read sessions and messages. \
+             Put a proxy with TLS in front of it; where the last part of the way is yours alone, say --insecure-plaintext"
+        );
+        problems.add("console.listen", what);
+    }
+    problems
+}
+
+impl Access {
+    /// `listen`: where it listens. `user`: whose the one-time link is. Returns the link's first token, where there is one.
+    ///
+    /// # Errors
+    /// What is wrong with the file of the tokens.
+    pub(crate) fn open(
+        settings: &ConsoleSettings,
+        listen: SocketAddr,
+        user: &str,
+    ) -> Result<(Self, Option<String>), Problems> {
+        let (door, token) = match (&settings.proxy, &settings.tokens) {
+            (Some(proxy), _) => (Door::Proxy(proxy.clone()), None),
+            (None, Some(file)) => (Door::Tokens(Tokens::read(file)?), None),
+            (None, None) => {
+                let nameless = || Person { name: "operator".to_owned(), role: Role::Operator };
+                let person = Person::new(user, Role::Operator).unwrap_or_else(nameless);
+                let (link, token) = Link::new(Instant::now());
+                (Door::Link(link, person), Some(token))
+            }
+        };
+        let secret = settings.key.as_ref().map(|key| key.expose_secret().as_bytes());
+        let access = Self {
+            door,
+            sessions: Sessions::new(secret, settings.session),
+            site: Site::new(listen, settings.url.as_ref()),
+            cookie: format!("oncely_console_{}", listen.port()),
+        };
+        Ok((access, token))
+    }
+
+    pub(crate) fn site(&self) -> &Site {
+        &self.site
+    }
+
+    pub(crate) fn offer(&self) -> Offer {
+        match self.door {
+            Door::Link(..) => Offer::Link,
+            Door::Tokens(_) => Offer::Token,
+            Door::Proxy(_) => Offer::Proxy,
+        }
+    }
+
+    /// Is somebody there answered at all? Behind a proxy only the proxy is.
+    pub(crate) fn answers(&self, peer: IpAddr) -> bool {
+        match &self.door {
+            Door::Proxy(proxy) => proxy.from.iter().any(|network| network.contains(peer)),
+            Door::Link(..) | Door::Tokens(_) => true,
+        }
+    }
+
+    /// The session that a request belongs to.
+    pub(crate) fn session(&self, headers: &HeaderMap, now: DateTime<Utc>) -> Option<Session> {
+        if let Door::Proxy(proxy) = &self.door {
+            let mut names = headers.get_all(proxy.header.as_str()).iter();
+            // Twice: one of them may be the client's own.
+            let (Some(name), None) = (names.next(), names.next()) else { return None };
+            let name = name.to_str().ok()?;
+            let is_operator = proxy.operators.iter().any(|operator| operator == name.trim());
+            let role = if is_operator { Role::Operator } else { Role::Viewer };
+            return Person::new(name, role).map(|person| self.sessions.vouched(person));
+        }
+        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
+        let mut pairs =
+            cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
+        pairs
+            .find_map(|(name, value)| (name == self.cookie).then(|| self.sessions.read(value, now)).flatten())
+    }
+
+    /// Lets somebody in by a one-time link or by a token; returns what the cookie says.
+    pub(crate) fn let_in(&self, token: &str, now: DateTime<Utc>) -> Option<String> {
+        let person = match &self.door {
+            Door::Link(link, person) => link.use_up(token, Instant::now()).then_some(person),
+            Door::Tokens(tokens) => tokens.person(token),
+            Door::Proxy(_) => None,
+        };
+        let (_, value) = self.sessions.open(person?.clone(), now);
+        Some(self.set_cookie(&value, self.sessions.lifetime().as_secs()))
+    }
+
+    /// Ends a session; returns what the cookie says.
+    pub(crate) fn let_out(&self, session: &Session, now: DateTime<Utc>) -> String {
+        self.sessions.close(session, now);
+        self.set_cookie("", 0)
+    }
+
+    /// Another link's token, where people come in by links, and the last one was not made just now.
+    pub(crate) fn renew_link(&self) -> Option<String> {
+        match &self.door {
+            Door::Link(link, _) => link.renew(Instant::now()),
+            Door::Tokens(_) | Door::Proxy(_) => None,
+        }
+    }
+
+    /// The URL with which a token is used.
+    pub(crate) fn link(&self, token: &str) -> String {
+        format!("{}login?token={token}", self.site.address())
+    }
+
+    fn set_cookie(&self, value: &str, seconds: u64) -> String {
+        let secure = if self.site.secure { "; Secure" } else { "" };
+        let path = if self.site.base.is_empty() { "/" } else { &self.site.base };
+        format!("{}={value}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}", self.cookie)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn settings(text: &str) -> ConsoleSettings {
+        let base = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n[console]\n";
+        Config::parse(&format!("{base}{text}")).unwrap().console
+    }
+
+    fn refused(text: &str, listen: &str, insecure_plaintext: bool) -> Vec<String> {
+        let problems = refusals(&settings(text), listen.parse().unwrap(), insecure_plaintext);
+        problems.list().iter().map(|problem| problem.place.clone()).collect()
+    }
+
+    #[test]
+    fn another_machine_is_let_near_only_where_somebody_says_who_may_come_in_and_how() {
+        let proxy = "proxy = { header = \"x-user\", from = [\"10.0.0.0/8\"] }\n";
+        let url = "url = \"https://ops.example.com\"\n";
+        assert_eq!(refused("", "127.0.0.1:7420", false), Vec::<String>::new());
+        assert_eq!(refused("", "[::1]:7420", false), Vec::<String>::new());
+        assert_eq!(refused("", "0.0.0.0:7420", false), ["console.listen", "console.url", "console.listen"]);
+        assert_eq!(refused(url, "0.0.0.0:7420", true), ["console.listen"]);
+        assert_eq!(refused(&format!("{proxy}{url}"), "0.0.0.0:7420", false), ["console.listen"]);
+        assert_eq!(refused(&format!("{proxy}{url}"), "0.0.0.0:7420", true), Vec::<String>::new());
+        assert_eq!(refused(&format!("{proxy}tokens = \"t\"\n"), "127.0.0.1:7420", false), ["console.proxy"]);
+    }
+
+    #[test]
+    fn a_proxys_word_is_taken_from_its_networks_and_only_when_it_is_said_once() {
+        let settings = settings(
+            "proxy = { header = \"X-User\", from = [\"10.0.0.0/8\"], operators = [\"bo\"] }\nurl = \"https://ops.example.com\"",
+        );
+        let (access, token) = Access::open(&settings, "0.0.0.0:7420".parse().unwrap(), "root").unwrap();
+        assert_eq!(token, None);
+        assert!(access.answers("10.1.2.3".parse().unwrap()) && !access.answers("11.1.2.3".parse().unwrap()));
+        let person = |names: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for name in names {
+                headers.append("x-user", name.parse().unwrap());
+            }
+            access.session(&headers, Utc::now()).map(|session| (session.person.name, session.person.role))
+        };
+        assert_eq!(person(&["bo"]), Some(("bo".to_owned(), Role::Operator)));
+        assert_eq!(person(&["ana"]), Some(("ana".to_owned(), Role::Viewer)));
+        for names in [&[][..], &[""], &["ana", "bo"], &["bo\t\tx"]] {
+            assert_eq!(person(names), None, "{names:?}");
+        }
+        assert_eq!(access.let_in("anything", Utc::now()), None);
+    }
+}

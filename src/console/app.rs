@@ -1,0 +1,38 @@
+//! What all pages share.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::access::Access;
+use super::mask::Masks;
+use super::operations::Operations;
+use super::pool::Pool;
+use super::series::Plots;
+use super::watch::{View, Watch};
+use crate::config::Config;
+
+/// The console.
+pub(crate) struct App {
+    pub(crate) config: Config,
+    pub(crate) access: Access,
+    pub(crate) pool: Pool,
+    pub(crate) watch: Watch,
+    pub(crate) plots: Plots,
+    pub(crate) masks: Masks,
+    pub(crate) operations: Operations,
+    /// The console stops: streams end.
+    pub(crate) stop: CancellationToken,
+    /// Tells whoever started the console something, like another one-time link.
+    pub(crate) announce: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+/// One console, many pages.
+pub(crate) type Shared = Arc<App>;
+
+impl App {
+    /// How everything stands.
+    pub(crate) async fn view(&self) -> Arc<View> {
+        self.watch.view(&self.config, &self.pool).await
+    }
+}

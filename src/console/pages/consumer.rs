@@ -1,0 +1,327 @@
+//! One consumer: how it stands, what it did, its settings; pause and resume.
+
+use chrono::{DateTime, Utc};
+use maud::{Markup, html};
+
+use super::super::ask::{Answer, Ask, Reply};
+use super::super::error::PageError;
+use super::super::html::{ago, capped, code, count, exact_time, length, text, text_or, time};
+use super::super::page::{Elsewhere, Page, Tab, csrf};
+use super::super::pool::Lease;
+use super::super::settings::settings;
+use super::super::watch::{Lately, View};
+use super::overview::away;
+use super::plots::{self, Wanted};
+use super::standing::Standing;
+use crate::config::Config;
+use crate::pg::{self, KnownConsumer};
+use crate::status::Database;
+use crate::units;
+
+/// The page.
+pub(super) async fn page(ask: Ask) -> Answer {
+    let name = ask.parameters.get("name").unwrap_or_default().to_owned();
+    let view = ask.app.view().await;
+    let (Ok(database), Some(lately)) = (&view.picture.postgres, &view.lately) else {
+        return Err(away(&view));
+    };
+    let wanted = Wanted::of(&ask);
+    let series = ask.app.plots.series(&ask.app.pool, wanted.range).await?;
+    let mut lease = ask.app.pool.lease().await?;
+    let known = pg::known_consumers(&mut lease.session.connection).await?;
+    lease.give_back();
+    let known = known.into_iter().find(|known| known.consumer == name);
+    let is_configured = ask.app.config.consumers.iter().any(|consumer| consumer.name.as_str() == name);
+    if known.is_none() && !is_configured {
+        return Err(PageError::NotFound(
+            "No consumer of that name is configured here, and no worker of one has started.".to_owned(),
+        ));
+    }
+    let standing = Standing::of(&view.picture, database, &name);
+    let mut page = Page::new(Tab::Consumers, &name);
+    page.is_subject = true;
+    page.heading = html! { (text(&name)) };
+    page.verdict = Some(html! { (standing.sign()) (standing.told(database)) });
+    page.above = controls(&ask, &name, database, lately);
+    page.live = html! {
+        (troubles(&ask, &view, database, &name))
+        section.plots #plots aria-labelledby="plots-title" {
+            h2 #plots-title { "Over time" }
+            (wanted.choices(&ask.link("/consumer").with("name", &name)))
+            div.figures {
+                (plots::outcomes(&wanted, &series, Some(&name)))
+                (plots::durations(&wanted, &series, Some(&name)))
+            }
+        }
+        (queues(&view, &name))
+        (workers(&view, database, &name))
+    };
+    page.below = html! { (memory(known.as_ref())) (configuration(&ask.app.config, &name)) };
+    page.elsewhere = Elsewhere {
+        cli: vec![
+            format!("oncely consumers list --consumer {}", pg::said::word(&name)),
+            format!("oncely audit list --consumer {} --since 1h", pg::said::word(&name)),
+        ],
+        sql: vec![pg::said::consumer(&name), pg::said::failing(&name)],
+    };
+    Ok(page.into())
+}
+
+/// Why it stands still, what failed last, and what is tried again.
+fn troubles(ask: &Ask, view: &View, database: &Database, name: &str) -> Markup {
+    let reports = || view.picture.workers(name);
+    let stalled = reports().find_map(|(seen, report)| Some((seen, report.condition.stalled.as_ref()?)));
+    let failed = reports()
+        .filter_map(|(_, report)| report.condition.failed.as_ref())
+        .max_by_key(|trouble| trouble.since);
+    let state = database.consumers.iter().find(|state| state.consumer == name);
+    let failing: Vec<_> = database.failing.iter().filter(|key| key.consumer == name).collect();
+    let key_link = |tenant: &str, key: &str| {
+        let link = ask.link("/key").with("tenant", tenant).with("consumer", name).with("key", key);
+        html! { a id=(format!("key-{}", super::table::anchor(&format!("{tenant}\0{key}")))) href=(link) { (code(key)) } }
+    };
+    html! {
+        @if let Some((seen, trouble)) = stalled {
+            p.said {
+                b { "Stands still " } (ago(trouble.since, database.now)) " because: " (text(&trouble.text))
+                @if let Some(state) = &trouble.code { " (SQLSTATE " (text(state)) ")" }
+                ", says worker " (text(&seen.row.name)) ". It is tried again and goes on by itself."
+            }
+        }
+        @if let Some(state) = state && state.failing > 0 {
+            section aria-labelledby="failing-title" {
+                h2 #failing-title { (capped(state.failing)) " failed and are tried again" }
+                table {
+                    caption.unseen { "The oldest of them" }
+                    thead { tr { th scope="col" { "Key" } th scope="col" { "Tenant" } th.number scope="col" { "Attempts" } th scope="col" { "Since" } th scope="col" { "Next try" } th scope="col" { "Last error" } } }
+                    tbody {
+                        @for key in failing {
+                            tr {
+                                th scope="row" { (key_link(&key.tenant, &key.key)) }
+                                td { (text(&key.tenant)) }
+                                td.number { (key.attempts) }
+                                td { (ago(key.created_at, database.now)) }
+                                td { @match key.not_before { Some(at) if at > database.now => (time(at)), _ => "when it comes" } }
+                                td { (text(key.last_error.as_deref().unwrap_or_default())) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        @if let Some(trouble) = failed {
+            p.note {
+                "The last failure, " (ago(trouble.since, database.now)) ": " (text(&trouble.text))
+                @if let (Some(tenant), Some(key)) = (&trouble.tenant, &trouble.key) { " · " (text(tenant)) " · " code { (text(key)) } }
+            }
+        }
+    }
+}
+
+fn queues(view: &View, name: &str) -> Markup {
+    let Ok(states) = &view.picture.rabbitmq else {
+        return html! { p.said { "RabbitMQ does not answer, so queues are not counted here." } };
+    };
+    let shown = |number: Option<u32>| number.map_or_else(|| "missing".to_owned(), count);
+    html! {
+        section aria-labelledby="queues-title" {
+            h2 #queues-title { "Queues" }
+            div.scroll tabindex="0" role="group" aria-label="Queues" {
+                table {
+                    caption.unseen { "Queues of this consumer" }
+                    thead { tr { th scope="col" { "Queue" } th.number scope="col" { "Ready" } th.number scope="col" { "Unacked" } th.number scope="col" { "Retrying" } th.number scope="col" { "Dead" } th.number scope="col" { "Subscriptions" } th scope="col" { "Missing" } } }
+                    tbody {
+                        @for state in states.iter().filter(|state| state.consumer == name) {
+                            tr {
+                                th scope="row" { (code(&state.queue)) }
+                                td.number { (shown(state.ready)) }
+                                td.number { (view.picture.unacknowledged(name, &state.queue).map_or_else(|| "–".to_owned(), count)) }
+                                td.number { (count(state.retrying)) }
+                                td.number { (shown(state.dead)) }
+                                td.number { (shown(state.subscriptions)) }
+                                td { (text_or(&state.missing.join(", "), "none")) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn workers(view: &View, database: &Database, name: &str) -> Markup {
+    html! {
+        section aria-labelledby="workers-title" {
+            h2 #workers-title { "Workers" }
+            div.scroll tabindex="0" role="group" aria-label="Workers" {
+                table {
+                    caption.unseen { "What the workers of this consumer have done since their starts" }
+                    thead {
+                        tr {
+                            th scope="col" { "Worker" } th scope="col" { "State" } th.number scope="col" { "Done" }
+                            th.number scope="col" { "Duplicates" } th.number scope="col" { "by mirror" } th.number scope="col" { "Retried" } th.number scope="col" { "Dead" }
+                            th.number scope="col" title="Their copies for retry or dead-letter queues don't arrive" { "Unsettled" } th scope="col" { "Last completion" }
+                        }
+                    }
+                    tbody {
+                        @for (seen, report) in view.picture.workers(name) {
+                            @let counts = &report.counts;
+                            tr {
+                                th scope="row" { (text(&seen.row.name)) }
+                                td { (text(&seen.row.state)) @if let Some(reason) = &seen.row.reason { ": " (text(reason)) } }
+                                td.number { (count(counts.completed + counts.refused)) }
+                                td.number { (count(counts.duplicates())) }
+                                td.number { (count(counts.duplicates_mirror)) }
+                                td.number { (count(counts.retried)) }
+                                td.number { (count(counts.dead_lettered)) }
+                                td.number { (count(i128::try_from(report.unsettled).unwrap_or(0))) }
+                                td { @match report.condition.completed_at { Some(at) => (ago(at, database.now)), None => span.quiet { "none" } } }
+                            }
+                        }
+                        @if view.picture.workers(name).next().is_none() { tr { td.empty colspan="9" { "No worker of it lives." } } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How long its keys are remembered, as the database knows it.
+fn memory(known: Option<&KnownConsumer>) -> Markup {
+    html! {
+        section aria-labelledby="memory-title" {
+            h2 #memory-title { "How long it remembers" }
+            @match known {
+                None => p { "No worker of it has started on this database: nothing of it is remembered yet." },
+                Some(known) => dl.facts {
+                    dt { "Keys are kept for" } dd { (length(known.retention)) }
+                    dt { "The oldest copy that may still come" }
+                    dd {
+                        (length(known.redelivery_horizon))
+                        @if known.retention < known.redelivery_horizon { " " span.bad { "longer than keys are kept: it would run again" } }
+                    }
+                    dt { "Compared when a key comes back" } dd { (code(&known.fingerprint)) }
+                    dt { "Another payload under a known key" } dd { (code(&known.on_conflict)) }
+                    dt { "Last changed" } dd { (exact_time(known.changed_at)) " by " (text(&known.changed_by)) }
+                },
+            }
+        }
+    }
+}
+
+fn configuration(config: &Config, name: &str) -> Markup {
+    let consumer = config.consumers.iter().find(|consumer| consumer.name.as_str() == name);
+    html! {
+        section aria-labelledby="configuration-title" {
+            h2 #configuration-title { "Configuration, as this console has it" }
+            @match consumer {
+                None => p { "This consumer is not in this console's file." },
+                Some(consumer) => div.scroll tabindex="0" role="group" aria-label="Configuration" {
+                    table.settings {
+                        caption.unseen { "Settings in force, and the defaults of those that differ" }
+                        thead { tr { th scope="col" { "Setting" } th scope="col" { "Value" } th scope="col" { "Default" } } }
+                        tbody {
+                            @for setting in settings(consumer) {
+                                tr.differs[setting.default.is_some()] {
+                                    th scope="row" { code { (setting.name) } }
+                                    td { (text_or(&setting.value, "none")) }
+                                    td { @if let Some(default) = &setting.default { (text_or(default, "none")) } @else { span.quiet { "" } } }
+                                }
+                            }
+                        }
+                    }
+                },
+            }
+        }
+    }
+}
+
+fn controls(ask: &Ask, name: &str, database: &Database, lately: &Lately) -> Markup {
+    if !ask.visitor.is_operator() {
+        return Markup::default();
+    }
+    if !lately.abilities.pause {
+        return html! { p.note { "The console's login " (text(&lately.abilities.login)) " may pause nobody: that takes the role oncely_operator." } };
+    }
+    let site = ask.app.access.site();
+    html! {
+        @match database.pause(name) {
+            Some(_) => form.inline method="post" action=(site.path("/consumer/resume")) {
+                (csrf(&ask.visitor))
+                input type="hidden" name="name" value=(name);
+                label for="resume-reason" { "Why" }
+                input.long #resume-reason type="text" name="reason" maxlength="1000" placeholder="optional";
+                button { "Resume" }
+            },
+            None => form.inline method="post" action=(site.path("/consumer/pause")) {
+                (csrf(&ask.visitor))
+                input type="hidden" name="name" value=(name);
+                label for="pause-reason" { "Why" }
+                input.long #pause-reason type="text" name="reason" maxlength="1000" required;
+                label for="pause-for" { "For" }
+                select #pause-for name="for" {
+                    option value="15m" { "15 minutes" }
+                    option value="1h" selected { "an hour" }
+                    option value="8h" { "8 hours" }
+                    option value="1d" { "a day" }
+                    option value="" { "until somebody resumes it" }
+                }
+                button { "Pause" }
+            },
+        }
+    }
+}
+
+fn named(ask: &Ask) -> Result<&str, PageError> {
+    ask.parameters.get("name").ok_or_else(|| PageError::Wrong("Which consumer?".to_owned()))
+}
+
+/// A session that may pause.
+async fn allowed(ask: &Ask) -> Result<Lease<'_>, PageError> {
+    let lease = ask.app.pool.lease().await?;
+    if lease.abilities.pause {
+        return Ok(lease);
+    }
+    let login = lease.abilities.login.clone();
+    lease.give_back();
+    Err(PageError::Refused(format!(
+        "The console's login {login} may pause nobody: that takes the role oncely_operator."
+    )))
+}
+
+/// Pauses it.
+pub(super) async fn pause(ask: Ask) -> Answer {
+    let name = named(&ask)?;
+    let Some(reason) = ask.parameters.word("reason") else {
+        return Err(PageError::Wrong(
+            "A pause has a reason: whoever finds the consumer paused reads it.".to_owned(),
+        ));
+    };
+    let mut lease = allowed(&ask).await?;
+    let now = lease.session.clock.now();
+    let until = ask.parameters.word("for").map(|length| end(length, now)).transpose()?;
+    let actor = ask.visitor.session.person.actor();
+    pg::pause_consumer(&mut lease.session.connection, name, until, reason, &actor).await?;
+    lease.give_back();
+    Ok(Reply::SeeOther(ask.link("/consumer").with("name", name)))
+}
+
+/// When a pause of a length ends.
+fn end(length: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, PageError> {
+    // "15m" is so long before now: mirrored, so long after.
+    let back = units::since(length, now).map_err(PageError::Wrong)?;
+    now.checked_add_signed(now - back)
+        .filter(|end| *end > now)
+        .ok_or_else(|| PageError::Wrong("A pause ends in the future.".to_owned()))
+}
+
+/// Lets it go on.
+pub(super) async fn resume(ask: Ask) -> Answer {
+    let name = named(&ask)?;
+    let mut lease = allowed(&ask).await?;
+    let actor = ask.visitor.session.person.actor();
+    let reason = ask.parameters.word("reason");
+    pg::resume_consumer(&mut lease.session.connection, name, reason, &actor).await?;
+    lease.give_back();
+    Ok(Reply::SeeOther(ask.link("/consumer").with("name", name)))
+}

@@ -1,0 +1,125 @@
+//! Doctor: what is wrong and what to do about it; servers, versions, and the configuration without its secrets.
+
+use maud::{Markup, html};
+
+use super::super::ask::{Answer, Ask};
+use super::super::html::{bytes, code, count, length, text, time};
+use super::super::page::{Elsewhere, Page, Tab};
+use super::super::watch::View;
+use super::overview::{away, one};
+use crate::config::{Config, masked};
+use crate::pg;
+use crate::status::{Database, Finding, Severity};
+
+/// The page.
+pub(super) async fn page(ask: Ask) -> Answer {
+    let view = ask.app.view().await;
+    let Ok(database) = &view.picture.postgres else { return Err(away(&view)) };
+    let mut page = Page::new(Tab::Doctor, "Doctor");
+    page.live = html! {
+        (findings(&view.findings))
+        (servers(&ask.app.config, &view, database))
+        (tables(database))
+    };
+    page.below = configuration(&ask.app.config);
+    page.elsewhere = Elsewhere {
+        cli: vec!["oncely status".to_owned(), "oncely check".to_owned()],
+        sql: vec![pg::said::processes()],
+    };
+    Ok(page.into())
+}
+
+fn findings(findings: &[Finding]) -> Markup {
+    let of = |severity: Severity| findings.iter().filter(move |finding| finding.severity == severity);
+    let list = |title: &str, id: &str, severity: Severity| {
+        html! {
+            @if of(severity).next().is_some() {
+                section aria-labelledby=(id) {
+                    h2 id=(id) { (title) }
+                    ul.findings { @for finding in of(severity) { (one(finding)) } }
+                }
+            }
+        }
+    };
+    html! {
+        p.lead {
+            @match (of(Severity::Danger).count(), of(Severity::Look).count()) {
+                (0, 0) => { span.sign.fine aria-hidden="true" { "●" } "Nothing needs a look." },
+                (0, looks) => { span.sign.look aria-hidden="true" { "▲" } (looks) " to look at by day. Messages go on." },
+                (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (dangers) " where messages stand still, " (looks) " to look at by day." },
+            }
+        }
+        (list("Messages stand still", "danger-title", Severity::Danger))
+        (list("To look at by day", "look-title", Severity::Look))
+    }
+}
+
+fn servers(config: &Config, view: &View, database: &Database) -> Markup {
+    let row = |name: &str, url: String, answer: Option<&String>, more: Markup| {
+        html! {
+            tr {
+                th scope="row" { (name) }
+                td { @match answer { None => span.state.fine { span aria-hidden="true" { "●" } " answers" }, Some(why) => { span.state.bad { span aria-hidden="true" { "✗" } " does not answer: " } (text(why)) } } }
+                td { (code(&url)) }
+                td { (more) }
+            }
+        }
+    };
+    html! {
+        section aria-labelledby="servers-title" {
+            h2 #servers-title { "Servers" }
+            div.scroll tabindex="0" role="group" aria-label="Servers" {
+                table {
+                    caption.unseen { "Servers" }
+                    thead { tr { th scope="col" { "Server" } th scope="col" { "State" } th scope="col" { "URL" } th scope="col" { "" } } }
+                    tbody {
+                        (row("PostgreSQL", masked(&config.postgres.url), None, html! { "epoch " (code(&database.epoch)) }))
+                        (row("RabbitMQ", masked(&config.rabbitmq.url), view.picture.rabbitmq.as_ref().err(), Markup::default()))
+                        @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
+                            (row("Redis", masked(&mirror.url), answer.as_ref().err(), html! { "only makes duplicates cheaper" }))
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn tables(database: &Database) -> Markup {
+    let tables = &database.tables;
+    html! {
+        section aria-labelledby="tables-title" {
+            h2 #tables-title { "What is kept" }
+            dl.facts {
+                dt { "Keys" } dd { "about " (count(tables.keys)) ", " (bytes(tables.keys_bytes)) "; " (count(tables.failed)) " given up" }
+                dt { "Trail" } dd { (bytes(tables.audit_bytes)) ", partitions up to the week of " (tables.last_partition.as_deref().unwrap_or("(none: rows go to the default one)")) }
+                dt { "Sealed up to" } dd { @match tables.sealing_since { Some(at) => (time(at)), None => "not yet" } }
+                dt { "Cell" } dd { (code(&database.cell)) }
+            }
+        }
+    }
+}
+
+fn configuration(config: &Config) -> Markup {
+    let time = length;
+    let rows = [
+        ("cell.name", config.cell.clone()),
+        ("postgres.url", masked(&config.postgres.url)),
+        ("postgres.statement_timeout", time(config.postgres.statement_timeout)),
+        ("rabbitmq.url", masked(&config.rabbitmq.url)),
+        ("rabbitmq.heartbeat", time(config.rabbitmq.heartbeat)),
+        ("redis.url", config.mirror.as_ref().map_or_else(|| "none".to_owned(), |mirror| masked(&mirror.url))),
+        ("gc.schedule", config.gc.expression.clone()),
+        ("audit.retention", time(config.audit.retention)),
+        ("audit.duplicates", config.audit.duplicates.to_string()),
+        ("events.batch × lanes", format!("{} × {}", config.events.batch, config.events.lanes)),
+        ("dead_letters.max_body", bytes(i64::from(config.dead_letters.max_body))),
+    ];
+    html! {
+        section aria-labelledby="configuration-title" {
+            h2 #configuration-title { "Configuration of this console, without secrets" }
+            p.quiet { "oncely " (env!("CARGO_PKG_VERSION")) ", digest " (code(&config.digest)) }
+            dl.facts { @for (name, value) in rows { dt { code { (name) } } dd { (text(&value)) } } }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! A key: what it comes to, its timeline, the facts, and what can be done.
+
+use chrono::{DateTime, Utc};
+use maud::{Markup, html};
+
+use super::super::ask::{Answer, Ask};
+use super::super::error::PageError;
+use super::super::html::{ago, code, duration, exact_time, text, time};
+use super::super::mask::Sight;
+use super::super::page::{Elsewhere, Page, Tab, csrf};
+use super::keys::batch_link;
+use super::reveal::record_reveal;
+use super::rows::trace_link;
+use crate::pg::{self, Abilities, AuditRow, LetterRow};
+use crate::story::{Folded, Story, folded, stories, verdict};
+
+/// What a page of a key is made of.
+struct Known<'a> {
+    ask: &'a Ask,
+    key: &'a str,
+    now: DateTime<Utc>,
+    abilities: Abilities,
+    sight: Sight,
+}
+
+/// The page.
+pub(super) async fn page(ask: Ask) -> Answer {
+    Ok(build(&ask, Sight::Outline).await?.into())
+}
+
+/// The page with the response as it is; recorded.
+pub(super) async fn reveal(ask: Ask) -> Answer {
+    record_reveal(&ask, "key").await?;
+    let mut page = build(&ask, Sight::Revealed).await?;
+    page.polls = false;
+    Ok(page.into())
+}
+
+async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
+    let Some(key) = ask.parameters.get("key") else {
+        return Err(PageError::Wrong("Which key? Look for it on Keys & trail.".to_owned()));
+    };
+    let (tenant, consumer) = (ask.parameters.get("tenant"), ask.parameters.get("consumer"));
+    let mut lease = ask.app.pool.lease().await?;
+    let stories = stories(&ask.app.config, &mut lease.session, key, tenant, consumer).await?;
+    let since = if stories.is_empty() { pg::audit_span(&mut lease.session.connection).await? } else { None };
+    let known = Known { ask, key, now: lease.session.clock.now(), abilities: lease.abilities.clone(), sight };
+    lease.give_back();
+    let mut page = Page::new(Tab::Keys, key);
+    page.is_subject = true;
+    page.heading = match &stories[..] {
+        [one] => html! { span.quiet { (text(&one.tenant)) " · " (text(&one.consumer)) " · " } (code(key)) },
+        _ => code(key),
+    };
+    page.live = html! {
+        @if stories.is_empty() { (nothing(since)) }
+        @for (index, story) in stories.iter().enumerate() { (known.story(story, index, stories.len() > 1)) }
+    };
+    let mut command = format!("oncely explain {}", pg::said::word(key));
+    for (name, value) in [("tenant", tenant), ("consumer", consumer)] {
+        if let Some(value) = value {
+            command.push_str(&format!(" --{name} {}", pg::said::word(value)));
+        }
+    }
+    let sql = match stories.first() {
+        Some(story) => pg::said::key(&story.tenant, &story.consumer, key),
+        None => pg::said::key(tenant.unwrap_or("…"), consumer.unwrap_or("…"), key),
+    };
+    page.elsewhere = Elsewhere { cli: vec![command], sql: sql.to_vec() };
+    Ok(page)
+}
+
+fn nothing(since: Option<DateTime<Utc>>) -> Markup {
+    html! {
+        p.lead { "Nothing is known of this key." }
+        @match since {
+            Some(since) => p {
+                "It was not seen since " (time(since)) ", when the trail begins; or it came before that and was collected, or it is not decided yet: in a queue, or held by a \
+                 worker that waits for something (see its log)."
+            },
+            None => p { "The trail is empty: no message was decided yet." },
+        }
+    }
+}
+
+/// Something that happened, and when.
+struct Event {
+    at: DateTime<Utc>,
+    sign: &'static str,
+    style: &'static str,
+    what: Markup,
+}
+
+impl Known<'_> {
+    fn story(&self, story: &Story, index: usize, is_one_of_many: bool) -> Markup {
+        html! {
+            section aria-label=(format!("{} · {}", crate::shown::value(&story.tenant), crate::shown::value(&story.consumer))) {
+                @if is_one_of_many { h2 id=(format!("story-{index}")) { (text(&story.tenant)) " · " (text(&story.consumer)) } }
+                p.lead { (verdict(story)) }
+                (self.letters(story, index))
+                ol.timeline aria-label="Timeline" {
+                    @for event in self.timeline(story) {
+                        li {
+                            span class=(format!("dot {}", event.style)) aria-hidden="true" { (event.sign) }
+                            span.what { (event.what) }
+                            span.when { (exact_time(event.at)) }
+                        }
+                    }
+                }
+                @if !self.ask.app.config.audit.duplicates && story.timeline.iter().all(|row| row.outcome != "duplicate") {
+                    p.note { "Duplicates are counted, and listed here only with " code { "audit.duplicates = true" } "." }
+                }
+                (self.facts(story, index))
+            }
+        }
+    }
+
+    fn timeline(&self, story: &Story) -> Vec<Event> {
+        let mut events: Vec<Event> =
+            folded(&story.timeline).iter().map(|told| self.decision(story, told)).collect();
+        if let Some(details) = &story.details
+            && story.timeline.first().is_none_or(|row| row.occurred_at > details.created_at)
+            && details.completed_at != Some(details.created_at)
+        {
+            events.push(Event {
+                at: details.created_at,
+                sign: "◦",
+                style: "quiet",
+                what: html! { "first claimed" },
+            });
+        }
+        for letter in story.letters.iter().filter(|letter| letter.state != "waiting") {
+            events.push(Event {
+                at: letter.updated_at,
+                sign: if letter.state == "discarded" { "–" } else { "↺" },
+                style: "quiet",
+                what: html! { (text(&letter.state)) " by an operator" },
+            });
+        }
+        events.sort_by_key(|event| event.at);
+        events
+    }
+
+    #[allow(clippy::cast_precision_loss)] // shown with one decimal
+    fn decision(&self, story: &Story, told: &Folded<'_>) -> Event {
+        let row: &AuditRow = told.first;
+        let (sign, style) = match row.outcome.as_str() {
+            "completed" => ("●", "fine"),
+            "duplicate" => ("○", "quiet"),
+            "retried" => ("↻", "look"),
+            "refused" => ("⊘", "look"),
+            _ => ("✗", "bad"),
+        };
+        let took = row.duration_us.map(|micros| duration(micros as f64 / 1_000_000.0));
+        let what = html! {
+            @if told.count > 1 { b { (told.count) " × " } }
+            span class=(format!("outcome {}", row.outcome)) { (row.outcome) }
+            @if row.attempt > 0 { ", attempt " (row.attempt) }
+            @if let Some(took) = took { ", " (took) }
+            @if let Some(reason) = &row.reason {
+                @if row.outcome == "duplicate" { ", not run: " (text(reason)) " knew it" (self.before(story, row)) } @else { ", " (text(reason)) }
+            }
+            @if let Some(detail) = &row.detail { ": " (text(detail)) }
+            span.quiet {
+                " · worker " (text(&row.worker)) ", queue " (text(&row.queue))
+                @if let Some(login) = &row.login { ", login " (text(login)) }
+                @if told.count > 1 { ", until " (exact_time(told.last.occurred_at)) }
+                " · " a href=(batch_link(self.ask, &story.consumer, &row.worker, row.occurred_at)) { "its batch" }
+                @if let Some(trace) = &row.trace_id { " · " (self.trace(trace)) }
+            }
+        };
+        Event { at: row.occurred_at, sign, style, what }
+    }
+
+    /// How long before a duplicate its first run was over.
+    #[allow(clippy::cast_precision_loss)] // shown with one decimal
+    fn before(&self, story: &Story, row: &AuditRow) -> Markup {
+        let first = story.details.as_ref().and_then(|details| details.completed_at);
+        html! {
+            @if let Some(first) = first && first <= row.occurred_at {
+                ", completed " (duration((row.occurred_at - first).num_milliseconds() as f64 / 1_000.0)) " before"
+            }
+        }
+    }
+
+    fn trace(&self, trace: &str) -> Markup {
+        trace_link(self.ask, trace)
+    }
+
+    /// Letters that wait, and what can be done about them.
+    fn letters(&self, story: &Story, index: usize) -> Markup {
+        let waiting: Vec<&LetterRow> = story
+            .letters
+            .iter()
+            .filter(|letter| ["waiting", "requeueing"].contains(&letter.state.as_str()))
+            .collect();
+        let may = self.ask.visitor.is_operator() && self.abilities.change_letters;
+        html! {
+            @for letter in &waiting {
+                p.said {
+                    "A dead letter waits, from " (ago(letter.dead_lettered_at, self.now)) ": " b { (text(&letter.reason)) } " "
+                    (text(letter.detail.as_deref().unwrap_or_default())) " "
+                    a id=(format!("letter-{index}-{}", letter.id)) href=(self.ask.link("/failed/letter").with("id", letter.id.to_string())) { "Look at it" }
+                    @if may && letter.reason != "key_conflict" {
+                        " · " a id=(format!("requeue-{index}-{}", letter.id)) href=(self.ask.link("/failed/plan").with("change", "requeue").with("id", letter.id.to_string())) { "Requeue…" }
+                    }
+                }
+            }
+        }
+    }
+
+    fn facts(&self, story: &Story, index: usize) -> Markup {
+        let Some(details) = &story.details else { return Markup::default() };
+        let digest = details.fingerprint.as_ref().map(|print| {
+            let digest = print.iter().skip(4).map(|byte| format!("{byte:02x}")).collect::<String>();
+            format!("{digest}…")
+        });
+        let masks = &self.ask.app.masks;
+        html! {
+            h2 id=(format!("facts-{index}")) { "Facts" }
+            dl.facts {
+                dt { "Status" } dd { (details.status) @if let Some(reason) = &details.reason { ", " (text(reason)) } }
+                dt { "Attempts" } dd { (details.attempts) }
+                dt { "First claimed" } dd { (exact_time(details.created_at)) }
+                @if let Some(at) = details.completed_at { dt { "Final since" } dd { (exact_time(at)) " (" (ago(at, self.now)) ")" } }
+                @if let Some(digest) = digest { dt { "Payload" } dd { "SHA-256 " (code(&digest)) } }
+                dt { "Known as a duplicate" }
+                dd {
+                    @match story.protected_until {
+                        Some(until) if until > self.now => { "until " (time(until)) },
+                        Some(until) => { "retention ended " (time(until)) "; collected by the next run of gc" },
+                        None if details.completed_at.is_some() => "for ever: no worker has started with this consumer here",
+                        None => "not completed: the next delivery runs",
+                    }
+                }
+                dt { "Mirror" }
+                dd { @match story.mirrored { Some(true) => "has it, of this epoch", Some(false) => "does not have it: PostgreSQL answers", None => "could not be asked" } }
+                @if let Some(error) = &details.last_error { dt { "Last error" } dd { (text(error)) } }
+            }
+            @if let Some(response) = &details.response {
+                h2 id=(format!("response-{index}")) { "Response" }
+                pre.message tabindex="0" { (masks.json(response, self.sight)) }
+                @if self.sight == Sight::Outline && self.ask.visitor.is_operator() && self.abilities.record {
+                    form.inline method="post" action=(self.ask.app.access.site().path("/key/reveal")) {
+                        (csrf(&self.ask.visitor))
+                        input type="hidden" name="key" value=(self.key);
+                        input type="hidden" name="tenant" value=(story.tenant);
+                        input type="hidden" name="consumer" value=(story.consumer);
+                        button { "Reveal" }
+                        small { "It is recorded that you looked." }
+                    }
+                }
+            }
+        }
+    }
+}

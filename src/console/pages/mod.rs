@@ -1,0 +1,60 @@
+//! The pages, one a file.
+
+mod consumer;
+mod consumers;
+mod doctor;
+mod export;
+mod failed;
+mod key;
+mod keys;
+mod letter;
+mod letters;
+mod operation;
+mod outbox;
+mod overview;
+mod plan;
+mod plots;
+mod reveal;
+mod rows;
+mod standing;
+mod table;
+mod tail;
+
+use axum::Router;
+
+use super::app::Shared;
+use super::ask::{action, page};
+use super::error::PageError;
+
+/// All of them.
+pub(super) fn router(app: Shared) -> Router {
+    Router::new()
+        .route("/", page(overview::page))
+        .route("/consumers", page(consumers::page))
+        .route("/consumer", page(consumer::page))
+        .route("/consumer/pause", action(consumer::pause))
+        .route("/consumer/resume", action(consumer::resume))
+        .route("/keys", page(keys::page))
+        .route("/keys/export.csv", page(export::csv))
+        .route("/keys/export.ndjson", page(export::ndjson))
+        .route("/keys/tail", page(tail::page))
+        .route("/key", page(key::page))
+        .route("/key/reveal", action(key::reveal))
+        .route("/failed", page(failed::page))
+        .route("/failed/letters", page(letters::page))
+        .route("/failed/letter", page(letter::page))
+        .route("/failed/reveal", action(letter::reveal))
+        .route("/failed/plan", page(plan::page))
+        .route("/failed/operate", action(plan::operate))
+        .route("/failed/operation", page(operation::page))
+        .route("/failed/stop", action(operation::stop_it))
+        .route("/outbox", page(outbox::page))
+        .route("/outbox/change", action(outbox::change_them))
+        .route("/doctor", page(doctor::page))
+        .fallback_service(page(nowhere).with_state(app.clone()))
+        .with_state(app)
+}
+
+async fn nowhere(_: super::ask::Ask) -> super::ask::Answer {
+    Err(PageError::NotFound("There is no such page. The ones there are stand above.".to_owned()))
+}

@@ -1,0 +1,194 @@
+//! An operation: how far it is, and what became of each letter.
+
+use std::sync::Arc;
+
+use maud::{Markup, html};
+use uuid::Uuid;
+
+use super::super::ask::{Answer, Ask, Reply};
+use super::super::error::PageError;
+use super::super::html::{count, exact_time, text};
+use super::super::operations::{Item, Operation, Outcome, Phase, Progress};
+use super::super::page::{Elsewhere, Page, Tab, csrf};
+use super::rows::key_link;
+use crate::letters::Change;
+use crate::pg;
+
+/// Letters that are listed; those that something went wrong with come first.
+const LISTED: usize = 500;
+
+fn known(ask: &Ask) -> Result<Arc<Operation>, PageError> {
+    let id = ask.parameters.word("id").and_then(|id| Uuid::try_parse(id).ok());
+    id.and_then(|id| ask.app.operations.get(id)).ok_or_else(|| {
+        PageError::NotFound(
+            "This console knows of no such operation: it was begun by another one, or before a restart. What was done stands in operator_actions \
+             (What people did); letters that stand as half requeued are found by the next requeue."
+                .to_owned(),
+        )
+    })
+}
+
+/// The page.
+pub(super) async fn page(ask: Ask) -> Answer {
+    let operation = known(&ask)?;
+    let progress = operation.progress();
+    let done = operation.done();
+    let came_back = if operation.change == Change::Requeue && !done.is_empty() {
+        let mut lease = ask.app.pool.lease().await?;
+        let number = pg::came_back_letters(&mut lease.session.connection, &done).await?;
+        lease.give_back();
+        Some((number, done.len()))
+    } else {
+        None
+    };
+    let title = match operation.change {
+        Change::Requeue => "Requeue",
+        Change::Discard => "Discard",
+    };
+    let mut page = Page::new(Tab::Failed, title);
+    page.verdict = Some(sentence(&operation, &progress));
+    page.live = html! {
+        (bar(&progress))
+        @if let Some((number, of)) = came_back {
+            p { "Came back: " b { (count(number)) } " of " (count(i128::try_from(of).unwrap_or(0))) "." }
+        }
+        dl.facts {
+            dt { "Begun" } dd { (exact_time(operation.began)) " by " (text(&operation.actor)) }
+            dt { "Why" } dd { (text(&operation.reason)) }
+            @if operation.change == Change::Requeue { dt { "At most" } dd { (operation.rate) " a second" } }
+            @for line in &progress.swept { dt { "Swept" } dd { (text(line)) } }
+        }
+        (stop(&ask, &operation, &progress))
+        (items(&ask, &progress))
+    };
+    page.elsewhere = Elsewhere { cli: Vec::new(), sql: vec![pg::said::operation(operation.id)] };
+    Ok(page.into())
+}
+
+fn is_done(outcome: &Outcome) -> bool {
+    !matches!(outcome, Outcome::Waits)
+}
+
+/// One word for lists.
+pub(super) fn phase(progress: &Progress) -> Markup {
+    let done = progress.count(is_done);
+    html! {
+        @match &progress.phase {
+            Phase::Running => { "at " (done) " of " (progress.items.len()) },
+            Phase::Sweeping => "sweeping the dead-letter queues",
+            Phase::Done => "done",
+            Phase::Stopped => { "stopped at " (done) },
+            Phase::Broken(_) => { span.bad { "broken off at " (done) } },
+        }
+    }
+}
+
+fn sentence(operation: &Operation, progress: &Progress) -> Markup {
+    let of = |outcome: Outcome| progress.count(|known| *known == outcome);
+    let (published, from_queue) = (of(Outcome::Published), of(Outcome::FromQueue));
+    let failed = progress.count(|outcome| matches!(outcome, Outcome::Failed(_)));
+    let (took_effect, changed) = (of(Outcome::TookEffect), of(Outcome::Changed));
+    html! {
+        @match &progress.phase {
+            Phase::Running => b { "Under way. " },
+            Phase::Sweeping => b { "Sweeping the dead-letter queues. " },
+            Phase::Done if failed > 0 => b { "Done, but for some. " },
+            Phase::Done => b { "Done. " },
+            Phase::Stopped => b { "Stopped. " },
+            Phase::Broken(_) => b { "Broken off. " },
+        }
+        @match operation.change {
+            Change::Requeue => { (published) " published" @if from_queue > 0 { ", " (from_queue) " from their queue" } },
+            Change::Discard => { (of(Outcome::Discarded)) " discarded" },
+        }
+        " of " (progress.items.len()) "."
+        @if took_effect > 0 { " " (took_effect) " had taken effect." }
+        @if changed > 0 { " " (changed) " had changed meanwhile." }
+        @if failed > 0 { " " span.bad { (failed) " could not be published" } " and stand as half requeued: requeue them again when it is mended." }
+        @if let Phase::Broken(why) = &progress.phase { " " (text(why)) }
+        @if progress.phase == Phase::Stopped { " The rest is as it was." }
+    }
+}
+
+fn bar(progress: &Progress) -> Markup {
+    let done = progress.count(is_done);
+    html! {
+        p.progress {
+            label.unseen for="progress" { "How far it is" }
+            progress #progress max=(progress.items.len()) value=(done) { (done) " of " (progress.items.len()) }
+            span { (done) " of " (progress.items.len()) }
+        }
+    }
+}
+
+fn stop(ask: &Ask, operation: &Operation, progress: &Progress) -> Markup {
+    html! {
+        @if progress.phase == Phase::Running && ask.visitor.is_operator() {
+            form.inline method="post" action=(ask.app.access.site().path("/failed/stop")) {
+                (csrf(&ask.visitor))
+                input type="hidden" name="id" value=(operation.id);
+                button #stop { "Stop" }
+            }
+        }
+    }
+}
+
+fn items(ask: &Ask, progress: &Progress) -> Markup {
+    let rank = |item: &&Item| match item.outcome {
+        Outcome::Failed(_) => 0,
+        Outcome::Changed => 1,
+        Outcome::TookEffect => 2,
+        _ => 3,
+    };
+    let mut items: Vec<&Item> = progress.items.iter().collect();
+    items.sort_by_key(rank);
+    html! {
+        div.scroll tabindex="0" role="group" aria-label="Letters" {
+            table #items {
+                caption.unseen { "What became of each letter" }
+                thead { tr { th scope="col" { "Key" } th scope="col" { "Tenant" } th scope="col" { "Consumer" } th scope="col" { "Result" } } }
+                tbody {
+                    @for item in items.iter().take(LISTED) {
+                        @let letter = &item.letter;
+                        tr {
+                            th.keys scope="row" {
+                                a id=(format!("item-{}", letter.id)) href=(ask.link("/failed/letter").with("id", letter.id.to_string())) {
+                                    @if letter.key.is_empty() { "unknown" } @else { (super::super::html::code(&letter.key)) }
+                                }
+                            }
+                            td.keys {
+                                @if letter.key.is_empty() { (text(&letter.tenant)) } @else {
+                                    a id=(format!("item-key-{}", letter.id)) href=(key_link(ask, &letter.tenant, &letter.consumer, &letter.key)) { (text(&letter.tenant)) }
+                                }
+                            }
+                            td.keys { (text(&letter.consumer)) }
+                            td { (result(&item.outcome)) }
+                        }
+                    }
+                }
+            }
+        }
+        @if items.len() > LISTED { p.quiet { "And " (items.len() - LISTED) " more." } }
+    }
+}
+
+fn result(outcome: &Outcome) -> Markup {
+    html! {
+        @match outcome {
+            Outcome::Waits => span.quiet { "waits" },
+            Outcome::Published => span.fine { "● published" },
+            Outcome::FromQueue => span.fine { "● from its dead-letter queue, by the sweep" },
+            Outcome::Discarded => span.quiet { "– discarded" },
+            Outcome::TookEffect => span.look { "▲ took effect meanwhile: not published" },
+            Outcome::Changed => span.look { "▲ changed meanwhile: left alone" },
+            Outcome::Failed(why) => span.bad { "✗ " (text(why)) },
+        }
+    }
+}
+
+/// No further step.
+pub(super) async fn stop_it(ask: Ask) -> Answer {
+    let operation = known(&ask)?;
+    operation.stop();
+    Ok(Reply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
+}

@@ -1,0 +1,111 @@
+//! Following the trail: rows as they come, over one connection that stays open while somebody looks.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use futures::stream;
+
+use super::super::ask::{Answer, Ask, Reply};
+use super::super::error::PageError;
+use super::super::search::Search;
+use super::rows::row;
+use crate::pg::{self, Position, TrailFilter, trail_page};
+
+/// How often is looked.
+const EVERY: Duration = Duration::from_secs(2);
+/// A decision is told when its transaction has committed, and carries the time when it began: what is not told yet may be so old. What is
+/// committed later still is in the list, and not in what is followed.
+const LATE: chrono::Duration = chrono::Duration::seconds(10);
+/// Rows of one look: nobody reads more.
+const ROWS: i64 = 200;
+/// A connection's life: browsers come again by themselves, and go on behind the last row.
+const LIFE: Duration = Duration::from_secs(600);
+
+/// How far somebody has followed.
+struct State {
+    ask: Ask,
+    filter: TrailFilter,
+    /// Of the newest row that was told.
+    newest: DateTime<Utc>,
+    /// Rows that were told and may be found again.
+    told: HashSet<Position>,
+    began: tokio::time::Instant,
+    is_first: bool,
+}
+
+/// The stream of rows.
+pub(super) async fn page(ask: Ask) -> Answer {
+    let mut lease = ask.app.pool.lease().await?;
+    // The server's own time, and not ours of it, which is ahead by as long as an answer took: a row that comes in between would never be told.
+    let now = pg::database_time(&mut lease.session.connection).await?;
+    lease.give_back();
+    let question = Search::parse(ask.parameters.get("q").unwrap_or_default()).question(now);
+    let filter = question.map_err(PageError::Wrong)?.filter;
+    let after = ask.last_event.as_deref().or(ask.parameters.word("after")).and_then(Position::parse);
+    // Not further back than a page shows: who was away for long looks at the list.
+    let newest = after.as_ref().map_or(now, |after| after.at.max(now - chrono::Duration::minutes(5)));
+    let told = after.into_iter().collect();
+    let state = State { ask, filter, newest, told, began: tokio::time::Instant::now(), is_first: true };
+    let rows = stream::unfold(state, |mut state| async move {
+        let part = state.next().await?;
+        Some((Ok::<_, std::convert::Infallible>(Bytes::from(part)), state))
+    });
+    let mut response = Response::new(Body::from_stream(rows));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    // A proxy that gathers what comes would hold it back.
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(Reply::Other(response))
+}
+
+impl State {
+    /// What is sent next; `None` ends the stream.
+    async fn next(&mut self) -> Option<String> {
+        if std::mem::take(&mut self.is_first) {
+            // The browser comes again after so many milliseconds.
+            return Some("retry: 3000\n\n".to_owned());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            () = self.ask.app.stop.cancelled() => return None,
+        }
+        if self.began.elapsed() > LIFE {
+            return None;
+        }
+        match self.look().await {
+            Ok(events) if events.is_empty() => Some(": nothing new\n\n".to_owned()),
+            Ok(events) => Some(events),
+            // PostgreSQL is away, or it takes too long: the browser comes again.
+            Err(_) => None,
+        }
+    }
+
+    async fn look(&mut self) -> Result<String, PageError> {
+        let since = self.newest - LATE;
+        let mut lease = self.ask.app.pool.lease().await?;
+        let until = lease.session.clock.now() + chrono::Duration::minutes(1);
+        let found = trail_page(&mut lease.session.connection, &self.filter, since, until, None, ROWS).await?;
+        lease.give_back();
+        let mut events = String::new();
+        for (position, decision) in found.into_iter().rev() {
+            if self.told.contains(&position) || (self.told.is_empty() && position.at < self.newest) {
+                continue;
+            }
+            let html = row(&self.ask, &position, &decision).into_string();
+            // No line break in it: every value is shown without.
+            events.push_str(&format!(
+                "id: {position}\nevent: row\ndata: {}\n\n",
+                html.replace(['\n', '\r'], " ")
+            ));
+            self.newest = self.newest.max(position.at);
+            self.told.insert(position);
+        }
+        let newest = self.newest;
+        self.told.retain(|position| position.at >= newest - LATE);
+        Ok(events)
+    }
+}

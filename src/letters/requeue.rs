@@ -1,0 +1,203 @@
+//! Letters that run again, and letters that are given up.
+//!
+//! A requeue: decide and commit; publish, confirmed; note that it is done. After a crash in between, the letters stand as requeueing:
+//! the next requeue finds them again and publishes them again. A copy too many is a duplicate, and runs nothing.
+
+use anyhow::Context as _;
+use serde_json::Value;
+use sqlx::{Connection as _, PgConnection};
+
+use super::copy;
+use super::plan::Change;
+use crate::amqp::{Copy, Publisher, connect};
+use crate::config::{Config, masked};
+use crate::letter::{Letter, Memory};
+use crate::pg::{self, Begun, Named, Planned, Session};
+use crate::reason::Reason;
+use crate::signing::SigningKeys;
+
+/// Copies published at once.
+const CHUNK: usize = 64;
+
+/// Why a letter can't run again as it is, or not with many others. `named`: the letters are chosen by what they are, and not only by where
+/// they came from and when.
+pub(crate) fn requeue_refusal(
+    letter: &Planned,
+    named: bool,
+    even_if_forgotten: bool,
+) -> Option<&'static str> {
+    if letter.reason == Reason::KeyConflict.as_str() {
+        return Some(
+            "key_conflict: their key came before with another payload, so they would be refused again; publish them under a \
+             key of their own",
+        );
+    }
+    if letter.reason == Reason::IncompleteClaim.as_str() && !named {
+        return Some(
+            "incomplete_claim: they may have taken effect, and would run again; look, and name them by id, --key or --reason",
+        );
+    }
+    match Memory::from_column(&letter.memory) {
+        Memory::TookEffect => {
+            return Some(
+                "they took effect, says the audit trail, and their keys are not remembered any more, so they would run a second \
+                 time; discard them",
+            );
+        }
+        Memory::Forgotten if !even_if_forgotten => {
+            return Some(
+                "they are older than what keys and audit trail remember: nobody can say whether they took effect; look, then \
+                 discard them, or say --even-if-forgotten",
+            );
+        }
+        _ => {}
+    }
+    (!letter.same_payload).then_some(
+        "their key is another payload's by now, so they would be refused as key_conflict; publish them under a key of their \
+         own",
+    )
+}
+
+/// Who decides, and why: what is recorded in the transaction of the decision.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decision<'a> {
+    /// As the person calls himself; the database adds who it is.
+    pub(crate) user: &'a str,
+    pub(crate) filter: &'a Value,
+    pub(crate) reason: Option<&'a str>,
+}
+
+impl Decision<'_> {
+    async fn record(
+        &self,
+        connection: &mut PgConnection,
+        change: Change,
+        done: &[Named],
+    ) -> Result<(), sqlx::Error> {
+        let action = pg::Action {
+            tenant: pg::one_tenant(done.iter().map(|(tenant, _)| tenant.as_str())),
+            verb: change.verb(),
+            user: self.user,
+            filter: self.filter,
+            count: i64::try_from(done.len()).unwrap_or(i64::MAX),
+            reason: self.reason,
+        };
+        pg::record_action(connection, &action).await
+    }
+}
+
+/// Gives letters up, and records it; returns those that were open.
+///
+/// # Errors
+/// When the database fails: nothing is changed then, unless the reply to the COMMIT is lost.
+pub(crate) async fn discard(
+    session: &mut Session,
+    letters: &[Named],
+    decision: Decision<'_>,
+) -> Result<Vec<Named>, sqlx::Error> {
+    let now = session.clock.now();
+    let mut transaction = session.connection.begin().await?;
+    let done =
+        pg::change_letters(&mut transaction, now, letters, Change::Discard.open(), "discarded").await?;
+    decision.record(&mut transaction, Change::Discard, &done).await?;
+    transaction.commit().await?;
+    Ok(done)
+}
+
+/// What became of the copy of a letter that is being requeued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is in its queue.
+    Published,
+    /// Only the dead-letter queue has the message: the sweep that follows publishes it from there.
+    InQueue,
+    /// It could not be published, and stands as requeueing: why.
+    Failed(String),
+}
+
+/// What a requeue needs.
+pub(crate) struct Requeue {
+    publisher: Publisher,
+    signing_keys: SigningKeys,
+    even_if_forgotten: bool,
+}
+
+impl Requeue {
+    /// Gets ready. Nothing is changed: a broker that is away must not leave letters half done.
+    ///
+    /// # Errors
+    /// When the broker does not answer, or the database's secret can't be read.
+    pub(crate) async fn prepare(
+        config: &Config,
+        session: &mut Session,
+        application: &str,
+        even_if_forgotten: bool,
+    ) -> anyhow::Result<Self> {
+        let connection = connect(&config.rabbitmq, application).await.with_context(|| {
+            format!("nothing was changed: cannot connect to {}", masked(&config.rabbitmq.url))
+        })?;
+        if let Err(error) = connection.close(200, "done".into()).await {
+            tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
+        }
+        let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
+        let publisher = Publisher::new(config.rabbitmq.clone(), application.to_owned());
+        Ok(Self { publisher, signing_keys, even_if_forgotten })
+    }
+
+    /// Decides, and records it: from the commit on the letters are [`Requeue::publish`]ed, now or by the next requeue.
+    ///
+    /// # Errors
+    /// When the database fails: nothing is changed then, unless the reply to the COMMIT is lost.
+    pub(crate) async fn decide(
+        &self,
+        session: &mut Session,
+        letters: &[Named],
+        decision: Decision<'_>,
+    ) -> Result<Begun, sqlx::Error> {
+        let now = session.clock.now();
+        let mut transaction = session.connection.begin().await?;
+        let begun = pg::begin_requeue(&mut transaction, now, letters, self.even_if_forgotten).await?;
+        let done: Vec<Named> = begun.taken.iter().chain(&begun.closed).cloned().collect();
+        decision.record(&mut transaction, Change::Requeue, &done).await?;
+        transaction.commit().await?;
+        Ok(begun)
+    }
+
+    /// Publishes letters that were decided on, and notes those that have arrived.
+    ///
+    /// # Errors
+    /// When the database fails: what was published meanwhile stands as requeueing, and is published once more by the next requeue.
+    pub(crate) async fn publish(
+        &self,
+        session: &mut Session,
+        letters: &[Named],
+    ) -> anyhow::Result<Vec<(Named, Fate)>> {
+        let mut fates = Vec::new();
+        for chunk in letters.chunks(CHUNK) {
+            let mut copies: Vec<(Named, Copy)> = Vec::new();
+            for message in pg::messages(&mut session.connection, chunk).await? {
+                let generation = u32::try_from(message.generation).unwrap_or(0);
+                let named = (message.tenant.clone(), Letter { id: message.id, generation });
+                match copy::stored(&self.signing_keys, &message) {
+                    Ok(Some(copy)) => copies.push((named, copy)),
+                    Ok(None) => fates.push((named, Fate::InQueue)),
+                    Err(error) => fates.push((named, Fate::Failed(format!("{error:#}")))),
+                }
+            }
+            let mut arrived = Vec::new();
+            let all: Vec<Copy> = copies.iter().map(|(_, copy)| copy.clone()).collect();
+            let results = self.publisher.publish(&all).await;
+            for ((named, _), result) in copies.into_iter().zip(results) {
+                match result {
+                    Ok(()) => arrived.push(named),
+                    Err(error) => fates.push((named, Fate::Failed(error.to_string()))),
+                }
+            }
+            let now = session.clock.now();
+            // One that has come back since is waiting again, in its next generation.
+            pg::change_letters(&mut session.connection, now, &arrived, &["requeueing"], "requeued").await?;
+            fates.extend(arrived.into_iter().map(|named| (named, Fate::Published)));
+        }
+        Ok(fates)
+    }
+}

@@ -1,0 +1,64 @@
+//! What stands in Redis where a tag should be.
+
+use chrono::{DateTime, Utc};
+use redis::{Pipeline, RedisResult, Value};
+
+use super::client::{ANSWER_TIME, Mirror, MirrorError, is_hit};
+use super::tag::{Tag, TagKey};
+
+/// What was found in a tag's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// The tag, with its evidence.
+    Present,
+    /// Nothing.
+    Missing,
+    /// Something that whoever has the key did not write: other evidence, or another type. It counts for nothing.
+    Foreign,
+}
+
+/// Tags asked for in one round trip.
+const CHUNK: usize = 200;
+
+impl Mirror {
+    /// Looks at the place of each tag. For a person who asks: patient, and without the breaker.
+    pub(crate) async fn judge(
+        &self,
+        key: &TagKey,
+        tags: &[Tag],
+        now: DateTime<Utc>,
+    ) -> Result<Vec<Found>, MirrorError> {
+        let mut connection = self.connect().await?;
+        let mut found = Vec::with_capacity(tags.len());
+        for chunk in tags.chunks(CHUNK) {
+            let mut pipeline = Pipeline::with_capacity(chunk.len() * 2);
+            pipeline.ignore_errors();
+            let buckets: Vec<[String; 2]> =
+                chunk.iter().map(|tag| self.layout().read_from(tag, now)).collect();
+            for (tag, buckets) in chunk.iter().zip(&buckets) {
+                for bucket in buckets {
+                    pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
+                }
+            }
+            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+            let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
+                Ok(answers) => answers?,
+                Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
+            };
+            if answers.len() != chunk.len() * 2 {
+                return Err(MirrorError::Answers(answers.len(), chunk.len() * 2));
+            }
+            for ((tag, buckets), pair) in chunk.iter().zip(&buckets).zip(answers.chunks(2)) {
+                let is_there =
+                    pair.iter().zip(buckets).any(|(answer, bucket)| is_hit(key, tag, bucket, answer));
+                let is_empty = pair.iter().all(|answer| matches!(answer, Ok(Value::Nil)));
+                found.push(match (is_there, is_empty) {
+                    (true, _) => Found::Present,
+                    (false, true) => Found::Missing,
+                    (false, false) => Found::Foreign,
+                });
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,14 @@
+-- What the session's user may do, by its rights to what each action needs.
+select session_user::text as "login!",
+    has_column_privilege('oncely.dead_letters', 'state', 'update')
+        and has_function_privilege('oncely.free_keys(text[], uuid[])', 'execute')
+        and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
+        and has_column_privilege('oncely.cell', 'secret', 'select') as "change_letters!",
+    has_column_privilege('oncely.events', 'state', 'update')
+        and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
+        as "change_events!",
+    has_function_privilege('oncely.pause_consumer(text, timestamptz, text, text)', 'execute')
+        and has_function_privilege('oncely.resume_consumer(text, text, text)', 'execute') as "pause!",
+    has_column_privilege('oncely.dead_letters', 'body', 'select')
+        and has_column_privilege('oncely.dead_letters', 'headers', 'select') as "read_messages!",
+    has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute') as "record!"

@@ -1,0 +1,196 @@
+//! All that is known of a key: `oncely explain`, and the console's page of it.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret as _;
+
+use crate::config::Config;
+use crate::fingerprint::Fingerprint;
+use crate::identity::{Identity, IdentityPart};
+use crate::mirror::{Mirror, TagKey};
+use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, LetterFilter, LetterRow, Session};
+use crate::reason::Reason;
+use crate::shown;
+
+/// Longest timeline that is read.
+const TIMELINE: i64 = 200;
+/// The mirror's answer is worth no more.
+const MIRROR: Duration = Duration::from_secs(2);
+
+/// One identity, and all that is known of it.
+pub(crate) struct Story {
+    pub(crate) tenant: String,
+    pub(crate) consumer: String,
+    pub(crate) details: Option<KeyDetails>,
+    /// Oldest first.
+    pub(crate) timeline: Vec<AuditRow>,
+    pub(crate) letters: Vec<LetterRow>,
+    /// Does the mirror hold it? `None` where that can't be said.
+    pub(crate) mirrored: Option<bool>,
+    /// Until when a duplicate is known for one.
+    pub(crate) protected_until: Option<DateTime<Utc>>,
+}
+
+/// The stories of a key, one for each tenant and consumer that it is known of.
+///
+/// # Errors
+/// When a query fails. A mirror that does not answer is left out.
+pub(crate) async fn stories(
+    config: &Config,
+    session: &mut Session,
+    key: &str,
+    tenant: Option<&str>,
+    consumer: Option<&str>,
+) -> Result<Vec<Story>, sqlx::Error> {
+    let connection = &mut session.connection;
+    let details = pg::key_details(connection, key, tenant, consumer).await?;
+    let filter = AuditFilter {
+        tenant: tenant.map(str::to_owned),
+        consumer: consumer.map(str::to_owned),
+        key: Some(key.to_owned()),
+        limit: TIMELINE,
+        ..AuditFilter::default()
+    };
+    let mut rows = pg::audit_list(connection, &filter).await?;
+    rows.reverse();
+    let letters = LetterFilter {
+        tenant: tenant.map(str::to_owned),
+        consumer: consumer.map(str::to_owned),
+        key: Some(key.to_owned()),
+        limit: TIMELINE,
+        ..LetterFilter::default()
+    };
+    let mut letters = pg::letters(connection, &letters).await?;
+    letters.reverse();
+    let mut identities: Vec<(String, String)> = details
+        .iter()
+        .map(|d| (d.tenant.clone(), d.consumer.clone()))
+        .chain(rows.iter().map(|r| (r.tenant.clone(), r.consumer.clone())))
+        .collect();
+    identities.sort();
+    identities.dedup();
+    let known = pg::known_consumers(connection).await?;
+    let mut stories = Vec::new();
+    for (tenant, consumer) in identities {
+        let details = details.iter().find(|d| d.tenant == tenant && d.consumer == consumer).cloned();
+        let timeline: Vec<AuditRow> =
+            rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
+        let settings = known.iter().find(|known| known.consumer == consumer);
+        let protected_until = match (&details, settings) {
+            (Some(KeyDetails { completed_at: Some(_), expires_at: Some(at), .. }), _) => Some(*at),
+            (Some(d), Some(settings)) => {
+                let age = chrono::Duration::from_std(settings.retention).ok();
+                d.completed_at.zip(age).and_then(|(at, age)| at.checked_add_signed(age))
+            }
+            _ => None,
+        };
+        let mirrored = match &details {
+            Some(details) => mirrored(config, session, details).await,
+            None => None,
+        };
+        let letters: Vec<LetterRow> =
+            letters.iter().filter(|l| l.tenant == tenant && l.consumer == consumer).cloned().collect();
+        stories.push(Story { tenant, consumer, details, timeline, letters, mirrored, protected_until });
+    }
+    Ok(stories)
+}
+
+/// Does the mirror hold the key now? `None` where that can't be said.
+async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) -> Option<bool> {
+    let settings = config.mirror.as_ref()?;
+    let secret = match &settings.key {
+        Some(key) => key.expose_secret().as_bytes().to_vec(),
+        None => pg::secret(&mut session.connection).await.ok()?,
+    };
+    let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
+    let identity = Identity {
+        tenant: part(&details.tenant)?,
+        consumer: part(&details.consumer)?,
+        key: part(&details.key)?,
+    };
+    let fingerprint = details.fingerprint.as_deref().and_then(Fingerprint::from_stored);
+    let key = TagKey::derive(&secret);
+    let tag = key.tag(&session.cell.epoch, &identity, fingerprint.as_ref());
+    let mirror = Mirror::new(settings).ok()?;
+    tokio::time::timeout(MIRROR, mirror.holds(&key, &tag, session.clock.now())).await.ok()?.ok()
+}
+
+fn safe(text: &str) -> String {
+    shown::value(text).into_owned()
+}
+
+/// What it comes to.
+pub(crate) fn verdict(story: &Story) -> String {
+    let conflicts = story.timeline.iter().filter(|row| row.reason.as_deref() == Some("key_conflict")).count();
+    let conflict = match conflicts {
+        0 => String::new(),
+        count => format!(" {count} message(s) came with this key and ANOTHER payload."),
+    };
+    let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
+        Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {
+            "REFUSED: the handler said no, and that is the answer: a duplicate gets it again, and does not run.".to_owned()
+        }
+        Some(("FAILED", d)) if d.reason.as_deref() == Some(Reason::Parked.as_str()) => {
+            "PARKED: set aside by hand. A later delivery is dead-lettered, not run, until it is requeued.".to_owned()
+        }
+        Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
+        Some(("FAILED", d)) => format!(
+            "FAILED: given up after {} attempt(s), reason {}. A later delivery is dead-lettered, not run.",
+            d.attempts,
+            safe(d.reason.as_deref().unwrap_or("unknown"))
+        ),
+        Some((_, d)) => {
+            format!("IN_PROGRESS: {} attempt(s) failed; it runs again when it comes back.", d.attempts)
+        }
+        None => match story.timeline.iter().find(|row| ["completed", "refused"].contains(&row.outcome.as_str())) {
+            Some(row) if row.outcome == "refused" => {
+                "The handler refused it, and its key has been collected since: a duplicate that came now would run.".to_owned()
+            }
+            Some(_) => {
+                "It took effect, and its key has been collected since: a duplicate that came now would run."
+                    .to_owned()
+            }
+            None => "It did not take effect.".to_owned(),
+        },
+    };
+    main + &conflict
+}
+
+/// Decisions in a row that say the same.
+pub(crate) struct Folded<'a> {
+    pub(crate) first: &'a AuditRow,
+    pub(crate) last: &'a AuditRow,
+    pub(crate) count: usize,
+}
+
+/// The timeline, with what is said again and again said once.
+pub(crate) fn folded(rows: &[AuditRow]) -> Vec<Folded<'_>> {
+    let same = |a: &AuditRow, b: &AuditRow| {
+        (&a.outcome, a.attempt, &a.reason, &a.detail, &a.queue, &a.worker)
+            == (&b.outcome, b.attempt, &b.reason, &b.detail, &b.queue, &b.worker)
+    };
+    rows.chunk_by(same)
+        .filter_map(|chunk| Some(Folded { first: chunk.first()?, last: chunk.last()?, count: chunk.len() }))
+        .collect()
+}
+
+/// A decision, in words.
+pub(crate) fn event(row: &AuditRow) -> String {
+    let mut text = row.outcome.clone();
+    if row.attempt > 0 {
+        text.push_str(&format!(", attempt {}", row.attempt));
+    }
+    if let Some(reason) = &row.reason {
+        text.push_str(&match row.outcome.as_str() {
+            "duplicate" => format!(", not run: {} knew it", safe(reason)),
+            _ => format!(", {}", safe(reason)),
+        });
+    }
+    if let Some(detail) = &row.detail {
+        text.push_str(&format!(": {}", safe(detail)));
+    }
+    // The worker is a name that somebody gave himself; the login is who it was.
+    let login = row.login.as_deref().map(|login| format!(", login {}", safe(login))).unwrap_or_default();
+    format!("{text}  (queue {}, worker {}{login})", safe(&row.queue), safe(&row.worker))
+}
