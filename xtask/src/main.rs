@@ -1,6 +1,7 @@
 //! `cargo xtask …`: the project's tasks.
 
 mod bench;
+mod browser;
 mod demo;
 mod docs;
 mod faults;
@@ -45,6 +46,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Look at the console with a real browser
+    Browser(browser::Arguments),
     /// Run the whole test suite on real servers
     Test {
         #[command(flatten)]
@@ -69,6 +72,7 @@ async fn main() -> ExitCode {
         Task::Plot(arguments) => plot::run(&arguments),
         Task::Docs(arguments) => docs::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
+        Task::Browser(arguments) => browser::run(&arguments),
         Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Servers(servers) => serve::run(&servers).await,
