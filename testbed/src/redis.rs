@@ -14,6 +14,7 @@ use crate::{install, ports, spawner, wait};
 pub struct Redis {
     scratch: Scratch,
     port: u16,
+    bus_port: u16,
     /// Further options of its command line.
     options: Vec<String>,
     child: Option<Child>,
@@ -29,8 +30,14 @@ impl Redis {
     pub async fn start_with(options: &[&str]) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::Redis])?;
         let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut server =
-            Self { scratch: Scratch::new("redis")?, port: ports::free_port()?, options, child: None };
+        let mut server = Self {
+            scratch: Scratch::new("redis")?,
+            port: ports::free_port()?,
+            // Of a node of a cluster; by default 10,000 above the other one, which is beyond the last port for every fifth of them.
+            bus_port: ports::free_port()?,
+            options,
+            child: None,
+        };
         server.restart().await?;
         Ok(server)
     }
@@ -50,6 +57,8 @@ impl Redis {
             .args(["--enable-debug-command", "local"])
             .arg("--port")
             .arg(self.port.to_string())
+            .arg("--cluster-port")
+            .arg(self.bus_port.to_string())
             .arg("--dir")
             .arg(self.scratch.path())
             .args(&self.options)
