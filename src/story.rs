@@ -12,6 +12,7 @@ use crate::mirror::{Mirror, TagKey};
 use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, LetterFilter, LetterRow, Session};
 use crate::reason::Reason;
 use crate::shown;
+use crate::units::counted;
 
 /// Longest timeline that is read.
 const TIMELINE: i64 = 200;
@@ -125,7 +126,7 @@ pub(crate) fn verdict(story: &Story) -> String {
     let conflicts = story.timeline.iter().filter(|row| row.reason.as_deref() == Some("key_conflict")).count();
     let conflict = match conflicts {
         0 => String::new(),
-        count => format!(" {count} message(s) came with this key and ANOTHER payload."),
+        count => format!(" {} came with this key and ANOTHER payload.", counted(count, "message")),
     };
     let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
         Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {
@@ -136,12 +137,12 @@ pub(crate) fn verdict(story: &Story) -> String {
         }
         Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
         Some(("FAILED", d)) => format!(
-            "FAILED: given up after {} attempt(s), reason {}. A later delivery is dead-lettered, not run.",
-            d.attempts,
+            "FAILED: given up after {}, reason {}. A later delivery is dead-lettered, not run.",
+            counted(d.attempts, "attempt"),
             safe(d.reason.as_deref().unwrap_or("unknown"))
         ),
         Some((_, d)) => {
-            format!("IN_PROGRESS: {} attempt(s) failed; it runs again when it comes back.", d.attempts)
+            format!("IN_PROGRESS: {} failed; it runs again when it comes back.", counted(d.attempts, "attempt"))
         }
         None => match story.timeline.iter().find(|row| ["completed", "refused"].contains(&row.outcome.as_str())) {
             Some(row) if row.outcome == "refused" => {

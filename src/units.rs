@@ -41,6 +41,14 @@ pub(crate) fn bytes(count: i64) -> String {
     format!("{amount:.1} TB")
 }
 
+/// A count with its noun: `1 message`, `2 messages`.
+pub(crate) fn counted(count: impl TryInto<i128>, noun: &str) -> String {
+    // Every integer here fits.
+    let count = count.try_into().unwrap_or(i128::MAX);
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// Seconds, as short as a column wants them: `0.4 ms`, `31 ms`, `2.5 s`, `75 s`.
 pub(crate) fn seconds(seconds: f64) -> String {
     match seconds {
@@ -103,6 +111,7 @@ mod tests {
         let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
         assert_eq!(age(at(0), at(372)), "6m 12s");
         assert_eq!(age(at(10), at(0)), "0s");
+        assert_eq!([counted(1, "message"), counted(0, "message")], ["1 message", "0 messages"]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Value, json};
 
-use super::output::{self, Times, age, safe};
+use super::output::{self, Times, age, counted, safe};
 use super::{completions, session};
 use crate::config::Config;
 use crate::decide::KeyStatus;
@@ -149,7 +149,7 @@ fn told_letter(letter: &LetterRow, times: Times) -> String {
     let mut text = format!("{}  {}: {}", letter.id, letter.reason, letter.state);
     text.push_str(&format!(" since {}", times.show(letter.updated_at)));
     if letter.generation > 1 {
-        text.push_str(&format!(", came back {} time(s) after a requeue", letter.generation - 1));
+        text.push_str(&format!(", came back {} after a requeue", counted(letter.generation - 1, "time")));
     }
     if letter.times > 1 {
         text.push_str(&format!(", dead-lettered {} times", letter.times));

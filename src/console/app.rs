@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::access::Access;
+use super::checkup::Checkup;
 use super::mask::Masks;
 use super::operations::Operations;
 use super::pool::Pool;
@@ -21,6 +22,7 @@ pub(crate) struct App {
     pub(crate) plots: Plots,
     pub(crate) masks: Masks,
     pub(crate) operations: Operations,
+    pub(crate) checkup: Arc<Checkup>,
     /// The console stops: streams end.
     pub(crate) stop: CancellationToken,
     /// Tells whoever started the console something, like another one-time link.

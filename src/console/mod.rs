@@ -10,6 +10,7 @@ mod app;
 mod ask;
 mod assets;
 mod broker;
+mod checkup;
 mod error;
 mod guard;
 mod html;
@@ -97,6 +98,7 @@ impl Console {
             plots: Plots::default(),
             masks: Masks::new(&config.console.mask),
             operations: Operations::default(),
+            checkup: Arc::default(),
             stop: CancellationToken::new(),
             announce: options.announce,
             config,

@@ -7,7 +7,7 @@ use super::picture::{Database, Picture, QueueState};
 use crate::exit;
 use crate::pg::RecentOutcome;
 use crate::shown;
-use crate::units::{Times, age};
+use crate::units::{Times, age, counted};
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -15,7 +15,7 @@ use crate::units::{Times, age};
 pub(crate) enum Severity {
     /// Messages stand still, or many of them are given up.
     Danger,
-    /// Worth a look by day.
+    /// Can wait for working hours.
     Look,
 }
 
@@ -98,12 +98,17 @@ impl Found {
             let workers = picture.workers(&state.consumer).count();
             let what = match workers {
                 0 => "no worker is there".to_owned(),
-                some => format!("{some} worker(s) live and are not subscribed"),
+                1 => "1 worker lives and is not subscribed".to_owned(),
+                some => format!("{some} workers live and are not subscribed"),
             };
             let ready = state.ready.unwrap_or_default();
             self.danger(
                 &state.consumer,
-                format!("nobody takes from {}: {what}; {ready} message(s) wait", safe(&state.queue)),
+                format!(
+                    "nobody consumes {}: {what}; {} ready",
+                    safe(&state.queue),
+                    counted(ready, "message")
+                ),
             );
         }
     }
@@ -132,9 +137,8 @@ impl Found {
             for report in &seen.reports {
                 if report.unsettled > 0 {
                     let text = format!(
-                        "{} message(s) can't be acknowledged: their copies for retry or dead-letter queues have not arrived (the log of worker \
-                         {} says why)",
-                        report.unsettled,
+                        "{} can't be acknowledged: the copies for retry or dead-letter queues have not arrived (the log of worker {} says why)",
+                        counted(report.unsettled, "message"),
                         safe(&seen.row.name)
                     );
                     self.look(&report.consumer, text);
@@ -172,7 +176,10 @@ impl Found {
                         }
                         _ => String::new(),
                     };
-                    format!("tenant {tenant} · key {name}, {} attempt(s){next}: {error}", key.attempts)
+                    format!(
+                        "tenant {tenant} · key {name}, {}{next}: {error}",
+                        counted(key.attempts, "attempt")
+                    )
                 })
                 .collect();
             let and_more = match state.failing > i64::try_from(named.len()).unwrap_or(i64::MAX) {
@@ -180,8 +187,8 @@ impl Found {
                 false => "",
             };
             let text = format!(
-                "{} message(s) failed and are tried again:\n      {}{and_more}",
-                state.failing,
+                "{} failed and will be retried:\n      {}{and_more}",
+                counted(state.failing, "message"),
                 named.join("\n      ")
             );
             self.look(&state.consumer, text);
@@ -209,15 +216,18 @@ impl Found {
             let dead = queues.iter().find(|state| state.queue == letters.queue).and_then(|state| state.dead);
             let about = queues.iter().find(|state| state.queue == letters.queue).map_or("", |s| &s.consumer);
             let about = if about.is_empty() { &letters.queue } else { about };
-            self.look(about, format!("{} dead letter(s) wait (`oncely failed groups`)", letters.waiting));
+            self.look(
+                about,
+                format!("{} waiting (`oncely failed groups`)", counted(letters.waiting, "dead letter")),
+            );
             if let Some(dead) = dead
                 && i64::from(dead) < letters.settled
             {
                 let text = format!(
-                    "{}.dead holds {dead} message(s), but {} dead letters wait: it was emptied or deleted. What is stored whole can \
-                     still be requeued",
+                    "{}.dead holds {}, but {} waiting: the queue was purged or deleted. Letters whose body is stored whole can still be requeued",
                     safe(&letters.queue),
-                    letters.settled
+                    counted(dead, "message"),
+                    counted(letters.settled, "dead letter")
                 );
                 self.look(about, text);
             }
@@ -228,7 +238,7 @@ impl Found {
         for seen in database.processes.iter().filter(|seen| seen.silent) {
             let row = &seen.row;
             let text = format!(
-                "is silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL",
+                "has been silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL",
                 age(row.last_seen_at, database.now),
                 safe(&row.host),
                 row.pid
@@ -242,7 +252,7 @@ impl Found {
         let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
         if !relays {
             let text =
-                "none runs: no event is published, nothing is mirrored, nothing is collected".to_owned();
+                "no relay runs: no event is published, nothing is mirrored, nothing is collected".to_owned();
             self.look("relay", text);
         }
         match late(database.events.oldest_due) {

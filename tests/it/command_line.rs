@@ -131,13 +131,13 @@ async fn explain_tells_the_whole_story_of_a_key() {
     assert!(output.status.success(), "{text}");
     for part in [
         "payments · tenant acme · key order-1",
-        "COMPLETED: it took effect, once. 1 message(s) came with this key and ANOTHER payload.",
+        "COMPLETED: it took effect, once. 1 message came with this key and ANOTHER payload.",
         "protected until",
         "mirror     present, of this epoch",
         "duplicate, not run: mirror knew it",
         "dead_lettered, key_conflict",
         "payments · tenant globex · key order-1",
-        "FAILED: given up after 1 attempt(s), reason handler_rejected",
+        "FAILED: given up after 1 attempt, reason handler_rejected",
         "no such account",
         r#"response   {"done":"order-1"}"#,
     ] {
@@ -239,7 +239,7 @@ async fn status_shows_servers_queues_events_and_recent_outcomes() {
     let world = lived_in().await;
     let output = world.oncely(&["status"]).await;
     let text = stdout(&output);
-    assert_eq!(output.status.code(), Some(5), "nobody takes from the queue: {text}");
+    assert_eq!(output.status.code(), Some(5), "nobody consumes the queue: {text}");
     for part in [
         "✓ PostgreSQL",
         "✓ RabbitMQ",

@@ -192,7 +192,7 @@ async fn status_tells_of_a_pause_and_takes_it_for_no_danger() {
     world.consumer("payments", "");
     world.apply_topology().await;
     world.register("payments", "7 days").await;
-    assert_eq!(world.oncely(&["status"]).await.status.code(), Some(5), "nobody takes from the queue");
+    assert_eq!(world.oncely(&["status"]).await.status.code(), Some(5), "nobody consumes the queue");
     let paused =
         world.oncely(&["consumers", "pause", "payments", "--reason", "schema \u{1b}[2Jchange"]).await;
     assert!(paused.status.success(), "{}", told(&paused));
@@ -201,5 +201,5 @@ async fn status_tells_of_a_pause_and_takes_it_for_no_danger() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("! payments: is paused by"), "{text}");
     assert!(text.contains("(`oncely consumers resume payments`): schema \\u{1b}[2Jchange"), "{text}");
-    assert!(!text.contains("nobody takes from"), "{text}");
+    assert!(!text.contains("nobody consumes"), "{text}");
 }

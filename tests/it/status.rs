@@ -99,8 +99,8 @@ async fn what_is_at_work_and_what_waits_for_its_next_try_is_counted() {
     assert_eq!(code, 1, "others go on: {object}");
     let findings = object["findings"].to_string();
     for part in [
-        "2 message(s) failed",
-        "tenant acme · key bad-1, 1 attempt(s)",
+        "2 messages failed and will be retried",
+        "tenant acme · key bad-1, 1 attempt",
         "key bad-2",
         "the next in 59m",
         "P0001",
@@ -135,9 +135,9 @@ async fn a_consumer_that_stands_still_says_since_when_and_why() {
 #[tokio::test]
 async fn no_worker_a_silent_one_and_a_missing_queue_are_told() {
     let mut world = world("").await;
-    let (code, findings) = told(&world, "nobody takes from").await;
+    let (code, findings) = told(&world, "nobody consumes").await;
     assert_eq!(code, 5, "{findings}");
-    assert!(findings.contains("no worker is there") && findings.contains("none runs"), "{findings}");
+    assert!(findings.contains("no worker is there") && findings.contains("no relay runs"), "{findings}");
     let mut worker = world.start("worker");
     world.wait_for(PROCESSES, 1).await;
     world.kill(&mut worker);
@@ -145,7 +145,7 @@ async fn no_worker_a_silent_one_and_a_missing_queue_are_told() {
         .execute(&mut world.sql)
         .await
         .unwrap();
-    let (_, findings) = told(&world, "is silent for").await;
+    let (_, findings) = told(&world, "has been silent for").await;
     assert!(findings.contains("worker worker"), "{findings}");
     let worker = world.start_as("worker", "second");
     world.wait_for_line(&worker, "subscribed").await;
@@ -171,7 +171,7 @@ async fn a_dead_letter_queue_that_was_emptied_is_told() {
     world.publish("payments", message("acme", "k"), r#"{"do": "reject"}"#).await;
     let dead = format!("{}.dead", world.queue("payments"));
     world.wait_for_ready(&dead, 1).await;
-    let (code, findings) = told(&world, "1 dead letter(s) wait").await;
+    let (code, findings) = told(&world, "1 dead letter waiting").await;
     assert_eq!(code, 1, "{findings}");
     assert!(!findings.contains("emptied"), "{findings}");
     assert!(world.broker.take(&dead).await.unwrap().is_some());
@@ -179,8 +179,8 @@ async fn a_dead_letter_queue_that_was_emptied_is_told() {
         .execute(&mut world.sql)
         .await
         .unwrap();
-    let (_, findings) = told(&world, "it was emptied or deleted").await;
-    assert!(findings.contains("holds 0 message(s), but 1 dead letters wait"), "{findings}");
+    let (_, findings) = told(&world, "the queue was purged or deleted").await;
+    assert!(findings.contains("holds 0 messages, but 1 dead letter waiting"), "{findings}");
     world.stop(worker).await;
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sqlx::Connection as _;
 
 use super::super::consent::{self, Agreement, Consent, Proposal};
-use super::super::output::{self, Times, age, safe};
+use super::super::output::{self, Times, age, counted, safe};
 use super::super::session;
 use super::SCHEMA;
 use crate::config::Config;
@@ -179,7 +179,7 @@ impl Proposal for Plan {
             Some(known) => {
                 let error = known.last_error.as_deref().unwrap_or("none");
                 let since = age(known.created_at, self.now);
-                format!("{} attempt(s) since {since}, last error: {}", known.attempts, safe(error))
+                format!("{} since {since}, last error: {}", counted(known.attempts, "attempt"), safe(error))
             }
         };
         format!("{head}\n  {state}")

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::consent::{Agreement, Consent, Proposal, SAMPLES};
-use super::super::output::{self, age, safe};
+use super::super::output::{self, age, counted, safe};
 use super::{SCHEMA, Which};
 use crate::letters::Plan;
 use crate::pg::LetterFilter;
@@ -78,9 +78,9 @@ impl Proposal for Plan {
         let mut lines = Vec::new();
         if let Some(oldest) = self.letters.first() {
             lines.push(format!(
-                "{} {} dead letter(s), the oldest {} old",
+                "{} {}, the oldest {} old",
                 self.change.verb(),
-                self.letters.len(),
+                counted(self.letters.len(), "dead letter"),
                 age(oldest.dead_lettered_at, self.now)
             ));
         }

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::output::{self, Times, bytes, safe};
+use super::super::output::{self, Times, bytes, counted, safe};
 use super::{SCHEMA, reader};
 use crate::exit;
 use crate::letter::Letter;
@@ -100,11 +100,11 @@ fn describe(row: &LetterRow, times: Times) -> Vec<String> {
         format!("  why        {}: {}", safe(&row.reason), safe(row.detail.as_deref().unwrap_or_default())),
         format!("  group      {}", safe(&row.failure_group)),
         format!(
-            "  when       {}, attempt {}, worker {}; dead-lettered {} time(s)",
+            "  when       {}, attempt {}, worker {}; dead-lettered {}",
             times.show(row.dead_lettered_at),
             row.attempt,
             safe(&row.worker),
-            row.times
+            counted(row.times, "time")
         ),
         format!(
             "  where      queue {}, exchange {:?}, routing key {}",

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sqlx::Connection as _;
 
 use super::super::consent::{self, Agreement, Consent, Proposal, SAMPLES, tally};
-use super::super::output::{self, age, safe};
+use super::super::output::{self, age, counted, safe};
 use super::super::session;
 use super::{SCHEMA, Which};
 use crate::config::Config;
@@ -127,7 +127,8 @@ impl Proposal for Plan {
         let mut lines = Vec::new();
         if let Some(oldest) = self.events.first() {
             let age = age(oldest.created_at, self.now);
-            lines.push(format!("{} {} event(s), the oldest {age} old", self.verb, self.events.len()));
+            let events = counted(self.events.len(), "event");
+            lines.push(format!("{} {events}, the oldest {age} old", self.verb));
         }
         for ((exchange, reason), count) in self.groups() {
             lines.push(format!("  {count:>6}  exchange {:?}  {reason}", safe(exchange)));

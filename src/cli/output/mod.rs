@@ -9,7 +9,7 @@ use serde_json::Value;
 
 pub(super) use self::rows::{List, Output, Row};
 use crate::shown;
-pub(super) use crate::units::{Times, age, bytes, seconds};
+pub(super) use crate::units::{Times, age, bytes, counted, seconds};
 
 /// Prints to stdout. A reader that went away (`| head`) is no error.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {

@@ -6,10 +6,12 @@ use super::super::ask::{Answer, Ask};
 use super::super::html::{bytes, code, count, length, text, time};
 use super::super::page::{Elsewhere, Page, Tab};
 use super::super::watch::View;
+use super::checks;
 use super::overview::{away, one};
 use crate::config::{Config, masked};
 use crate::pg;
 use crate::status::{Database, Finding, Severity};
+use crate::units::counted;
 
 /// The page.
 pub(super) async fn page(ask: Ask) -> Answer {
@@ -18,12 +20,13 @@ pub(super) async fn page(ask: Ask) -> Answer {
     let mut page = Page::new(Tab::Doctor, "Doctor");
     page.live = html! {
         (findings(&view.findings))
+        (checks::section(&ask, database.now))
         (servers(&ask.app.config, &view, database))
         (tables(database))
     };
     page.below = configuration(&ask.app.config);
     page.elsewhere = Elsewhere {
-        cli: vec!["oncely status".to_owned(), "oncely check".to_owned()],
+        cli: vec!["oncely status".to_owned(), "oncely doctor".to_owned()],
         sql: vec![pg::said::processes()],
     };
     Ok(page.into())
@@ -44,13 +47,13 @@ fn findings(findings: &[Finding]) -> Markup {
     html! {
         p.lead {
             @match (of(Severity::Danger).count(), of(Severity::Look).count()) {
-                (0, 0) => { span.sign.fine aria-hidden="true" { "●" } "Nothing needs a look." },
-                (0, looks) => { span.sign.look aria-hidden="true" { "▲" } (looks) " to look at by day. Messages go on." },
-                (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (dangers) " where messages stand still, " (looks) " to look at by day." },
+                (0, 0) => { span.sign.fine aria-hidden="true" { "●" } "No findings." },
+                (0, looks) => { span.sign.look aria-hidden="true" { "▲" } (counted(looks, "finding")) " for working hours. Messages are being processed." },
+                (dangers, looks) => { span.sign.bad aria-hidden="true" { "■" } (counted(dangers, "finding")) " where messages stand still, " (looks) " for working hours." },
             }
         }
         (list("Messages stand still", "danger-title", Severity::Danger))
-        (list("To look at by day", "look-title", Severity::Look))
+        (list("For working hours", "look-title", Severity::Look))
     }
 }
 

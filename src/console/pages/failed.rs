@@ -11,7 +11,7 @@ use super::super::page::{Elsewhere, Page, Tab};
 use super::super::plot::spark;
 use crate::pg::{self, LetterFilter, LetterGroup, LetterTrend};
 use crate::reason::Reason;
-use crate::units;
+use crate::units::{self, counted};
 
 /// Groups of a page.
 const GROUPS: i64 = 100;
@@ -173,13 +173,14 @@ pub(super) fn form(ask: &Ask, wanted: &Wanted, path: &str) -> Markup {
 
 fn summary(groups: &[LetterGroup]) -> Markup {
     let waiting: i64 = groups.iter().map(|group| group.waiting + group.requeueing).sum();
+    let open = groups.iter().filter(|group| group.waiting + group.requeueing > 0).count();
     html! {
         p.lead {
             @match (waiting, groups.len()) {
                 (0, 0) => "No dead letter in this time.",
-                (0, _) => "None waits: all were decided on.",
-                (1, _) => "One waits.",
-                (some, _) => { (count(some)) " wait, in " (groups.iter().filter(|g| g.waiting + g.requeueing > 0).count()) " group(s)." },
+                (0, _) => "None waiting: all have been requeued or discarded.",
+                (1, _) => "1 waiting.",
+                (some, _) => { (count(some)) " waiting in " (counted(open, "group")) "." },
             }
         }
     }
@@ -199,8 +200,8 @@ fn table(
                 caption.unseen { "Dead letters by what failed alike: reason, SQLSTATE and detail without what differs from message to message" }
                 thead {
                     tr {
-                        th scope="col" { "Reason" } th scope="col" { "SQLSTATE" } th.wide scope="col" { "Detail, the last one's" } th scope="col" { "Consumer" }
-                        th.number scope="col" { "Wait" } th scope="col" { "First" } th scope="col" { "Last" } th scope="col" { "Came" }
+                        th scope="col" { "Reason" } th scope="col" { "SQLSTATE" } th.wide scope="col" { "Latest detail" } th scope="col" { "Consumer" }
+                        th.number scope="col" { "Waiting" } th scope="col" { "First" } th scope="col" { "Last" } th scope="col" { "Trend" }
                         th scope="col" title="Of those that were requeued" { "Came back" } th scope="col" { span.unseen { "What to do" } }
                     }
                 }
@@ -289,6 +290,6 @@ fn told(ask: &Ask, operation: &Operation, now: DateTime<Utc>) -> Markup {
     let link = ask.link("/failed/operation").with("id", operation.id.to_string());
     html! {
         a id=(format!("operation-{}", operation.id)) href=(link) { (operation.change.verb()) " " (progress.items.len()) }
-        " " (super::operation::phase(&progress)) ", " (ago(operation.began, now)) " by " (text(&operation.actor)) ": " q { (text(&operation.reason)) }
+        ": " (super::operation::phase(&progress)) ", " (ago(operation.began, now)) " by " (text(&operation.actor)) ": " q { (text(&operation.reason)) }
     }
 }

@@ -14,6 +14,7 @@ use super::rows::{key_link, trace_link};
 use crate::letter::Letter;
 use crate::pg::{self, LetterFilter, LetterRow, StoredMessage};
 use crate::reason::Reason;
+use crate::units::counted;
 
 /// The page.
 pub(super) async fn page(ask: Ask) -> Answer {
@@ -61,7 +62,7 @@ async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
             dt { "State" }
             dd {
                 (text(&row.state)) " since " (exact_time(row.updated_at)) " (" (ago(row.updated_at, now)) ")"
-                @if row.generation > 1 { ", came back " (row.generation - 1) " time(s) after that" }
+                @if row.generation > 1 { ", came back " (counted(row.generation - 1, "time")) " after a requeue" }
             }
             dt { "Dead-lettered" } dd { (exact_time(row.dead_lettered_at)) ", attempt " (row.attempt) ", worker " (text(&row.worker)) @if row.times > 1 { ", " (row.times) " times" } }
             @if let Some(state) = &row.error_code { dt { "SQLSTATE" } dd { (code(state)) } }

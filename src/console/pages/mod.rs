@@ -1,5 +1,6 @@
 //! The pages, one a file.
 
+mod checks;
 mod consumer;
 mod consumers;
 mod doctor;
@@ -51,6 +52,7 @@ pub(super) fn router(app: Shared) -> Router {
         .route("/outbox", page(outbox::page))
         .route("/outbox/change", action(outbox::change_them))
         .route("/doctor", page(doctor::page))
+        .route("/doctor/run", action(checks::run))
         .fallback_service(page(nowhere).with_state(app.clone()))
         .with_state(app)
 }

@@ -22,7 +22,7 @@ fn known(ask: &Ask) -> Result<Arc<Operation>, PageError> {
     id.and_then(|id| ask.app.operations.get(id)).ok_or_else(|| {
         PageError::NotFound(
             "This console knows of no such operation: it was begun by another one, or before a restart. What was done stands in operator_actions \
-             (What people did); letters that stand as half requeued are found by the next requeue."
+             (Operator actions on Overview); letters that stand as half requeued are found by the next requeue."
                 .to_owned(),
         )
     })
@@ -55,7 +55,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
         dl.facts {
             dt { "Begun" } dd { (exact_time(operation.began)) " by " (text(&operation.actor)) }
             dt { "Why" } dd { (text(&operation.reason)) }
-            @if operation.change == Change::Requeue { dt { "At most" } dd { (operation.rate) " a second" } }
+            @if operation.change == Change::Requeue { dt { "At most" } dd { (operation.rate) " per second" } }
             @for line in &progress.swept { dt { "Swept" } dd { (text(line)) } }
         }
         (stop(&ask, &operation, &progress))

@@ -64,13 +64,14 @@ fn verdict(view: &View) -> Markup {
         .unwrap_or_default();
     let more = match looks {
         0 => String::new(),
-        1 => " One thing to look at by day.".to_owned(),
-        some => format!(" {some} things to look at by day."),
+        1 => " One finding can wait for working hours.".to_owned(),
+        some => format!(" {some} findings can wait for working hours."),
     };
     if let Some(first) = dangers.first() {
         let others = match dangers.len() - 1 {
             0 => String::new(),
-            some => format!(" And {some} more like it."),
+            1 => " One more consumer, queue or process is affected.".to_owned(),
+            some => format!(" {some} more findings like it."),
         };
         let said = format!("{}: {}.", first.about, first.text.lines().next().unwrap_or_default());
         return html! { span.sign.bad aria-hidden="true" { "■" } b { "Messages stand still. " } (with_commands(&said)) (others) (more) };
@@ -109,7 +110,7 @@ fn numbers(database: &Database, lately: &Lately) -> Markup {
     html! {
         dl.numbers {
             div {
-                dt { "Done a second" }
+                dt { "Done per second" }
                 dd { b { (rate(per_second(minute.done))) } (spark("Done", "done", &course(lately, None, |s| s.completed + s.refused))) }
             }
             div {
@@ -124,17 +125,17 @@ fn numbers(database: &Database, lately: &Lately) -> Markup {
                 dd {
                     b.bad[dead > 0] { (count(dead)) }
                     (spark("Dead letters", "dead", &course(lately, None, |s| s.dead_lettered)))
-                    small { (capped(lately.open_letters)) " wait" }
+                    small { (capped(lately.open_letters)) " waiting" }
                 }
             }
             div {
-                dt { "Oldest on its way" }
+                dt { "Oldest in the outbox" }
                 dd {
                     b.look[events > 60.0] { (if database.events.oldest_due.is_some() || database.mirror_queue.oldest.is_some() { duration(events.max(mirror)) } else { "–".to_owned() }) }
                     small {
                         @if events >= mirror && database.events.oldest_due.is_some() { "an event for RabbitMQ" }
                         @else if database.mirror_queue.oldest.is_some() { "a record for Redis: only slower" }
-                        @else { "nothing is" }
+                        @else { "empty" }
                     }
                 }
             }
@@ -146,7 +147,7 @@ fn findings(ask: &Ask, findings: &[Finding]) -> Markup {
     html! {
         @if !findings.is_empty() {
             section aria-labelledby="findings-title" {
-                h2 #findings-title { "What to look at" }
+                h2 #findings-title { "Findings" }
                 ul.findings {
                     @for finding in findings.iter().take(FINDINGS) { (one(finding)) }
                 }
@@ -192,12 +193,12 @@ fn plots(ask: &Ask, wanted: &Wanted, series: &Series) -> Markup {
 fn actions(database: &Database, actions: &[ActionRow]) -> Markup {
     html! {
         section aria-labelledby="actions-title" {
-            h2 #actions-title { "What people did" }
+            h2 #actions-title { "Operator actions" }
             @if actions.is_empty() { p.quiet { "Nothing yet." } }
             ul.actions {
                 @for action in actions {
                     li {
-                        (text(&action.actor)) " " b { (text(&action.verb)) } " " (count(action.count)) " "
+                        (text(&action.actor)) " " b { (text(&action.verb)) } " × " (count(action.count)) ", "
                         (ago(action.occurred_at, database.now))
                         @if let Some(reason) = &action.reason { ": " q { (text(reason)) } }
                     }

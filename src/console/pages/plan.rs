@@ -12,6 +12,7 @@ use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
 use crate::letters::{Change, Plan, requeue_refusal};
 use crate::pg::{self, LetterFilter, Planned};
+use crate::units::counted;
 
 /// Letters of one operation, at most.
 const MOST: i64 = 10_000;
@@ -132,7 +133,7 @@ fn shown(ask: &Ask, asked: &Asked, plan: &Plan, said: Option<&str>) -> Page {
         p.lead {
             @match plan.letters.first() {
                 None => "There is nothing to do.",
-                Some(oldest) => { (count(i128::try_from(number).unwrap_or(0))) " dead letter(s), the oldest from " (ago(oldest.dead_lettered_at, plan.now)) "." },
+                Some(oldest) => { (counted(number, "dead letter")) ", the oldest from " (ago(oldest.dead_lettered_at, plan.now)) "." },
             }
         }
         @match asked.change {
@@ -141,7 +142,7 @@ fn shown(ask: &Ask, asked: &Asked, plan: &Plan, said: Option<&str>) -> Page {
         }
         (contents(ask, plan))
         @if number > 0 && ask.visitor.is_operator() { (order(ask, asked, number)) }
-        @if !ask.visitor.is_operator() { p.note { "You may look: to do it takes the role operator." } }
+        @if !ask.visitor.is_operator() { p.note { "You may look at this; carrying it out takes the role operator." } }
     };
     page.elsewhere = Elsewhere { cli: vec![asked.command()], sql: vec![pg::said::letters(&plan.filter)] };
     page
@@ -178,7 +179,7 @@ fn order(ask: &Ask, asked: &Asked, number: usize) -> Markup {
             label for="note" { "Why, for the record" }
             input #note type="text" name="note" maxlength="1000" required;
             @if asked.change == Change::Requeue {
-                label for="rate" { "At most so many a second" }
+                label for="rate" { "Messages per second, at most" }
                 input #rate type="number" name="rate" value=(RATE) min="1" max=(FASTEST);
             }
             label for="typed" { "Type " (number) " to go on" }

@@ -76,7 +76,7 @@ async fn a_group_is_planned_agreed_to_by_its_count_and_runs_again_with_a_result_
     let (running, operator) = console(&world).await;
     let groups = operator.page("/failed").await;
     assert!(
-        groups.body.contains("5 wait, in 1 group(s).") && groups.body.contains("account order-"),
+        groups.body.contains("5 waiting in 1 group.") && groups.body.contains("account order-"),
         "{}",
         groups.body
     );
@@ -86,7 +86,7 @@ async fn a_group_is_planned_agreed_to_by_its_count_and_runs_again_with_a_result_
             element.get("href").filter(|href| href.contains("change=requeue")).map(str::to_owned)
         })
         .unwrap();
-    assert!(operator.page(&plan).await.body.contains("5 dead letter(s)"));
+    assert!(operator.page(&plan).await.body.contains("5 dead letters"));
     for (filled, said) in [
         (&[("note", "mended"), ("typed", "4")][..], "there are 5 now"),
         (&[("note", "mended")], "there are 5 now"),
@@ -122,7 +122,7 @@ async fn a_group_is_planned_agreed_to_by_its_count_and_runs_again_with_a_result_
     let failed = operator.page("/failed").await;
     assert!(
         failed.body.contains("Operations of this console") && failed.body.contains("1 waits")
-            || failed.body.contains("One waits.")
+            || failed.body.contains("1 waiting.")
     );
     wait_for(&operator, "/", "account reopened").await;
     world.stop(worker).await;
@@ -330,4 +330,41 @@ async fn parked_events_are_tried_again_or_given_up_by_their_count() {
     let recorded = "select concat_ws('|', tenant, count, reason) from oncely.operator_actions where verb = 'retry_events'";
     assert_eq!(world.text(recorded).await.as_deref(), Some("acme|3|bound again"));
     drop(running);
+}
+
+#[tokio::test]
+async fn the_doctor_runs_when_somebody_looks_and_when_an_operator_says_so() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.register("payments", "7 days").await;
+    let (_running, operator) = console(&world).await;
+    operator.page("/doctor").await;
+    // Nobody has made the queue.
+    wait_for(&operator, "/doctor", "mq.queue").await;
+    let first = operator.page("/doctor").await;
+    assert!(
+        first.body.contains("docs/src/how-to/doctor.md#mqqueue") && first.body.contains("Fix: "),
+        "{}",
+        first.body
+    );
+    let again = || async {
+        let begun = operator.submit("/doctor/run", &[]).await;
+        assert_eq!((begun.status, begun.header("location")), (303, Some("/doctor#checks-title")));
+    };
+    world.apply_topology().await;
+    // Ten seconds after the last one began, at the soonest.
+    eventually("the queue is there", || async {
+        again().await;
+        let page = operator.page("/doctor").await.body;
+        let bad = page
+            .split_once("id=\"bad-checks\"")
+            .and_then(|(_, rest)| rest.split_once("</ul>"))
+            .map(|(bad, _)| bad.to_owned());
+        match bad {
+            Some(bad) if !bad.contains("mq.queue") => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await
+    .unwrap();
 }

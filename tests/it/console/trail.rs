@@ -229,14 +229,14 @@ async fn a_key_shows_its_story_and_leads_to_what_was_decided_with_it() {
     let one = operator.page("/key?key=order-1&tenant=acme&consumer=payments").await;
     for part in [
         "COMPLETED: it took effect, once.",
-        "1 message(s) came with this key and ANOTHER payload.",
+        "1 message came with this key and ANOTHER payload.",
         "not run: mirror knew it",
         "key_conflict",
         "has it, of this epoch",
     ] {
         assert!(document::said(&one.body).contains(part), "no {part:?} in\n{}", one.body);
     }
-    assert!(both.body.contains("globex") && both.body.contains("FAILED: given up after 1 attempt(s)"));
+    assert!(both.body.contains("globex") && both.body.contains("FAILED: given up after 1 attempt"));
     assert!(both.body.contains("A dead letter waits") && both.body.contains("Requeue…"));
     assert!(one.body.contains("oncely explain order-1 --tenant acme --consumer payments"));
     assert!(
