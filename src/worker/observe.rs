@@ -13,7 +13,7 @@ use crate::pg::{ConsumerStats, Pause, Readiness};
 use crate::vitals::Vitals;
 
 /// A database that has not said its epoch for so long is away: it is asked four times a second.
-const AWAY: Duration = Duration::from_secs(10);
+const AWAY: Duration = Duration::from_secs(5);
 
 /// Whoever looks.
 pub(super) struct Observer {
@@ -66,6 +66,15 @@ fn unready(consumer: &Consumer, report: &Report) -> Option<String> {
     if report.paused.is_some() {
         return None;
     }
+    if let Some(failing) = &report.condition.failing {
+        let code = report.condition.failed.as_ref().and_then(|failed| failed.code.as_deref());
+        // Not the error's text, which is the handler's own: anybody may ask here.
+        return Some(format!(
+            "every message of {name} fails since {:.0?} ({}): `oncely status` says how",
+            failing.since,
+            code.unwrap_or("no SQLSTATE")
+        ));
+    }
     let missing: Vec<&str> = consumer
         .queues
         .iter()
@@ -85,6 +94,7 @@ fn set_gauges(shared: &Shared, report: &Report) {
     metrics.up.set(truth(condition.unacknowledged.len() == shared.consumer.queues.len()));
     metrics.paused_by_operator.set(truth(report.paused.is_some()));
     metrics.paused_by_environment.set(truth(condition.stalled.is_some()));
+    metrics.failing.set(truth(condition.failing.is_some()));
     metrics.last_success.set(condition.completed_at.map_or(0.0, |at| at.timestamp_millis() as f64 / 1_000.0));
 }
 

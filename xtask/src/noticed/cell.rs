@@ -58,5 +58,8 @@ pub(super) async fn until_silent(
 async fn found(observers: &Observers, trouble: Trouble, observer: Observer) -> Option<Option<String>> {
     let said = observers.ask(observer).await.ok()?;
     let all = trouble.words(observer);
-    Some(said.into_iter().find(|sentence| all.iter().any(|words| words.iter().all(|word| sentence.contains(word)))))
+    Some(
+        said.into_iter()
+            .find(|sentence| all.iter().any(|words| words.iter().all(|word| sentence.contains(word)))),
+    )
 }

@@ -8,7 +8,7 @@ use super::http::get;
 
 const LIMIT: Duration = Duration::from_secs(10);
 /// Elements that are part of a sentence.
-const INLINE: [&str; 9] = ["a", "abbr", "b", "code", "em", "q", "small", "span", "time"];
+const INLINE: [&str; 10] = ["a", "abbr", "b", "bdi", "code", "em", "q", "small", "span", "time"];
 
 pub(super) struct Console {
     /// `http://127.0.0.1:PORT/`.

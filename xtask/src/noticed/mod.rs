@@ -62,11 +62,12 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     eprintln!("{}; Prometheus scrapes every {:?}", shop.servers.versions().await?, shop::SCRAPE);
     let observers = Observers::of(&shop).await?;
     let durations = observers.durations().await?;
+    let limit = Duration::from_secs(arguments.limit);
     let bar = bar(troubles.len());
     let mut rows = Vec::new();
     for trouble in troubles {
         bar.set_message(trouble.name());
-        let row = one(&mut shop, &observers, trouble, Duration::from_secs(arguments.limit)).await;
+        let row = one(&mut shop, &observers, trouble, limit).await;
         let mut row = row.with_context(|| trouble.name())?;
         let alert = row.cells.iter().find(|cell| cell.observer == Observer::Alert);
         row.waits = alert.and_then(|cell| {
@@ -77,7 +78,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    report::print(&rows, arguments.json)?;
+    report::print(&rows, limit, arguments.json)?;
     let late: Vec<String> = rows
         .iter()
         .flat_map(|row| row.late().map(|cell| format!("{} by {}", row.trouble.name(), cell.observer.name())))
@@ -94,7 +95,9 @@ async fn one(
 ) -> anyhow::Result<Row> {
     let asked: Vec<Observer> =
         Observer::ALL.into_iter().filter(|observer| !trouble.words(*observer).is_empty()).collect();
-    let quiet = asked.iter().map(|observer| cell::until_silent(observers, (trouble, *observer), Instant::now(), QUIET));
+    let quiet = asked
+        .iter()
+        .map(|observer| cell::until_silent(observers, (trouble, *observer), Instant::now(), QUIET));
     for (observer, silent) in asked.iter().zip(futures::future::join_all(quiet).await) {
         anyhow::ensure!(silent.is_some(), "{} says it before it happens", observer.name());
     }

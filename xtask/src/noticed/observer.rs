@@ -104,8 +104,16 @@ impl Observers {
     async fn doctor(&self) -> anyhow::Result<Vec<String>> {
         let (_, told) = self.oncely(&["doctor", "--json"]).await?;
         let told: Value = serde_json::from_str(&told).context("oncely doctor --json")?;
-        let findings = told["findings"].as_array().into_iter().flatten();
-        Ok(findings.map(|finding| finding.to_string()).collect())
+        let all = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
+        let away = all(&told, "unreachable").into_iter();
+        let away = away.filter_map(|server| Some(format!("unreachable {}", server.as_str()?)));
+        let found = all(&told, "checks").into_iter().flat_map(|check| all(&check, "findings"));
+        Ok(away
+            .chain(found.map(|finding| {
+                let part = |name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+                format!("{} {} {}: {}", part("verdict"), part("check"), part("about"), part("text"))
+            }))
+            .collect())
     }
 
     /// What is pending or fires. `for:` is not waited for.

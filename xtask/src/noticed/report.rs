@@ -28,12 +28,12 @@ impl Row {
     }
 }
 
-fn seconds(of: Option<Duration>) -> String {
-    of.map_or_else(|| "never".to_owned(), |of| format!("{:.1} s", of.as_secs_f64()))
+fn seconds(of: Option<Duration>, limit: Duration) -> String {
+    of.map_or_else(|| format!("> {} s", limit.as_secs()), |of| format!("{:.1} s", of.as_secs_f64()))
 }
 
 /// Two tables: until it is told, and until it is told no more.
-pub(super) fn print(rows: &[Row], json: bool) -> anyhow::Result<()> {
+pub(super) fn print(rows: &[Row], limit: Duration, json: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
         for row in rows {
@@ -49,8 +49,15 @@ pub(super) fn print(rows: &[Row], json: bool) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    writeln!(out, "until it is told:\n{}", table(rows, |cell| seconds(cell.told)))?;
-    writeln!(out, "\nonce it is mended, until it is told no more:\n{}", table(rows, |cell| seconds(cell.healed)))?;
+    writeln!(out, "until it is told:\n{}", table(rows, |cell| seconds(cell.told, limit)))?;
+    writeln!(
+        out,
+        "\nonce it is mended, until it is told no more:\n{}",
+        table(rows, |cell| match cell.told {
+            Some(_) => seconds(cell.healed, limit),
+            None => "–".to_owned(),
+        })
+    )?;
     writeln!(out, "\nin these words:")?;
     for row in rows {
         writeln!(out, "{}", row.trouble.name())?;

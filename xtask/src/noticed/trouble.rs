@@ -126,7 +126,9 @@ impl Trouble {
         match self {
             Self::BrokenHandler => &[&["exit 5 danger payments: stands still", "42P01"]],
             Self::RaisingHandler => &[&["exit 5 danger payments:", "the till does not open"]],
-            Self::RaisingForATenant => &[&["exit 1 look emails:", "tenant initech", "the till does not open"]],
+            Self::RaisingForATenant => {
+                &[&["exit 1 look emails:", "tenant initech", "the till does not open"]]
+            }
             Self::StoppedRelay | Self::KilledRelay => &[&["exit 1 look relay: none runs"]],
             Self::DeletedQueue => &[&["exit 5 danger payments: the queue payments does not exist"]],
             Self::FrozenWorker => &[&["exit 5 danger payments: nobody takes from payments"]],
@@ -156,7 +158,9 @@ impl Trouble {
             Self::RaisingHandler => &[&["Messages stand still.", "payments:", "the till does not open"]],
             Self::RaisingForATenant => &[&["tenant initech", "the till does not open"]],
             Self::StoppedRelay | Self::KilledRelay => &[&["relay none runs"]],
-            Self::DeletedQueue => &[&["Messages stand still.", "payments: the queue payments does not exist"]],
+            Self::DeletedQueue => {
+                &[&["Messages stand still.", "payments: the queue payments does not exist"]]
+            }
             Self::FrozenWorker => &[&["Messages stand still.", "nobody takes from"]],
             Self::RedisGone => &[&["Redis does not answer", "only slower"]],
             Self::PostgresGone => &[&["PostgreSQL does not answer"]],
@@ -166,15 +170,18 @@ impl Trouble {
 
     fn doctor(self) -> &'static [Words] {
         match self {
-            Self::BrokenHandler => &[&["live.stalled", "payments", "42P01"]],
+            Self::BrokenHandler => &[&["live.stalled payments:", "42P01"]],
+            Self::RaisingHandler => {
+                &[&["live.processes worker worker-1:", "every message of payments fails"]]
+            }
             // It looks at the surroundings, not at messages.
-            Self::RaisingHandler | Self::RaisingForATenant => &[],
-            Self::StoppedRelay | Self::KilledRelay => &[&["live.relay"]],
-            Self::DeletedQueue => &[&["mq.queue", "payments"]],
-            Self::FrozenWorker => &[&["live.processes", "worker-1", "silent"]],
-            Self::RedisGone => &[&["redis"]],
-            Self::PostgresGone => &[&["pg.", "error"]],
-            Self::RabbitmqGone => &[&["mq.", "error"]],
+            Self::RaisingForATenant => &[],
+            Self::StoppedRelay | Self::KilledRelay => &[&["live.relay relay: none lives"]],
+            Self::DeletedQueue => &[&["error mq.", "payments"]],
+            Self::FrozenWorker => &[&["live.processes worker worker-1: is silent"]],
+            Self::RedisGone => &[&["unreachable Redis"]],
+            Self::PostgresGone => &[&["unreachable PostgreSQL"]],
+            Self::RabbitmqGone => &[&["unreachable RabbitMQ"]],
         }
     }
 
@@ -185,7 +192,7 @@ impl Trouble {
             Self::RaisingForATenant => &[&["ticket OncelyMessagesFailing: ", "emails"]],
             Self::StoppedRelay | Self::KilledRelay => &[&["page OncelyRelayGone"]],
             Self::DeletedQueue => &[&["page OncelyConsumerUnsubscribed", "payments"]],
-            Self::FrozenWorker => &[&["page OncelyWorkersGone"], &["ticket OncelyProcessDown"]],
+            Self::FrozenWorker => &[&["ticket OncelyProcessDown"]],
             Self::RedisGone => &[&["ticket OncelyRedisAway"]],
             Self::PostgresGone => &[&["page OncelyPostgresAway"]],
             Self::RabbitmqGone => &[&["page OncelyRabbitmqAway"]],
