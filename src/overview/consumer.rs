@@ -157,7 +157,10 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&Report]) -> ConsumerO
     if let Some(stalled) = stalled.min_by_key(|stalled| stalled.since) {
         return ConsumerOverview {
             state: ConsumerState::Stalled,
-            reason: Some(stalled.said()),
+            reason: Some(match &stalled.code {
+                Some(code) => format!("{} (SQLSTATE {code})", stalled.text),
+                None => stalled.text.clone(),
+            }),
             since: Some(stalled.since),
             ..one
         };
@@ -167,7 +170,7 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&Report]) -> ConsumerO
     match failing.min_by_key(|report| since(report)) {
         Some(report) => ConsumerOverview {
             state: ConsumerState::Failing,
-            reason: report.condition.failed.as_ref().map(Trouble::said),
+            reason: report.condition.failed.as_ref().map(|failed| failed.text.clone()),
             since: since(report),
             ..one
         },

@@ -78,8 +78,9 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
 }
 
 /// An error, and a message that met it.
-fn example(trouble: &Trouble) -> String {
-    let said = safe(&trouble.said());
+fn example(trouble: &Trouble, code: Option<&str>) -> String {
+    let code = code.map(|code| format!(" (SQLSTATE {})", safe(code))).unwrap_or_default();
+    let said = safe(&trouble.text) + &code;
     match (&trouble.tenant, &trouble.key) {
         (Some(tenant), Some(key)) => format!("{said}; tenant {} · key {}", safe(tenant), safe(key)),
         _ => said,
@@ -155,10 +156,20 @@ impl Found {
                 let since = |at| format!("{} ({})", times.show(at), age(at, database.now));
                 let text = match (&report.condition.stalled, &report.condition.failing) {
                     (Some(stalled), _) => {
-                        format!("stands still since {} because: {}", since(stalled.since), example(stalled))
+                        format!(
+                            "stands still since {} because: {}",
+                            since(stalled.since),
+                            example(stalled, stalled.code.as_deref())
+                        )
                     }
                     (None, Some(failing)) => {
-                        let last = report.condition.failed.as_ref().map(example).unwrap_or_default();
+                        // Its text has the SQLSTATE.
+                        let last = report
+                            .condition
+                            .failed
+                            .as_ref()
+                            .map(|failed| example(failed, None))
+                            .unwrap_or_default();
                         format!(
                             "every message fails since {} and is tried again, {} new ones so far. The last one: {last}",
                             since(failing.since),

@@ -26,16 +26,6 @@ pub(crate) struct Trouble {
     pub(crate) key: Option<String>,
 }
 
-impl Trouble {
-    /// What was said, with its SQLSTATE.
-    pub(crate) fn said(&self) -> String {
-        match &self.code {
-            Some(code) => format!("{} (SQLSTATE {code})", self.text),
-            None => self.text.clone(),
-        }
-    }
-}
-
 /// New messages that failed one after the other, with none in between that succeeded. A handler that is broken for all looks like this
 /// where its errors are of a message's kind: such messages are tried again, and the consumer goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -42,10 +42,15 @@ impl Observer {
         }
         self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
         let degraded = self.mirror.as_ref().and_then(|mirror| {
-            let answers = mirror.answers() && !mirror.is_left_alone();
+            let (answers, is_left_alone) = (mirror.answers(), mirror.is_left_alone());
             self.vitals.metrics.set_connected(Server::Redis, answers);
-            self.metrics.breaker_open.set(if mirror.is_left_alone() { 1.0 } else { 0.0 });
-            (!answers).then(|| "Redis does not answer; PostgreSQL knows the duplicates alone".to_owned())
+            self.metrics.breaker_open.set(if is_left_alone { 1.0 } else { 0.0 });
+            let why = match (answers, is_left_alone) {
+                (true, false) => return None,
+                (true, true) => "Redis did not answer in time, and is tried again within half a minute",
+                (false, _) => "Redis does not answer",
+            };
+            Some(format!("{why}; only slower, PostgreSQL alone knows the duplicates"))
         });
         self.metrics.epoch_changes.absolute(self.watch.changes());
         self.vitals.set_degraded(degraded);
@@ -81,7 +86,12 @@ fn unready(consumer: &Consumer, report: &Report) -> Option<String> {
         .filter(|queue| !report.condition.unacknowledged.contains_key(*queue))
         .map(String::as_str)
         .collect();
-    (!missing.is_empty()).then(|| format!("{name} is not subscribed to {}", missing.join(", ")))
+    (!missing.is_empty()).then(|| {
+        format!(
+            "{name} is not subscribed to {} (it is missing, or RabbitMQ does not answer)",
+            missing.join(", ")
+        )
+    })
 }
 
 #[allow(clippy::cast_precision_loss)] // counts and seconds

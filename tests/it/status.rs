@@ -185,7 +185,7 @@ async fn a_frozen_worker_leaves_its_queue_to_nobody_although_it_is_subscribed() 
 
 #[tokio::test]
 async fn a_handler_that_fails_for_every_new_message_is_told_by_all_who_are_asked() {
-    let mut world = world("").await;
+    let mut world = world("retry = { delays = [\"1h\"], max_attempts = 2 }").await;
     world.configure("[worker]\nlisten = \"127.0.0.1:0\"");
     let worker = world.start("worker");
     let address = crate::support::http::address(&worker).await;

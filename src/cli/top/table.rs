@@ -148,7 +148,7 @@ fn why(row: &Row, now: DateTime<Utc>) -> Option<String> {
                 (Some(tenant), Some(key)) => format!("tenant {} · key {}", safe(tenant), safe(key)),
                 _ => "a message without a key".to_owned(),
             };
-            format!("  {whose} failed {} ago: {}", age(failed.since, now), safe(&failed.said()))
+            format!("  {whose} failed {} ago: {}", age(failed.since, now), safe(&failed.text))
         }),
         ConsumerState::NoQueue | ConsumerState::Unattended => Some(format!("  {reason}")),
         ConsumerState::Failing => Some(format!("  every message fails{since}: {reason}")),
@@ -156,7 +156,7 @@ fn why(row: &Row, now: DateTime<Utc>) -> Option<String> {
             Some("  no worker; not in this configuration".to_owned())
         }
         ConsumerState::NoWorker => Some("  no worker has it: nobody takes its messages".to_owned()),
-        ConsumerState::Stalled => Some(format!("  no message has succeeded{since}: {reason}")),
+        ConsumerState::Stalled => Some(format!("  no success{since}: {reason}")),
         ConsumerState::Paused => {
             let by = safe(one.paused_by.as_deref().unwrap_or_default());
             let left = one.until.map(|until| format!(", goes on in {}", age(now, until))).unwrap_or_default();

@@ -161,7 +161,7 @@ CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s  DUP%   P50    P99  DE
 audit           NO WORKER      –         0      0       0     –     –      –     0          –  ▁▁▁▁▁▁
   no worker has it: nobody takes its messages
 ledger          STALLED        –     7/256    0.3       0   0.0     –      –     0     6m 40s  ▁▁▁▁▁▁
-  no message has succeeded for 6m 12s: undefined table (SQLSTATE 42P01)
+  no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0     –     –      –     0          –  ▁▁▁▁▁▁
   by postgres (ana) for 1m: schema change, goes on in 29m
 payments        running    1,204   512/512  3,110   3,120   2.1  4 ms  31 ms     3         0s  ▅▇▇███
@@ -183,7 +183,7 @@ CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s
 audit           NO WORKER      –         0      0       0
   no worker has it: nobody takes its messages
 ledger          STALLED        –     7/256    0.3       0
-  no message has succeeded for 6m 12s: undefined table (SQLSTATE 42P01)
+  no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0
   by postgres (ana) for 1m: schema change, goes on in 29m
 payments        running    1,204   512/512  3,110   3,120
@@ -219,7 +219,7 @@ CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s  DUP%   P50    P99  DE
 audit           NO WORKER      –         0      0       0     –     –      –     0          –
   no worker has it: nobody takes its messages
 ledger          STALLED        –     7/256    0.3       0   0.0     –      –     0     6m 40s
-  no message has succeeded for 6m 12s: undefined table (SQLSTATE 42P01)
+  no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0     –     –      –     0          –
   by postgres (ana) for 1m: schema change, goes on in 29m
 payments        running        –   512/512  3,110   3,120   2.1  4 ms  31 ms     3         0s
