@@ -47,7 +47,7 @@ comment on column oncely.processes.reason is 'Why it is not ready.';
 comment on column oncely.processes.login is 'The database''s user that it really logged in as.';
 comment on column oncely.processes.started_at is 'When it was first seen.';
 comment on column oncely.processes.last_seen_at is
-    'When it was seen last. More than 15 seconds ago: it is dead, stopped, or cut off.';
+    'When it was seen last. More than 12 seconds ago: it is dead, stopped, or cut off.';
 comment on column oncely.processes.consumers is
     'Of each consumer of a worker: counters since its start, last completion, unacknowledged deliveries by queue, '
     'the last failure, and since when and why it is stalled.';

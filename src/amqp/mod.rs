@@ -27,7 +27,7 @@ pub(crate) use copy::{Copy, header, put, short, without, without_deaths, without
 pub(crate) use delivery::Delivery;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use delivery::read;
-pub(crate) use depth::depth;
+pub(crate) use depth::{Depth, depth};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use frames::properties as fit_properties;
 #[cfg(any(test, feature = "fuzzing"))]

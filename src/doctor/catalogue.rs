@@ -343,7 +343,7 @@ pub const CHECKS: &[Check] = &[
         "live.processes",
         "No process is silent or unready",
         "`last_seen_at`, `state` and `reason` of heartbeats",
-        "warning: silent for 15 seconds (it died, hangs, or can't reach PostgreSQL), or unready: why",
+        "warning: silent for 12 seconds (it died, hangs, or can't reach PostgreSQL), or unready: why",
         "look at the process and its log; a dead one's row goes after an hour",
     ),
     later(

@@ -12,8 +12,6 @@ use crate::config::Config;
 use crate::pg::{self, Pause, ProcessRow};
 use crate::preflight::Found;
 
-/// Beats come every five seconds.
-const SILENT: TimeDelta = TimeDelta::seconds(15);
 /// Who is silent for so long is gone.
 const GONE: TimeDelta = TimeDelta::hours(1);
 
@@ -50,7 +48,7 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
         return skip_all(asking.found);
     };
     let (living, silent): (Vec<Seen>, Vec<Seen>) =
-        rows.into_iter().map(seen).partition(|seen| now - seen.row.last_seen_at <= SILENT);
+        rows.into_iter().map(seen).partition(|seen| now - seen.row.last_seen_at <= pg::SILENT);
     for check in CHECKS {
         asking.found.read(check, format!("{} processes live, {} are silent", living.len(), silent.len()));
     }

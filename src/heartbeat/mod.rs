@@ -17,7 +17,7 @@ use spans::Spans;
 
 /// How often pauses are read. A pause is obeyed within twice that.
 const TURN: Duration = Duration::from_millis(2_500);
-/// So many turns are five seconds: how often the row is written. Whoever reads takes three times this for silence.
+/// So many turns are five seconds: how often the row is written. Whoever reads waits for [`pg::SILENT`].
 const BEAT: u32 = 2;
 /// So many turns are ten seconds: how often stats are written.
 const STATS: u32 = 4;

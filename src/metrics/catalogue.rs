@@ -182,6 +182,13 @@ pub const CATALOGUE: &[Metric] = &[
         "1 while it is paused: by an operator, or by its environment (no message succeeds)",
     ),
     metric(
+        "oncely_consumer_failing",
+        Gauge,
+        &["consumer"],
+        "worker",
+        "1 while its last twenty new messages, or more, all failed for reasons that may be their own: they are tried again",
+    ),
+    metric(
         "oncely_last_success_timestamp_seconds",
         Gauge,
         &["consumer"],

@@ -86,6 +86,7 @@ pub(crate) struct ConsumerMetrics {
     pub(crate) up: Gauge,
     pub(crate) paused_by_operator: Gauge,
     pub(crate) paused_by_environment: Gauge,
+    pub(crate) failing: Gauge,
     pub(crate) last_success: Gauge,
     pub(crate) dedupe_horizon: Gauge,
 }
@@ -161,6 +162,7 @@ impl ConsumerMetrics {
             up: gauge!("oncely_consumer_up", "consumer" => c()),
             paused_by_operator: paused("operator"),
             paused_by_environment: paused("environment"),
+            failing: gauge!("oncely_consumer_failing", "consumer" => c()),
             last_success: gauge!("oncely_last_success_timestamp_seconds", "consumer" => c()),
             dedupe_horizon: gauge!("oncely_dedupe_horizon_seconds", "consumer" => c()),
         }

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 
 use super::process::Seen;
 use super::recent::Recent;
 use crate::pg::{KnownConsumer, Pause};
-use crate::worker::Report;
+use crate::worker::{Report, Trouble};
 
 /// What a consumer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -16,6 +16,12 @@ use crate::worker::Report;
 pub(crate) enum ConsumerState {
     /// All that is tried fails for a reason that is no message's.
     Stalled,
+    /// A queue of it does not exist, as far as the broker was asked.
+    NoQueue,
+    /// Its last twenty new messages all failed, and are tried again.
+    Failing,
+    /// Workers live, and none is subscribed, as far as the broker was asked.
+    Unattended,
     /// Nobody takes its messages.
     #[default]
     NoWorker,
@@ -30,6 +36,9 @@ impl ConsumerState {
     pub(crate) fn shown(self) -> &'static str {
         match self {
             Self::Stalled => "STALLED",
+            Self::NoQueue => "NO QUEUE",
+            Self::Failing => "FAILING",
+            Self::Unattended => "UNATTENDED",
             Self::NoWorker => "NO WORKER",
             Self::Paused => "PAUSED",
             Self::Running => "running",
@@ -42,11 +51,11 @@ impl ConsumerState {
 pub(crate) struct ConsumerOverview {
     pub(crate) consumer: String,
     pub(crate) state: ConsumerState,
-    /// Why it is paused or stalled.
+    /// Why it does not run.
     pub(crate) reason: Option<String>,
     /// Who has paused it.
     pub(crate) paused_by: Option<String>,
-    /// Since when it is paused or stalled.
+    /// Since when it is paused or stalled, or fails.
     pub(crate) since: Option<DateTime<Utc>>,
     /// When a pause ends by itself.
     pub(crate) until: Option<DateTime<Utc>>,
@@ -69,6 +78,8 @@ pub(crate) struct ConsumerOverview {
     pub(crate) p99: Option<f64>,
     /// `done` of the last six spans of ten seconds, the oldest first.
     pub(crate) done_by_span: Vec<i64>,
+    /// The message that failed last, where that was in the last minute.
+    pub(crate) failed: Option<Trouble>,
     /// When a message took effect last, as far as a living worker knows.
     pub(crate) completed_at: Option<DateTime<Utc>>,
     /// For how many seconds keys are remembered; `None` where no worker has started with it.
@@ -77,6 +88,9 @@ pub(crate) struct ConsumerOverview {
     pub(crate) redelivery_horizon: Option<f64>,
 }
 
+/// A message that failed before is no news.
+const LATELY: TimeDelta = TimeDelta::minutes(1);
+
 /// All that are configured, known to the database, or had by a worker; by name.
 pub(super) fn overviews(
     configured: Option<&[String]>,
@@ -84,6 +98,7 @@ pub(super) fn overviews(
     pauses: &[Pause],
     processes: &[Seen],
     recents: &BTreeMap<String, Recent>,
+    now: DateTime<Utc>,
 ) -> Vec<ConsumerOverview> {
     let reports: Vec<&Report> =
         processes.iter().filter(|seen| !seen.silent).flat_map(|seen| &seen.reports).collect();
@@ -111,6 +126,11 @@ pub(super) fn overviews(
                 p50: recent.quantile(0.5),
                 p99: recent.quantile(0.99),
                 done_by_span: recent.done_by_span.to_vec(),
+                failed: own
+                    .iter()
+                    .filter_map(|report| report.condition.failed.clone())
+                    .filter(|failed| now - failed.since < LATELY)
+                    .max_by_key(|failed| failed.since),
                 completed_at: own.iter().filter_map(|report| report.condition.completed_at).max(),
                 retention: known.map(|known| known.retention.as_secs_f64()),
                 redelivery_horizon: known.map(|known| known.redelivery_horizon.as_secs_f64()),
@@ -134,14 +154,24 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&Report]) -> ConsumerO
         };
     }
     let stalled = reports.iter().filter_map(|report| report.condition.stalled.as_ref());
-    match stalled.min_by_key(|stalled| stalled.since) {
-        Some(stalled) => ConsumerOverview {
+    if let Some(stalled) = stalled.min_by_key(|stalled| stalled.since) {
+        return ConsumerOverview {
             state: ConsumerState::Stalled,
             reason: Some(match &stalled.code {
                 Some(code) => format!("{} (SQLSTATE {code})", stalled.text),
                 None => stalled.text.clone(),
             }),
             since: Some(stalled.since),
+            ..one
+        };
+    }
+    let failing = reports.iter().filter(|report| report.condition.failing.is_some());
+    let since = |report: &&Report| report.condition.failing.as_ref().map(|failing| failing.since);
+    match failing.min_by_key(|report| since(report)) {
+        Some(report) => ConsumerOverview {
+            state: ConsumerState::Failing,
+            reason: report.condition.failed.as_ref().map(|failed| failed.text.clone()),
+            since: since(report),
             ..one
         },
         None if reports.is_empty() => ConsumerOverview { state: ConsumerState::NoWorker, ..one },

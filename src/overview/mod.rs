@@ -48,7 +48,7 @@ impl Overview {
         let stats = pg::consumer_stats(connection, span.start, SPAN).await?;
         let relayed = pg::relay_stats(connection, span.start, SPAN).await?;
         let recents = recent::by_consumer(&stats, &span);
-        let consumers = consumer::overviews(configured, &known, &pauses, &processes, &recents);
+        let consumers = consumer::overviews(configured, &known, &pauses, &processes, &recents, now);
         Ok(Self { now, consumers, targets: target::overviews(&relayed, &span), processes })
     }
 

@@ -6,8 +6,6 @@ use sqlx::PgConnection;
 use crate::pg::{self, ProcessRow};
 use crate::worker::Report;
 
-/// Beats come every five seconds.
-const SILENT: TimeDelta = TimeDelta::seconds(15);
 /// A process that is silent for so long is not spoken of any more.
 const GONE: TimeDelta = TimeDelta::hours(1);
 
@@ -33,5 +31,5 @@ pub(crate) async fn seen_processes(
 fn seen(row: ProcessRow, now: DateTime<Utc>) -> Seen {
     // Of another build it may say something else: then nothing is known of its consumers.
     let reports = serde_json::from_value(row.consumers.clone()).unwrap_or_default();
-    Seen { silent: now - row.last_seen_at > SILENT, row, reports }
+    Seen { silent: now - row.last_seen_at > pg::SILENT, row, reports }
 }

@@ -110,7 +110,8 @@ pub(crate) use picture::{
     ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
 };
 pub(crate) use process::{
-    Process, ProcessRow, Readiness, beat, bury as bury_processes, leave, open_for_heartbeats, processes,
+    Process, ProcessRow, Readiness, SILENT, beat, bury as bury_processes, leave, open_for_heartbeats,
+    processes,
 };
 pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};

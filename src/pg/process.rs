@@ -1,6 +1,6 @@
 //! Heartbeats.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use sqlx::PgConnection;
@@ -52,6 +52,10 @@ impl Readiness {
         }
     }
 }
+
+/// A process that was not seen for so long is silent: two beats (of five seconds each) did not come, and the second one had two seconds
+/// more. With the time that a look takes, one that stands still is told of within 15 seconds.
+pub(crate) const SILENT: TimeDelta = TimeDelta::seconds(12);
 
 /// Longest reason that is told, in bytes.
 const REASON: usize = 1_000;

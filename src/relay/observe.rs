@@ -72,15 +72,18 @@ impl Observer {
         }
     }
 
-    /// RabbitMQ is not asked for by a relay without events, so it alone keeps none from being ready.
+    /// RabbitMQ is not asked for by a relay without events, so it alone keeps none from being ready. Nor does Redis, without which things
+    /// are only slower.
     fn judge(&self, database: Option<String>) {
         let mut reasons = Vec::new();
         if let Some(error) = database {
             reasons.push(format!("PostgreSQL: {error}"));
         }
-        reasons.extend(Target::ALL.into_iter().filter_map(|target| self.pulse.stuck(target, STUCK)));
-        let degraded = self.mirror.as_ref().filter(|mirror| !mirror.answers());
-        let degraded = degraded.map(|_| "Redis does not answer; nothing is mirrored".to_owned());
+        reasons.extend(self.pulse.stuck(Target::Rabbitmq, STUCK));
+        let degraded = self.mirror.as_ref().and_then(|mirror| match mirror.answers() {
+            false => Some("Redis does not answer; nothing is mirrored, and duplicates cost more".to_owned()),
+            true => self.pulse.stuck(Target::Redis, STUCK),
+        });
         if let Some(mirror) = &self.mirror {
             self.vitals.metrics.set_connected(Server::Redis, mirror.answers());
         }

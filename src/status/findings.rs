@@ -8,6 +8,7 @@ use crate::exit;
 use crate::pg::RecentOutcome;
 use crate::shown;
 use crate::units::{Times, age, counted};
+use crate::worker::Trouble;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -76,6 +77,16 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
     findings
 }
 
+/// An error, and a message that met it.
+fn example(trouble: &Trouble, code: Option<&str>) -> String {
+    let code = code.map(|code| format!(" (SQLSTATE {})", safe(code))).unwrap_or_default();
+    let said = safe(&trouble.text) + &code;
+    match (&trouble.tenant, &trouble.key) {
+        (Some(tenant), Some(key)) => format!("{said}; tenant {} · key {}", safe(tenant), safe(key)),
+        _ => said,
+    }
+}
+
 struct Found(Vec<Finding>);
 
 impl Found {
@@ -94,12 +105,15 @@ impl Found {
         }
         let paused =
             picture.postgres.as_ref().is_ok_and(|database| database.pause(&state.consumer).is_some());
-        if state.subscriptions == Some(0) && !paused {
-            let workers = picture.workers(&state.consumer).count();
-            let what = match workers {
-                0 => "no worker is there".to_owned(),
-                1 => "1 worker lives and is not subscribed".to_owned(),
-                some => format!("{some} workers live and are not subscribed"),
+        let workers = picture.workers(&state.consumer).count();
+        // Where PostgreSQL does not answer, nothing is known of workers.
+        let is_alone = picture.postgres.is_ok() && workers == 0 && state.subscriptions.is_some();
+        if (state.subscriptions == Some(0) || is_alone) && !paused {
+            let what = match (workers, state.subscriptions) {
+                (0, None | Some(0)) => "no worker is there".to_owned(),
+                (0, Some(_)) => "its workers died, hang, or can't reach PostgreSQL".to_owned(),
+                (1, _) => "1 worker lives and is not subscribed".to_owned(),
+                (some, _) => format!("{some} workers live and are not subscribed"),
             };
             let ready = state.ready.unwrap_or_default();
             self.danger(
@@ -143,20 +157,32 @@ impl Found {
                     );
                     self.look(&report.consumer, text);
                 }
-                let Some(stalled) = &report.condition.stalled else { continue };
-                let since = format!("{} ({})", times.show(stalled.since), age(stalled.since, database.now));
-                let code = stalled.code.as_deref().map(|code| format!(" (SQLSTATE {})", safe(code)));
-                let who = match (&stalled.tenant, &stalled.key) {
-                    (Some(tenant), Some(key)) => format!("; tenant {} · key {}", safe(tenant), safe(key)),
-                    _ => String::new(),
+                let since = |at| format!("{} ({})", times.show(at), age(at, database.now));
+                let text = match (&report.condition.stalled, &report.condition.failing) {
+                    (Some(stalled), _) => {
+                        format!(
+                            "stands still since {} because: {}",
+                            since(stalled.since),
+                            example(stalled, stalled.code.as_deref())
+                        )
+                    }
+                    (None, Some(failing)) => {
+                        // Its text has the SQLSTATE.
+                        let last = report
+                            .condition
+                            .failed
+                            .as_ref()
+                            .map(|failed| example(failed, None))
+                            .unwrap_or_default();
+                        format!(
+                            "every message fails since {} and is tried again, {} new ones so far. The last one: {last}",
+                            since(failing.since),
+                            failing.messages
+                        )
+                    }
+                    (None, None) => continue,
                 };
-                let text = format!(
-                    "stands still since {since} because: {}{}{who} (worker {})",
-                    safe(&stalled.text),
-                    code.unwrap_or_default(),
-                    safe(&seen.row.name)
-                );
-                self.danger(&report.consumer, text);
+                self.danger(&report.consumer, format!("{text} (worker {})", safe(&seen.row.name)));
             }
         }
     }

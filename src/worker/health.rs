@@ -26,6 +26,18 @@ pub(crate) struct Trouble {
     pub(crate) key: Option<String>,
 }
 
+/// New messages that failed one after the other, with none in between that succeeded. A handler that is broken for all looks like this
+/// where its errors are of a message's kind: such messages are tried again, and the consumer goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failing {
+    /// Since the first of them, by the database's clock.
+    pub(crate) since: DateTime<Utc>,
+    pub(crate) messages: u64,
+}
+
+/// So many of them are no accident: as many as make a consumer pause that finds nothing but poison.
+const MANY_IN_A_ROW: u64 = 20;
+
 /// When a stall is logged for the first time, and how often then.
 const TOLD_AFTER: TimeDelta = TimeDelta::seconds(1);
 const TOLD_AGAIN: TimeDelta = TimeDelta::seconds(10);
@@ -44,6 +56,8 @@ struct State {
     /// When the stall was logged last.
     told: Option<DateTime<Utc>>,
     failed: Option<Trouble>,
+    /// How many of them there are by now, however few.
+    failing: Option<Failing>,
     /// The channel of each queue.
     subscriptions: BTreeMap<String, Weak<ChannelLife>>,
 }
@@ -73,6 +87,8 @@ pub(crate) struct Condition {
     pub(crate) stalled: Option<Trouble>,
     /// The last message that failed.
     pub(crate) failed: Option<Trouble>,
+    /// No new message succeeds.
+    pub(crate) failing: Option<Failing>,
     /// By queue: deliveries that are not acknowledged. A queue to which there is no subscription now is missing.
     pub(crate) unacknowledged: BTreeMap<String, u64>,
 }
@@ -88,23 +104,23 @@ impl Health {
         state.completed_at = state.completed_at.max(Some(at));
     }
 
-    /// Notes what became of a message, where it failed.
+    /// Notes what became of a message.
     pub(crate) fn note(&self, known: &Known, outcome: &Outcome) {
+        // What fails again says nothing new: a few bad messages fail as often as they are tried.
+        let is_new = outcome.attempt() == Some(1);
         match outcome {
-            Outcome::Retried { code, detail, .. } => self.failed(known, code.as_deref(), detail),
+            Outcome::Retried { code, detail, .. } => self.failed(known, code.as_deref(), detail, is_new),
             Outcome::DeadLettered { rejection, code, .. } => {
-                self.failed(known, code.as_deref(), &rejection.detail);
+                self.failed(known, code.as_deref(), &rejection.detail, is_new);
             }
-            Outcome::Completed { .. }
-            | Outcome::Refused { .. }
-            | Outcome::Duplicate(_)
-            | Outcome::Postponed { .. }
-            | Outcome::Undecided { .. } => {}
+            // A no is an answer: the handler works.
+            Outcome::Completed { .. } | Outcome::Refused { .. } => self.lock().failing = None,
+            Outcome::Duplicate(_) | Outcome::Postponed { .. } | Outcome::Undecided { .. } => {}
         }
     }
 
     /// A message failed, and others go on.
-    fn failed(&self, known: &Known, code: Option<&str>, text: &str) {
+    fn failed(&self, known: &Known, code: Option<&str>, text: &str, is_new: bool) {
         let own = |part: &Option<IdentityPart>| part.as_ref().map(|part| part.as_str().to_owned());
         let trouble = Trouble {
             since: self.clock.now(),
@@ -113,7 +129,12 @@ impl Health {
             tenant: own(&known.tenant),
             key: own(&known.key),
         };
-        self.lock().failed = Some(trouble);
+        let mut state = self.lock();
+        if is_new {
+            let failing = state.failing.get_or_insert(Failing { since: trouble.since, messages: 0 });
+            failing.messages += 1;
+        }
+        state.failed = Some(trouble);
     }
 
     /// Nothing goes on: all that is tried fails with this, for example this message; without one, our own statements fail. Said again,
@@ -167,6 +188,7 @@ impl Health {
             completed_at: state.completed_at,
             stalled: state.stalled.clone(),
             failed: state.failed.clone(),
+            failing: state.failing.clone().filter(|failing| failing.messages >= MANY_IN_A_ROW),
             unacknowledged: state
                 .subscriptions
                 .iter()
@@ -211,6 +233,28 @@ mod tests {
         health.stalled(&missing, None);
         health.committed();
         assert_eq!(health.condition().stalled, None, "our own statements work again");
+    }
+
+    #[test]
+    fn a_handler_fails_when_twenty_new_messages_in_a_row_do() {
+        let health = Health::new(Clock::new(DateTime::UNIX_EPOCH, Instant::now()));
+        let note = |outcome: Outcome| health.note(&Known::default(), &outcome);
+        let failed = |attempt| Outcome::Retried {
+            attempt,
+            delay: std::time::Duration::from_secs(1),
+            code: Some("P0001".to_owned()),
+            detail: "the till does not open".to_owned(),
+        };
+        let messages = || health.condition().failing.map(|failing| failing.messages);
+        (0..19).for_each(|_| note(failed(1)));
+        (0..100).for_each(|_| note(failed(2)));
+        assert_eq!(messages(), None, "a few bad messages fail often");
+        note(failed(1));
+        assert_eq!(messages(), Some(20));
+        note(Outcome::Duplicate(crate::outcome::DuplicateSource::Mirror));
+        assert_eq!(messages(), Some(20), "nothing ran");
+        note(Outcome::Refused { attempt: 1, reason: String::new() });
+        assert_eq!(messages(), None, "a no is an answer");
     }
 
     #[test]

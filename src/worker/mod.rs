@@ -28,7 +28,7 @@ mod trial;
 
 pub(crate) use dry_run::{BrokenOff, DryRun, KnownKey, Rehearsed, Tried, TriedBatch};
 pub use error::WorkerError;
-pub(crate) use health::Report;
+pub(crate) use health::{Report, Trouble};
 pub use run::{Worker, WorkerBuilder};
 pub(crate) use shared::Common;
 pub(crate) use transaction::rehearsal::Effect;

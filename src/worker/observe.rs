@@ -13,7 +13,7 @@ use crate::pg::{ConsumerStats, Pause, Readiness};
 use crate::vitals::Vitals;
 
 /// A database that has not said its epoch for so long is away: it is asked four times a second.
-const AWAY: Duration = Duration::from_secs(10);
+const AWAY: Duration = Duration::from_secs(5);
 
 /// Whoever looks.
 pub(super) struct Observer {
@@ -42,10 +42,15 @@ impl Observer {
         }
         self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
         let degraded = self.mirror.as_ref().and_then(|mirror| {
-            let answers = mirror.answers() && !mirror.is_left_alone();
+            let (answers, is_left_alone) = (mirror.answers(), mirror.is_left_alone());
             self.vitals.metrics.set_connected(Server::Redis, answers);
-            self.metrics.breaker_open.set(if mirror.is_left_alone() { 1.0 } else { 0.0 });
-            (!answers).then(|| "Redis does not answer; PostgreSQL knows the duplicates alone".to_owned())
+            self.metrics.breaker_open.set(if is_left_alone { 1.0 } else { 0.0 });
+            let why = match (answers, is_left_alone) {
+                (true, false) => return None,
+                (true, true) => "Redis did not answer in time, and is tried again within half a minute",
+                (false, _) => "Redis does not answer",
+            };
+            Some(format!("{why}; only slower, PostgreSQL alone knows the duplicates"))
         });
         self.metrics.epoch_changes.absolute(self.watch.changes());
         self.vitals.set_degraded(degraded);
@@ -66,13 +71,27 @@ fn unready(consumer: &Consumer, report: &Report) -> Option<String> {
     if report.paused.is_some() {
         return None;
     }
+    if let Some(failing) = &report.condition.failing {
+        let code = report.condition.failed.as_ref().and_then(|failed| failed.code.as_deref());
+        // Not the error's text, which is the handler's own: anybody may ask here.
+        return Some(format!(
+            "every message of {name} fails since {:.0?} ({}): `oncely status` says how",
+            failing.since,
+            code.unwrap_or("no SQLSTATE")
+        ));
+    }
     let missing: Vec<&str> = consumer
         .queues
         .iter()
         .filter(|queue| !report.condition.unacknowledged.contains_key(*queue))
         .map(String::as_str)
         .collect();
-    (!missing.is_empty()).then(|| format!("{name} is not subscribed to {}", missing.join(", ")))
+    (!missing.is_empty()).then(|| {
+        format!(
+            "{name} is not subscribed to {} (it is missing, or RabbitMQ does not answer)",
+            missing.join(", ")
+        )
+    })
 }
 
 #[allow(clippy::cast_precision_loss)] // counts and seconds
@@ -85,6 +104,7 @@ fn set_gauges(shared: &Shared, report: &Report) {
     metrics.up.set(truth(condition.unacknowledged.len() == shared.consumer.queues.len()));
     metrics.paused_by_operator.set(truth(report.paused.is_some()));
     metrics.paused_by_environment.set(truth(condition.stalled.is_some()));
+    metrics.failing.set(truth(condition.failing.is_some()));
     metrics.last_success.set(condition.completed_at.map_or(0.0, |at| at.timestamp_millis() as f64 / 1_000.0));
 }
 

@@ -3,13 +3,14 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use anyhow::Context as _;
 
 use crate::files::Scratch;
 use crate::{install, ports, spawner, wait};
 
-/// A Prometheus that scrapes and evaluates its rules every second, with an empty memory.
+/// A Prometheus with an empty memory.
 #[derive(Debug)]
 pub struct Prometheus {
     scratch: Scratch,
@@ -33,11 +34,21 @@ async fn program(name: &'static str) -> anyhow::Result<PathBuf> {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes `/metrics` of `targets` (`host:port`) in the job `oncely`, with the rules of a file's text.
+    /// Starts one that scrapes `/metrics` of `targets` (`host:port`) in the job `oncely` and evaluates the rules of a file's text every
+    /// second.
     ///
     /// # Errors
     /// When there is none and none can be installed, or when it does not start: says why.
     pub async fn start(targets: &[&str], rules: &str) -> anyhow::Result<Self> {
+        Self::start_every(Duration::from_secs(1), targets, rules).await
+    }
+
+    /// Starts one that does so at this interval, which is whole seconds.
+    ///
+    /// # Errors
+    /// As [`Prometheus::start`].
+    pub async fn start_every(interval: Duration, targets: &[&str], rules: &str) -> anyhow::Result<Self> {
+        let every = format!("{}s", interval.as_secs().max(1));
         let program = program("prometheus").await?;
         let scratch = Scratch::new("prometheus")?;
         let port = ports::free_port()?;
@@ -46,7 +57,7 @@ impl Prometheus {
         std::fs::write(
             &file,
             format!(
-                "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\nrule_files: [rules.yml]\n\
+                "global: {{scrape_interval: {every}, scrape_timeout: {every}, evaluation_interval: {every}}}\nrule_files: [rules.yml]\n\
                  scrape_configs:\n  - job_name: oncely\n    static_configs: [{{targets: {targets:?}}}]\n"
             ),
         )?;

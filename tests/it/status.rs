@@ -165,6 +165,57 @@ async fn no_worker_a_silent_one_and_a_missing_queue_are_told() {
 }
 
 #[tokio::test]
+async fn a_frozen_worker_leaves_its_queue_to_nobody_although_it_is_subscribed() {
+    let mut world = world("").await;
+    let worker = world.start("worker");
+    world.wait_for(PROCESSES, 1).await;
+    world.wait_for_line(&worker, "subscribed").await;
+    worker.signal(testbed::Signal::STOP).unwrap();
+    // Two beats later: one that may be on its way is not written any more.
+    sqlx::query("update oncely.processes set last_seen_at = last_seen_at - interval '13 seconds'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let (code, findings) = told(&world, "its workers died, hang, or can't reach PostgreSQL").await;
+    assert_eq!(code, 5, "{findings}");
+    assert!(findings.contains("nobody takes from") && findings.contains("is silent for"), "{findings}");
+    worker.signal(testbed::Signal::CONT).unwrap();
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_handler_that_fails_for_every_new_message_is_told_by_all_who_are_asked() {
+    let mut world = world("retry = { delays = [\"1h\"], max_attempts = 2 }").await;
+    world.configure("[worker]\nlisten = \"127.0.0.1:0\"");
+    let worker = world.start("worker");
+    let address = crate::support::http::address(&worker).await;
+    for number in 0..20 {
+        world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "fail"}"#).await;
+    }
+    let (code, findings) = told(&world, "every message fails since").await;
+    assert_eq!(code, 5, "{findings}");
+    assert!(findings.contains("boom (SQLSTATE P0001); tenant acme · key k"), "{findings}");
+    let ready =
+        crate::support::http::wait_for(&address, "/readyz", 503, "every message of payments fails").await;
+    assert!(ready.contains("(P0001)") && !ready.contains("boom"), "anybody may ask: {ready}");
+    let failing = "oncely_consumer_failing{consumer=\"payments\"} 1\n";
+    crate::support::http::wait_for(&address, "/metrics", 200, failing).await;
+    let top = world.oncely(&["top", "--once"]).await;
+    let top = String::from_utf8_lossy(&top.stdout).into_owned();
+    assert!(top.contains("FAILING") && top.contains("boom (SQLSTATE P0001)"), "{top}");
+    // One that succeeds ends it.
+    world.publish("payments", message("acme", "good"), "{}").await;
+    crate::support::http::wait_for(&address, "/readyz", 200, "ready").await;
+    eventually("messages are tried again, and nothing worse", || async {
+        let (code, object) = status(&world).await;
+        if code == 1 { Ok(()) } else { Err(object["findings"].to_string()) }
+    })
+    .await
+    .unwrap();
+    world.stop(worker).await;
+}
+
+#[tokio::test]
 async fn a_dead_letter_queue_that_was_emptied_is_told() {
     let mut world = world("").await;
     let worker = world.start("worker");

@@ -214,3 +214,24 @@ async fn without_a_terminal_it_says_what_to_do() {
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("--once prints one frame"), "{text}");
 }
+
+#[tokio::test]
+async fn a_queue_that_is_deleted_and_a_message_that_fails_are_told() {
+    let world = world().await;
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "subscribed").await;
+    world.publish("payments", message("initech", "k"), r#"{"do": "fail"}"#).await;
+    let frame = |part: &'static str| {
+        let world = &world;
+        eventually(part, move || async move {
+            let text = stdout(&world.oncely(&["top", "--once"]).await);
+            if text.contains(part) { Ok(text) } else { Err(text) }
+        })
+    };
+    let failed = frame("tenant initech · key k failed").await.unwrap();
+    assert!(failed.contains("running") && failed.contains("boom (SQLSTATE P0001)"), "{failed}");
+    world.broker.delete_queue(&world.queue("payments")).await.unwrap();
+    let missing = frame("NO QUEUE").await.unwrap();
+    assert!(missing.contains("does not exist (oncely topology apply)"), "{missing}");
+    world.stop(worker).await;
+}

@@ -8,6 +8,7 @@ mod faults;
 mod fuzz;
 mod judgement;
 mod mutants;
+mod noticed;
 mod plot;
 mod prepare;
 mod process;
@@ -36,6 +37,8 @@ enum Task {
     Faults(faults::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
     Mutants(mutants::Arguments),
+    /// How soon trouble is told: by /readyz, status, top, the console, the doctor, an alert
+    Noticed(noticed::Arguments),
     /// Draw the figures of docs/src/explanation/performance.md from what bench printed
     Plot(plot::Arguments),
     /// Write the generated references of the book, build the book, check its links
@@ -69,6 +72,7 @@ async fn main() -> ExitCode {
         Task::Bench(arguments) => bench::run(&arguments).await,
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
+        Task::Noticed(arguments) => noticed::run(&arguments).await,
         Task::Plot(arguments) => plot::run(&arguments),
         Task::Docs(arguments) => docs::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,

@@ -18,8 +18,8 @@ use crate::status::{Picture, code, judge};
 #[command(
     after_help = "Exit 0: nothing needs a look. 1: something does, and messages go on (dead letters wait, messages are tried again, a \
                   process is silent, no relay runs, Redis is away). 3: PostgreSQL or RabbitMQ does not answer. 5: messages stand \
-                  still or are given up in numbers (nobody consumes a queue, a queue is missing, a consumer is stalled, events are \
-                  not published, one decision in twenty is a dead letter)."
+                  still or are given up in numbers (nobody consumes a queue, a queue is missing, a consumer is stalled, every new \
+                  message fails, events are not published, one decision in twenty is a dead letter)."
 )]
 pub(super) struct Arguments {
     /// One JSON object

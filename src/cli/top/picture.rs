@@ -18,7 +18,7 @@ pub(super) const WIDE: usize = 120;
 /// How much is counted, and no further.
 const CAP: i64 = 10_000;
 
-const HELP: [&str; 12] = [
+const HELP: [&str; 14] = [
     "READY      messages in the queue that nobody has yet, by RabbitMQ",
     "INFLIGHT   deliveries in workers' hands, of as many as there may be (prefetch)",
     "IN/s       deliveries of the last whole minute",
@@ -29,7 +29,9 @@ const HELP: [&str; 12] = [
     "LAST DONE  since a message took effect, as far as living workers know",
     "LAST 60 s  DONE in six spans of ten seconds, the newest on the right",
     "",
-    "PAUSED: somebody wants it so. STALLED: no message succeeds for a reason that is no message's.",
+    "PAUSED: somebody wants it so. STALLED: no message succeeds for a reason that is no message's. FAILING: every",
+    "new message fails, and is tried again. NO QUEUE: RabbitMQ does not know its queue. UNATTENDED: workers live, and",
+    "none is subscribed.",
     "q quit   up, down (k, j) select   p pause or resume   s sort   any key leaves this help",
 ];
 
@@ -105,23 +107,30 @@ fn servers(view: &View, width: usize) -> Vec<Line<'static>> {
             let as_of = known
                 .as_ref()
                 .map(|(_, then)| format!(" (below: what it said {} ago)", age(*then, asked.at)));
-            away.push(format!("✗ PostgreSQL{}: {}", as_of.unwrap_or_default(), safe(error)));
+            away.push(format!("✗ PostgreSQL{}: {}", as_of.unwrap_or_default(), without("PostgreSQL", error)));
         }
     }
     match &asked.rabbitmq {
         Ok(_) => title.push("RabbitMQ ok".to_owned()),
-        Err(error) => away.push(format!("✗ RabbitMQ: {}", safe(error))),
+        Err(error) => away.push(format!("✗ RabbitMQ: {}", without("RabbitMQ", error))),
     }
     match &asked.redis {
         Some(Ok(())) => title.push("Redis ok".to_owned()),
         Some(Err(error)) => {
-            away.push(format!("✗ Redis, so PostgreSQL knows the duplicates alone: {}", safe(error)))
+            let error = without("Redis", error);
+            away.push(format!("✗ Redis (only slower, PostgreSQL alone knows the duplicates): {error}"));
         }
         None => {}
     }
     let mut lines = vec![Line::from(shortened(&title.join(" · "), width)).bold()];
     lines.extend(away.into_iter().map(|text| Line::from(shortened(&text, width)).fg(Color::Red)));
     lines
+}
+
+/// An error; most begin with the server's name, which stands before it already.
+fn without(server: &str, error: &str) -> String {
+    let rest = error.strip_prefix(server).map(|rest| rest.trim_start_matches(':').trim_start());
+    safe(rest.unwrap_or(error))
 }
 
 fn about(database: &Database, at: &str) -> Vec<String> {

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use lapin::Connection;
 
 use super::super::session;
-use crate::amqp::{connect, depth};
+use crate::amqp::{Depth, connect, depth};
 use crate::config::Config;
 use crate::exit;
 use crate::mirror::Mirror;
@@ -29,8 +29,8 @@ pub(super) struct Database {
     pub(super) latency: Duration,
 }
 
-/// Messages ready, by queue; `None` where there is no such queue.
-pub(super) type Ready = BTreeMap<String, Option<u32>>;
+/// What is in queues and who takes from them, by queue; `None` where there is no such queue.
+pub(super) type Depths = BTreeMap<String, Option<Depth>>;
 
 /// Answers of one time; a server's is its error where it does not answer.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub(super) struct Asked {
     /// By this machine's clock.
     pub(super) at: DateTime<Utc>,
     pub(super) postgres: Result<Database, String>,
-    pub(super) rabbitmq: Result<Ready, String>,
+    pub(super) rabbitmq: Result<Depths, String>,
     /// `None` where there is no mirror.
     pub(super) redis: Option<Result<(), String>>,
 }
@@ -119,19 +119,19 @@ impl Postgres {
 }
 
 impl RabbitMq {
-    async fn ask(&mut self) -> anyhow::Result<Ready> {
+    async fn ask(&mut self) -> anyhow::Result<Depths> {
         let settings = &self.config.rabbitmq;
         let connection = match self.connection.take() {
             Some(open) => open,
             None => connect(settings, "oncely top").await?,
         };
-        let mut ready = Ready::new();
+        let mut depths = Depths::new();
         for queue in self.config.consumers.iter().flat_map(|consumer| &consumer.queues) {
             let found = depth(&connection, settings.timeout, queue).await?;
-            ready.insert(queue.clone(), found.map(|depth| depth.ready));
+            depths.insert(queue.clone(), found);
         }
         self.connection = Some(connection);
-        Ok(ready)
+        Ok(depths)
     }
 }
 

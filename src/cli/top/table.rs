@@ -74,7 +74,7 @@ pub(super) fn shortened(text: &str, width: usize) -> String {
 /// The table as lines.
 pub(super) struct Table {
     pub(super) heads: Line<'static>,
-    /// A line for each row, and one more below each that does not run: why.
+    /// A line for each row, and one more below each that does not run, or where a message failed lately: why.
     pub(super) lines: Vec<Line<'static>>,
     /// Where the selected row is among them.
     pub(super) selected: usize,
@@ -129,22 +129,34 @@ fn style(state: ConsumerState) -> Style {
     match state {
         ConsumerState::Running => Style::new(),
         ConsumerState::Paused => Style::new().fg(Color::Yellow),
-        ConsumerState::Stalled | ConsumerState::NoWorker => Style::new().fg(Color::Red),
+        ConsumerState::Stalled
+        | ConsumerState::NoQueue
+        | ConsumerState::Failing
+        | ConsumerState::Unattended
+        | ConsumerState::NoWorker => Style::new().fg(Color::Red),
     }
 }
 
-/// Why a consumer does not run.
+/// Why a consumer does not run, or what failed while it does.
 fn why(row: &Row, now: DateTime<Utc>) -> Option<String> {
     let one = &row.overview;
     let since = one.since.map(|since| format!(" for {}", age(since, now))).unwrap_or_default();
     let reason = safe(one.reason.as_deref().unwrap_or_default());
     match one.state {
-        ConsumerState::Running => None,
+        ConsumerState::Running => one.failed.as_ref().map(|failed| {
+            let whose = match (&failed.tenant, &failed.key) {
+                (Some(tenant), Some(key)) => format!("tenant {} · key {}", safe(tenant), safe(key)),
+                _ => "a message without a key".to_owned(),
+            };
+            format!("  {whose} failed {} ago: {}", age(failed.since, now), safe(&failed.text))
+        }),
+        ConsumerState::NoQueue | ConsumerState::Unattended => Some(format!("  {reason}")),
+        ConsumerState::Failing => Some(format!("  every message fails{since}: {reason}")),
         ConsumerState::NoWorker if one.configured == Some(false) => {
             Some("  no worker; not in this configuration".to_owned())
         }
         ConsumerState::NoWorker => Some("  no worker has it: nobody takes its messages".to_owned()),
-        ConsumerState::Stalled => Some(format!("  environment{since}: {reason}")),
+        ConsumerState::Stalled => Some(format!("  no success{since}: {reason}")),
         ConsumerState::Paused => {
             let by = safe(one.paused_by.as_deref().unwrap_or_default());
             let left = one.until.map(|until| format!(", goes on in {}", age(now, until))).unwrap_or_default();

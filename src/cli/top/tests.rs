@@ -14,6 +14,7 @@ use super::picture::{Picture, plain};
 use super::servers::{Asked, Database};
 use super::terminal::draw;
 use super::view::{Mode, View};
+use crate::amqp::Depth;
 use crate::config::Config;
 use crate::overview::{ConsumerOverview, ConsumerState, Overview, Seen, TargetOverview};
 use crate::pg::ProcessRow;
@@ -88,6 +89,10 @@ fn consumers() -> Vec<ConsumerOverview> {
     vec![audit, ledger, mails, payments]
 }
 
+fn depth(ready: u32) -> Depth {
+    Depth { ready, subscriptions: 1 }
+}
+
 fn asked() -> Asked {
     let target = |target: &str, records, oldest_age| TargetOverview {
         target: target.to_owned(),
@@ -111,7 +116,10 @@ fn asked() -> Asked {
             letters: BTreeMap::from([("payments".to_owned(), 3)]),
             latency: Duration::from_micros(800),
         }),
-        rabbitmq: Ok(BTreeMap::from([("payments".to_owned(), Some(1_204)), ("ledger".to_owned(), None)])),
+        rabbitmq: Ok(BTreeMap::from([
+            ("payments".to_owned(), Some(depth(1_204))),
+            ("ledger".to_owned(), None),
+        ])),
         redis: Some(Ok(())),
     }
 }
@@ -153,7 +161,7 @@ CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s  DUP%   P50    P99  DE
 audit           NO WORKER      –         0      0       0     –     –      –     0          –  ▁▁▁▁▁▁
   no worker has it: nobody takes its messages
 ledger          STALLED        –     7/256    0.3       0   0.0     –      –     0     6m 40s  ▁▁▁▁▁▁
-  environment for 6m 12s: undefined table (SQLSTATE 42P01)
+  no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0     –     –      –     0          –  ▁▁▁▁▁▁
   by postgres (ana) for 1m: schema change, goes on in 29m
 payments        running    1,204   512/512  3,110   3,120   2.1  4 ms  31 ms     3         0s  ▅▇▇███
@@ -175,7 +183,7 @@ CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s
 audit           NO WORKER      –         0      0       0
   no worker has it: nobody takes its messages
 ledger          STALLED        –     7/256    0.3       0
-  environment for 6m 12s: undefined table (SQLSTATE 42P01)
+  no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0
   by postgres (ana) for 1m: schema change, goes on in 29m
 payments        running    1,204   512/512  3,110   3,120
@@ -205,13 +213,13 @@ fn a_server_that_is_away_is_said_and_what_was_known_stays() {
 oncely top · 08:01:30Z
 ✗ PostgreSQL (below: what it said 1m 30s ago): no answer within 4s
 ✗ RabbitMQ: connection refused\u{1b}[2J
-✗ Redis, so PostgreSQL knows the duplicates alone: timed out
+✗ Redis (only slower, PostgreSQL alone knows the duplicates): timed out
 
 CONSUMER        STATE      READY  INFLIGHT   IN/s  DONE/s  DUP%   P50    P99  DEAD  LAST DONE
 audit           NO WORKER      –         0      0       0     –     –      –     0          –
   no worker has it: nobody takes its messages
 ledger          STALLED        –     7/256    0.3       0   0.0     –      –     0     6m 40s
-  environment for 6m 12s: undefined table (SQLSTATE 42P01)
+  no success for 6m 12s: undefined table (SQLSTATE 42P01)
 mails\u{1b}[2J  PAUSED         –         0      0       0     –     –      –     0          –
   by postgres (ana) for 1m: schema change, goes on in 29m
 payments        running        –   512/512  3,110   3,120   2.1  4 ms  31 ms     3         0s

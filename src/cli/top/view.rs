@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use super::super::output::Times;
-use super::servers::{Asked, Database, Ready};
+use super::servers::{Asked, Database, Depths};
 use crate::config::Config;
 use crate::overview::{ConsumerOverview, ConsumerState};
 
@@ -120,9 +120,9 @@ impl View {
     /// The consumers in their order.
     pub(super) fn rows(&self) -> Vec<Row> {
         let Some((database, _)) = &self.known else { return Vec::new() };
-        let ready = self.asked.as_ref().and_then(|asked| asked.rabbitmq.as_ref().ok());
+        let depths = self.asked.as_ref().and_then(|asked| asked.rabbitmq.as_ref().ok());
         let overviews = database.overview.consumers.iter();
-        let mut rows: Vec<Row> = overviews.map(|overview| self.row(overview, database, ready)).collect();
+        let mut rows: Vec<Row> = overviews.map(|overview| self.row(overview, database, depths)).collect();
         match self.sort {
             Sort::Name => {}
             Sort::State => rows.sort_by_key(|row| row.overview.state),
@@ -133,15 +133,15 @@ impl View {
         rows
     }
 
-    fn row(&self, overview: &ConsumerOverview, database: &Database, ready: Option<&Ready>) -> Row {
+    fn row(&self, overview: &ConsumerOverview, database: &Database, depths: Option<&Depths>) -> Row {
         let own = self.configured.iter().find(|one| one.name == overview.consumer);
         let queues = own.map_or(&[][..], |one| &one.queues);
-        let counted = queues.iter().map(|queue| ready.and_then(|ready| *ready.get(queue)?));
-        let sum = counted.map(|count| count.map(u64::from)).sum::<Option<u64>>();
+        let counted = queues.iter().map(|queue| depths.and_then(|depths| *depths.get(queue)?));
+        let sum = counted.map(|depth| depth.map(|depth| u64::from(depth.ready))).sum::<Option<u64>>();
         let workers = u64::try_from(overview.workers).unwrap_or(u64::MAX);
         let each = own.map_or(0, |one| one.prefetch.saturating_mul(one.queues.len() as u64));
         Row {
-            overview: overview.clone(),
+            overview: with_queues(overview, queues, depths),
             ready: sum.filter(|_| !queues.is_empty()),
             prefetch: each.saturating_mul(workers),
             letters: database.letters.get(&overview.consumer).copied().unwrap_or(0),
@@ -172,5 +172,28 @@ impl View {
             pause: row.overview.state != ConsumerState::Paused,
             text: String::new(),
         };
+    }
+}
+
+/// What the broker knows, and no heartbeat: that a queue is not there, or that nobody takes from it.
+fn with_queues(overview: &ConsumerOverview, queues: &[String], depths: Option<&Depths>) -> ConsumerOverview {
+    let one = overview.clone();
+    // Both say more than the broker does.
+    if matches!(one.state, ConsumerState::Paused | ConsumerState::Stalled) {
+        return one;
+    }
+    let known = |queue: &&String| depths.and_then(|depths| depths.get(*queue)).copied();
+    if let Some(missing) = queues.iter().find(|queue| known(queue) == Some(None)) {
+        let reason = format!("the queue {missing} does not exist (oncely topology apply)");
+        return ConsumerOverview { state: ConsumerState::NoQueue, reason: Some(reason), since: None, ..one };
+    }
+    let is_unattended =
+        |queue: &&String| known(queue).flatten().is_some_and(|depth| depth.subscriptions == 0);
+    match queues.iter().find(is_unattended).filter(|_| one.state != ConsumerState::NoWorker) {
+        Some(queue) => {
+            let reason = format!("no worker is subscribed to the queue {queue}");
+            ConsumerOverview { state: ConsumerState::Unattended, reason: Some(reason), since: None, ..one }
+        }
+        None => one,
     }
 }

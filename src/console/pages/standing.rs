@@ -13,6 +13,8 @@ pub(super) enum Standing<'a> {
     Paused(&'a Pause),
     /// Nothing succeeds.
     Stalled,
+    /// No new message does.
+    Failing,
     /// No worker takes from its queue.
     Unattended,
     Running,
@@ -36,6 +38,13 @@ impl<'a> Standing<'a> {
         if own().any(|state| state.subscriptions == Some(0)) {
             return Self::Unattended;
         }
+        if own().next().is_some() && picture.workers(consumer).count() == 0 {
+            // Subscribed and silent.
+            return Self::Unattended;
+        }
+        if picture.workers(consumer).any(|(_, report)| report.condition.failing.is_some()) {
+            return Self::Failing;
+        }
         match (picture.rabbitmq.is_ok(), picture.workers(consumer).count()) {
             (true, _) if own().next().is_some() => Self::Running,
             (_, 0) => Self::Unknown,
@@ -48,6 +57,7 @@ impl<'a> Standing<'a> {
             Self::Missing => ("bad", "✗", "queue missing"),
             Self::Paused(_) => ("look", "‖", "paused"),
             Self::Stalled => ("bad", "■", "stalled"),
+            Self::Failing => ("bad", "■", "failing"),
             Self::Unattended => ("bad", "○", "nobody takes"),
             Self::Running => ("fine", "●", "running"),
             Self::Unknown => ("look", "?", "unknown"),
