@@ -24,7 +24,6 @@ mod search;
 mod series;
 mod server;
 mod settings;
-mod trail;
 mod watch;
 
 use std::net::SocketAddr;

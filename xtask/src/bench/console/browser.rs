@@ -51,10 +51,10 @@ impl Browser {
             let link = output.lines().find_map(|line| line.strip_prefix("http://")).map(str::to_owned);
             link.with_context(|| format!("no link in\n{output}"))
         };
-        let link = eventually_within(Duration::from_secs(20), "the console has printed its link", printed).await?;
+        let link =
+            eventually_within(Duration::from_secs(20), "the console has printed its link", printed).await?;
         let (address, path) = link.split_once('/').context("no path in the link")?;
-        let mut browser =
-            Self { address: address.to_owned(), cookie: String::new(), tags: BTreeMap::new() };
+        let mut browser = Self { address: address.to_owned(), cookie: String::new(), tags: BTreeMap::new() };
         let answer = browser.get(&format!("/{path}")).await?;
         let cookie = answer.header("set-cookie").with_context(|| format!("no cookie:\n{}", answer.head))?;
         browser.cookie = cookie.split(';').next().unwrap_or_default().to_owned();

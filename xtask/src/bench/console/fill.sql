@@ -10,16 +10,19 @@ from unnest(array['payments', 'ledger', 'mail']) as c;
 
 -- When: of the newest tenth of the trail 10,000 a second, of the third before it those of a day, the rest those of a month. Two hundred
 -- are decided at once. Oldest first, as they come.
-create function bench.decided_at(n bigint, trail bigint, at timestamptz) returns timestamptz
+create function bench.age(back bigint, trail bigint) returns double precision
 language sql immutable
 as $$
-    select at - interval '1 second' * case
+    select case
         when back < trail * 0.1 then back / 10000.0
         when back < trail * 0.4 then trail * 0.00001 + (back - trail * 0.1) / (trail * 0.3) * 86400
         else trail * 0.00001 + 86400 + (back - trail * 0.4) / (trail * 0.6) * 2505600
     end
-    from (select trail - n / 200 * 200 as back) as b
 $$;
+
+create function bench.decided_at(n bigint, trail bigint, at timestamptz) returns timestamptz
+language sql stable
+as $$ select at - interval '1 second' * bench.age(trail - n / 200 * 200, trail) $$;
 
 -- Who: twenty tenants, each about two thirds of the one before; and one of a handful of messages.
 create function bench.tenant(n bigint) returns text
@@ -33,7 +36,7 @@ $$;
 
 create function bench.consumer(n bigint) returns text
 language sql immutable
-as $$ select case when n % 10 < 6 then 'payments' when n % 10 < 9 then 'ledger' else 'mail' end $$;
+as $$ select case when n / 7 % 10 < 6 then 'payments' when n / 7 % 10 < 9 then 'ledger' else 'mail' end $$;
 
 create function bench.outcome(n bigint) returns text
 language sql immutable
@@ -93,14 +96,15 @@ cross join lateral (
     select bench.decided_at(n, s.trail, now()) as at, bench.reason(n) as reason
 ) as l;
 
--- Each given up and each that is tried again has its key; of those that took effect the newest have.
+-- The newest have their keys, and what was given up within the retention.
 with wanted as (
     select n, s.trail, bench.outcome(n) as outcome
     from (
         select current_setting('bench.trail')::bigint as trail, current_setting('bench.keys')::bigint as keys
     ) as s
     cross join lateral generate_series(1, s.trail) as n
-    where n > s.trail - s.keys or n % 100 = 0
+    where n > s.trail - s.keys
+       or n % 100 = 0 and bench.decided_at(n, s.trail, now()) > now() - interval '7 days'
 )
 insert into oncely.idempotency_keys (
     tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, error_code, last_error,

@@ -86,7 +86,10 @@ pub(crate) async fn pages(rounds: &Rounds<'_>, rows: u64) -> anyhow::Result<Vec<
             .and(scans.is_empty() && verb <= MOST_MS)
             .note("rows", json!(rows))
             .note("pages_p95_ms", object(&pages_ms))
-            .note("pages_first_ms", object(&firsts.into_iter().map(|(path, ms)| (marks.name(&path), ms)).collect()))
+            .note(
+                "pages_first_ms",
+                object(&firsts.into_iter().map(|(path, ms)| (marks.name(&path), ms)).collect()),
+            )
             .note("verbs_p95_ms", object(&verbs_ms))
             .note("worst_verb_p95_ms", json!(rounded(verb)))
             .note("sequential_scans", json!(scans.iter().map(|scan| marks.name(scan)).collect::<Vec<_>>()))
@@ -95,11 +98,13 @@ pub(crate) async fn pages(rounds: &Rounds<'_>, rows: u64) -> anyhow::Result<Vec<
 }
 
 async fn fill(connection: &mut PgConnection, rows: u64) -> anyhow::Result<()> {
-    sqlx::query("select set_config('bench.trail', $1::text, false), set_config('bench.keys', $2::text, false)")
-        .bind(i64::try_from(rows)?)
-        .bind(i64::try_from(rows / KEYS_IN)?)
-        .execute(&mut *connection)
-        .await?;
+    sqlx::query(
+        "select set_config('bench.trail', $1::text, false), set_config('bench.keys', $2::text, false)",
+    )
+    .bind(i64::try_from(rows)?)
+    .bind(i64::try_from(rows / KEYS_IN)?)
+    .execute(&mut *connection)
+    .await?;
     sqlx::raw_sql(include_str!("fill.sql")).execute(&mut *connection).await?;
     // What autovacuum would have done by the time that so many have come.
     sqlx::raw_sql("vacuum analyze").execute(&mut *connection).await?;
@@ -180,7 +185,9 @@ async fn all(browser: &Browser, marks: &Landmarks) -> anyhow::Result<Vec<Page>> 
     let mut paths: Vec<String> = Vec::new();
     paths.extend(["15m", "1h", "6h", "24h", "7d"].map(|range| format!("/?range={range}")));
     paths.extend(["", "&range=7d"].map(|more| format!("/consumer?name=payments{more}")));
-    paths.extend(["/consumers", "/outbox", "/outbox?state=parked", "/outbox?range=7d", "/doctor"].map(str::to_owned));
+    paths.extend(
+        ["/consumers", "/outbox", "/outbox?state=parked", "/outbox?range=7d", "/doctor"].map(str::to_owned),
+    );
     let searches = [
         "",
         "tenant:tenant-00",
@@ -227,7 +234,12 @@ async fn all(browser: &Browser, marks: &Landmarks) -> anyhow::Result<Vec<Page>> 
     }
     paths.push("/failed/plan?change=discard&since=24h&consumer=mail&reason=handler_rejected".to_owned());
     // What comes behind them, as their links say.
-    for first in ["/keys?q=", "/keys?q=consumer%3Amail", "/keys?q=tenant%3Anobody%20since%3A30d", "/failed/letters?since=90d"] {
+    for first in [
+        "/keys?q=",
+        "/keys?q=consumer%3Amail",
+        "/keys?q=tenant%3Anobody%20since%3A30d",
+        "/failed/letters?since=90d",
+    ] {
         paths.extend(answered(browser, first).await?.link("older"));
     }
     let files = ["csv", "ndjson"].map(|kind| format!("/keys/export.{kind}?q=since%3A30d"));
@@ -260,7 +272,9 @@ async fn scanned(
     let (mut found, mut firsts) = (Vec::new(), BTreeMap::new());
     let mut before = Scans::read(watch).await?;
     let mut tell = |what: &str, scans: &Scans, before: &mut Scans| {
-        found.extend(scans.since(before).into_iter().map(|(table, rows)| format!("{what}: {rows} rows of {table}")));
+        found.extend(
+            scans.since(before).into_iter().map(|(table, rows)| format!("{what}: {rows} rows of {table}")),
+        );
         before.clone_from(scans);
     };
     for page in pages {
