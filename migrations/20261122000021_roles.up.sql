@@ -101,7 +101,7 @@ begin
             ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
-                'oncely.accept_clock, oncely.set_retention, oncely.record_action, oncely.letter_memory, '
+                'oncely.accept_clock, oncely.set_retention, oncely.record_action, oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer'),
 

@@ -46,7 +46,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// From what `oncely.letter_memory` returns.
+    /// From what `oncely.letter_memories` returns.
     #[must_use]
     pub fn from_column(text: &str) -> Self {
         match text {

@@ -117,6 +117,8 @@ pub mod testing;
 #[doc(hidden)]
 pub mod trace_parent;
 pub(crate) mod traces;
+#[cfg(feature = "cli")]
+pub(crate) mod trail;
 pub(crate) mod units;
 pub(crate) mod vitals;
 #[doc(hidden)]

@@ -11,7 +11,8 @@ use clap_complete::engine::ArgValueCompleter;
 use super::output::{List, Output, Row, Times};
 use super::{audit_verify, completions, since};
 use crate::config::{Config, masked};
-use crate::pg::{AuditFilter, AuditRow, audit_list};
+use crate::pg::{self, AuditRow, TrailFilter};
+use crate::trail::{Look, look};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -63,21 +64,27 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         Verb::Verify(arguments) => return audit_verify::run(file, arguments, times).await,
     };
     let settings = Config::load_postgres(file)?;
-    let mut connection = settings
-        .connect("oncely audit")
-        .await
-        .with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
-    let filter = AuditFilter {
-        tenant: list.tenant,
-        consumer: list.consumer,
-        key: list.key,
-        outcome: list.outcome,
-        reason: list.reason,
-        since: list.since,
-        until: list.until,
-        limit: list.limit,
+    let connected = settings.connect("oncely audit").await;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    pg::read_by_index(&mut connection).await?;
+    let now = pg::database_time(&mut connection).await?;
+    let wanted = Look {
+        filter: TrailFilter {
+            tenant: list.tenant,
+            consumer: list.consumer,
+            key: list.key,
+            outcome: list.outcome,
+            reason: list.reason,
+            worker: None,
+        },
+        since: list.since.unwrap_or(DateTime::UNIX_EPOCH),
+        until: list.until.unwrap_or(DateTime::<Utc>::MAX_UTC),
+        after: None,
+        limit: usize::try_from(list.limit)?,
     };
-    let rows = audit_list(&mut connection, &filter).await?;
+    // However long that takes: whoever reads the list takes it for all there is.
+    let found = look(&mut connection, now, &wanted, None).await?;
+    let rows: Vec<AuditRow> = found.rows.into_iter().map(|(_, row)| row).collect();
     List { schema: "oncely.audit/1", field: "rows", rows: &rows, none: "no decision matches" }
         .print(list.output, times)
 }

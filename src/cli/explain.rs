@@ -15,6 +15,7 @@ use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, LetterRow};
 use crate::story::{Folded, Story, event, folded, stories, verdict};
+use crate::trail;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit 1 where nothing is known. Without --tenant the audit trail finds the tenants.")]
@@ -35,10 +36,11 @@ pub(super) struct Arguments {
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
+    pg::read_by_index(&mut session.connection).await?;
     let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
     let stories = stories(&config, &mut session, &arguments.key, tenant, consumer).await?;
     let now = session.clock.now();
-    let span = pg::audit_span(&mut session.connection).await?;
+    let span = trail::beginning(&mut session.connection).await?;
     session.close().await;
     if arguments.json {
         let stories: Vec<_> = stories.iter().map(as_json).collect();

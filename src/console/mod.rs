@@ -25,7 +25,6 @@ mod search;
 mod series;
 mod server;
 mod settings;
-mod trail;
 mod watch;
 
 use std::net::SocketAddr;

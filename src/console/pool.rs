@@ -79,7 +79,7 @@ impl Pool {
             let text = format!("the database is the cell {:?}, not {:?}", session.cell.name, self.cell);
             return Err(sqlx::Error::Configuration(text.into()));
         }
-        pg::plan_each_time(&mut session.connection).await?;
+        pg::read_by_index(&mut session.connection).await?;
         let abilities = pg::abilities(&mut session.connection).await?;
         Ok((session, abilities))
     }

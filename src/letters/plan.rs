@@ -55,6 +55,19 @@ impl Planned {
 }
 
 impl Plan {
+    /// How many letters there are for a change, counted up to the filter's limit.
+    ///
+    /// # Errors
+    /// When the query fails.
+    pub(crate) async fn count(
+        connection: &mut PgConnection,
+        change: Change,
+        filter: &LetterFilter,
+    ) -> Result<i64, sqlx::Error> {
+        let states: Vec<String> = change.open().iter().map(|state| (*state).to_owned()).collect();
+        pg::count_letters(connection, filter, &states, filter.limit).await
+    }
+
     /// Finds the letters; those that `refuse` gives a reason for are left out.
     ///
     /// # Errors

@@ -63,13 +63,6 @@ pub async fn audit_list(
     .await
 }
 
-/// Where the audit trail begins, or `None` where it is empty.
-pub(crate) async fn audit_span(connection: &mut PgConnection) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
-    sqlx::query_scalar!("select oncely.bounded(min(occurred_at)) from oncely.audit")
-        .fetch_one(connection)
-        .await
-}
-
 /// All that `idempotency_keys` knows of a key.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
@@ -214,7 +207,7 @@ pub(crate) struct TableStatistics {
     pub(crate) keys_bytes: i64,
     /// Size of all audit partitions with indexes, in bytes.
     pub(crate) audit_bytes: i64,
-    /// Rows of keys that were given up.
+    /// Keys that were given up, counted up to 10,000.
     pub(crate) failed: i64,
     /// Beginning of the last week that has an audit partition.
     pub(crate) last_partition: Option<String>,
@@ -227,14 +220,17 @@ pub(crate) async fn table_statistics(connection: &mut PgConnection) -> Result<Ta
     sqlx::query_as!(
         TableStatistics,
         r#"select
-            greatest(
-                (select n_live_tup from pg_stat_all_tables where relid = 'oncely.idempotency_keys'::regclass),
+            coalesce(
+                (
+                    select n_live_tup from pg_stat_all_tables
+                    where relid = 'oncely.idempotency_keys'::regclass and n_live_tup >= 1000
+                ),
                 -- The statistics lag; a few are counted.
                 (select count(*) from (select 1 from oncely.idempotency_keys limit 1000) as k)
             ) as "keys!",
             pg_total_relation_size('oncely.idempotency_keys') as "keys_bytes!",
             (select coalesce(sum(pg_total_relation_size(relid)), 0)::bigint from pg_partition_tree('oncely.audit')) as "audit_bytes!",
-            (select count(*) from oncely.idempotency_keys where status = 'FAILED') as "failed!",
+            (select count(*) from (select from oncely.idempotency_keys where status = 'FAILED' limit 10000) as f) as "failed!",
             (
                 select max(right(c.relname, 8))
                 from pg_inherits as i

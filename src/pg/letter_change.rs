@@ -58,6 +58,31 @@ pub(crate) async fn plan(
     .await
 }
 
+/// How many letters [`plan`] would find.
+pub(crate) async fn count(
+    connection: &mut PgConnection,
+    filter: &LetterFilter,
+    states: &[String],
+    limit: i64,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_file_scalar!(
+        "src/pg/letters_count.sql",
+        filter.tenant.as_deref(),
+        filter.consumer.as_deref(),
+        filter.queue.as_deref(),
+        filter.reason.as_deref(),
+        filter.group.as_deref(),
+        filter.key.as_deref(),
+        filter.since,
+        filter.until,
+        filter.ids.as_deref() as Option<&[Uuid]>,
+        states,
+        limit
+    )
+    .fetch_one(connection)
+    .await
+}
+
 /// A letter by its tenant and its id, in one generation.
 pub(crate) type Named = (String, Letter);
 
@@ -197,7 +222,8 @@ pub(crate) async fn standings(
         LetterState,
         r#"select d.tenant, d.id, d.generation, d.state, d.consumer, d.queue, d.key, d.routing_key, d.properties ->> 'user_id' as user_id,
              -- Of the others it is not asked, and costs something.
-             case when d.state = 'requeueing' then oncely.letter_memory(d.tenant, d.consumer, d.key, d.dead_lettered_at, $3)
+             case when d.state = 'requeueing'
+                 then (select m.memory from oncely.letter_memories(array[d.tenant], array[d.id], $3) as m)
                  else 'NONE' end as "memory!"
          from unnest($1::text[], $2::uuid[]) as l (tenant, id)
          join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id"#,

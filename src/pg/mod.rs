@@ -87,13 +87,13 @@ pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,
 };
 pub(crate) use inspect::{
-    HandlerFunction, RecentOutcome, TableStatistics, audit_span, handler_functions, login_roles, may_enter,
+    HandlerFunction, RecentOutcome, TableStatistics, handler_functions, login_roles, may_enter,
     recent_outcomes, table_statistics,
 };
 pub(crate) use key_list::{KeyRow, KeyWalk, keys};
 pub(crate) use letter_change::{
     Begun, LetterState, Named, Planned, StoredMessage, begin_requeue, came_back as came_back_letters,
-    change as change_letters, mark_swept, messages, plan as plan_letters, standings,
+    change as change_letters, count as count_letters, mark_swept, messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};
@@ -122,7 +122,7 @@ pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, 
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
-    plan_each_time, process, secret, within,
+    process, read_by_index, secret, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use stats::{
@@ -130,7 +130,9 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
-pub(crate) use trail::{Position, TrailFilter, trail_page};
+pub(crate) use trail::{
+    Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, trail_page,
+};
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
 pub(crate) use written::{
     EmittedEvent, TableChanges, begin_to_take_back, defer_again, events_since, keep_from_savepoint,

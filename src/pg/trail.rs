@@ -95,6 +95,54 @@ pub(crate) async fn trail_page(
     Ok(rows.collect())
 }
 
+/// How many rows a span holds, counted up to `most`.
+pub(crate) async fn rows_of_trail(
+    connection: &mut PgConnection,
+    since: DateTime<Utc>,
+    until: DateTime<Utc>,
+    most: i64,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select count(*) as "count!"
+        from (select from oncely.audit where occurred_at >= $1 and occurred_at < $2 limit $3) as a"#,
+        since,
+        until,
+        most
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// When the oldest row of a span was decided: whoever asks chooses one that holds few.
+pub(crate) async fn oldest_of_trail(
+    connection: &mut PgConnection,
+    since: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "select oncely.bounded(min(occurred_at)) from oncely.audit
+        where occurred_at >= coalesce($1, timestamptz '-infinity') and occurred_at < coalesce($2, timestamptz 'infinity')",
+        since,
+        until
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// The beginning of the first week that has a partition.
+pub(crate) async fn first_week_of_trail(
+    connection: &mut PgConnection,
+) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
+    sqlx::query_scalar!(
+        "select to_date(min(right(c.relname, 8)), 'YYYYMMDD')::timestamp at time zone 'UTC'
+        from pg_inherits as i
+        join pg_class as c on c.oid = i.inhrelid
+        where i.inhparent = 'oncely.audit'::regclass and c.relname ~ '^audit_[0-9]{8}$'"
+    )
+    .fetch_one(connection)
+    .await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

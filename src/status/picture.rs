@@ -107,6 +107,7 @@ impl Picture {
 async fn database(config: &Config) -> anyhow::Result<Database> {
     let mut session = open_session(config).await?;
     let asked = async {
+        pg::read_by_index(&mut session.connection).await?;
         let since = session.clock.now() - RECENT;
         let recent = pg::recent_outcomes(&mut session.connection, since).await?;
         Database::ask(config, &mut session, recent).await

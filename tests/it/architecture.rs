@@ -34,7 +34,7 @@ const ROOMS: [&[&str]; 19] = [
     &["worker", "relay"],
     &["overview", "testing"],
     &["exit"],
-    &["letters", "status", "story"],
+    &["letters", "status", "story", "trail"],
     &["console"],
     // A fuzzer looks into many rooms.
     &["cli", "lib", "fuzzing"],

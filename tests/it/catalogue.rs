@@ -376,7 +376,11 @@ async fn each_role_can_do_its_work_and_no_more() {
             false,
         ),
         ("oncely_operator", "update oncely.cell set audit_floor = '1 day'", false),
-        ("oncely_operator", "select oncely.letter_memory('t', 'c', 'k', now(), now())", true),
+        (
+            "oncely_operator",
+            "select oncely.letter_memories('{t}', '{00000000-0000-0000-0000-000000000000}', now())",
+            true,
+        ),
         (
             "oncely_auditor",
             "select oncely.audit_digest(now(), now()), oncely.seal_hash(s) from oncely.audit_seals as s",

@@ -24,7 +24,7 @@ use sqlx::PgConnection;
 use super::output::Times;
 use super::{completions, since};
 use crate::config::{Config, masked};
-use crate::pg::LetterFilter;
+use crate::pg::{self, LetterFilter};
 
 /// The schema of every verb's object.
 const SCHEMA: &str = "oncely.failed/1";
@@ -130,8 +130,8 @@ impl Which {
 /// A connection for a verb that only reads.
 async fn reader(file: &Path) -> anyhow::Result<PgConnection> {
     let settings = Config::load_postgres(file)?;
-    settings
-        .connect("oncely failed")
-        .await
-        .with_context(|| format!("cannot connect to {}", masked(&settings.url)))
+    let connected = settings.connect("oncely failed").await;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    pg::read_by_index(&mut connection).await?;
+    Ok(connection)
 }

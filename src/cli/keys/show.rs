@@ -12,6 +12,7 @@ use super::super::output::{self, Times, safe};
 use super::super::{completions, session};
 use crate::config::Config;
 use crate::exit;
+use crate::pg;
 use crate::story::stories;
 
 #[derive(Debug, Args)]
@@ -32,6 +33,7 @@ pub(super) struct Arguments {
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
+    pg::read_by_index(&mut session.connection).await?;
     let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
     let found = stories(&config, &mut session, &arguments.key, tenant, consumer).await?;
     session.close().await;

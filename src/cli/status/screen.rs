@@ -135,7 +135,7 @@ fn tables(database: &Database, times: Times) -> Vec<String> {
         "keys         ≈ {}, {}; {} given up",
         tables.keys,
         bytes(tables.keys_bytes),
-        tables.failed
+        capped(tables.failed)
     ));
     lines.push(format!(
         "audit        {}, partitions up to the week of {}",

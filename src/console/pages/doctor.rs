@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::super::ask::{Answer, Ask};
-use super::super::html::{bytes, code, count, length, text, time};
+use super::super::html::{bytes, capped, code, count, length, text, time};
 use super::super::page::{Elsewhere, Page, Tab};
 use super::super::watch::View;
 use super::checks;
@@ -94,7 +94,7 @@ fn tables(database: &Database) -> Markup {
         section aria-labelledby="tables-title" {
             h2 #tables-title { "What is kept" }
             dl.facts {
-                dt { "Keys" } dd { "about " (count(tables.keys)) ", " (bytes(tables.keys_bytes)) "; " (count(tables.failed)) " given up" }
+                dt { "Keys" } dd { "about " (count(tables.keys)) ", " (bytes(tables.keys_bytes)) "; " (capped(tables.failed)) " given up" }
                 dt { "Trail" } dd { (bytes(tables.audit_bytes)) ", partitions up to the week of " (tables.last_partition.as_deref().unwrap_or("(none: rows go to the default one)")) }
                 dt { "Sealed up to" } dd { @match tables.sealing_since { Some(at) => (time(at)), None => "not yet" } }
                 dt { "Cell" } dd { (code(&database.cell)) }

@@ -10,9 +10,9 @@ use futures::stream;
 
 use super::super::ask::{Answer, Ask, Reply};
 use super::super::error::PageError;
-use super::super::trail::{Look, look};
 use super::keys::asked;
 use crate::pg::AuditRow;
+use crate::trail::{Look, look};
 
 /// Most rows of a file.
 const MOST: usize = 100_000;
@@ -86,7 +86,8 @@ impl State {
             }
             let wanted = Look { limit: ROWS.min(MOST - self.rows), ..wanted };
             let mut lease = self.ask.app.pool.lease().await?;
-            let found = look(&mut lease.session, &wanted, MOMENT).await?;
+            let now = lease.session.clock.now();
+            let found = look(&mut lease.session.connection, now, &wanted, Some(MOMENT)).await?;
             lease.give_back();
             self.rows += found.rows.len();
             self.look = match (&found.down_to, found.rows.last()) {

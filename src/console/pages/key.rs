@@ -13,6 +13,7 @@ use super::reveal::record_reveal;
 use super::rows::trace_link;
 use crate::pg::{self, Abilities, AuditRow, LetterRow};
 use crate::story::{Folded, Story, folded, stories, verdict};
+use crate::trail;
 
 /// What a page of a key is made of.
 struct Known<'a> {
@@ -43,7 +44,8 @@ async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
     let (tenant, consumer) = (ask.parameters.get("tenant"), ask.parameters.get("consumer"));
     let mut lease = ask.app.pool.lease().await?;
     let stories = stories(&ask.app.config, &mut lease.session, key, tenant, consumer).await?;
-    let since = if stories.is_empty() { pg::audit_span(&mut lease.session.connection).await? } else { None };
+    let since =
+        if stories.is_empty() { trail::beginning(&mut lease.session.connection).await? } else { None };
     let known = Known { ask, key, now: lease.session.clock.now(), abilities: lease.abilities.clone(), sight };
     lease.give_back();
     let mut page = Page::new(Tab::Keys, key);

@@ -8,9 +8,9 @@ use super::super::error::PageError;
 use super::super::html::{Link, code, text, time};
 use super::super::page::{Elsewhere, Page, Tab};
 use super::super::search::{OUTCOMES, Question, Search};
-use super::super::trail::{Found, Look, MOMENT, look};
 use super::rows::{head, key_link, row, search_link};
 use crate::pg::{self, KeyDetails, Position};
+use crate::trail::{Found, Look, MOMENT, look};
 
 /// Rows of a page.
 const ROWS: usize = 50;
@@ -48,7 +48,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     let mut lease = ask.app.pool.lease().await?;
     let now = lease.session.clock.now();
     let Asked { search, look: wanted } = asked(&ask, now, ROWS)?;
-    let found = look(&mut lease.session, &wanted, MOMENT).await?;
+    let found = look(&mut lease.session.connection, now, &wanted, Some(MOMENT)).await?;
     let keys = match &wanted.filter.key {
         Some(key) => {
             let (tenant, consumer) = (wanted.filter.tenant.as_deref(), wanted.filter.consumer.as_deref());

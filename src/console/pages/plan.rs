@@ -65,13 +65,21 @@ impl Asked {
             || self.wanted.key.is_some()
     }
 
-    async fn plan(&self, connection: &mut sqlx::PgConnection, now: DateTime<Utc>) -> Result<Plan, PageError> {
+    /// `None` where there are more letters than one operation takes: what is known of their keys is not asked then.
+    async fn plan(
+        &self,
+        connection: &mut sqlx::PgConnection,
+        now: DateTime<Utc>,
+    ) -> Result<Option<Plan>, PageError> {
+        if Plan::count(connection, self.change, &self.filter(now)?).await? > MOST {
+            return Ok(None);
+        }
         let named = self.names_letters();
         let refuse = |letter: &Planned| match self.change {
             Change::Requeue => requeue_refusal(letter, named, false),
             Change::Discard => None,
         };
-        Ok(Plan::make(connection, now, self.change, self.filter(now)?, refuse).await?)
+        Ok(Some(Plan::make(connection, now, self.change, self.filter(now)?, refuse).await?))
     }
 
     /// The same wishes as fields of a form.
@@ -87,6 +95,13 @@ impl Asked {
             ] {
                 @if let Some(value) = value { input type="hidden" name=(name) value=(value); }
             }
+        }
+    }
+
+    fn title(&self) -> &'static str {
+        match self.change {
+            Change::Requeue => "Requeue",
+            Change::Discard => "Discard",
         }
     }
 
@@ -111,7 +126,23 @@ pub(super) async fn page(ask: Ask) -> Answer {
     let asked = Asked::of(&ask, now)?;
     let plan = asked.plan(&mut lease.session.connection, now).await?;
     lease.give_back();
-    Ok(shown(&ask, &asked, &plan, None).into())
+    Ok(match plan {
+        Some(plan) => shown(&ask, &asked, &plan, None),
+        None => too_many(&ask, &asked),
+    }
+    .into())
+}
+
+/// More than one operation takes.
+fn too_many(ask: &Ask, asked: &Asked) -> Page {
+    let mut page = Page::new(Tab::Failed, asked.title());
+    page.polls = false;
+    page.above = html! {
+        p.lead { "More than " (count(MOST)) " dead letters match: that is more than one operation takes." }
+        p { "Narrow it down, by their time, reason or tenant: " a #narrow href=(asked.wanted.link(ask, "/failed/letters")) { "these letters" } "." }
+    };
+    page.elsewhere = Elsewhere { cli: vec![asked.command()], sql: Vec::new() };
+    page
 }
 
 fn refused(login: &str) -> PageError {
@@ -121,12 +152,8 @@ fn refused(login: &str) -> PageError {
 }
 
 fn shown(ask: &Ask, asked: &Asked, plan: &Plan, said: Option<&str>) -> Page {
-    let title = match asked.change {
-        Change::Requeue => "Requeue",
-        Change::Discard => "Discard",
-    };
     let number = plan.letters.len();
-    let mut page = Page::new(Tab::Failed, title);
+    let mut page = Page::new(Tab::Failed, asked.title());
     page.polls = false;
     page.above = html! {
         @if let Some(said) = said { p.said role="alert" { (said) } }
@@ -201,15 +228,17 @@ pub(super) async fn operate(ask: Ask) -> Answer {
     let asked = Asked::of(&ask, now)?;
     let plan = asked.plan(&mut lease.session.connection, now).await?;
     lease.give_back();
+    let Some(plan) = plan else {
+        let mut page = too_many(&ask, &asked);
+        page.status = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
+        return Ok(page.into());
+    };
     let number = plan.letters.len();
     let wrong = |said: &str| {
         let mut page = shown(&ask, &asked, &plan, Some(said));
         page.status = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
         Ok(Reply::from(page))
     };
-    if i64::try_from(number).unwrap_or(i64::MAX) > MOST {
-        return wrong(&format!("More than {MOST} match: narrow it down."));
-    }
     let Some(reason) = ask.parameters.word("note") else { return wrong("Say why: it is recorded.") };
     if number == 0 {
         return wrong("There is nothing to do any more.");

@@ -6,6 +6,7 @@ mod client;
 mod document;
 mod looks;
 mod outages;
+mod scans;
 mod trail;
 
 use sqlx::AssertSqlSafe;

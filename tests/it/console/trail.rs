@@ -103,6 +103,42 @@ async fn a_search_finds_what_it_says_and_says_how_far_it_looked() {
 }
 
 #[tokio::test]
+async fn a_burst_after_a_long_silence_is_walked_through_in_parts() {
+    let mut world = world().await;
+    // Sixty thousand within three seconds, an hour ago: a step of an hour would hold all of them.
+    sqlx::raw_sql(
+        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+         select case n when 59999 then 'globex' else 'acme' end, date_trunc('second', clock_timestamp()) - interval '1 hour' - n / 200 * interval '10 milliseconds',
+             1, 'payments', 'key-' || n, 'payments', 'completed', 'worker-1'
+         from generate_series(0, 59999) as n",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let (running, operator) = console(&world).await;
+    let newest: BTreeSet<String> =
+        rows(&operator.page("/keys").await).into_iter().map(|(_, key)| key).collect();
+    assert_eq!(newest.len(), 50);
+    let newest_batch: BTreeSet<String> = (0..200).map(|n| format!("key-{n}")).collect();
+    assert!(newest.is_subset(&newest_batch), "{newest:?}");
+    // The last one of all is found, in however many steps.
+    let mut path = Some(format!("/keys?q={}", encoded("tenant:globex")));
+    let (mut keys, mut steps) = (Vec::new(), 0);
+    while let Some(next) = path {
+        let answer = operator.page(&next).await;
+        keys.extend(rows(&answer).into_iter().map(|(_, key)| key));
+        path = link(&answer, "older");
+        steps += 1;
+        assert!(steps < 50);
+    }
+    assert_eq!(keys, ["key-59999"]);
+    let listed = world.oncely(&["audit", "list", "--tenant", "globex", "--json"]).await;
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(listed["rows"][0]["key"], "key-59999", "a list looks at everything");
+    drop(running);
+}
+
+#[tokio::test]
 async fn old_rows_are_reached_step_by_step() {
     let mut world = world().await;
     for age in ["40 days", "100 days", "300 days"] {

@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 30] = [
+pub(crate) const CASES: [Case; 32] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -94,6 +94,16 @@ pub(crate) const CASES: [Case; 30] = [
         "metrics_cost",
         AtMost(1.02),
         "CPU time of worker and relay a message, with metrics that are read each second / without; of e2e_classic_full",
+    ),
+    case(
+        "console_5m",
+        AtMost(300.0),
+        "milliseconds: 95th percentile of the console's slowest page, with 5 M rows of trail; no page and no list scans a big table",
+    ),
+    case(
+        "console_interference",
+        AtLeast(0.97),
+        "rate while three consoles are looked at / while nobody looks; runs ten times as long",
     ),
     case("growth_1m", Target::None, "rate with 1 M keys and audit rows there / with none"),
     case("growth_10m", AtLeast(0.7), "the same with 10 M"),

@@ -3,6 +3,7 @@
 
 mod backlog;
 mod case;
+mod console;
 mod gc;
 mod growth;
 mod job;
@@ -50,6 +51,9 @@ pub(crate) struct Arguments {
     /// Keys that are there in growth_10m; growth_1m has a tenth of them
     #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000_000))]
     growth_keys: u64,
+    /// Rows of the trail in console_5m; a fifth as many keys, a hundredth as many dead letters
+    #[arg(long, default_value_t = 5_000_000, value_parser = clap::value_parser!(u64).range(100_000..=1_000_000_000))]
+    trail_rows: u64,
     /// Take worker, relay and oncely from this folder, and build only what is not there
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,

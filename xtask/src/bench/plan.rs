@@ -1,5 +1,6 @@
 //! Which measurements the wanted cases need.
 
+use super::console;
 use super::gc;
 use super::growth::growth;
 use super::job::Handler;
@@ -104,6 +105,12 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     }
     if results.wants(&["metrics_cost"]) {
         results.take("metrics_cost", rate::metrics(&rounds).await)?;
+    }
+    if results.wants(&["console_5m"]) {
+        results.take("console_5m", console::pages(&rounds, arguments.trail_rows).await)?;
+    }
+    if results.wants(&["console_interference"]) {
+        results.take("console_interference", console::interference(&rounds).await)?;
     }
     for (name, keys) in [("growth_1m", arguments.growth_keys / 10), ("growth_10m", arguments.growth_keys)] {
         if results.wants(&[name]) {

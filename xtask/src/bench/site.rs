@@ -11,7 +11,7 @@ use testbed::{Broker, Database, Process, cpu_time, eventually_within, free_port}
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::job::{Consumer, Handler, Job, Publisher};
+use super::job::{Consumer, Handler, Job, Publisher, QueueType};
 use super::stage::Stage;
 
 /// What events are published with; their exchange is called like the queue.
@@ -22,6 +22,16 @@ async fn read_metrics(port: u16) -> std::io::Result<usize> {
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await
+}
+
+/// A consumer's part of the configuration.
+fn consumer(name: &str, queue: &str, queue_type: QueueType, handler: Handler) -> String {
+    format!(
+        "[[consumers]]\nname = {name:?}\nqueue = {queue:?}\nqueue_type = {:?}\ntenant = {{ header = \"x-tenant-id\" }}\n\
+         key = {{ property = \"message_id\" }}\n{}\n",
+        queue_type.name(),
+        handler.line()
+    )
 }
 
 #[derive(Debug)]
@@ -36,6 +46,8 @@ pub(crate) struct Site<'s> {
     started: u32,
     /// Where worker and relay tell their metrics.
     listens: Vec<u16>,
+    /// Of further consumers.
+    more_queues: Vec<String>,
 }
 
 /// A process under measurement.
@@ -65,6 +77,7 @@ impl<'s> Site<'s> {
             configuration,
             started: 0,
             listens,
+            more_queues: Vec::new(),
         };
         let mut connection = site.database.connect().await?;
         match &job.consumer {
@@ -107,6 +120,26 @@ impl<'s> Site<'s> {
         Ok(site)
     }
 
+    /// Further consumers beside `payments`, each of a queue of its own.
+    pub(crate) async fn add_consumers(&mut self, names: &[&str]) -> anyhow::Result<()> {
+        let mut text = self.toml(Handler::Batch);
+        for name in names {
+            let queue = format!("{}-{name}", self.queue);
+            text.push_str(&consumer(name, &queue, self.job.queue_type, Handler::Batch));
+            self.more_queues.push(queue);
+        }
+        std::fs::write(&self.configuration, text)?;
+        self.oncely(&["topology", "apply"]).await
+    }
+
+    /// Consoles that are looked at during a run.
+    pub(crate) fn consoles(&self) -> usize {
+        match &self.job.consumer {
+            Consumer::Ours(ours) => ours.consoles,
+            _ => 0,
+        }
+    }
+
     fn queue_arguments(&self) -> FieldTable {
         let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString(self.job.queue_type.name().into()));
@@ -120,13 +153,8 @@ impl<'s> Site<'s> {
             ),
             _ => String::new(),
         };
-        format!(
-            "{listen}[log]\nlevel = \"warn\"\n\n[[consumers]]\nname = \"payments\"\nqueue = {:?}\nqueue_type = {:?}\n\
-             tenant = {{ header = \"x-tenant-id\" }}\nkey = {{ property = \"message_id\" }}\n{}\n",
-            self.queue,
-            self.job.queue_type.name(),
-            handler.line()
-        )
+        let payments = consumer("payments", &self.queue, self.job.queue_type, handler);
+        format!("{listen}[log]\nlevel = \"warn\"\n\n{payments}")
     }
 
     pub(crate) fn environment(&self) -> [(&str, &str); 4] {
@@ -182,8 +210,8 @@ impl<'s> Site<'s> {
     pub(crate) async fn copy(&self) -> anyhow::Result<Self> {
         let database = self.database.copy().await?;
         let (job, queue, configuration) = (self.job.clone(), self.queue.clone(), self.configuration.clone());
-        let listens = self.listens.clone();
-        Ok(Self { database, job, queue, configuration, listens, ..*self })
+        let (listens, more_queues) = (self.listens.clone(), self.more_queues.clone());
+        Ok(Self { database, job, queue, configuration, listens, more_queues, ..*self })
     }
 
     /// Fills the queue (or the table of events) with the job's messages, then lets the servers finish what that left behind.
@@ -422,7 +450,9 @@ impl<'s> Site<'s> {
         let broker = self.broker().await?;
         broker.delete_exchange(&self.queue).await?;
         // Those of oncely.default.toml.
-        broker.delete_topology(&self.queue, &["1s", "10s", "1m", "10m", "1h"]).await?;
+        for queue in std::iter::once(&self.queue).chain(&self.more_queues) {
+            broker.delete_topology(queue, &["1s", "10s", "1m", "10m", "1h"]).await?;
+        }
         self.database.drop_now().await
     }
 }

@@ -1,0 +1,10 @@
+//! The console: how fast its pages are over millions of rows, and what it costs the workers to be looked at.
+
+mod browser;
+mod interference;
+mod pages;
+mod scans;
+mod verbs;
+
+pub(crate) use interference::{Looking, interference};
+pub(crate) use pages::pages;
