@@ -63,6 +63,11 @@ pub struct Browser {
 }
 
 impl Browser {
+    /// The links that a console has printed so far, the last one last.
+    pub fn links(output: &str) -> impl DoubleEndedIterator<Item = &str> {
+        output.lines().map(str::trim).filter(|line| line.contains("/login?token="))
+    }
+
     /// Comes in by a link that works once.
     pub async fn follow(link: &str) -> anyhow::Result<Self> {
         let url = Url::parse(link)?;

@@ -90,6 +90,8 @@ pub struct Arena {
     pub rolled_back: u64,
     watch: Option<PgConnection>,
     queue: String,
+    /// Of consumers that came later.
+    more_queues: Vec<String>,
     database: Database,
     pub(crate) servers: Servers,
     scratch: Scratch,

@@ -105,6 +105,7 @@ impl Arena {
             rolled_back: 0,
             watch: Some(connection),
             queue,
+            more_queues: Vec::new(),
             database,
             servers,
             scratch,

@@ -43,7 +43,8 @@ impl Console {
         let log = folder.join(format!("{name}.log"));
         let process = Process::start(&config.oncely, &["console", "--listen", "127.0.0.1:0"], &own, &log)?;
         let link = eventually_within(START, "a console's link", || async {
-            last_link(&process.output()).ok_or_else(|| process.output())
+            let output = process.output();
+            Browser::links(&output).last().map(str::to_owned).ok_or(output)
         });
         let browser = Browser::follow(&link.await?).await.with_context(|| name.clone())?;
         let desk = Desk {
@@ -96,9 +97,4 @@ impl Console {
             self.notes.wrong(What::WatcherPanicked, self.name);
         }
     }
-}
-
-/// The last link that was printed.
-fn last_link(output: &str) -> Option<String> {
-    output.lines().rev().find(|line| line.contains("/login?token=")).map(|line| line.trim().to_owned())
 }
