@@ -285,9 +285,16 @@ const NOT_DIGESTED: [(&str, &[&str]); 8] = [
 /// Names the values, as far as they may be told apart by anybody.
 fn digest(values: &Dict) -> String {
     let mut values = serde_json::to_value(values).unwrap_or_default();
-    for (table, keys) in NOT_DIGESTED {
-        if let Some(table) = values.get_mut(table).and_then(serde_json::Value::as_object_mut) {
+    for (name, keys) in NOT_DIGESTED {
+        if let Some(table) = values.get_mut(name).and_then(serde_json::Value::as_object_mut) {
             table.retain(|key, _| !keys.contains(&key.as_str()));
+            // One that held nothing else is as good as none; but for [redis], which says that there is a mirror.
+            if table.is_empty()
+                && name != "redis"
+                && let Some(all) = values.as_object_mut()
+            {
+                all.remove(name);
+            }
         }
     }
     blake3::hash(values.to_string().as_bytes()).to_hex()[..12].to_owned()
@@ -368,5 +375,22 @@ fn without_source(text: &str) -> String {
     match text.lines().last() {
         Some(last) if last != place && !last.contains('|') => format!("{place}: {last}"),
         _ => place,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Config;
+
+    #[test]
+    fn a_digest_tells_what_processes_do_and_not_what_each_has_of_its_own() {
+        let digest = |more: &str| {
+            let base = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n";
+            Config::parse(&format!("{base}{more}")).unwrap().digest
+        };
+        let plain = digest("");
+        assert_eq!(digest("[worker]\nname = \"worker-1\""), plain);
+        assert_ne!(digest("[worker]\nshutdown = \"20s\""), plain);
+        assert_ne!(digest("[redis]\nurl = \"redis://h\""), plain);
     }
 }

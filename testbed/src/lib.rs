@@ -7,6 +7,7 @@
 
 mod arena;
 mod broker;
+mod browser;
 pub mod checker;
 mod chromium;
 mod corpus;
@@ -35,6 +36,7 @@ mod wait;
 
 pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neighbour, Server};
 pub use broker::Broker;
+pub use browser::{Answer, Browser};
 pub use chromium::chromium;
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;

@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{spawner, wait};
+use crate::spawner;
+
+/// How often is looked whether it has ended.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A process with its output in a file. Dies with this one.
 #[derive(Debug)]
@@ -73,22 +76,15 @@ impl Process {
 
     /// Waits for its end.
     pub async fn ended(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
-        let what = format!("{} ends", self.program.display());
-        let child = &mut self.child;
-        let status = std::cell::Cell::new(None);
-        let child = std::cell::RefCell::new(child);
-        wait::eventually_within(limit, &what, || async {
-            match child.borrow_mut().try_wait() {
-                Ok(Some(ended)) => {
-                    status.set(Some(ended));
-                    Ok(())
-                }
-                Ok(None) => Err("still running".to_owned()),
-                Err(error) => Err(error.to_string()),
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
             }
-        })
-        .await?;
-        status.get().context("no exit status")
+            let program = self.program.display();
+            anyhow::ensure!(start.elapsed() < limit, "{program} ends: not within {limit:?}");
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Starts it again after it has ended.

@@ -22,6 +22,8 @@ pub struct ArenaConfig {
     pub environment: Vec<(String, String)>,
     /// Roles with few rights do what they may meanwhile.
     pub neighbours: Vec<Neighbour>,
+    /// Consoles, `top`, `doctor` and `status` watch meanwhile.
+    pub watched: bool,
     /// The consumer's name, and the beginning of its queue's.
     pub consumer: String,
     /// Nothing that only a trial needs: see [`ArenaConfig::plain`].
@@ -75,6 +77,7 @@ impl ArenaConfig {
             relays: 2,
             environment: Vec::new(),
             neighbours: Vec::new(),
+            watched: false,
             consumer: CONSUMER.to_owned(),
             plain: false,
             settings: BTreeMap::new(),

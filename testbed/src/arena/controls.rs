@@ -9,7 +9,7 @@ use super::Arena;
 use super::config::RUNGS;
 use super::member::environment;
 use crate::checker::{Act, mirror};
-use crate::{Broker, Servers, Urls, eventually_within};
+use crate::{Broker, Process, Servers, Urls, eventually_within};
 
 /// Locks that handlers wait for; let go when dropped or [`Gate::open`]ed.
 #[derive(Debug)]
@@ -144,6 +144,29 @@ impl Arena {
         Ok(())
     }
 
+    /// Starts the program `oncely` beside the others, with the environment that workers and relays have; its output is in the arena's folder.
+    pub fn start_oncely(&self, arguments: &[&str], name: &str) -> anyhow::Result<Process> {
+        let environment = self.environment();
+        let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        Process::start(
+            &self.config.oncely,
+            arguments,
+            &environment,
+            &self.folder().join(format!("{name}.log")),
+        )
+    }
+
+    /// Adds to the configuration file, declares what it names, and starts all processes again with it. `queue`: of the consumer that came
+    /// with it, whose ladder is of the usual rungs.
+    pub async fn go_on_with(&mut self, more: &str, queue: &str) -> anyhow::Result<()> {
+        let file = self.folder().join("oncely.toml");
+        let text = std::fs::read_to_string(&file)? + more;
+        std::fs::write(&file, text)?;
+        self.more_queues.push(queue.to_owned());
+        self.oncely(&["topology", "apply"]).await?;
+        self.members().try_for_each(|member| member.process.start_again())
+    }
+
     /// What the mirror holds now is of another epoch: the judge does not look at it.
     pub async fn forget_mirror(&mut self) -> anyhow::Result<()> {
         let entries = mirror::entries(&self.servers.urls().redis).await?;
@@ -164,7 +187,10 @@ impl Arena {
     /// Ends the processes, removes queues and database, and leaves the servers as they were.
     pub async fn clear(mut self) -> anyhow::Result<()> {
         self.kill_all()?;
-        self.broker().await?.delete_topology(&self.queue, &RUNGS).await?;
+        let broker = self.broker().await?;
+        for queue in self.more_queues.iter().chain([&self.queue]) {
+            broker.delete_topology(queue, &RUNGS).await?;
+        }
         self.database.clone().drop_now().await
     }
 

@@ -26,6 +26,9 @@ impl Arena {
         if let Some(neighbours) = self.neighbours.take() {
             self.junk.extend(neighbours.stop().await);
         }
+        if let Some(watchers) = self.watchers.take() {
+            self.evidence.watched = watchers.stop().await;
+        }
         if let Some(application) = self.application.take() {
             self.rolled_back += application.stop().await;
         }

@@ -28,6 +28,7 @@ mod operator;
 mod publisher;
 mod start;
 mod tenants;
+mod watchers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -48,6 +49,7 @@ pub use operator::Errand;
 use publisher::Publisher;
 use start::oncely_command;
 pub use tenants::Missing;
+use watchers::Watchers;
 
 use crate::checker::mirror::{self, Entry};
 use crate::checker::{self, Evidence, FRAGILE, Intent, RECOVERY_LIMIT, Sent, Violation};
@@ -78,6 +80,7 @@ pub struct Arena {
     config: ArenaConfig,
     other_build: Option<std::path::PathBuf>,
     neighbours: Option<Neighbours>,
+    watchers: Option<Watchers>,
     started: Instant,
     looked: Option<Instant>,
     witnesses: usize,
@@ -87,6 +90,8 @@ pub struct Arena {
     pub rolled_back: u64,
     watch: Option<PgConnection>,
     queue: String,
+    /// Of consumers that came later.
+    more_queues: Vec<String>,
     database: Database,
     pub(crate) servers: Servers,
     scratch: Scratch,

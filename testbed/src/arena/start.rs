@@ -12,6 +12,7 @@ use super::config::ArenaConfig;
 use super::member::{Member, environment};
 use super::neighbours::Neighbours;
 use super::publisher::Publisher;
+use super::watchers::Watchers;
 use crate::checker::events::{EXCHANGE, FREE, ORDERED};
 use crate::checker::{self, Evidence};
 use crate::{Broker, Database, Scratch, Servers, Urls};
@@ -26,6 +27,7 @@ const LOGINS: &str = "
         create role arena_stranger login in role oncely_emitter;
         create role arena_client login in role oncely_consumer;
         create role arena_creator login;
+        create role arena_operator login in role oncely_operator;
     exception when duplicate_object then null;
     end $$;
     do $$
@@ -78,6 +80,10 @@ impl Arena {
             [] => None,
             who => Some(Neighbours::start(who, &urls, database.name(), &queue).await?),
         };
+        let watchers = match config.watched {
+            true => Some(Watchers::start(&config, scratch.path(), &urls, &database).await?),
+            false => None,
+        };
         Ok(Self {
             workers,
             relays,
@@ -89,6 +95,7 @@ impl Arena {
             partitions: false,
             other_build: None,
             neighbours,
+            watchers,
             started: Instant::now(),
             looked: None,
             witnesses: 0,
@@ -98,6 +105,7 @@ impl Arena {
             rolled_back: 0,
             watch: Some(connection),
             queue,
+            more_queues: Vec::new(),
             database,
             servers,
             scratch,

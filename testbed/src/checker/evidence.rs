@@ -15,6 +15,7 @@ use super::fairness::Fairness;
 use super::ledger::{Key, digest};
 use super::mirror::Entry;
 use super::verdicts::{self, Meanwhile, Step};
+use super::watched::Watched;
 
 /// A message that was taken out of a queue.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +75,8 @@ pub struct Evidence {
     pub trespasses: Vec<String>,
     /// Rows of the trail that lie in no partition of their own, where none may.
     pub unpartitioned: i64,
+    /// What those saw who watched.
+    pub watched: Watched,
     /// Sums that are not what they should be.
     pub books: Vec<String>,
     /// Payloads that differ in their bytes alone are one and the same to the consumer, at times.

@@ -37,6 +37,8 @@ pub enum Invariant {
     I13,
     /// No role does to others what its rights don't say.
     I14,
+    /// Who watches survives whatever happens, and is told soon and honestly how it stands.
+    I15,
 }
 
 /// What was found.
@@ -94,6 +96,14 @@ pub enum What {
     Uncollected,
     /// Rows of the trail in no partition of their own: they can't be dropped by the week.
     Unpartitioned,
+    /// A console, `top`, `doctor` or `status` ended as it should not, or did not end.
+    WatcherEnded,
+    /// One of them panicked.
+    WatcherPanicked,
+    /// A page, or what one of them printed, that says nothing.
+    WatcherWrong,
+    /// A page that took too long.
+    WatcherSlow,
 }
 
 impl What {
@@ -127,6 +137,10 @@ impl What {
             Self::Trespass => "trespass",
             Self::Uncollected => "uncollected",
             Self::Unpartitioned => "unpartitioned",
+            Self::WatcherEnded => "watcher_ended",
+            Self::WatcherPanicked => "watcher_panicked",
+            Self::WatcherWrong => "watcher_wrong",
+            Self::WatcherSlow => "watcher_slow",
         }
     }
 }
@@ -195,6 +209,7 @@ pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     rows(evidence, &mut found);
     verdicts::judge(sent, evidence, &mut found);
     evidence.events.judge(&mut found);
+    evidence.watched.judge(&mut found);
     bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));
     found.0

@@ -167,6 +167,19 @@ fn a_discarded_message_is_not_lost_and_a_trespass_is_named() {
 }
 
 #[test]
+fn a_watcher_that_fails_is_named_and_a_page_that_comes_in_time_is_counted() {
+    let (sent, mut evidence) = good();
+    evidence.watched.page(200, PAGE_LIMIT, "/failed");
+    evidence.watched.page(503, PAGE_LIMIT / 2, "/");
+    assert_eq!(found(&sent, &evidence), BTreeMap::new());
+    evidence.watched.page(200, PAGE_LIMIT + Duration::from_millis(1), "/keys");
+    evidence.watched.wrong.push((What::WatcherPanicked, "console-1".to_owned()));
+    let named = [((Invariant::I15, What::WatcherPanicked), 1), ((Invariant::I15, What::WatcherSlow), 1)];
+    assert_eq!(found(&sent, &evidence), named.into());
+    assert_eq!(evidence.watched.pages, [(200, 2), (503, 1)].into());
+}
+
+#[test]
 fn the_publishers_books_keep_the_best_that_is_known_of_a_message() {
     let one = intent("a", Act::Work, 0);
     let books = sent(&[(&one, Class::Confirmed), (&one, Class::Unknown), (&one, Class::Refused)]);

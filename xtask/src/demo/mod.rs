@@ -4,6 +4,7 @@
 mod kept;
 mod payments;
 mod report;
+mod scene;
 mod strikes;
 
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ pub(crate) struct Arguments {
     /// Print one JSON object on the last line
     #[arg(long)]
     json: bool,
-    /// Leave the servers up until Ctrl-C and print their URLs
+    /// Go on until Ctrl-C, with a bad day to look at in the console: print its link, and the servers' URLs
     #[arg(long)]
     keep: bool,
 }
@@ -67,7 +68,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("logs: {}", arena.keep_logs()?.display());
     }
     if arguments.keep {
-        kept::hold(&arena).await?;
+        kept::hold(&mut arena, good, arguments.json).await?;
     }
     anyhow::ensure!(good, "something was lost or doubled: this is a bug, please report it with the logs");
     // The servers may be somebody else's. Of a bad run all is left there to look at.

@@ -3,7 +3,8 @@
 //! The messages are cut into as many slices as there are faults. Of each slice a part is published, the fault strikes in
 //! the middle of the work, more is published while it lasts, the rest after it: that shows how soon the work goes on. The
 //! next slice starts when it does. Between two slices a day goes by at once, and at times somebody changes something, requeues or
-//! discards, or a tenant loses its schema for a while; neighbours with few rights do what they may all the time.
+//! discards, or a tenant loses its schema for a while; neighbours with few rights do what they may all the time, and consoles, `top`,
+//! `doctor` and `status` watch.
 
 mod calendar;
 mod report;
@@ -53,7 +54,7 @@ pub(crate) struct Arguments {
     /// Let workers of this folder join in mid-run and leave again: the release before, on this one's schema
     #[arg(long)]
     other_build: Option<PathBuf>,
-    /// Leave out what goes on beside the faults: days, changes, errands, missing schemas, neighbours
+    /// Leave out what goes on beside the faults: days, changes, errands, missing schemas, neighbours, consoles and who else watches
     #[arg(long)]
     quiet: bool,
     /// Violations of these names, such as unjustified_dead_letter, are told, and fail nothing
@@ -83,6 +84,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .set("audit", "retention", "\"35d\"");
     if !arguments.quiet {
         config.neighbours = Neighbour::ALL.to_vec();
+        config.watched = true;
     }
     if let Some(folder) = &arguments.binaries {
         config.binaries.clone_from(folder);

@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testbed::Arena;
-use testbed::checker::{RECOVERY_LIMIT, Sent, What};
+use testbed::checker::{RECOVERY_LIMIT, Sent, Watched, What};
 
 use crate::judgement::{self, Judgement};
+
+/// What can be wrong with those who watch.
+const WATCHERS: [What; 4] =
+    [What::WatcherEnded, What::WatcherPanicked, What::WatcherWrong, What::WatcherSlow];
 
 #[derive(Debug)]
 pub(crate) struct Report {
@@ -27,6 +31,7 @@ pub(crate) struct Report {
     days: i64,
     changes: Vec<String>,
     missing: usize,
+    watched: Watched,
 }
 
 /// How many events.
@@ -72,6 +77,7 @@ impl Report {
             days: evidence.days,
             changes,
             missing: evidence.meanwhile.missing.len(),
+            watched: evidence.watched.clone(),
             memory: evidence.memory.as_ref().map_or(0, |(_, bytes)| *bytes),
         })
     }
@@ -84,6 +90,7 @@ impl Report {
     /// The headline figures, by name.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let found = |what| self.judgement.count(&[what]);
+        let found_any = |what: &[What]| self.judgement.count(what);
         vec![
             ("messages", self.sent.messages),
             ("distinct", self.sent.distinct() as u64),
@@ -97,6 +104,7 @@ impl Report {
             ("starved", found(What::Starved)),
             ("unjustified_dead_letters", found(What::UnjustifiedDeadLetter)),
             ("trespasses", found(What::Trespass)),
+            ("watchers_failed", found_any(&WATCHERS)),
             ("days_simulated", u64::try_from(self.days).unwrap_or(0)),
             ("config_changes", self.changes.len() as u64),
             ("tenants_broken", self.missing as u64),
@@ -138,6 +146,7 @@ impl Report {
             ("keys with an effect", self.effects.to_string()),
             ("dead letters, explained or not", self.dead_letters.to_string()),
             ("mirror entries looked at", self.mirrored.to_string()),
+            ("pages of the consoles, slowest (s)", self.pages()),
             ("unknown confirms", self.sent.unknown.to_string()),
             ("faults that waited in vain", self.missed.to_string()),
             ("most memory of a process (MiB)", (self.memory >> 20).to_string()),
@@ -165,8 +174,33 @@ impl Report {
             ("missed", json!(self.missed)),
             ("changes", json!(self.changes)),
             ("faults_by_kind", json!(self.faults)),
+            ("watchers", self.watchers()),
         ];
         figures.chain(more).chain(self.judgement.json()).collect()
+    }
+
+    /// How many pages were read, and how long the slowest took.
+    fn pages(&self) -> String {
+        let slowest = self.watched.slowest.as_ref().map_or(0.0, |(took, _)| round(took.as_secs_f64()));
+        format!("{}, {slowest}", self.watched.pages.values().sum::<u64>())
+    }
+
+    fn watchers(&self) -> Value {
+        let watched = &self.watched;
+        let wrong: Vec<String> =
+            watched.wrong.iter().take(20).map(|(what, text)| format!("{}: {text}", what.name())).collect();
+        json!({
+            "pages": watched.pages.values().sum::<u64>(),
+            "by_status": watched.pages,
+            "slowest_seconds": watched.slowest.as_ref().map(|(took, _)| round(took.as_secs_f64())),
+            "slowest_page": watched.slowest.as_ref().map(|(_, path)| path),
+            "decisions_followed": watched.followed,
+            "requeues": watched.requeues.0,
+            "letters_requeued": watched.requeues.1,
+            "lines_of_top": watched.lines,
+            "exits": watched.ends,
+            "wrong": wrong,
+        })
     }
 
     pub(crate) fn print(&self, json: bool) -> anyhow::Result<()> {
