@@ -52,7 +52,7 @@ pub(super) fn outcomes(wanted: &Wanted, series: &Series, consumer: Option<&str>)
         // Rare, and each one counts: a tick, whatever the others' scale.
         Values { name: "dead", style: "dead", values: of(|span| span.dead) },
     ];
-    let caption = Caption { id: "plot-outcomes", title: "Messages a second", written: rate };
+    let caption = Caption { id: "plot-outcomes", title: "Messages per second", written: rate };
     figure(caption, wanted, series, &parts, true, |axis| stacked(caption, axis, &parts[..3], &parts[3]))
 }
 
@@ -68,13 +68,13 @@ pub(super) fn durations(wanted: &Wanted, series: &Series, consumer: Option<&str>
     figure(caption, wanted, series, &parts, false, |axis| lines(caption, axis, &parts, 0.001))
 }
 
-/// How long the oldest has waited that is on its way.
+/// How long the oldest in the outbox has waited.
 pub(super) fn ages(wanted: &Wanted, series: &Series) -> Markup {
     let parts = vec![
         Values { name: "events to RabbitMQ", style: "events", values: series.ages("rabbitmq") },
         Values { name: "mirror records to Redis", style: "mirror", values: series.ages("redis") },
     ];
-    let caption = Caption { id: "plot-ages", title: "Age of the oldest on its way", written: duration };
+    let caption = Caption { id: "plot-ages", title: "Age of the oldest in the outbox", written: duration };
     figure(caption, wanted, series, &parts, false, |axis| lines(caption, axis, &parts, 0.1))
 }
 
@@ -84,7 +84,7 @@ pub(super) fn relayed(wanted: &Wanted, series: &Series) -> Markup {
         Values { name: "events", style: "events", values: series.relayed("rabbitmq") },
         Values { name: "mirror records", style: "mirror", values: series.relayed("redis") },
     ];
-    let caption = Caption { id: "plot-relayed", title: "Arrived a second", written: rate };
+    let caption = Caption { id: "plot-relayed", title: "Delivered per second", written: rate };
     figure(caption, wanted, series, &parts, false, |axis| lines(caption, axis, &parts, 0.1))
 }
 
