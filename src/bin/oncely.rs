@@ -1,14 +1,10 @@
-//! `oncely`: the operator's command line.
+//! `oncely`: the operator's command line, and the processes.
 
 use std::process::ExitCode;
 
 use oncely::{cli, exit};
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     cli::complete();
-    match cli::run(cli::parse()).await {
-        Ok(code) => code,
-        Err(error) => exit::failed(&error),
-    }
+    cli::run(cli::parse()).unwrap_or_else(|error| exit::failed(&error))
 }

@@ -1,19 +1,18 @@
-//! `relay`: publishes events, mirrors what committed to Redis, and keeps the tables.
+//! `relay`: `oncely relay` as a program of its own.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use oncely::config::{Config, DEFAULT_FILE};
-use oncely::relay::Relay;
-use oncely::{exit, shutdown, telemetry};
+use oncely::config::DEFAULT_FILE;
+use oncely::{cli, exit};
 
 /// Publishes events to RabbitMQ, mirrors completed keys to Redis, collects old rows, makes audit partitions
 #[derive(Debug, Parser)]
 #[command(
     name = "relay",
     version,
-    after_help = "Several relays may run. Stops on SIGTERM or Ctrl-C and exits 0."
+    after_help = "Several relays may run. Stops on SIGTERM or Ctrl-C and exits 0. The same as `oncely relay`."
 )]
 struct Arguments {
     /// The configuration file
@@ -23,17 +22,5 @@ struct Arguments {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Arguments::parse()).await {
-        Ok(code) => code,
-        Err(error) => exit::failed(&error),
-    }
-}
-
-async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let config = Config::load(&arguments.config)?;
-    telemetry::start(&config.log);
-    let stop = shutdown::on_signal()?;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "relay starts");
-    let stopped = Relay::new(config).tell_systemd().run(stop).await?;
-    Ok(ExitCode::from(stopped.code()))
+    cli::relay::run(&Arguments::parse().config).await.unwrap_or_else(|error| exit::failed(&error))
 }

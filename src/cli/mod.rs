@@ -27,6 +27,7 @@ mod mirror;
 mod outbox;
 mod output;
 mod publish;
+pub mod relay;
 mod retention;
 mod session;
 mod since;
@@ -34,8 +35,9 @@ mod status;
 #[cfg(feature = "top")]
 mod top;
 mod topology;
+pub mod worker;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -60,6 +62,19 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Consume the queues: each message takes effect in PostgreSQL once
+    #[command(after_help = "Stops on SIGTERM or Ctrl-C: finishes what has begun, then exits 0.")]
+    Worker,
+    #[command(flatten)]
+    Other(Other),
+}
+
+/// What runs on a runtime of the usual size.
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Publish events to RabbitMQ, mirror completed keys to Redis, collect old rows, make audit partitions
+    #[command(after_help = "Several relays may run. Stops on SIGTERM or Ctrl-C and exits 0.")]
+    Relay,
     /// Run the database migrations, or look at them
     Migrate(migrate::Arguments),
     /// Check the configuration and what the servers hold; reports all problems at once
@@ -118,38 +133,50 @@ pub fn parse() -> Arguments {
     Arguments::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit())
 }
 
-/// Runs one verb.
+/// Runs one verb, on a runtime of its own.
 ///
 /// # Errors
 /// Whatever kept it from being done; [`crate::exit::code`] says what that means for the exit code.
-pub async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { config, utc, verb } = arguments;
-    let times = output::Times { utc };
     match verb {
-        Verb::Migrate(arguments) => migrate::run(&config, arguments, times).await,
-        Verb::Check(arguments) => check::run(&config, arguments).await,
-        Verb::Doctor(arguments) => doctor::run(&config, arguments).await,
-        Verb::Topology(arguments) => topology::run(&config, arguments, times).await,
-        Verb::Status(arguments) => status::run(&config, arguments, times).await,
-        #[cfg(feature = "top")]
-        Verb::Top(arguments) => top::run(&config, arguments, times).await,
-        Verb::Audit(arguments) => audit::run(&config, arguments, times).await,
-        Verb::Failed(arguments) => failed::run(&config, arguments, times).await,
-        Verb::Outbox(arguments) => outbox::run(&config, arguments, times).await,
-        Verb::Consumers(arguments) => consumers::run(&config, arguments, times).await,
-        Verb::Keys(arguments) => keys::run(&config, arguments, times).await,
-        Verb::Mirror(arguments) => mirror::run(&config, arguments, times).await,
-        Verb::Explain(arguments) => explain::run(&config, arguments, times).await,
-        Verb::Publish(arguments) => publish::run(&config, arguments).await,
-        Verb::Handler(arguments) => handler::run(&config, arguments).await,
-        Verb::Config(arguments) => config::run(&config, arguments, times),
-        Verb::Completions(arguments) => completions::run(&arguments),
-        Verb::Man(arguments) => man::run(arguments),
-        Verb::Grant(arguments) => grant::run(&config, arguments, times).await,
-        Verb::Retention(arguments) => retention::run(&config, arguments, times).await,
-        #[cfg(feature = "console")]
-        Verb::Console(arguments) => console::run(&config, arguments).await,
-        Verb::Gc(arguments) => gc::run(&config, arguments, times).await,
+        // How many threads it has is a matter of its configuration.
+        Verb::Worker => worker::run(&config),
+        Verb::Other(verb) => {
+            tokio::runtime::Runtime::new()?.block_on(verb.run(&config, output::Times { utc }))
+        }
+    }
+}
+
+impl Other {
+    async fn run(self, config: &Path, times: output::Times) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Relay => relay::run(config).await,
+            Self::Migrate(arguments) => migrate::run(config, arguments, times).await,
+            Self::Check(arguments) => check::run(config, arguments).await,
+            Self::Doctor(arguments) => doctor::run(config, arguments).await,
+            Self::Topology(arguments) => topology::run(config, arguments, times).await,
+            Self::Status(arguments) => status::run(config, arguments, times).await,
+            #[cfg(feature = "top")]
+            Self::Top(arguments) => top::run(config, arguments, times).await,
+            Self::Audit(arguments) => audit::run(config, arguments, times).await,
+            Self::Failed(arguments) => failed::run(config, arguments, times).await,
+            Self::Outbox(arguments) => outbox::run(config, arguments, times).await,
+            Self::Consumers(arguments) => consumers::run(config, arguments, times).await,
+            Self::Keys(arguments) => keys::run(config, arguments, times).await,
+            Self::Mirror(arguments) => mirror::run(config, arguments, times).await,
+            Self::Explain(arguments) => explain::run(config, arguments, times).await,
+            Self::Publish(arguments) => publish::run(config, arguments).await,
+            Self::Handler(arguments) => handler::run(config, arguments).await,
+            Self::Config(arguments) => config::run(config, arguments, times),
+            Self::Completions(arguments) => completions::run(&arguments),
+            Self::Man(arguments) => man::run(arguments),
+            Self::Grant(arguments) => grant::run(config, arguments, times).await,
+            Self::Retention(arguments) => retention::run(config, arguments, times).await,
+            #[cfg(feature = "console")]
+            Self::Console(arguments) => console::run(config, arguments).await,
+            Self::Gc(arguments) => gc::run(config, arguments, times).await,
+        }
     }
 }
 

@@ -336,3 +336,18 @@ async fn check_asks_of_each_login_only_what_its_role_needs() {
         sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut world.sql).await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn one_program_is_worker_and_relay_too() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start_verb("oncely", &["worker"], "worker", &[]);
+    let relay = world.start_verb("oncely", &["relay"], "relay", &[]);
+    world.publish("payments", message("acme", "order-1"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for("select count(*) from oncely.processes where kind in ('worker', 'relay')", 2).await;
+    world.stop(worker).await;
+    world.stop(relay).await;
+    assert_eq!(world.count("select count(*) from oncely.processes").await, 0, "both have said good-bye");
+}

@@ -16,6 +16,7 @@ mod consumers;
 mod crash_points;
 mod crashes;
 mod data;
+mod deploy;
 mod doctor;
 mod documents;
 mod embedding;
