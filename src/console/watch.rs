@@ -15,7 +15,7 @@ use crate::status::{Database, Finding, Picture, judge};
 use crate::units::Times;
 
 /// An answer is good for so long.
-const GOOD: Duration = Duration::from_secs(3);
+const GOOD: Duration = Duration::from_secs(2);
 /// For Redis, which is worth no more.
 const REDIS: Duration = Duration::from_secs(1);
 /// The span over which the latest numbers are.
@@ -67,7 +67,7 @@ impl Watch {
         }
     }
 
-    /// How everything stands, as of the last three seconds. Whoever comes while somebody asks waits for that answer.
+    /// How everything stands, as of the last two seconds. Whoever comes while somebody asks waits for that answer.
     pub(crate) async fn view(&self, config: &Config, pool: &Pool) -> Arc<View> {
         let mut kept = self.kept.lock().await;
         if let Some((at, view)) = &*kept
