@@ -9,6 +9,8 @@ use tokio::task::JoinHandle;
 
 /// How often our own clock is looked at.
 const TICK: Duration = Duration::from_millis(20);
+/// A timer is late by as much on a machine at rest.
+const USUAL: Duration = Duration::from_millis(5);
 
 /// How late our own tasks have been so far.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +25,7 @@ impl Lateness {
             loop {
                 let begun = Instant::now();
                 tokio::time::sleep(TICK).await;
-                let late = begun.elapsed().saturating_sub(TICK);
+                let late = begun.elapsed().saturating_sub(TICK + USUAL);
                 kept.0.fetch_add(u64::try_from(late.as_micros()).unwrap_or(0), Ordering::Relaxed);
             }
         });
