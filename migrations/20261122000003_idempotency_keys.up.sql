@@ -99,7 +99,8 @@ comment on column oncely.idempotency_keys.marked_backend_start is
 create index idempotency_keys_completed on oncely.idempotency_keys (consumer, completed_at)
 where status = 'COMPLETED';
 comment on index oncely.idempotency_keys_completed is 'For the garbage collection.';
-create index idempotency_keys_failed on oncely.idempotency_keys (consumer, completed_at)
+-- With the identity, so that a key that was given up is found without looking at all of them: not each is in the trail.
+create index idempotency_keys_failed on oncely.idempotency_keys (consumer, completed_at) include (tenant, key)
 where status = 'FAILED';
 comment on index oncely.idempotency_keys_failed is 'For the garbage collection and for lists of what was given up.';
 create index idempotency_keys_in_progress on oncely.idempotency_keys (consumer, created_at)

@@ -14,17 +14,17 @@ use crate::pg::{
     AuditRow, Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, trail_page,
 };
 
-/// The first step back: ten thousand messages a second are twenty thousand rows.
+/// The first step back, and the shortest: ten thousand messages a second are twenty thousand rows.
 const STEP: chrono::Duration = chrono::Duration::seconds(2);
-/// No step is shorter: what is decided at once has one time.
-const SHORTEST: chrono::Duration = chrono::Duration::milliseconds(1);
-/// No step holds more rows, but for the shortest. They are read within some ten milliseconds.
+/// No other step holds more rows. They are read within some ten milliseconds.
 const DENSE: i64 = 20_000;
+/// So many where nobody waits for a page: fewer, larger steps take less in all.
+const DENSEST: i64 = 320_000;
 /// How much longer a step gets, and how much shorter one that holds too much.
-const LONGER: i32 = 16;
+const LONGER: i32 = 64;
 const SHORTER: i32 = 8;
 /// How long a page looks.
-pub(crate) const MOMENT: Duration = Duration::from_millis(100);
+pub(crate) const MOMENT: Duration = Duration::from_millis(200);
 
 /// Where to look.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ pub(crate) async fn look(
     // The row's own time is looked at again: others of its batch have it, too.
     let behind = look.after.as_ref().map(|after| after.at + chrono::Duration::microseconds(1));
     let mut upper = behind.map_or(look.until, |behind| behind.min(look.until));
-    let mut step = STEP;
+    let (mut step, mut dense) = (STEP, DENSE);
     loop {
         let lower = match look.filter.key {
             // A key goes through an index of its own, whatever the time.
@@ -78,11 +78,11 @@ pub(crate) async fn look(
             None => upper.checked_sub_signed(step).map_or(look.since, |lower| lower.max(look.since)),
         };
         let held = match look.filter.key {
-            Some(_) => 0,
-            None => rows_of_trail(connection, lower, upper, DENSE + 1).await?,
+            None if step > STEP => rows_of_trail(connection, lower, upper, dense + 1).await?,
+            _ => 0,
         };
-        if held > DENSE && step > SHORTEST && upper <= now {
-            step = ((upper - lower) / SHORTER).max(SHORTEST);
+        if held > dense {
+            step = ((upper - lower) / SHORTER).max(STEP);
             continue;
         }
         let missing = i64::try_from(look.limit - rows.len()).unwrap_or(0) + 1;
@@ -94,10 +94,13 @@ pub(crate) async fn look(
         if lower <= look.since || moment.is_some_and(|moment| began.elapsed() >= moment) {
             return Ok(Found { rows, down_to: Some(lower) });
         }
-        upper = lower;
-        if held * i64::from(LONGER) <= DENSE {
+        if moment.is_none() {
+            dense = (dense * 2).min(DENSEST);
+        }
+        if upper <= now && held * i64::from(LONGER) <= dense {
             step = longer(step);
         }
+        upper = lower;
     }
 }
 
@@ -117,8 +120,8 @@ pub(crate) async fn beginning(connection: &mut PgConnection) -> Result<Option<Da
     let (mut lower, mut step) = (first, STEP);
     loop {
         let upper = lower.checked_add_signed(step).unwrap_or(end);
-        if step > SHORTEST && rows_of_trail(connection, lower, upper, DENSE + 1).await? > DENSE {
-            step = (step / SHORTER).max(SHORTEST);
+        if step > STEP && rows_of_trail(connection, lower, upper, DENSE + 1).await? > DENSE {
+            step = (step / SHORTER).max(STEP);
             continue;
         }
         let found = oldest_of_trail(connection, Some(lower), Some(upper)).await?;

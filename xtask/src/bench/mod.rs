@@ -3,6 +3,7 @@
 
 mod backlog;
 mod case;
+mod configuration;
 mod console;
 mod gc;
 mod growth;
@@ -18,6 +19,7 @@ mod relay;
 mod report;
 mod round;
 mod run;
+mod scrape;
 mod site;
 mod stage;
 mod stats;

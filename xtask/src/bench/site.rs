@@ -8,31 +8,15 @@ use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, FieldTable};
 use sqlx::{PgConnection, Row as _};
 use testbed::{Broker, Database, Process, cpu_time, eventually_within, free_port};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::job::{Consumer, Handler, Job, Publisher, QueueType};
+use super::configuration::consumer;
+use super::job::{Consumer, Handler, Job, Publisher};
+use super::scrape::scrape;
 use super::stage::Stage;
 
 /// What events are published with; their exchange is called like the queue.
 const ROUTING_KEY: &str = "captured";
-
-async fn read_metrics(port: u16) -> std::io::Result<usize> {
-    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await
-}
-
-/// A consumer's part of the configuration.
-fn consumer(name: &str, queue: &str, queue_type: QueueType, handler: Handler) -> String {
-    format!(
-        "[[consumers]]\nname = {name:?}\nqueue = {queue:?}\nqueue_type = {:?}\ntenant = {{ header = \"x-tenant-id\" }}\n\
-         key = {{ property = \"message_id\" }}\n{}\n",
-        queue_type.name(),
-        handler.line()
-    )
-}
 
 #[derive(Debug)]
 pub(crate) struct Site<'s> {
@@ -284,16 +268,9 @@ impl<'s> Site<'s> {
         Ok(())
     }
 
-    /// Reads the metrics each second, for as long as what it returns lives: fifteen times as often as Prometheus does.
+    /// Reads the metrics for as long as what it returns lives.
     pub(crate) fn scrape(&self) -> Vec<AbortOnDropHandle<()>> {
-        let scrape = |port: u16| async move {
-            loop {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                // A program that has not started yet is asked again.
-                let _ = read_metrics(port).await;
-            }
-        };
-        self.listens.iter().map(|port| AbortOnDropHandle::new(tokio::spawn(scrape(*port)))).collect()
+        scrape(&self.listens)
     }
 
     /// Starts the consumers of the job.

@@ -8,6 +8,15 @@ use anyhow::Context as _;
 use super::super::site::Site;
 use super::pages::Landmarks;
 
+/// Of the whole time there are fewer of these than a list holds, so that it has looked at everything when it ends: by what it promises,
+/// it does not stop after a moment as a page does.
+const WIDE: [&str; 3] = ["--reason crash", "--tenant tenant-rare", "--tenant nobody"];
+
+/// Does a list look at the whole trail?
+pub(super) fn is_wide(verb: &str) -> bool {
+    verb.starts_with("audit list") && WIDE.iter().any(|wide| verb.contains(wide))
+}
+
 /// What is listed, and its arguments.
 pub(super) fn verbs(marks: &Landmarks) -> Vec<Vec<String>> {
     let key = marks.key.as_str();
