@@ -5,6 +5,8 @@ use clap::Command;
 /// By verb, without the program's name.
 const EXAMPLES: &[(&str, &[&str])] = &[
     ("", &["oncely doctor", "oncely status", "oncely explain order-1182 --tenant acme"]),
+    ("worker", &["oncely worker", "oncely worker --config /etc/oncely/oncely.toml"]),
+    ("relay", &["oncely relay", "oncely relay --config /etc/oncely/oncely.toml"]),
     ("migrate", &["oncely migrate", "oncely migrate info"]),
     ("migrate run", &["oncely migrate run"]),
     ("migrate info", &["oncely migrate info", "oncely migrate info -o json"]),
