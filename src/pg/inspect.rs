@@ -205,7 +205,7 @@ pub(crate) struct TableStatistics {
     pub(crate) keys: i64,
     /// Its size with indexes, in bytes.
     pub(crate) keys_bytes: i64,
-    /// Size of all audit partitions with indexes, in bytes.
+    /// Size of all audit partitions with indexes, in bytes, as of their last vacuum or analyze.
     pub(crate) audit_bytes: i64,
     /// Keys that were given up, counted up to 10,000.
     pub(crate) failed: i64,
@@ -229,7 +229,24 @@ pub(crate) async fn table_statistics(connection: &mut PgConnection) -> Result<Ta
                 (select count(*) from (select 1 from oncely.idempotency_keys limit 1000) as k)
             ) as "keys!",
             pg_total_relation_size('oncely.idempotency_keys') as "keys_bytes!",
-            (select coalesce(sum(pg_total_relation_size(relid)), 0)::bigint from pg_partition_tree('oncely.audit')) as "audit_bytes!",
+            -- By the catalogue: pg_total_relation_size waits for whoever holds a partition, and then nothing at all would be known.
+            (
+                select (coalesce(sum(c.relpages::bigint), 0) * current_setting('block_size')::bigint)::bigint
+                from pg_class as c
+                where c.oid in (
+                    select i.inhrelid from pg_inherits as i where i.inhparent = 'oncely.audit'::regclass
+                    union all
+                    select x.indexrelid
+                    from pg_inherits as i
+                    join pg_index as x on x.indrelid = i.inhrelid
+                    where i.inhparent = 'oncely.audit'::regclass
+                    union all
+                    select p.reltoastrelid
+                    from pg_inherits as i
+                    join pg_class as p on p.oid = i.inhrelid
+                    where i.inhparent = 'oncely.audit'::regclass
+                )
+            ) as "audit_bytes!",
             (select count(*) from (select from oncely.idempotency_keys where status = 'FAILED' limit 10000) as f) as "failed!",
             (
                 select max(right(c.relname, 8))

@@ -138,7 +138,7 @@ fn tables(database: &Database, times: Times) -> Vec<String> {
         capped(tables.failed)
     ));
     lines.push(format!(
-        "audit        {}, partitions up to the week of {}",
+        "audit        about {}, partitions up to the week of {}",
         bytes(tables.audit_bytes),
         tables.last_partition.as_deref().unwrap_or("(none: rows go to the default partition)")
     ));

@@ -95,7 +95,7 @@ fn tables(database: &Database) -> Markup {
             h2 #tables-title { "What is kept" }
             dl.facts {
                 dt { "Keys" } dd { "about " (count(tables.keys)) ", " (bytes(tables.keys_bytes)) "; " (capped(tables.failed)) " given up" }
-                dt { "Trail" } dd { (bytes(tables.audit_bytes)) ", partitions up to the week of " (tables.last_partition.as_deref().unwrap_or("(none: rows go to the default one)")) }
+                dt { "Trail" } dd { "about " (bytes(tables.audit_bytes)) ", partitions up to the week of " (tables.last_partition.as_deref().unwrap_or("(none: rows go to the default one)")) }
                 dt { "Sealed up to" } dd { @match tables.sealing_since { Some(at) => (time(at)), None => "not yet" } }
                 dt { "Cell" } dd { (code(&database.cell)) }
             }
