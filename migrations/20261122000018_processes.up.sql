@@ -17,13 +17,19 @@ create table oncely.processes (
     last_seen_at timestamptz not null,
     consumers jsonb not null,
     constraint processes_pkey primary key (id),
+    -- It names all processes together in oncely.stats.
+    constraint processes_id check (id <> '00000000-0000-0000-0000-000000000000'),
     constraint processes_kind check (kind in ('worker', 'relay')),
     constraint processes_state check (state in ('starting', 'ready', 'unready', 'stopping')),
     -- Whoever may beat fills no disk with it.
     constraint processes_size check (
         octet_length(name) <= 255 and octet_length(version) <= 64 and octet_length(host) <= 255
         and octet_length(config_digest) <= 64 and octet_length(reason) <= 1000
-        and octet_length(consumers::text) <= 1048576
+        and octet_length(consumers::text) <= 262144
+    ),
+    -- Counts of a process, which others add up.
+    constraint processes_numbers check (
+        not jsonb_path_exists(consumers, 'strict $.** ? (@ > 1000000000000000 || @ < -1000000000000000)')
     ),
     constraint processes_times check (
         least(started_at, last_seen_at) >= '1970-01-01 00:00:00+00'
@@ -52,6 +58,26 @@ comment on column oncely.processes.consumers is
     'Of each consumer of a worker: counters since its start, last completion, unacknowledged deliveries by queue, '
     'the last failure, and since when and why it is stalled.';
 
+create function oncely.is_kind(kind text) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- By what the user may do, so that it holds where the roles have other names, and for one that sets its role.
+    select coalesce(
+        case is_kind.kind
+            when 'worker' then
+                has_function_privilege(session_user, 'oncely.record_stats(uuid, timestamptz, jsonb)', 'execute')
+                or pg_has_role(session_user, to_regrole('oncely_worker')::oid, 'member')
+            when 'relay' then
+                has_function_privilege(session_user, 'oncely.record_relay_stats(uuid, timestamptz, jsonb)', 'execute')
+                or pg_has_role(session_user, to_regrole('oncely_relay')::oid, 'member')
+        end,
+        false
+    )
+$$;
+comment on function oncely.is_kind is 'May the session''s user be a worker, or a relay? Internal.';
+revoke execute on function oncely.is_kind from public;
+
 create function oncely.beat(
     id uuid, kind text, name text, version text, host text, pid integer, config_digest text, state text, reason text,
     consumers jsonb
@@ -63,10 +89,10 @@ as $$
 declare
     at timestamptz := clock_timestamp();
 begin
-    -- Two thousand consumers have room; whoever looks at all processes reads all of it.
-    if octet_length(consumers::text) > 1048576 then
+    -- Hundreds of consumers have room; whoever looks at all processes reads all of it.
+    if octet_length(consumers::text) > 262144 then
         raise exception using errcode = 'ONC15',
-            message = 'oncely: a heartbeat may have a mebibyte at most';
+            message = 'oncely: a heartbeat may have 256 kB at most';
     end if;
     update oncely.processes as p
     set last_seen_at = at, state = beat.state, reason = beat.reason, consumers = beat.consumers
@@ -74,8 +100,24 @@ begin
     if found then
         return;
     end if;
-    if (select count(*) from oncely.processes as p where p.login = session_user) >= 1000 then
-        raise exception using errcode = '53400', message = 'oncely: this user has a thousand processes already';
+    -- A worker that says it were a relay hides that none lives.
+    if not oncely.is_kind(beat.kind) then
+        raise exception using errcode = 'ONC16', message = format('oncely: this user is no %s', beat.kind);
+    end if;
+    -- Those that ended without a word make room.
+    if (select count(*) from oncely.processes as p where p.login = session_user) >= 100 then
+        delete from oncely.processes as p
+        where p.id = (
+            select o.id
+            from oncely.processes as o
+            where o.login = session_user and o.last_seen_at < at - interval '1 minute'
+            order by o.last_seen_at
+            limit 1
+            for update skip locked
+        );
+        if not found then
+            raise exception using errcode = '53400', message = 'oncely: this user has a hundred processes already';
+        end if;
     end if;
     -- With another user's id: a violation of the primary key.
     insert into oncely.processes (
@@ -87,7 +129,9 @@ begin
     );
 end
 $$;
-comment on function oncely.beat is 'Writes the heartbeat of a process. A row belongs to the user that made it.';
+comment on function oncely.beat is
+    'Writes the heartbeat of a process, as a worker or a relay as far as its user may be one. A row belongs to the '
+    'user that made it; a user has a hundred.';
 revoke execute on function oncely.beat from public;
 
 create function oncely.leave(id uuid) returns void
@@ -103,8 +147,14 @@ set search_path = pg_catalog, pg_temp
 as $$
     with gone as (
         delete from oncely.processes as p
-        -- Whoever asks: what is seen is not buried.
-        where p.last_seen_at < least(bury_processes.before_time, clock_timestamp() - interval '1 minute')
+        where p.id in (
+            select o.id
+            from oncely.processes as o
+            -- Whoever asks: what is seen is not buried.
+            where o.last_seen_at < least(bury_processes.before_time, clock_timestamp() - interval '1 minute')
+            -- What its own user holds stays until the next time.
+            for update skip locked
+        )
         returning 1
     )
     select count(*) from gone

@@ -28,6 +28,8 @@ comment on column oncely.controls.reason is 'Why, in the person''s words.';
 create function oncely.pause_consumer(consumer text, paused_until timestamptz, reason text, os_user text) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+-- Below each client's own limits: whoever waits for another's transaction is told so.
+set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
 declare
@@ -66,6 +68,7 @@ revoke execute on function oncely.pause_consumer from public;
 create function oncely.resume_consumer(consumer text, reason text, os_user text) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '1500ms'
 as $$
 #variable_conflict use_column
 declare

@@ -100,6 +100,11 @@ pub(crate) fn since(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, Str
         .ok_or_else(|| "not a time; write 15m, 2h, 7d, yesterday, 2026-09-01 or 2026-09-01T10:00Z".to_owned())
 }
 
+/// The sum of counts that other processes told: as much as there can be, where it is more.
+pub(crate) fn total(counts: impl IntoIterator<Item = u64>) -> u64 {
+    counts.into_iter().fold(0, u64::saturating_add)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

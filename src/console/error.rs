@@ -12,6 +12,8 @@ use crate::pg;
 pub(crate) enum PageError {
     /// The question takes longer than a page waits.
     TooWide,
+    /// Another session holds what is asked for.
+    Busy,
     /// PostgreSQL does not answer: what the driver says.
     Away(String),
     NotFound(String),
@@ -27,8 +29,10 @@ impl From<sqlx::Error> for PageError {
     fn from(error: sqlx::Error) -> Self {
         let code = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
         match code.as_deref() {
-            // query_canceled, by statement_timeout; lock_not_available, by lock_timeout.
-            Some("57014" | "55P03") => Self::TooWide,
+            // query_canceled, by statement_timeout.
+            Some("57014") => Self::TooWide,
+            // lock_not_available, by lock_timeout.
+            Some("55P03") => Self::Busy,
             // insufficient_privilege
             Some("42501") => Self::Refused(format!(
                 "PostgreSQL does not allow it to the console's login: {}",
@@ -48,6 +52,7 @@ impl PageError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::TooWide | Self::Away(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Busy => StatusCode::CONFLICT,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Refused(_) => StatusCode::FORBIDDEN,
             Self::Wrong(_) => StatusCode::BAD_REQUEST,
@@ -62,6 +67,12 @@ impl PageError {
                 "Too wide: narrow the time",
                 html! {
                     p { "PostgreSQL needed longer for this page than a page may take. Ask for a shorter time, for one consumer, or for one key. The other pages are not concerned." }
+                },
+            ),
+            Self::Busy => (
+                "Somebody else is changing this",
+                html! {
+                    p { "Another session holds it in a transaction that is not finished, so nothing was done here. Try again in a moment; where that does not help, " code { "pg_locks" } " names the session." }
                 },
             ),
             Self::Away(why) => (

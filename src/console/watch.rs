@@ -11,7 +11,7 @@ use super::pool::Pool;
 use crate::config::Config;
 use crate::mirror::Mirror;
 use crate::pg::{self, Abilities, ActionRow, ConsumerStats, RecentOutcome, Session};
-use crate::status::{Database, Finding, Picture, judge};
+use crate::status::{Database, Finding, Missing, Picture, judge};
 use crate::units::Times;
 
 /// An answer is good for so long.
@@ -104,7 +104,10 @@ impl Watch {
             tokio::join!(database(config, pool), self.broker.queues(config), redis);
         let (postgres, lately) = match postgres {
             Ok((database, lately)) => (Ok(database), Some(lately)),
-            Err(error) => (Err(pg::describe(&error)), None),
+            Err(error) => {
+                let is_away = pg::is_outage(&error) || matches!(error, sqlx::Error::Configuration(_));
+                (Err(Missing { text: pg::describe(&error), is_away }), None)
+            }
         };
         let picture = Picture { postgres, rabbitmq, redis };
         let findings = judge(&picture, Times { utc: true });

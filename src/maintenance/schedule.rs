@@ -9,7 +9,9 @@ use super::{Ended, Kept, collect, keep_partitions};
 use crate::backoff::Backoff;
 use crate::config::{Config, GcSettings};
 use crate::metrics::GcMetrics;
-use crate::pg::{Door, NoSession, bury_processes, describe, is_outage, roll_up_stats, within};
+use crate::pg::{
+    Door, NoSession, Session, bury_processes, describe, is_outage, prune_stats, roll_up_stats, within,
+};
 use crate::vitals::Beat;
 
 /// How often the partitions are looked at: they are made `audit.ahead` before they are needed, a week at least, so an hour is plenty.
@@ -72,19 +74,7 @@ async fn maintain(
     // Without a limit here: each step of it has its own.
     log_kept(&keep_partitions(config, &mut session, || stop.is_cancelled()).await?);
     let now = session.clock.now();
-    match within(config.postgres.client_timeout(), bury_processes(&mut session.connection, now - FORGOTTEN))
-        .await
-    {
-        Ok(0) => {}
-        Ok(buried) => tracing::info!(buried, "removed processes that were silent for an hour"),
-        Err(error) if is_outage(&error) => return Err(error.into()),
-        Err(error) => tracing::warn!(error = %error, "silent processes were not removed"),
-    }
-    match within(config.postgres.client_timeout(), roll_up_stats(&mut session.connection)).await {
-        Ok(minutes) => tracing::debug!(minutes, "made minutes of stats"),
-        Err(error) if is_outage(&error) => return Err(error.into()),
-        Err(error) => tracing::warn!(error = describe(&error), "minutes of stats were not made"),
-    }
+    keep_small(config, &mut session, now).await?;
     if next_collection.is_some_and(|due| due <= now) {
         let began = Instant::now();
         match collect(config, &mut session, || stop.is_cancelled()).await? {
@@ -113,6 +103,34 @@ async fn maintain(
     let until = due.and_then(|due| (due - now).to_std().ok()).unwrap_or(PARTITIONS);
     // A moment past the due time, so that waking early by a clock's grain does not miss it.
     Ok((until + Duration::from_millis(20)).min(PARTITIONS))
+}
+
+/// Removes what processes said long ago, and makes minutes of stats. Each by itself: none is kept by another that fails.
+async fn keep_small(config: &Config, session: &mut Session, now: DateTime<Utc>) -> Result<(), sqlx::Error> {
+    let limit = config.postgres.client_timeout();
+    let connection = &mut session.connection;
+    let buried = within(limit, bury_processes(connection, now - FORGOTTEN)).await;
+    let buried = told(buried, "silent processes were not removed")?;
+    if buried > 0 {
+        tracing::info!(buried, "removed processes that were silent for an hour");
+    }
+    let pruned = within(limit, prune_stats(connection)).await;
+    let pruned = told(pruned, "stats older than seven days were not removed")?;
+    let minutes = within(limit, roll_up_stats(connection)).await;
+    let minutes = told(minutes, "minutes of stats were not made")?;
+    tracing::debug!(pruned, minutes, "kept stats small");
+    Ok(())
+}
+
+/// How many; none where it failed, which is logged. Only an outage ends what is behind it.
+fn told(done: Result<i64, sqlx::Error>, failed: &'static str) -> Result<i64, sqlx::Error> {
+    match done {
+        Err(error) if !is_outage(&error) => {
+            tracing::warn!(error = describe(&error), "{failed}");
+            Ok(0)
+        }
+        other => other,
+    }
 }
 
 /// Says what was done to the trail, and what was not.

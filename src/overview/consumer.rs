@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::process::Seen;
 use super::recent::Recent;
 use crate::pg::{KnownConsumer, Pause};
+use crate::units::total;
 use crate::worker::{Report, Trouble};
 
 /// What a consumer does.
@@ -117,7 +118,9 @@ pub(super) fn overviews(
             ConsumerOverview {
                 configured: configured.map(|names| names.iter().any(|other| other == name)),
                 workers: own.len(),
-                inflight: own.iter().flat_map(|report| report.condition.unacknowledged.values()).sum(),
+                inflight: total(
+                    own.iter().flat_map(|report| report.condition.unacknowledged.values().copied()),
+                ),
                 delivered: recent.delivered,
                 done: recent.done,
                 duplicates: recent.duplicates,

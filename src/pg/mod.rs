@@ -126,7 +126,8 @@ pub(crate) use session::{
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use stats::{
-    ConsumerStats, RelayStats, consumer_stats, record_relay_stats, record_stats, relay_stats, roll_up_stats,
+    ConsumerStats, RelayStats, consumer_stats, prune_stats, record_relay_stats, record_stats, relay_stats,
+    roll_up_stats,
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;

@@ -138,7 +138,10 @@ pub(crate) struct ProcessRow {
     pub(crate) consumers: Value,
 }
 
-/// All processes that were seen since a time; workers last.
+/// So many processes of one login are told of, those that were seen last: a login that makes up many hides nobody else's.
+const OF_LOGIN: i64 = 100;
+
+/// Processes that were seen since a time; workers last.
 pub(crate) async fn processes(
     connection: &mut PgConnection,
     since: DateTime<Utc>,
@@ -148,10 +151,18 @@ pub(crate) async fn processes(
         r#"select kind, name, version, host, pid, config_digest, state, reason, login, oncely.bounded(started_at) as "started_at!",
             oncely.bounded(last_seen_at) as "last_seen_at!", consumers::text as "consumers!"
          from oncely.processes
-         where last_seen_at >= $1
-         order by kind, name, started_at
-         limit 1000"#,
-        since
+         where id in (
+             select p.id
+             from (
+                 select id, row_number() over (partition by login order by last_seen_at desc, id) as place
+                 from oncely.processes
+                 where last_seen_at >= $1
+             ) as p
+             where p.place <= $2
+         )
+         order by kind, name, started_at, id"#,
+        since,
+        OF_LOGIN
     )
     .fetch_all(connection)
     .await?;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::consumers::interval;
 
-/// What a consumer did in a span.
+/// What a consumer did in a span. Each number is 10^12 at most, in the table and as it is read, so that sums have room.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ConsumerStats {
     pub(crate) consumer: String,
@@ -73,9 +73,14 @@ pub(crate) async fn record_relay_stats(
     Ok(())
 }
 
-/// Makes minutes of spans older than two hours, and removes what is older than seven days. Returns how many minutes were made.
+/// Makes minutes of spans older than two hours. Returns how many were made.
 pub(crate) async fn roll_up_stats(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar!(r#"select oncely.roll_up_stats() as "minutes!""#).fetch_one(connection).await
+}
+
+/// Removes what is older than seven days. Returns how many rows.
+pub(crate) async fn prune_stats(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(r#"select oncely.prune_stats() as "rows!""#).fetch_one(connection).await
 }
 
 /// What consumers did from `since` on, summed over processes in spans of `width` (ten seconds or more; a minute or more for what is older
@@ -98,9 +103,12 @@ pub(crate) async fn relay_stats(
 ) -> Result<Vec<RelayStats>, sqlx::Error> {
     sqlx::query_as!(
         RelayStats,
-        r#"select s.target, date_bin($2, s.at, timestamptz 'epoch') as "at!", sum(s.relayed)::bigint as "relayed!",
-            sum(s.failed)::bigint as "failed!", sum(s.parked)::bigint as "parked!", max(s.records) as "records!",
-            max(s.oldest_age) as "oldest_age!"
+        r#"select s.target, date_bin($2, s.at, timestamptz 'epoch') as "at!",
+            least(sum(s.relayed), 1000000000000)::bigint as "relayed!",
+            least(sum(s.failed), 1000000000000)::bigint as "failed!",
+            least(sum(s.parked), 1000000000000)::bigint as "parked!",
+            least(max(s.records), 1000000000000) as "records!",
+            least(max(s.oldest_age), 10000000000) as "oldest_age!"
         from oncely.relay_stats as s
         where s.at >= $1
         group by 2, s.target

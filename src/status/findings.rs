@@ -44,7 +44,9 @@ fn safe(text: &str) -> String {
 /// The exit code: what is worst.
 pub(crate) fn code(picture: &Picture, findings: &[Finding]) -> u8 {
     match findings.iter().map(|finding| finding.severity).min() {
-        _ if picture.postgres.is_err() || picture.rabbitmq.is_err() => exit::UNREACHABLE,
+        _ if picture.rabbitmq.is_err() || picture.postgres.as_ref().is_err_and(|missing| missing.is_away) => {
+            exit::UNREACHABLE
+        }
         Some(Severity::Danger) => exit::DANGER,
         Some(Severity::Look) => exit::NO,
         None => 0,
@@ -56,6 +58,11 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
     let mut found = Found(Vec::new());
     if let Ok(queues) = &picture.rabbitmq {
         queues.iter().for_each(|queue| found.queue(picture, queue));
+    }
+    if let Err(missing) = &picture.postgres
+        && !missing.is_away
+    {
+        found.look("PostgreSQL", format!("answers, and a question to it failed: {}", safe(&missing.text)));
     }
     if let Ok(database) = &picture.postgres {
         found.pauses(database, times);

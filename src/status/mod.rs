@@ -4,4 +4,4 @@ mod findings;
 mod picture;
 
 pub(crate) use findings::{Finding, Severity, code, judge};
-pub(crate) use picture::{Database, Picture, QueueState, queue_states};
+pub(crate) use picture::{Database, Missing, Picture, QueueState, queue_states};

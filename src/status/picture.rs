@@ -24,9 +24,17 @@ const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
 /// How many failing keys of a consumer are named.
 const NAMED: i64 = 3;
 
+/// Why nothing is known of PostgreSQL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) text: String,
+    /// It does not answer. Otherwise it does, and a question to it failed.
+    pub(crate) is_away: bool,
+}
+
 /// Everything that is known at one time; a server's part is its error where it does not answer.
 pub(crate) struct Picture {
-    pub(crate) postgres: Result<Database, String>,
+    pub(crate) postgres: Result<Database, Missing>,
     pub(crate) rabbitmq: Result<Vec<QueueState>, String>,
     /// `None` where there is no mirror.
     pub(crate) redis: Option<Result<(), String>>,
@@ -70,7 +78,9 @@ impl Picture {
         let (postgres, rabbitmq, redis) = tokio::join!(database(config), queues(config), redis(config));
         let postgres = match postgres {
             Err(error) if exit::code(&error) == exit::CONFIG => return Err(error),
-            Err(error) => Err(exit::told(&error)),
+            Err(error) => {
+                Err(Missing { is_away: exit::code(&error) == exit::UNREACHABLE, text: exit::told(&error) })
+            }
             Ok(database) => Ok(database),
         };
         Ok(Self { postgres, rabbitmq: rabbitmq.map_err(|error| error.to_string()), redis })

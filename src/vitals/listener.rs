@@ -1,69 +1,168 @@
-//! `/metrics`, `/livez`, `/readyz`, `/statusz`.
+//! `/metrics`, `/livez`, `/readyz`, `/statusz`: on a thread of their own, so that whoever asks takes nothing from messages, whatever he asks.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::TcpListener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
 
 use super::Vitals;
 use crate::pg::Readiness;
 
 /// How often observations are put into their buckets.
 const UPKEEP: Duration = Duration::from_secs(1);
+/// A text is good for so long.
+const GOOD: Duration = Duration::from_secs(1);
+/// Connections at the same time. The next one displaces the oldest: a probe is answered, whoever holds others.
+const CONNECTIONS: usize = 32;
+/// From the first byte of a request to the end of its headers.
+const HEADERS: Duration = Duration::from_secs(5);
+/// From the beginning of a connection to its end, the answer's last byte included.
+const WHOLE: Duration = Duration::from_secs(15);
+/// Bytes of a request's line and headers.
+const HEAD: usize = 8 << 10;
+/// After an error of the listener, such as too many open files.
+const PAUSE: Duration = Duration::from_millis(200);
 
-/// Answers until the runtime ends. What is asked here waits for no server and for no lane.
-pub(super) fn serve(vitals: Arc<Vitals>, listener: TcpListener) {
-    if let Ok(address) = listener.local_addr() {
-        tracing::info!(%address, "listening: /metrics, /livez, /readyz, /statusz");
-    }
-    let upkeep = Arc::clone(&vitals);
+/// Answers until the runtime ends that this is called in.
+///
+/// # Errors
+/// When the thread can't be started.
+pub(super) fn serve(vitals: Arc<Vitals>, listener: TcpListener) -> std::io::Result<()> {
+    let address = listener.local_addr()?;
+    let listener = listener.into_std()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    std::thread::Builder::new().name("listener".to_owned()).spawn(move || {
+        runtime.block_on(async move {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => answer(vitals, listener, stopped).await,
+                Err(error) => tracing::error!(%error, "metrics and health are not told"),
+            }
+        });
+    })?;
+    // Dropped with the runtime's other tasks.
     tokio::spawn(async move {
-        let mut turns = tokio::time::interval(UPKEEP);
-        turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            turns.tick().await;
-            upkeep.registry.upkeep();
-        }
+        let _until_then = stop.drop_guard();
+        std::future::pending::<()>().await;
     });
+    tracing::info!(%address, "listening: /metrics, /livez, /readyz, /statusz");
+    Ok(())
+}
+
+/// What somebody asks for again and again is made once a second.
+#[derive(Default)]
+struct Kept(Mutex<Option<(Instant, String)>>);
+
+impl Kept {
+    fn get(&self, make: impl FnOnce() -> String) -> String {
+        // Every change is one assignment.
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*kept {
+            Some((at, text)) if at.elapsed() < GOOD => text.clone(),
+            _ => kept.insert((Instant::now(), make())).1.clone(),
+        }
+    }
+}
+
+struct Told {
+    vitals: Arc<Vitals>,
+    collector: metrics_process::Collector,
+    metrics: Kept,
+    status: Kept,
+}
+
+async fn answer(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationToken) {
     let collector = metrics_process::Collector::default();
     vitals.with_registry(|| collector.describe());
+    let told = Told { vitals, collector, metrics: Kept::default(), status: Kept::default() };
+    let told = Arc::new(told);
     let router = Router::new()
-        .route(
-            "/metrics",
-            get(move |State(vitals): State<Arc<Vitals>>| async move {
-                vitals.with_registry(|| collector.collect());
-                (
-                    [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
-                    vitals.registry.render(),
-                )
-            }),
-        )
+        .route("/metrics", get(metrics))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/statusz", get(statusz))
-        .with_state(vitals);
-    tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "metrics and health are not told any more");
+        .with_state(Arc::clone(&told));
+    let mut upkeep = tokio::time::interval(UPKEEP);
+    upkeep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut connections = JoinSet::new();
+    // The oldest first.
+    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return,
+            _ = upkeep.tick() => {
+                told.vitals.registry.upkeep();
+                continue;
+            }
+            Some(_) = connections.join_next() => {
+                open.retain(|connection| !connection.is_finished());
+                continue;
+            }
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                if open.len() >= CONNECTIONS
+                    && let Some(oldest) = open.pop_front()
+                {
+                    oldest.abort();
+                }
+                open.push_back(connections.spawn(connection(router.clone(), stream)));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection to /metrics and health could not be taken");
+                tokio::time::sleep(PAUSE).await;
+            }
         }
+    }
+}
+
+/// One request, and the connection's end.
+async fn connection(router: Router, stream: TcpStream) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS)
+        .max_buf_size(HEAD)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    match tokio::time::timeout(WHOLE, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a connection to /metrics and health ended"),
+        Err(_) => tracing::debug!("a connection to /metrics and health took longer than {WHOLE:?}"),
+    }
+}
+
+async fn metrics(State(told): State<Arc<Told>>) -> Response {
+    let text = told.metrics.get(|| {
+        told.vitals.with_registry(|| told.collector.collect());
+        told.vitals.registry.render()
     });
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
 /// Never for a server that is away: an outage must not restart all processes.
-async fn livez(State(vitals): State<Arc<Vitals>>) -> Response {
-    let overdue = vitals.liveness.overdue();
+async fn livez(State(told): State<Arc<Told>>) -> Response {
+    let overdue = told.vitals.liveness.overdue();
     if overdue.is_empty() {
         return "alive\n".into_response();
     }
     (StatusCode::SERVICE_UNAVAILABLE, format!("stuck: {}\n", overdue.join(", "))).into_response()
 }
 
-async fn readyz(State(vitals): State<Arc<Vitals>>) -> Response {
+async fn readyz(State(told): State<Arc<Told>>) -> Response {
+    let vitals = &told.vitals;
     let readiness = vitals.readiness();
     let text = match (readiness.reason(), vitals.lock().degraded.as_deref()) {
         (Some(reason), _) => format!("{}: {reason}\n", readiness.state()),
@@ -76,6 +175,7 @@ async fn readyz(State(vitals): State<Arc<Vitals>>) -> Response {
     }
 }
 
-async fn statusz(State(vitals): State<Arc<Vitals>>) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], format!("{:#}\n", vitals.status())).into_response()
+async fn statusz(State(told): State<Arc<Told>>) -> Response {
+    let text = told.status.get(|| format!("{:#}\n", told.vitals.status()));
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }

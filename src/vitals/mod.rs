@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use chrono::{DateTime, Utc};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -20,6 +20,44 @@ pub(crate) use liveness::{Beat, Liveness};
 use crate::config::{Config, Problems, host};
 use crate::metrics::{ProcessMetrics, Registry};
 use crate::pg::{Process, Readiness};
+
+/// Of what a report says of a consumer, what anybody may know who reaches the address: counters, codes and times. Tenants, keys, what a
+/// database or a handler said and who paused why stay in `oncely.processes`. A list of what may be told: what is new is told nobody.
+const PUBLIC: [&str; 9] = [
+    "consumer",
+    "counts",
+    "unsettled",
+    "completed_at",
+    "unacknowledged",
+    "stalled",
+    "failed",
+    "failing",
+    "paused",
+];
+const PUBLIC_PARTS: [&str; 5] = ["since", "code", "messages", "paused_at", "paused_until"];
+
+fn public(report: Value) -> Value {
+    let kept = |value: Value, names: &[&str]| match value {
+        Value::Object(fields) => {
+            fields.into_iter().filter(|(name, _)| names.contains(&name.as_str())).collect::<Map<_, _>>()
+        }
+        _ => Map::new(),
+    };
+    let consumer = |value: Value| {
+        let mut told = kept(value, &PUBLIC);
+        for part in ["stalled", "failed", "failing", "paused"] {
+            if let Some(part) = told.get_mut(part).filter(|part| part.is_object()) {
+                *part = Value::Object(kept(part.take(), &PUBLIC_PARTS));
+            }
+        }
+        Value::Object(told)
+    };
+    match report {
+        Value::Array(consumers) => consumers.into_iter().map(consumer).collect(),
+        // A relay's: numbers alone.
+        other => other,
+    }
+}
 
 /// What `Vitals` is asked for a report by.
 type Report = Box<dyn Fn() -> Value + Send + Sync>;
@@ -112,7 +150,11 @@ impl Vitals {
         let _ = tells_systemd;
         #[cfg(feature = "listener")]
         if let Some(listener) = listener {
-            listener::serve(Arc::clone(&vitals), listener);
+            listener::serve(Arc::clone(&vitals), listener).map_err(|error| {
+                let mut problems = Problems::default();
+                problems.add(format!("{kind}.listen"), format!("cannot listen: {error}"));
+                problems
+            })?;
         }
         Ok(vitals)
     }
@@ -157,16 +199,16 @@ impl Vitals {
         self.lock().degraded = degraded;
     }
 
-    /// The row of `oncely.processes` as JSON, for `/statusz`.
+    /// The row of `oncely.processes` as JSON, for `/statusz`, without what only whoever may read that table is told.
     pub(crate) fn status(&self) -> Value {
         let state = self.lock();
         let (readiness, degraded) = (state.readiness.clone(), state.degraded.clone());
         drop(state);
         json!({
             "schema": "oncely.statusz/1", "id": self.process.id, "kind": self.process.kind, "name": self.process.name,
-            "version": env!("CARGO_PKG_VERSION"), "host": self.process.host, "pid": std::process::id(),
+            "version": env!("CARGO_PKG_VERSION"), "pid": std::process::id(),
             "config_digest": self.process.config_digest, "started_at": self.started_at, "state": readiness.state(),
-            "reason": readiness.reason(), "degraded": degraded, "overdue": self.liveness.overdue(), "consumers": self.report(),
+            "reason": readiness.reason(), "degraded": degraded, "overdue": self.liveness.overdue(), "consumers": public(self.report()),
         })
     }
 

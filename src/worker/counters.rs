@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::durations::{BUCKETS, bucket};
 use crate::metrics::ConsumerMetrics;
 use crate::outcome::{DuplicateSource, Outcome};
+use crate::units::total;
 
 /// Counts settled deliveries by what became of them.
 #[derive(Debug)]
@@ -125,8 +126,13 @@ impl Counters {
 }
 
 impl Counts {
+    /// Answers of the handler.
+    pub(crate) fn done(&self) -> u64 {
+        total([self.completed, self.refused])
+    }
+
     pub(crate) fn duplicates(&self) -> u64 {
-        self.duplicates_mirror + self.duplicates_postgres + self.duplicates_batch
+        total([self.duplicates_mirror, self.duplicates_postgres, self.duplicates_batch])
     }
 }
 

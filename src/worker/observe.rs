@@ -66,14 +66,17 @@ fn unready(consumer: &Consumer, report: &Report) -> Option<String> {
     let name = &consumer.name;
     if let Some(stalled) = &report.condition.stalled {
         let code = stalled.code.as_deref().unwrap_or("no SQLSTATE");
-        return Some(format!("{name} is stalled since {:.0?} ({code}): {}", stalled.since, stalled.text));
+        // Not the error's text, which may be the handler's own: anybody may ask here.
+        return Some(format!(
+            "{name} is stalled since {:.0?} ({code}): `oncely status` says why",
+            stalled.since
+        ));
     }
     if report.paused.is_some() {
         return None;
     }
     if let Some(failing) = &report.condition.failing {
         let code = report.condition.failed.as_ref().and_then(|failed| failed.code.as_deref());
-        // Not the error's text, which is the handler's own: anybody may ask here.
         return Some(format!(
             "every message of {name} fails since {:.0?} ({}): `oncely status` says how",
             failing.since,

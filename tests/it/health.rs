@@ -2,8 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
+use sqlx::Executor as _;
+use testbed::eventually;
 use testbed::proxy::Mode;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::support::exposition::series;
 use crate::support::http::{address, get, wait_for};
@@ -150,10 +156,31 @@ async fn a_consumer_that_is_stalled_is_named_with_the_reason() {
     world.apply_topology().await;
     let worker = world.start("worker");
     let address = address(&worker).await;
-    world.publish("payments", message("acme", "k"), r#"{"do": "missing_table"}"#).await;
+    world.publish("payments", message("planted-tenant", "planted-key"), r#"{"do": "missing_table"}"#).await;
     wait_for(&address, "/readyz", 503, "payments is stalled since").await;
     let (_, ready) = get(&address, "/readyz").await.unwrap();
     assert!(ready.contains("42P01"), "{ready}");
+    // Neither whose message it is, nor what the database or a handler said: whoever reaches the address may ask.
+    let (_, told) = get(&address, "/statusz").await.unwrap();
+    let status: Value = serde_json::from_str(&told).unwrap();
+    let stalled = &status["consumers"][0]["stalled"];
+    assert!(stalled["code"] == "42P01" && stalled["since"].is_string(), "{told}");
+    world
+        .sql
+        .execute("select oncely.pause_consumer('payments', null, 'planted-reason', 'planted-user')")
+        .await
+        .unwrap();
+    let told = wait_for(&address, "/statusz", 200, "\"paused\": {").await + &ready;
+    for planted in [
+        "planted-tenant",
+        "planted-key",
+        "no_such_table",
+        "undefined table",
+        "planted-reason",
+        "planted-user",
+    ] {
+        assert!(!told.contains(planted), "{planted}: {told}");
+    }
     wait_for(
         &address,
         "/metrics",
@@ -257,4 +284,65 @@ async fn systemd_hears_that_a_worker_is_up_what_it_waits_for_and_that_it_stops()
     said("STATUS=ready").await;
     let (stopped, ()) = tokio::join!(said("STOPPING=1"), world.stop(worker));
     assert!(!stopped.contains("READY=1"), "said once");
+}
+
+#[tokio::test]
+async fn connections_that_ask_for_too_much_are_ended_and_keep_nobody_out() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 200, "ready").await;
+    // Each asks forty times and reads nothing; the next one is answered all the same.
+    let asked = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n".repeat(40);
+    let mut greedy = Vec::new();
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(asked.as_bytes()).await.unwrap();
+        greedy.push(stream);
+    }
+    assert_eq!(get(&address, "/livez").await.unwrap().0, 200);
+    // One answer a connection, and then its end; an end without one for those that others have displaced.
+    for mut stream in greedy {
+        let mut answer = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut answer));
+        let _ = read.await.expect("the connection is ended");
+        assert!(String::from_utf8_lossy(&answer).matches("HTTP/1.1 200").count() <= 1);
+    }
+    // Who says nothing is not waited for.
+    let mut silent = TcpStream::connect(&address).await.unwrap();
+    silent.write_all(b"GET /livez HTTP/1.1\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(60), silent.read_to_end(&mut answer));
+    let _ = read.await.expect("the connection is ended");
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn metrics_are_rendered_once_a_second_on_a_thread_of_their_own() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 200, "ready").await;
+    let threads = std::fs::read_dir(format!("/proc/{}/task", worker.id())).unwrap();
+    let names: Vec<String> = threads
+        .filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")).ok())
+        .collect();
+    assert!(names.iter().any(|name| name.trim() == "listener"), "{names:?}");
+    // The process's open files tell one rendering from another.
+    let (began, mut held, mut told) = (Instant::now(), Vec::new(), BTreeSet::new());
+    for _ in 0..20 {
+        held.push(TcpStream::connect(&address).await.unwrap());
+        told.insert(get(&address, "/metrics").await.unwrap().1);
+    }
+    let most = 2 + usize::try_from(began.elapsed().as_secs()).unwrap();
+    assert!(told.len() <= most, "{} texts, not {most}", told.len());
+    eventually("a text of now", || async {
+        let (_, text) = get(&address, "/metrics").await?;
+        if told.contains(&text) { Err(anyhow::anyhow!("the same")) } else { Ok(()) }
+    })
+    .await
+    .unwrap();
+    world.stop(worker).await;
 }

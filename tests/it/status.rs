@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use testbed::eventually;
 
+use crate::console::console;
 use crate::support::gate::{Gate, WAITING};
 use crate::support::{World, message};
 
@@ -258,35 +259,43 @@ async fn a_heartbeat_that_cannot_be_read_hides_nobody_else() {
     let worker = world.start("worker");
     world.wait_for(PROCESSES, 1).await;
     let most = u64::MAX;
-    let beats = [
-        "[1e400]".to_owned(),
-        format!("{}1{}", "[".repeat(300), "]".repeat(300)),
-        format!(
-            "[{{\"consumer\": \"payments\", \"unacknowledged\": {{\"{}\": {most}}}}}]",
-            world.queue("payments")
-        ),
-        format!(
-            "[{{\"consumer\": \"payments\", \"unacknowledged\": {{\"{}\": {most}}}}}]",
-            world.queue("payments")
-        ),
-    ];
-    for beat in &beats {
-        sqlx::query(
-            "select oncely.beat(gen_random_uuid(), 'worker', 'strange', '0', 'h', 1, '', 'ready', null, $1::text::jsonb)",
-        )
-        .bind(beat)
+    let numbers = format!(
+        "[{{\"consumer\": \"payments\", \"unsettled\": {most}, \"unacknowledged\": {{\"{}\": {most}}},
+           \"counts\": {{\"completed\": {most}, \"refused\": {most}, \"duplicates_mirror\": {most}, \"duplicates_batch\": {most}}}}}]",
+        world.queue("payments")
+    );
+    let beat = "select oncely.beat(gen_random_uuid(), 'worker', 'strange', '0', 'h', 1, '', 'ready', null, $1::text::jsonb)";
+    for beyond in ["[1e400]", "[{\"counts\": {\"completed\": 1000000000000001}}]", &numbers] {
+        let refused = sqlx::query(beat).bind(beyond).execute(&mut world.sql).await.unwrap_err();
+        assert_eq!(refused.as_database_error().unwrap().code().as_deref(), Some("23514"), "{beyond}");
+    }
+    // A table that somebody has changed.
+    sqlx::query("alter table oncely.processes drop constraint processes_numbers")
         .execute(&mut world.sql)
         .await
         .unwrap();
+    let nested = format!("{}1{}", "[".repeat(300), "]".repeat(300));
+    let beats = ["[1e400]", &nested, &numbers, &numbers];
+    for one in beats {
+        sqlx::query(beat).bind(one).execute(&mut world.sql).await.unwrap();
     }
     let (_, object) = status(&world).await;
     assert_eq!(object["processes"].as_array().unwrap().len(), 1 + beats.len(), "{object}");
     assert_eq!(object["queues"][0]["unacknowledged"], most.to_string(), "it is as much as there can be");
+    for verb in [&["status"][..], &["consumers", "list"], &["top", "--once"]] {
+        let output = world.oncely(verb).await;
+        assert_ne!(output.status.code(), Some(101), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let (running, operator) = console(&world).await;
+    for page in ["/", "/consumers", "/consumer?name=payments", "/outbox", "/doctor"] {
+        operator.page(page).await;
+    }
+    drop(running);
     let huge = sqlx::query(
-        "select oncely.beat(gen_random_uuid(), 'worker', 'huge', '0', 'h', 1, '', 'ready', null, to_jsonb(repeat('x', 1048577)))",
+        "select oncely.beat(gen_random_uuid(), 'worker', 'huge', '0', 'h', 1, '', 'ready', null, to_jsonb(repeat('x', 262145)))",
     );
     let refused = huge.execute(&mut world.sql).await.unwrap_err();
-    assert!(refused.to_string().contains("mebibyte"), "{refused}");
+    assert!(refused.to_string().contains("256 kB"), "{refused}");
     world.stop(worker).await;
 }
 

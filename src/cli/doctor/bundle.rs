@@ -19,7 +19,7 @@ const READ_ME: &str = "\
 What `oncely doctor --bundle` wrote. Each file is JSON:
 
 doctor.json               what the doctor found, and what it read
-configuration.json        the settings; URLs, keys, fixed tenants and fixed keys are masked
+configuration.json        the documented settings that hold no secret; all other values are masked
 versions.json             of the program and of the system
 migrations.json           what is applied, pending or changed
 processes.json            heartbeats; names of processes, hosts and logins are hashes that mean nothing outside of this archive

@@ -3,14 +3,27 @@
 use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
 
-use crate::config::{Config, masked};
+use crate::config::{Config, Part, masked, reference};
 use crate::extract::Source;
 
 /// In place of what is not said.
 const HIDDEN: &str = "(masked)";
 
-/// Settings whose value is not said, wherever they stand.
-const SECRET: [&str; 6] = ["url", "management", "signing_key", "known_keys", "key", "headers"];
+/// Settings of a table whose value is not said; the `key` of a consumer says where its key is.
+const SECRET: [&str; 7] =
+    ["url", "management", "signing_key", "known_keys", "key", "headers", "queue_arguments"];
+
+/// What is said of a table that stands for a value. Of `fixed` tenants and keys, and of who operates: that they are there.
+const TABLES: [(&str, &[&str]); 7] = [
+    ("proxy", &["header", "from"]),
+    ("retry", &["delays", "max_attempts", "max_crashes"]),
+    ("handler", &["function", "batch", "json"]),
+    ("tenant", SOURCE),
+    ("key", SOURCE),
+    ("fingerprint", &["json_pointers"]),
+    ("bindings", &["exchange", "routing_key"]),
+];
+const SOURCE: &[&str] = &["header", "routing_key", "json_pointer", "property"];
 
 /// Hides what is secret or of a message: names of machines and logins are replaced by hashes that mean something within one archive only.
 pub(super) struct Mask {
@@ -98,40 +111,90 @@ impl Mask {
                 text = text.replace(secret.as_str(), instead);
             }
         }
-        text
+        without_logins(&text)
     }
 }
 
-/// A configuration's values without its secrets, and without fixed tenants and keys.
+/// A configuration's values, as far as they are known to be no secrets: those of documented settings. What nobody knows (a key that is
+/// misspelt, or in the wrong table) keeps its name.
 pub(super) fn settings(value: Value) -> Value {
-    let Value::Object(tables) = value else { return value };
-    let mask = |(name, value): (String, Value)| {
-        let value = match value {
-            Value::Object(fields) => Value::Object(fields.into_iter().map(setting).collect::<Map<_, _>>()),
-            Value::Array(consumers) => consumers.into_iter().map(consumer).collect(),
-            other => other,
+    let Value::Object(tables) = value else { return Value::from(HIDDEN) };
+    let (_, parts) = reference();
+    let told = |(name, value): (String, Value)| {
+        let part = parts.iter().find(|part| part.name == name);
+        let told = match (part, value) {
+            (Some(part), Value::Object(fields)) if !part.is_list => table(part, fields),
+            (Some(part), Value::Array(rows)) if part.is_list => rows
+                .into_iter()
+                .map(|row| {
+                    if let Value::Object(fields) = row { consumer(part, fields) } else { Value::from(HIDDEN) }
+                })
+                .collect(),
+            _ => Value::from(HIDDEN),
         };
-        (name, value)
+        (name, told)
     };
-    Value::Object(tables.into_iter().map(mask).collect())
+    Value::Object(tables.into_iter().map(told).collect())
 }
 
-fn setting((name, value): (String, Value)) -> (String, Value) {
-    let value = if SECRET.contains(&name.as_str()) { Value::from(HIDDEN) } else { value };
-    (name, value)
+/// The settings of a table.
+fn table(part: &Part, fields: Map<String, Value>) -> Value {
+    let told = |(name, value): (String, Value)| {
+        let is_known = part.settings.iter().any(|setting| setting.name == name)
+            // Another way to say `queue`.
+            || (part.is_list && name == "queues");
+        let is_secret = SECRET.contains(&name.as_str()) && !(part.is_list && name == "key");
+        let told = if is_known && !is_secret { known(&name, value) } else { Value::from(HIDDEN) };
+        (name, told)
+    };
+    Value::Object(fields.into_iter().map(told).collect())
 }
 
-/// Where tenant and key are is told; what they always are is not.
-fn consumer(value: Value) -> Value {
-    let Value::Object(mut fields) = value else { return value };
-    for source in ["tenant", "key"] {
-        if let Some(Value::Object(source)) = fields.get_mut(source)
-            && let Some(fixed) = source.get_mut("fixed")
-        {
-            *fixed = Value::from(HIDDEN);
+/// The value of a documented setting.
+fn known(name: &str, value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let said = TABLES.iter().find(|(table, _)| *table == name).map_or(&[][..], |(_, said)| said);
+            let told = |(name, value): (String, Value)| {
+                let told = if said.contains(&name.as_str()) { plain(value) } else { Value::from(HIDDEN) };
+                (name, told)
+            };
+            Value::Object(fields.into_iter().map(told).collect())
+        }
+        // Bindings are a list of tables.
+        Value::Array(values) => values.into_iter().map(|value| known(name, value)).collect(),
+        value => value,
+    }
+}
+
+/// A value, or a list of values.
+fn plain(value: Value) -> Value {
+    match value {
+        Value::Object(_) => Value::from(HIDDEN),
+        Value::Array(values) => values.into_iter().map(plain).collect(),
+        value => value,
+    }
+}
+
+/// Where tenant and key are is told; what they are is not: neither what they always are, nor a queue that is named after them.
+fn consumer(part: &Part, mut fields: Map<String, Value>) -> Value {
+    if ["tenant", "key"].iter().any(|source| fields.get(*source).is_some_and(|source| source == "queue")) {
+        for name in ["queue", "queues"] {
+            if let Some(queue) = fields.get_mut(name) {
+                *queue = Value::from(HIDDEN);
+            }
         }
     }
-    Value::Object(fields)
+    table(part, fields)
+}
+
+/// Hides who logs in where a URL says it: from `://` to the last `@` of the word, since a password may hold anything.
+fn without_logins(text: &str) -> String {
+    let word = |word: &str| match (word.find("://"), word.rfind('@')) {
+        (Some(from), Some(to)) if from + 3 <= to => format!("{}{HIDDEN}{}", &word[..from + 3], &word[to..]),
+        _ => word.to_owned(),
+    };
+    text.split_inclusive(char::is_whitespace).map(word).collect()
 }
 
 #[cfg(test)]
@@ -148,12 +211,37 @@ mod tests {
             "rabbitmq": { "url": "amqp://u:S3CR3T@h", "management": "http://u:S3CR3T@h" },
             "mirror": { "key": "S3CR3T" },
             "traces": { "headers": { "authorization": "Bearer S3CR3T" } },
-            "consumers": [{ "name": "payments", "tenant": { "fixed": "S3CR3T" }, "key": { "property": "message_id" } }],
+            "console": { "proxy": { "from": ["10.1.2.0/24"], "operators": ["S3CR3T"] } },
+            "secrets": ["S3CR3T"],
+            "consumers": [
+                {
+                    "name": "payments", "tenant": { "fixed": "S3CR3T" }, "key": { "property": "message_id" }, "pasword": "S3CR3T",
+                    "retry": { "delays": ["1s"], "token": "S3CR3T" }, "deadline": { "nested": "S3CR3T" },
+                    "bindings": [{ "exchange": "orders", "arguments": { "x": "S3CR3T" } }],
+                },
+                { "name": "shops", "queue": "S3CR3T", "tenant": "queue" },
+            ],
         }));
         assert!(!shown.to_string().contains("S3CR3T"), "{shown}");
         assert_eq!(shown["postgres"]["lock_timeout"], "5s");
         assert_eq!(shown["consumers"][0]["key"]["property"], "message_id");
         assert_eq!(shown["cell"]["name"], "main");
+        assert_eq!(shown["cell"]["signing_key"], "(masked)");
+        assert_eq!(shown["console"]["proxy"]["from"][0], "10.1.2.0/24");
+        assert_eq!(shown["consumers"][0]["retry"]["delays"][0], "1s");
+        assert_eq!(shown["consumers"][0]["bindings"][0]["exchange"], "orders");
+    }
+
+    #[test]
+    fn a_login_in_a_url_is_hidden_wherever_it_stands() {
+        for (text, told) in [
+            ("at postgres://u:p@h/d: gone", "at postgres://(masked)@h/d: gone"),
+            ("amqp://u:p@s/s\"w@h and http://h/a", "amqp://(masked)@h and http://h/a"),
+            ("http://h a@b", "http://h a@b"),
+            ("a@b://c", "a@b://c"),
+        ] {
+            assert_eq!(without_logins(text), told);
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::super::output::{self, Times, age, bytes, safe};
 use crate::config::{Config, masked};
 use crate::status::{Database, Finding, Picture, QueueState, Severity};
+use crate::units::total;
 
 /// For people.
 pub(super) fn show(config: &Config, picture: &Picture, findings: &[Finding], times: Times) -> String {
@@ -47,7 +48,7 @@ fn servers(config: &Config, picture: &Picture) -> Vec<String> {
         match &picture.postgres {
             Ok(_) => line("PostgreSQL", masked(&config.postgres.url), None),
             // It names the server.
-            Err(error) => format!("✗ PostgreSQL  {}", safe(error)),
+            Err(missing) => format!("✗ PostgreSQL  {}", safe(&missing.text)),
         },
         line("RabbitMQ", masked(&config.rabbitmq.url), picture.rabbitmq.as_ref().err()),
         redis,
@@ -73,7 +74,7 @@ fn consumers(picture: &Picture, queues: &[QueueState], now: DateTime<Utc>) -> St
         let consumer = state.consumer.as_str();
         let workers = picture.workers(consumer).count();
         let sum = |of: fn(&crate::worker::Report) -> u64| {
-            (workers > 0).then(|| picture.workers(consumer).map(|(_, report)| of(report)).sum())
+            (workers > 0).then(|| total(picture.workers(consumer).map(|(_, report)| of(report))))
         };
         let completed = picture.completed_at(consumer);
         table.add_row([
@@ -85,7 +86,7 @@ fn consumers(picture: &Picture, queues: &[QueueState], now: DateTime<Utc>) -> St
             there(state.dead),
             workers.to_string(),
             completed.map_or_else(|| "none known".to_owned(), |at| format!("{} ago", age(at, now))),
-            shown(sum(|report| report.counts.completed + report.counts.refused)),
+            shown(sum(|report| report.counts.done())),
             shown(sum(|report| report.counts.duplicates())),
         ]);
     }
@@ -191,7 +192,7 @@ pub(super) fn as_json(picture: &Picture, findings: &[Finding], code: u8) -> Valu
         .collect();
     json!({
         "exit": code, "findings": findings, "queues": queues, "processes": processes,
-        "postgres": picture.postgres.as_ref().ok(), "postgres_error": picture.postgres.as_ref().err(),
+        "postgres": picture.postgres.as_ref().ok(), "postgres_error": picture.postgres.as_ref().err().map(|missing| &missing.text),
         "rabbitmq_error": picture.rabbitmq.as_ref().err(),
         "redis": picture.redis.as_ref().map(|answer| json!({ "reachable": answer.is_ok() })),
     })

@@ -52,7 +52,11 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         (false, false) => live::run(config, every, times).await,
         (true, json) => {
             let asked = Servers::new(config.clone()).ask().await?;
-            let code = if asked.postgres.is_err() { exit::UNREACHABLE } else { 0 };
+            let code = match &asked.postgres {
+                Ok(_) => 0,
+                Err(missing) if missing.is_away => exit::UNREACHABLE,
+                Err(_) => exit::NO,
+            };
             if json {
                 output::print_json_line(SCHEMA, as_json(&asked, &config))?;
             } else {

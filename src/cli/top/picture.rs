@@ -107,7 +107,11 @@ fn servers(view: &View, width: usize) -> Vec<Line<'static>> {
             let as_of = known
                 .as_ref()
                 .map(|(_, then)| format!(" (below: what it said {} ago)", age(*then, asked.at)));
-            away.push(format!("✗ PostgreSQL{}: {}", as_of.unwrap_or_default(), without("PostgreSQL", error)));
+            away.push(format!(
+                "✗ PostgreSQL{}: {}",
+                as_of.unwrap_or_default(),
+                without("PostgreSQL", &error.text)
+            ));
         }
     }
     match &asked.rabbitmq {
@@ -220,7 +224,7 @@ pub(super) fn as_json(asked: &Asked, config: &Config) -> Value {
         "relays": living("relay"),
         "postgres": {
             "reachable": known.is_ok(), "latency": known.map(|database| database.latency.as_secs_f64()).ok(),
-            "error": known.err(),
+            "error": known.err().map(|missing| &missing.text),
         },
         "rabbitmq": { "reachable": asked.rabbitmq.is_ok(), "error": asked.rabbitmq.as_ref().err() },
         "redis": asked.redis.as_ref().map(|answer| json!({ "reachable": answer.is_ok(), "error": answer.as_ref().err() })),

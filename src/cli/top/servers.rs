@@ -14,6 +14,7 @@ use crate::mirror::Mirror;
 use crate::overview::Overview;
 use crate::pg::{self, Session};
 use crate::preflight::Unreachable;
+use crate::status::Missing;
 
 /// A server that takes longer than this for an answer is as good as away.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -37,7 +38,7 @@ pub(super) type Depths = BTreeMap<String, Option<Depth>>;
 pub(super) struct Asked {
     /// By this machine's clock.
     pub(super) at: DateTime<Utc>,
-    pub(super) postgres: Result<Database, String>,
+    pub(super) postgres: Result<Database, Missing>,
     pub(super) rabbitmq: Result<Depths, String>,
     /// `None` where there is no mirror.
     pub(super) redis: Option<Result<(), String>>,
@@ -81,9 +82,10 @@ impl Servers {
             other => other,
         };
         let told = |error: anyhow::Error| exit::told(&error);
+        let missing = |error| Missing { is_away: exit::code(&error) == exit::UNREACHABLE, text: told(error) };
         Ok(Asked {
             at: Utc::now(),
-            postgres: postgres.map_err(told),
+            postgres: postgres.map_err(missing),
             rabbitmq: rabbitmq.map_err(told),
             redis: redis.map(|answer| answer.map_err(told)),
         })

@@ -18,6 +18,7 @@ use crate::amqp::Depth;
 use crate::config::Config;
 use crate::overview::{ConsumerOverview, ConsumerState, Overview, Seen, TargetOverview};
 use crate::pg::ProcessRow;
+use crate::status::Missing;
 
 fn at(seconds: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
@@ -205,7 +206,7 @@ fn a_server_that_is_away_is_said_and_what_was_known_stays() {
     let mut view = view();
     let mut away = asked();
     away.at = at(90);
-    away.postgres = Err("no answer within 4s".to_owned());
+    away.postgres = Err(Missing { text: "no answer within 4s".to_owned(), is_away: true });
     away.rabbitmq = Err("connection refused\u{1b}[2J".to_owned());
     away.redis = Some(Err("timed out".to_owned()));
     view.take(away.clone());
@@ -325,7 +326,7 @@ fn the_clock_goes_on_while_a_server_is_away() {
     let mut view = view();
     let mut away = asked();
     away.at = at(0) + TimeDelta::seconds(30);
-    away.postgres = Err("gone".to_owned());
+    away.postgres = Err(Missing { text: "gone".to_owned(), is_away: true });
     view.take(away);
     assert!(whole(&view, 120).contains("what it said 30s ago"));
 }

@@ -1,6 +1,6 @@
 //! One consumer: how it stands, what it did, its settings; pause and resume.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use maud::{Markup, html};
 
 use super::super::ask::{Answer, Ask, Reply};
@@ -16,7 +16,12 @@ use super::standing::Standing;
 use crate::config::Config;
 use crate::pg::{self, KnownConsumer};
 use crate::status::Database;
-use crate::units;
+
+/// The length of a pause that somebody is to end.
+const UNTIL_RESUMED: &str = "until-resumed";
+/// Bounds of the others.
+const SHORTEST: TimeDelta = TimeDelta::seconds(1);
+const LONGEST: TimeDelta = TimeDelta::days(3_650);
 
 /// The page.
 pub(super) async fn page(ask: Ask) -> Answer {
@@ -169,7 +174,7 @@ fn workers(view: &View, database: &Database, name: &str) -> Markup {
                             tr {
                                 th scope="row" { (text(&seen.row.name)) }
                                 td { (text(&seen.row.state)) @if let Some(reason) = &seen.row.reason { ": " (text(reason)) } }
-                                td.number { (count(counts.completed + counts.refused)) }
+                                td.number { (count(counts.done())) }
                                 td.number { (count(counts.duplicates())) }
                                 td.number { (count(counts.duplicates_mirror)) }
                                 td.number { (count(counts.retried)) }
@@ -264,7 +269,7 @@ fn controls(ask: &Ask, name: &str, database: &Database, lately: &Lately) -> Mark
                     option value="1h" selected { "an hour" }
                     option value="8h" { "8 hours" }
                     option value="1d" { "a day" }
-                    option value="" { "until somebody resumes it" }
+                    option value=(UNTIL_RESUMED) { "until somebody resumes it" }
                 }
                 button { "Pause" }
             },
@@ -299,20 +304,31 @@ pub(super) async fn pause(ask: Ask) -> Answer {
     };
     let mut lease = allowed(&ask).await?;
     let now = lease.session.clock.now();
-    let until = ask.parameters.word("for").map(|length| end(length, now)).transpose()?;
+    let until = match end(ask.parameters.word("for").unwrap_or_default(), now) {
+        Ok(until) => until,
+        Err(error) => {
+            lease.give_back();
+            return Err(error);
+        }
+    };
     let actor = ask.visitor.session.person.actor();
     pg::pause_consumer(&mut lease.session.connection, name, until, reason, &actor).await?;
     lease.give_back();
     Ok(Reply::SeeOther(ask.link("/consumer").with("name", name)))
 }
 
-/// When a pause of a length ends.
-fn end(length: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, PageError> {
-    // "15m" is so long before now: mirrored, so long after.
-    let back = units::since(length, now).map_err(PageError::Wrong)?;
-    now.checked_add_signed(now - back)
-        .filter(|end| *end > now)
-        .ok_or_else(|| PageError::Wrong("A pause ends in the future.".to_owned()))
+/// When a pause of a length ends; `None` where somebody is to resume it, which must be said.
+fn end(length: &str, now: DateTime<Utc>) -> Result<Option<DateTime<Utc>>, PageError> {
+    if length == UNTIL_RESUMED {
+        return Ok(None);
+    }
+    let length = humantime::parse_duration(length).ok().and_then(|length| TimeDelta::from_std(length).ok());
+    match length.filter(|length| (SHORTEST..=LONGEST).contains(length)) {
+        Some(length) => Ok(Some(now + length)),
+        None => Err(PageError::Wrong(format!(
+            "A pause lasts for a time such as 15m, 1h or 1d, ten years at most, or {UNTIL_RESUMED}."
+        ))),
+    }
 }
 
 /// Lets it go on.

@@ -15,6 +15,7 @@ use super::plots::{self, Wanted};
 use crate::decide::PrecheckMode;
 use crate::pg::{self, EventChange, EventFilter, EventRow};
 use crate::status::Database;
+use crate::units::total;
 
 /// Rows of the list.
 const ROWS: i64 = 50;
@@ -89,8 +90,8 @@ fn facts(ask: &Ask, view: &View, database: &Database) -> Markup {
         let living = database.processes.iter().filter(|seen| !seen.silent);
         living.flat_map(|seen| &seen.reports).map(|report| &report.counts)
     };
-    let hits: u64 = counts().map(|counts| counts.duplicates_mirror).sum();
-    let duplicates: u64 = counts().map(|counts| counts.duplicates()).sum();
+    let hits = total(counts().map(|counts| counts.duplicates_mirror));
+    let duplicates = total(counts().map(|counts| counts.duplicates()));
     #[allow(clippy::cast_precision_loss)] // counts below 2^53
     let share = (duplicates > 0).then(|| hits as f64 / duplicates as f64);
     let oldest = |at: Option<DateTime<Utc>>| html! { @match at { Some(at) => { ", the oldest written " (ago(at, database.now)) }, None => "" } };

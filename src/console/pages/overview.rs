@@ -46,9 +46,12 @@ pub(super) async fn page(ask: Ask) -> Answer {
     Ok(page.into())
 }
 
-/// That PostgreSQL does not answer, and what is known all the same.
+/// That PostgreSQL does not answer; or that it does, and a question to it failed.
 pub(super) fn away(view: &View) -> PageError {
-    PageError::Away(view.picture.postgres.as_ref().err().cloned().unwrap_or_default())
+    match view.picture.postgres.as_ref().err() {
+        Some(missing) if !missing.is_away => PageError::Failed(missing.text.clone()),
+        missing => PageError::Away(missing.map(|missing| missing.text.clone()).unwrap_or_default()),
+    }
 }
 
 /// One sentence that says it all.

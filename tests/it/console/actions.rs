@@ -271,15 +271,29 @@ async fn a_consumer_is_paused_with_a_reason_and_an_end_and_resumed() {
     let (running, operator) = console(&world).await;
     for (fields, status) in [
         (&[("name", "payments")][..], 400),
-        (&[("name", "payments"), ("reason", "  ")], 400),
-        (&[("name", "nobody"), ("reason", "why")], 400),
+        (&[("name", "payments"), ("reason", "  "), ("for", "1h")], 400),
+        (&[("name", "nobody"), ("reason", "why"), ("for", "until-resumed")], 400),
+        (&[("name", "payments"), ("reason", "why")], 400),
+        (&[("name", "payments"), ("reason", "why"), ("for", "")], 400),
+        (&[("name", "payments"), ("reason", "why"), ("for", "2020-01-01")], 400),
+        (&[("name", "payments"), ("reason", "why"), ("for", "yesterday")], 400),
+        (&[("name", "payments"), ("reason", "why"), ("for", "0s")], 400),
+        (&[("name", "payments"), ("reason", "why"), ("for", "11y")], 400),
         (&[("name", "payments"), ("reason", "why"), ("for", "-1h")], 400),
         (&[("name", "payments"), ("reason", "why"), ("for", "soon")], 400),
-        (&[("reason", "why")], 400),
+        (&[("reason", "why"), ("for", "1h")], 400),
     ] {
         let answer = operator.submit("/consumer/pause", fields).await;
         assert_eq!(answer.status, status, "{fields:?}: {}", answer.body);
     }
+    assert_eq!(world.count("select count(*) from oncely.controls").await, 0);
+    let forever = [("name", "payments"), ("reason", "why"), ("for", "until-resumed")];
+    assert_eq!(operator.submit("/consumer/pause", &forever).await.status, 303);
+    assert_eq!(world.count("select count(*) from oncely.controls where paused_until is null").await, 1);
+    sqlx::raw_sql("delete from oncely.controls; delete from oncely.operator_actions")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
     let reason = "month-end <b>closing</b>";
     let done =
         operator.submit("/consumer/pause", &[("name", "payments"), ("reason", reason), ("for", "1h")]).await;
@@ -303,6 +317,31 @@ async fn a_consumer_is_paused_with_a_reason_and_an_end_and_resumed() {
     let actions = "select string_agg(verb, ',' order by occurred_at) from oncely.operator_actions where actor like '%, console)'";
     assert_eq!(world.text(actions).await.as_deref(), Some("pause,resume"));
     assert_eq!(operator.get(&format!("/consumer?name={}", encoded("<script>"))).await.status, 404);
+    drop(running);
+}
+
+#[tokio::test]
+async fn what_somebody_else_is_changing_is_called_that() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    furnish(&mut world).await;
+    let (running, operator) = console(&world).await;
+    sqlx::raw_sql("select oncely.pause_consumer('payments', null, 'why', 'me')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let mut holder = world.database.connect().await.unwrap();
+    sqlx::raw_sql("begin; select oncely.pause_consumer('payments', null, 'because', 'bo')")
+        .execute(&mut holder)
+        .await
+        .unwrap();
+    let pause = [("name", "payments"), ("reason", "why"), ("for", "1h")];
+    for (path, fields) in [("/consumer/pause", &pause[..]), ("/consumer/resume", &[("name", "payments")])] {
+        let answer = operator.submit(path, fields).await;
+        assert_eq!(answer.status, 409, "{path}: {}", answer.body);
+        assert!(answer.body.contains("Somebody else is changing this"), "{path}: {}", answer.body);
+    }
+    drop(holder);
     drop(running);
 }
 

@@ -147,3 +147,38 @@ async fn a_question_that_takes_too_long_is_too_wide_and_the_other_pages_stay_up(
     .unwrap();
     drop(running);
 }
+
+#[tokio::test]
+async fn a_question_that_fails_is_no_outage() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    furnish(&mut world).await;
+    let (running, operator) = console(&world).await;
+    // Data that PostgreSQL can't take apart: each look at the processes fails with 22012.
+    sqlx::raw_sql(
+        "create or replace function oncely.bounded(at timestamptz) returns timestamptz
+         language sql stable set search_path = pg_catalog, pg_temp
+         as $$ select at + interval '1 s' / (select count(*) - count(*) from pg_class) $$;
+         select oncely.beat(gen_random_uuid(), 'worker', 'w', '1', 'h', 1, 'd', 'ready', null, '[]')",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    for page in ["/", "/consumers", "/doctor"] {
+        eventually(page, || async {
+            let (status, body) = soon(&operator, page).await;
+            match status == 500 && body.contains("22012") && !body.contains("does not answer") {
+                true => Ok(()),
+                false => Err(format!("{status}: {body}")),
+            }
+        })
+        .await
+        .unwrap();
+    }
+    let status = world.oncely(&["status"]).await;
+    // Of its queues, which are not there.
+    assert_eq!(status.status.code(), Some(5), "{}", String::from_utf8_lossy(&status.stdout));
+    let top = world.oncely(&["top", "--once"]).await;
+    assert_eq!(top.status.code(), Some(1), "{}", String::from_utf8_lossy(&top.stdout));
+    drop(running);
+}

@@ -135,3 +135,66 @@ async fn nothing_that_was_planted_is_in_the_archive() {
     assert_eq!(again.status.code(), Some(1), "{again:?}");
     assert!(String::from_utf8_lossy(&again.stderr).contains("cannot write"), "{again:?}");
 }
+
+/// A file that is refused, as it is sent with a question why: with secrets where nobody expects them.
+const REFUSED: &str = r#"
+[cell]
+signing_kay = "planted-unknown"
+[postgres]
+password = "planted-unknown"
+[traces]
+endpoint = "http://user:planted-password@127.0.0.1:4318"
+[secrets]
+db_password = "planted-unknown"
+[console]
+trace_url = "https://user:planted-password@tempo.example.com/{trace_id}"
+proxy = { header = "x-forwarded-user", from = ["10.1.2.0/24"], operators = ["planted-operator"], secret = "planted-unknown" }
+[log]
+level = "https://user:planted-password@example.com"
+[[consumers]]
+name = "planted-name-is-said"
+queue = "q"
+signing_key = "planted-unknown"
+queue_arguments = { x-secret = "planted-argument", x-max-priority = 10 }
+handler = { function = "app.handle", password = "planted-unknown" }
+tenant = { fixed = "planted-fixed", secret = "planted-unknown" }
+key = { property = "message_id" }
+deadline = "7s"
+"#;
+
+#[tokio::test]
+async fn a_file_that_is_refused_is_told_without_what_nobody_knows() {
+    let scratch = Scratch::new("bundle").unwrap();
+    let (config, path) = (scratch.path().join("oncely.toml"), scratch.path().join("bundle.tar.gz"));
+    std::fs::write(&config, REFUSED).unwrap();
+    let world = World::new().await;
+    let bundle = ["doctor", "--bundle", path.to_str().unwrap()];
+    let output = world.oncely_with(&bundle, &[("ONCELY_CONFIG", config.to_str().unwrap())]).await;
+    let files = unpack(&path);
+    let configuration = &files["oncely-doctor/configuration.json"];
+    let read: Value = serde_json::from_str(configuration).unwrap();
+    for planted in ["unknown", "password@", "operator", "argument", "fixed"] {
+        let planted = format!("planted-{planted}");
+        for (name, text) in &files {
+            assert!(!text.contains(&planted), "{planted} is in {name}: {text}");
+        }
+    }
+    // What helps is there: names, also of what nobody knows, and known values.
+    let consumer = &read["consumers"][0];
+    assert_eq!(consumer["name"], "planted-name-is-said", "{output:?}");
+    assert_eq!(
+        (&consumer["deadline"], &consumer["handler"]["function"]),
+        (&"7s".into(), &"app.handle".into())
+    );
+    assert_eq!(consumer["key"]["property"], "message_id");
+    for masked in [
+        &read["cell"]["signing_kay"],
+        &read["secrets"],
+        &consumer["signing_key"],
+        &consumer["handler"]["password"],
+        &consumer["queue_arguments"],
+        &read["console"]["proxy"]["operators"],
+    ] {
+        assert_eq!(masked, "(masked)", "{configuration}");
+    }
+}
