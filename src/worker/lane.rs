@@ -75,7 +75,10 @@ impl Lane {
             }
             self.decider.attempts.at_work_on(batch.len());
             // Paused: what was taken comes again when its channel is closed.
-            let Some(_at_work) = shared.gate.begin().await else { continue };
+            let Some(_at_work) = shared.gate.begin() else {
+                self.lets_go(taken, batch);
+                continue;
+            };
             for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
@@ -95,6 +98,19 @@ impl Lane {
             }
         }
         self.decider.attempts.close().await;
+    }
+
+    /// These are not decided here: they come again, by another channel. What waited aside does not wait here any more.
+    fn lets_go(&self, taken: Taken, deliveries: Vec<Box<Delivery>>) {
+        if taken == Taken::Arrived {
+            return;
+        }
+        let now = Instant::now();
+        for delivery in deliveries {
+            if let Ok(candidate) = prepare(&self.shared, delivery) {
+                self.shared.progress.leaves(&candidate.identity, now);
+            }
+        }
     }
 
     /// Settles what is decided. While too much waits for its copies to arrive, the lane waits, too.
@@ -130,7 +146,10 @@ impl Lane {
         let mut candidates = Vec::with_capacity(deliveries.len());
         let mut rejected = Vec::new();
         // What came on a channel that is gone comes again on the next one.
-        for delivery in deliveries.into_iter().filter(|delivery| !delivery.channel.is_over()) {
+        let (gone, deliveries): (Vec<_>, Vec<_>) =
+            deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
+        self.lets_go(taken, gone);
+        for delivery in deliveries {
             match prepare(&shared, delivery) {
                 Ok(candidate) => candidates.push(candidate),
                 Err(rejection) => rejected.push(rejection),

@@ -24,11 +24,11 @@ use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::{ConsumerMetrics, MirrorMetrics};
 use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
-use crate::pg::{Readiness, Session, Timelines};
+use crate::pg::{Pause, Readiness, Session, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
-use crate::vitals::Vitals;
+use crate::vitals::{Vitals, unheard};
 use crate::watchdog;
 
 /// A worker: all consumers of a configuration.
@@ -174,7 +174,9 @@ impl Worker {
         crate::pg::tell_server_texts(self.config.log.server_errors);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let vitals =
-            Vitals::start("worker", &self.config, self.config.worker.listen, self.tells_systemd).await?;
+            Vitals::start("worker", &self.config, self.config.worker.listen, self.tells_systemd, &stop)
+                .await?;
+        let Some(vitals) = vitals else { return Ok(unheard(&stop)) };
         let Some((mut session, cell_secret)) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);
         };
@@ -195,10 +197,11 @@ impl Worker {
         // Before anything is consumed: a pause outlives the process that obeyed it.
         let limit = config.postgres.client_timeout();
         let pauses = match crate::pg::within(limit, crate::pg::pauses(&mut session.connection)).await {
-            Ok(pauses) => pauses,
+            Ok(pauses) => Some(pauses),
             Err(error) => {
-                tracing::warn!(error = crate::pg::describe(&error), "pauses could not be read yet");
-                Vec::new()
+                let error = crate::pg::describe(&error);
+                tracing::warn!(error, "pauses could not be read yet: nothing is taken before");
+                None
             }
         };
         let retentions = known_retentions(&mut session, limit).await;
@@ -245,7 +248,10 @@ impl Worker {
             let shared = Arc::new(shared);
             let retention = retentions.get(consumer.name.as_str()).copied().unwrap_or(consumer.retention);
             shared.counters.metrics.dedupe_horizon.set(retention.as_secs_f64());
-            shared.gate.set(pauses.iter().find(|pause| pause.consumer == consumer.name.as_str()).cloned());
+            if let Some(pauses) = &pauses {
+                let is_of = |pause: &&Pause| pause.consumer == consumer.name.as_str();
+                shared.gate.set(pauses.iter().find(is_of).cloned());
+            }
             // As much as the broker sends: then sending into it never waits, except after reconnects.
             let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
             let (sender, receiver) = mpsc::channel(capacity.max(1));
@@ -279,8 +285,13 @@ impl Worker {
             mirror: mirror.as_ref().map(|(mirror, _)| MirrorWatch::start(mirror.clone(), stop.clone())),
             metrics: vitals.with_registry(MirrorMetrics::new),
         };
-        let heartbeat =
-            Heartbeat::start(Arc::clone(&vitals), config, common.clock.clone(), consumers.clone());
+        let heartbeat = Heartbeat::start(
+            Arc::clone(&vitals),
+            config,
+            common.clock.clone(),
+            common.timelines.clone(),
+            consumers.clone(),
+        );
         let mut stopped = Stopped::Clean;
         let mut report = tokio::time::interval(REPORT);
         let mut looks = tokio::time::interval(LOOK);

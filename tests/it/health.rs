@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::support::exposition::series;
+use crate::support::gate::{Gate, WAITING};
 use crate::support::http::{address, get, wait_for};
 use crate::support::{World, message, servers};
 
@@ -195,6 +196,12 @@ async fn a_consumer_that_is_stalled_is_named_with_the_reason() {
             1,
         )
         .await;
+    // Nothing can succeed while it is paused, and that is what somebody wanted.
+    sqlx::query("select oncely.pause_consumer('payments', null, 'the table is made', 'ana')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    wait_for(&address, "/readyz", 200, "ready").await;
     world.stop(worker).await;
 }
 
@@ -233,20 +240,63 @@ async fn a_relay_without_redis_says_so_is_ready_and_tells_its_backlog() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_or_none_is_refused_at_the_start() {
+async fn an_address_that_is_none_is_refused_at_the_start() {
+    let mut world = World::new().await;
+    world.configure("[worker]\nlisten = \"9464\"");
+    world.consumer("payments", "");
+    let mut worker = world.start("worker");
+    let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
+    assert_eq!(status.code(), Some(78));
+    let part = "worker.listen: \"9464\" is not an address";
+    assert!(worker.output().contains(part), "{}", worker.output());
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_waited_for_as_by_the_process_that_takes_over() {
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    for (listen, part) in [
-        (taken.local_addr().unwrap().to_string(), "worker.listen: cannot listen on"),
-        ("9464".to_owned(), "worker.listen: \"9464\" is not an address"),
-    ] {
-        let mut world = World::new().await;
-        world.configure(&format!("[worker]\nlisten = {listen:?}"));
-        world.consumer("payments", "");
-        let mut worker = world.start("worker");
-        let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
-        assert_eq!(status.code(), Some(78));
-        assert!(worker.output().contains(part), "{}", worker.output());
+    let address = taken.local_addr().unwrap().to_string();
+    let mut world = World::new().await;
+    world.configure(&format!("[worker]\nlisten = {address:?}"));
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "is taken").await;
+    drop(taken);
+    wait_for(&address, "/readyz", 200, "ready").await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_subscription_that_waits_for_a_lane_is_alive() {
+    let mut world = world("batch = 1\nlanes = 1\nprefetch = 2\ndeadline = \"5m\"").await;
+    world.configure(
+        "[rabbitmq]\ntimeout = \"1s\"\n[postgres]\nstatement_timeout = \"5m\"\nlock_timeout = \"2m\"",
+    );
+    world.apply_topology().await;
+    let (proxy, through) = world.proxied_rabbitmq().await;
+    let worker = world.start_with("worker", "worker", &[("AMQP_URL", through)]);
+    let address = address(&worker).await;
+    let gate = Gate::shut(&world).await;
+    world.publish("payments", message("acme", "slow"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    for key in ["k1", "k2", "k3", "k4"] {
+        world.publish("payments", message("acme", key), "{}").await;
     }
+    // The one lane is at work; what the channels of before had sent ahead is still in front of it.
+    for times in 2..=4 {
+        proxy.cut();
+        world.wait_for_lines(&worker, " subscribed", times).await;
+    }
+    let began = std::time::Instant::now();
+    while began.elapsed() < std::time::Duration::from_secs(12) {
+        let (status, told) = get(&address, "/livez").await.unwrap();
+        assert_eq!(status, 200, "{told}");
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    }
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 5).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.stop(worker).await;
 }
 
 #[tokio::test]
