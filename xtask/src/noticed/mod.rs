@@ -61,7 +61,8 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut shop = Shop::open(&programs, &rules).await?;
     eprintln!("{}; Prometheus scrapes every {:?}", shop.servers.versions().await?, shop::SCRAPE);
     let observers = Observers::of(&shop).await?;
-    let durations = observers.durations().await?;
+    // It listens before it has read its rules.
+    let durations = testbed::eventually("Prometheus knows its rules", || observers.durations()).await?;
     let limit = Duration::from_secs(arguments.limit);
     let bar = bar(troubles.len());
     let mut rows = Vec::new();
