@@ -107,6 +107,10 @@ impl Arena {
         {
             return Ok(false);
         }
+        if self.config.watched {
+            // A letter may be requeued before its copy has come to the queue: whoever sweeps then finds nothing of it. The next one does.
+            self.oncely(&["failed", "sweep"]).await?;
+        }
         self.take_dead_letters().await?;
         let mut connection = self.connect().await?;
         self.evidence.read_tables(&mut connection, &self.config.consumer).await?;

@@ -57,6 +57,8 @@ use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
 
 /// From one look at the tenants to the next.
 const LOOK: Duration = Duration::from_millis(1_000);
+/// Longest wait for those who are behind, before days go by.
+const CATCH_UP: Duration = Duration::from_secs(60);
 
 /// See the module.
 #[derive(Debug)]
@@ -265,24 +267,39 @@ impl Arena {
     async fn work_goes_on(
         &mut self,
         fault: &str,
+        does: impl FnMut(&Self, u64) -> bool,
+    ) -> anyhow::Result<Option<Duration>> {
+        let took = self.wait_for(RECOVERY_LIMIT, does).await?;
+        self.evidence.recoveries.push((fault.to_owned(), took));
+        Ok(took)
+    }
+
+    /// Waits until `most` messages at the most have no effect yet that must have one; `false` where that takes too long. What waits in a
+    /// queue while days go by must not get as old as what is forgotten: it would run again, and rightly.
+    pub async fn caught_up(&mut self, most: u64) -> anyhow::Result<bool> {
+        let few = |arena: &Self, effects: u64| {
+            arena.unpublished() == 0 && effects + arena.missing + most >= arena.sent().due()
+        };
+        Ok(self.wait_for(CATCH_UP, few).await?.is_some())
+    }
+
+    async fn wait_for(
+        &mut self,
+        limit: Duration,
         mut does: impl FnMut(&Self, u64) -> bool,
     ) -> anyhow::Result<Option<Duration>> {
         let start = Instant::now();
-        let took = loop {
-            if start.elapsed() > RECOVERY_LIMIT {
-                break None;
-            }
+        while start.elapsed() <= limit {
             self.supervise()?;
             self.look_at_tenants().await?;
             if let Ok(effects) = self.effects().await
                 && does(self, effects)
             {
-                break Some(start.elapsed());
+                return Ok(Some(start.elapsed()));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
-        };
-        self.evidence.recoveries.push((fault.to_owned(), took));
-        Ok(took)
+        }
+        Ok(None)
     }
 
     /// Looks at all entries of the mirror; those that no committed row explains are kept. In a Redis that is not ours others have

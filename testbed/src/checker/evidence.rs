@@ -91,9 +91,11 @@ impl Evidence {
             .fetch_all(&mut *connection)
             .await?;
         self.effects = rows.iter().map(|row| (key(row), row.get(2))).collect();
-        let rows = sqlx::query("select tenant, key, digest, attempt, application from judge.log")
-            .fetch_all(&mut *connection)
-            .await?;
+        let rows = sqlx::query(
+            "select tenant, key, digest, attempt, application || ' on day ' || day from judge.log",
+        )
+        .fetch_all(&mut *connection)
+        .await?;
         self.runs.clear();
         for row in &rows {
             self.runs.entry(key(row)).or_default().push((row.get(2), row.get(3), row.get(4)));
