@@ -18,7 +18,7 @@ use crate::pg::{
 const STEP: chrono::Duration = chrono::Duration::seconds(2);
 /// No other step holds more rows. They are read within some ten milliseconds.
 const DENSE: i64 = 20_000;
-/// So many where nobody waits for a page: fewer, larger steps take less in all.
+/// So many at last where nobody waits for a page and much is looked through: fewer, larger steps take less in all.
 const DENSEST: i64 = 320_000;
 /// How much longer a step gets, and how much shorter one that holds too much.
 const LONGER: i32 = 64;
@@ -94,11 +94,12 @@ pub(crate) async fn look(
         if lower <= look.since || moment.is_some_and(|moment| began.elapsed() >= moment) {
             return Ok(Found { rows, down_to: Some(lower) });
         }
-        if moment.is_none() {
-            dense = (dense * 2).min(DENSEST);
-        }
         if upper <= now && held * i64::from(LONGER) <= dense {
             step = longer(step);
+        }
+        if moment.is_none() && held * i64::from(SHORTER) > dense {
+            dense = (dense * 2).min(DENSEST);
+            step = step * 2;
         }
         upper = lower;
     }

@@ -40,7 +40,11 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
     let stories = stories(&config, &mut session, &arguments.key, tenant, consumer).await?;
     let now = session.clock.now();
-    let span = trail::beginning(&mut session.connection).await?;
+    // Where something is known nobody reads it but a program.
+    let span = match arguments.json || stories.is_empty() {
+        true => trail::beginning(&mut session.connection).await?,
+        false => None,
+    };
     session.close().await;
     if arguments.json {
         let stories: Vec<_> = stories.iter().map(as_json).collect();

@@ -16,8 +16,9 @@ use crate::trail::{Look, look};
 
 /// Most rows of a file.
 const MOST: usize = 100_000;
-/// Rows that are read at once.
+/// Rows that are read at once; of the first fewer, so that the file begins.
 const ROWS: usize = 1_000;
+const FIRST: usize = 50;
 /// How long is looked for the next of them, and for all.
 const MOMENT: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -84,7 +85,8 @@ impl State {
             if self.rows >= MOST || self.began.elapsed() > LONGEST {
                 return Ok(None);
             }
-            let wanted = Look { limit: ROWS.min(MOST - self.rows), ..wanted };
+            let rows = if self.rows == 0 { FIRST } else { ROWS };
+            let wanted = Look { limit: rows.min(MOST - self.rows), ..wanted };
             let mut lease = self.ask.app.pool.lease().await?;
             let now = lease.session.clock.now();
             let found = look(&mut lease.session.connection, now, &wanted, Some(MOMENT)).await?;
