@@ -8,7 +8,7 @@ use super::super::ask::{Answer, Ask, Reply};
 use super::super::digest::digest;
 use super::super::error::PageError;
 use super::super::html::{ago, code, count, text};
-use super::super::operations::Order;
+use super::super::operations::{MOST_AT_ONCE, Order};
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
 use crate::letters::{Change, Plan, requeue_refusal};
@@ -271,6 +271,10 @@ pub(super) async fn operate(ask: Ask) -> Answer {
         reason: reason.to_owned(),
         rate,
     };
-    let operation = ask.app.operations.begin(&ask.app.config, order);
+    let Some(operation) = ask.app.operations.begin(&ask.app.config, order) else {
+        return wrong(&format!(
+            "Nothing was changed: {MOST_AT_ONCE} operations are under way in this console. Wait for one, or stop one."
+        ));
+    };
     Ok(Reply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
 }
