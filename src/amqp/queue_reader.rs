@@ -39,10 +39,16 @@ impl QueueReader {
         let limit = settings.timeout;
         let connection = connect(settings, purpose).await?;
         let channel = answer("channel.open", limit, connection.create_channel()).await?;
+        let reader = Self { connection, channel, queue: queue.to_owned(), limit };
+        let ready = reader.ready().await?;
+        Ok((reader, ready))
+    }
+
+    /// How many messages are ready. The answer comes behind all that was acknowledged before.
+    pub(crate) async fn ready(&self) -> Result<u32, AmqpError> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let declared = channel.queue_declare(queue.into(), options, FieldTable::default());
-        let ready = answer("queue.declare", limit, declared).await?.message_count();
-        Ok((Self { connection, channel, queue: queue.to_owned(), limit }, ready))
+        let declared = self.channel.queue_declare(self.queue.as_str().into(), options, FieldTable::default());
+        Ok(answer("queue.declare", self.limit, declared).await?.message_count())
     }
 
     /// The next message, or `None` where none is ready.

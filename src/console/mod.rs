@@ -11,6 +11,7 @@ mod ask;
 mod assets;
 mod broker;
 mod checkup;
+mod digest;
 mod error;
 mod guard;
 mod html;

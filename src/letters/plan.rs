@@ -89,12 +89,13 @@ impl Plan {
                 None => plan.letters.push(letter),
             }
         }
-        plan.remark();
+        let under_way = pg::is_requeue_under_way(connection).await?;
+        plan.remark(under_way);
         Ok(plan)
     }
 
     /// What is special about some of them.
-    fn remark(&mut self) {
+    fn remark(&mut self, under_way: bool) {
         let count = |of: fn(&Planned) -> bool| self.letters.iter().filter(|letter| of(letter)).count();
         let unfinished = count(|letter| letter.state == "requeueing");
         let remarks = match self.change {
@@ -103,7 +104,14 @@ impl Plan {
                     count(|letter| letter.key_status.as_deref() == Some("COMPLETED")),
                     "took effect meanwhile: nothing is published, and they leave their queue",
                 ),
-                (unfinished, "from an earlier requeue that was broken off: published again"),
+                (
+                    unfinished,
+                    if under_way {
+                        "half requeued, and a requeue is under way: those that it does not publish are published"
+                    } else {
+                        "from an earlier requeue that was broken off: published again"
+                    },
+                ),
                 (
                     count(|letter| !letter.whole),
                     "not stored whole: published from the dead-letter queue, by the sweep that follows",
@@ -111,7 +119,11 @@ impl Plan {
             ],
             Change::Discard => vec![(
                 unfinished,
-                "from an earlier requeue that was broken off: a copy that is in its queue already runs",
+                if under_way {
+                    "half requeued, and a requeue is under way: what it has published by then runs"
+                } else {
+                    "from an earlier requeue that was broken off: a copy that is in its queue already runs"
+                },
             )],
         };
         let remarks = remarks.into_iter().filter(|(count, _)| *count > 0);

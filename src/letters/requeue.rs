@@ -111,6 +111,10 @@ pub(crate) enum Fate {
     Published,
     /// Only the dead-letter queue has the message: the sweep that follows publishes it from there.
     InQueue,
+    /// Somebody has discarded it meanwhile: it was not published.
+    Discarded,
+    /// Another requeue or a sweep has published it.
+    ByAnother,
     /// It could not be published, and stands as requeueing: why.
     Failed(String),
 }
@@ -139,6 +143,7 @@ impl Requeue {
         if let Err(error) = connection.close(200, "done".into()).await {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }
+        pg::announce_requeue(&mut session.connection).await?;
         let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
         let publisher = Publisher::new(config.rabbitmq.clone(), application.to_owned());
         Ok(Self { publisher, signing_keys, even_if_forgotten })
@@ -163,25 +168,29 @@ impl Requeue {
         Ok(begun)
     }
 
-    /// Publishes letters that were decided on, and notes those that have arrived.
+    /// Publishes letters that were decided on, and notes those that have arrived: what became of each is added to `fates`, whatever
+    /// happens to the others. Each is locked meanwhile, so that what somebody discards is published before that, or not at all.
     ///
     /// # Errors
-    /// When the database fails: what was published meanwhile stands as requeueing, and is published once more by the next requeue.
+    /// When the database fails: letters without a fate stand as requeueing, and are published, once more perhaps, by the next requeue.
     pub(crate) async fn publish(
         &self,
         session: &mut Session,
         letters: &[Named],
-    ) -> anyhow::Result<Vec<(Named, Fate)>> {
-        let mut fates = Vec::new();
+        fates: &mut Vec<(Named, Fate)>,
+    ) -> anyhow::Result<()> {
         for chunk in letters.chunks(CHUNK) {
+            let mut found = Vec::new();
             let mut copies: Vec<(Named, Copy)> = Vec::new();
-            for message in pg::messages(&mut session.connection, chunk).await? {
+            let mut transaction = session.connection.begin().await?;
+            let ours = pg::lock_requeueing_letters(&mut transaction, chunk).await?;
+            for message in pg::messages(&mut transaction, &ours).await? {
                 let generation = u32::try_from(message.generation).unwrap_or(0);
                 let named = (message.tenant.clone(), Letter { id: message.id, generation });
                 match copy::stored(&self.signing_keys, &message) {
                     Ok(Some(copy)) => copies.push((named, copy)),
-                    Ok(None) => fates.push((named, Fate::InQueue)),
-                    Err(error) => fates.push((named, Fate::Failed(format!("{error:#}")))),
+                    Ok(None) => found.push((named, Fate::InQueue)),
+                    Err(error) => found.push((named, Fate::Failed(format!("{error:#}")))),
                 }
             }
             let mut arrived = Vec::new();
@@ -190,14 +199,44 @@ impl Requeue {
             for ((named, _), result) in copies.into_iter().zip(results) {
                 match result {
                     Ok(()) => arrived.push(named),
-                    Err(error) => fates.push((named, Fate::Failed(error.to_string()))),
+                    Err(error) => found.push((named, Fate::Failed(error.to_string()))),
                 }
             }
             let now = session.clock.now();
-            // One that has come back since is waiting again, in its next generation.
-            pg::change_letters(&mut session.connection, now, &arrived, &["requeueing"], "requeued").await?;
-            fates.extend(arrived.into_iter().map(|named| (named, Fate::Published)));
+            pg::change_letters(&mut transaction, now, &arrived, &["requeueing"], "requeued").await?;
+            transaction.commit().await?;
+            found.extend(arrived.into_iter().map(|named| (named, Fate::Published)));
+            fates.extend(found);
+            let others: Vec<Named> = chunk.iter().filter(|named| !ours.contains(named)).cloned().collect();
+            fates.extend(fates_of(session, &others).await?);
         }
-        Ok(fates)
+        Ok(())
     }
+}
+
+/// What became of letters that were decided on, where somebody else had them in hand: another requeue, a discard, a sweep.
+///
+/// # Errors
+/// When the database fails.
+pub(crate) async fn fates_of(
+    session: &mut Session,
+    letters: &[Named],
+) -> Result<Vec<(Named, Fate)>, sqlx::Error> {
+    if letters.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = pg::standings(&mut session.connection, session.clock.now(), letters).await?;
+    let fates = letters.iter().map(|named| {
+        let row = rows.iter().find(|row| row.tenant == named.0 && row.id == named.1.id);
+        let same =
+            row.filter(|row| u32::try_from(row.generation).is_ok_and(|known| known == named.1.generation));
+        let fate = match same.map(|row| row.state.as_str()) {
+            Some("discarded") => Fate::Discarded,
+            Some("requeueing") => Fate::Failed("nobody has published it yet".to_owned()),
+            // Requeued; or collected since, or dead-lettered again.
+            _ => Fate::ByAnother,
+        };
+        (named.clone(), fate)
+    });
+    Ok(fates.collect())
 }

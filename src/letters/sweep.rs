@@ -6,6 +6,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use sqlx::Connection as _;
+
 use super::copy::{Owner, returned};
 use super::swept::Swept;
 use crate::amqp::{Copy, Publisher, QueueReader, QueuedMessage, Topology, header, put};
@@ -66,7 +68,6 @@ pub(crate) async fn sweep(
     asked: &[Named],
 ) -> anyhow::Result<Option<Swept>> {
     let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
-    let began = session.clock.now();
     let dead = Topology::dead_letter_queue(queue);
     let (reader, ready) = QueueReader::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
     if most.is_some_and(|most| ready > most) {
@@ -81,6 +82,7 @@ pub(crate) async fn sweep(
         signing_keys: &signing_keys,
         reader: &reader,
         publisher: &publisher,
+        gone: Vec::new(),
         swept: Swept { queue: queue.to_owned(), ..Swept::default() },
     };
     let mut left = ready;
@@ -100,15 +102,18 @@ pub(crate) async fn sweep(
         if held.is_empty() {
             break Ok(());
         }
-        if let Err(error) = walk.settle(session, held).await {
+        let settled = walk.settle(session, held).await;
+        // Its answer says that the acknowledgements before it have arrived.
+        reader.ready().await?;
+        let gone = std::mem::take(&mut walk.gone);
+        pg::mark_swept(&mut session.connection, &gone, session.clock.now()).await?;
+        if let Err(error) = settled {
             break Err(error);
         }
     };
     let swept = walk.swept;
     reader.close().await;
     done?;
-    let now = session.clock.now();
-    pg::mark_swept(&mut session.connection, queue, began, now).await?;
     Ok(Some(swept))
 }
 
@@ -153,6 +158,8 @@ struct Walk<'a> {
     signing_keys: &'a SigningKeys,
     reader: &'a QueueReader,
     publisher: &'a Publisher,
+    /// Closed letters whose copies were acknowledged.
+    gone: Vec<Named>,
     swept: Swept,
 }
 
@@ -163,12 +170,15 @@ impl Walk<'_> {
             held.iter().map(|taken| self.named(taken)).collect();
         let known = named.iter().flatten().flatten().cloned();
         let asked: Vec<Named> = known.collect::<HashSet<_>>().into_iter().collect();
-        let rows: HashMap<(String, uuid::Uuid), LetterState> =
-            pg::standings(&mut session.connection, session.clock.now(), &asked)
-                .await?
-                .into_iter()
-                .map(|row| ((row.tenant.clone(), row.id), row))
-                .collect();
+        let now = session.clock.now();
+        let mut transaction = session.connection.begin().await?;
+        // A discard waits for what is published from here, or comes before it.
+        let ours = pg::lock_free_requeueing_letters(&mut transaction, &asked).await?;
+        let rows: HashMap<(String, uuid::Uuid), LetterState> = pg::standings(&mut transaction, now, &asked)
+            .await?
+            .into_iter()
+            .map(|row| ((row.tenant.clone(), row.id), row))
+            .collect();
         let mut copies = Vec::new();
         let mut verdicts = Vec::new();
         for (taken, named) in held.iter().zip(&named) {
@@ -176,8 +186,12 @@ impl Walk<'_> {
             let row = named.and_then(|(tenant, letter)| rows.get(&(tenant.clone(), letter.id)));
             // Moved by hand into another queue, it is another case.
             let row = row.filter(|row| row.queue == self.queue);
-            let verdict =
-                named.map_or(Verdict::Keep, |named| judge(named.1, row, self.asked.contains(named)));
+            let verdict = match named.map(|named| (named, judge(named.1, row, self.asked.contains(named)))) {
+                // Somebody else has it in hand.
+                Some((named, Verdict::Return | Verdict::Close)) if !ours.contains(named) => Verdict::Keep,
+                Some((_, verdict)) => verdict,
+                None => Verdict::Keep,
+            };
             match (verdict, row) {
                 (Verdict::Return, Some(row)) => copies.push(self.returned(taken, row)?),
                 (Verdict::Keep | Verdict::Forgotten, _) => copies.push(self.kept(taken)),
@@ -187,49 +201,54 @@ impl Walk<'_> {
         }
         let mut results = self.publisher.publish(&copies).await.into_iter();
         let mut failure = None;
+        let mut done = Vec::new();
         for ((taken, named), verdict) in held.iter().zip(named).zip(verdicts) {
-            if !matches!(verdict, Verdict::Drop | Verdict::Close) {
-                match results.next() {
-                    Some(Ok(())) => {}
-                    Some(Err(error)) => {
-                        failure = Some(error);
-                        continue;
-                    }
-                    None => continue,
-                }
+            let result = match verdict {
+                Verdict::Drop | Verdict::Close => Some(Ok(())),
+                Verdict::Return | Verdict::Keep | Verdict::Forgotten => results.next(),
+            };
+            match result {
+                Some(Ok(())) => done.push((taken, named, verdict)),
+                Some(Err(error)) => failure = Some(error),
+                None => {}
             }
-            match verdict {
-                Verdict::Drop => self.swept.dropped += 1,
-                Verdict::Keep => {
-                    self.swept.kept += 1;
-                    if let Err(why) = &named {
-                        self.swept.unreadable_marks.count(why);
-                    }
-                }
-                Verdict::Forgotten => {
-                    self.swept.kept += 1;
-                    self.swept.forgotten += 1;
-                }
-                Verdict::Return | Verdict::Close => {
-                    let now = session.clock.now();
-                    let named: Vec<Named> = named.into_iter().flatten().collect();
-                    pg::change_letters(&mut session.connection, now, &named, &["requeueing"], "requeued")
-                        .await?;
-                    let count = if verdict == Verdict::Return {
-                        &mut self.swept.requeued
-                    } else {
-                        &mut self.swept.dropped
-                    };
-                    *count += 1;
-                }
-            }
+        }
+        let closed = done.iter().filter(|(.., verdict)| matches!(verdict, Verdict::Return | Verdict::Close));
+        let closed: Vec<Named> =
+            closed.filter_map(|(_, named, _)| named.as_ref().ok().cloned().flatten()).collect();
+        let now = session.clock.now();
+        pg::change_letters(&mut transaction, now, &closed, &["requeueing"], "requeued").await?;
+        transaction.commit().await?;
+        for (taken, named, verdict) in done {
             self.reader.acknowledge(taken.tag).await?;
+            self.count(verdict, named);
         }
         match failure {
             Some(error) => {
                 Err(anyhow::Error::new(error).context(format!("sweeping {} was broken off", self.dead)))
             }
             None => Ok(()),
+        }
+    }
+
+    fn count(&mut self, verdict: Verdict, named: Result<Option<Named>, Unreadable>) {
+        match verdict {
+            Verdict::Drop | Verdict::Close => self.swept.dropped += 1,
+            Verdict::Return => self.swept.requeued += 1,
+            Verdict::Keep => {
+                self.swept.kept += 1;
+                if let Err(why) = &named {
+                    self.swept.unreadable_marks.count(why);
+                }
+            }
+            Verdict::Forgotten => {
+                self.swept.kept += 1;
+                self.swept.forgotten += 1;
+            }
+        }
+        if matches!(verdict, Verdict::Drop | Verdict::Close | Verdict::Return) {
+            // Of an older generation it says nothing: that one is not marked.
+            self.gone.extend(named.ok().flatten());
         }
     }
 

@@ -194,6 +194,53 @@ pub(crate) async fn messages(
     .await
 }
 
+/// Locks those of these letters that are being requeued until the transaction ends: what is published meanwhile is not discarded, and
+/// not published by another one.
+pub(crate) async fn lock_requeueing(
+    connection: &mut PgConnection,
+    letters: &[Named],
+) -> Result<Vec<Named>, sqlx::Error> {
+    let (tenants, ids, generations) = columns(letters);
+    let rows = sqlx::query_file!("src/pg/letters_lock.sql", &tenants, &ids, &generations)
+        .fetch_all(connection)
+        .await?;
+    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+}
+
+/// Like [`lock_requeueing`], but for those that somebody else has in hand.
+pub(crate) async fn lock_free_requeueing(
+    connection: &mut PgConnection,
+    letters: &[Named],
+) -> Result<Vec<Named>, sqlx::Error> {
+    let (tenants, ids, generations) = columns(letters);
+    let rows = sqlx::query_file!("src/pg/letters_lock_free.sql", &tenants, &ids, &generations)
+        .fetch_all(connection)
+        .await?;
+    Ok(rows.into_iter().map(|row| (row.tenant, letter(row.id, row.generation))).collect())
+}
+
+/// Says, for as long as the session lives, that it requeues letters.
+pub(crate) async fn announce_requeue(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select pg_advisory_lock_shared(hashtextextended('oncely.requeueing', 0))")
+        .fetch_one(connection)
+        .await?;
+    Ok(())
+}
+
+/// Is a session requeueing letters? Those that stand as requeueing are not all broken off then.
+pub(crate) async fn is_requeue_under_way(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select exists (
+            select from pg_locks
+            where locktype = 'advisory' and granted and objsubid = 1
+              and database = (select oid from pg_database where datname = current_database())
+              and (classid::bigint << 32) | objid::bigint = hashtextextended('oncely.requeueing', 0)
+        ) as "under_way!""#
+    )
+    .fetch_one(connection)
+    .await
+}
+
 /// What a sweep must know of a letter.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LetterState {
@@ -235,15 +282,17 @@ pub(crate) async fn standings(
     .await
 }
 
-/// Notes that a queue has been gone through since `before`. Returns of how many letters that is news.
+/// Notes that the copies of these letters have left their queue.
 pub(crate) async fn mark_swept(
     connection: &mut PgConnection,
-    queue: &str,
-    before: DateTime<Utc>,
+    letters: &[Named],
     now: DateTime<Utc>,
-) -> Result<u64, sqlx::Error> {
-    let done = sqlx::query_file!("src/pg/letters_swept.sql", queue, before, now).execute(connection).await?;
-    Ok(done.rows_affected())
+) -> Result<(), sqlx::Error> {
+    let (tenants, ids, generations) = columns(letters);
+    sqlx::query_file!("src/pg/letters_swept.sql", &tenants, &ids, &generations, now)
+        .execute(connection)
+        .await?;
+    Ok(())
 }
 
 /// How many of these letters were dead-lettered again since: they wait in a later generation.

@@ -1,12 +1,13 @@
--- A queue has been gone through: what was requeued or discarded before $2 has no copy there any more.
+-- The copies of these letters have left their queue: each was seen there, and acknowledged.
 with gone as materialized (
-    select tenant, id
-    from oncely.dead_letters
-    where queue = $1 and state in ('requeued', 'discarded') and updated_at < $2 and swept_at is null
-    order by tenant, id
-    for update
+    select d.tenant, d.id
+    from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
+    join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
+    where d.state in ('requeued', 'discarded') and d.swept_at is null
+    order by d.tenant, d.id
+    for update of d
 )
 update oncely.dead_letters as d
-set swept_at = $3
+set swept_at = $4
 from gone as g
 where d.tenant = g.tenant and d.id = g.id

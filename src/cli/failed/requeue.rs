@@ -13,8 +13,8 @@ use super::plan::{Change, print_json};
 use super::sweep;
 use crate::config::Config;
 use crate::exit;
-use crate::letters::{self, Decision, Fate, Plan, Requeue, requeue_refusal};
-use crate::pg::{Begun, Named, Planned};
+use crate::letters::{self, Decision, Fate, Plan, Requeue, fates_of, requeue_refusal};
+use crate::pg::{Begun, Named, Planned, Session};
 
 #[derive(Debug, Args)]
 #[command(
@@ -48,38 +48,78 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let decision = Decision { user: &user, filter: &filter, reason: change.agreement.note.as_deref() };
     let Begun { taken, closed } = requeue.decide(&mut session, &plan.names(), decision).await?;
 
-    let fates = requeue.publish(&mut session, &taken).await?;
-    let of = |fate: &Fate| fates.iter().filter(|(_, found)| found == fate).count();
-    let done = of(&Fate::Published);
+    let mut fates = Vec::new();
+    let published = requeue.publish(&mut session, &taken, &mut fates).await;
     let in_queue: Vec<Named> =
         fates.iter().filter(|(_, fate)| *fate == Fate::InQueue).map(|(named, _)| named.clone()).collect();
+    let open =
+        |fates: &[(Named, Fate)]| fates.iter().filter(|(_, fate)| matches!(fate, Fate::Failed(_))).count();
+    let mut swept = Vec::new();
+    // Without a letter that only its queue has, a sweep would try the same again.
+    let swept_all = if !in_queue.is_empty() || published.is_ok() && open(&fates) == 0 {
+        match sweep::after_change(&config, &mut session, &plan.queues(), &in_queue).await {
+            Ok(passes) => {
+                swept = passes;
+                settle(&mut session, &mut fates).await
+            }
+            Err(error) => Err(error),
+        }
+    } else {
+        Ok(())
+    };
+    let of = |fate: &Fate| fates.iter().filter(|(_, found)| found == fate).count();
+    let (done, discarded, by_another) = (of(&Fate::Published), of(&Fate::Discarded), of(&Fate::ByAnother));
+    let failed = open(&fates);
+    output::note(&format!("requeued {done} of {}", taken.len()));
+    for (number, told) in [
+        (closed.len(), "had taken effect: nothing was published"),
+        (discarded, "were discarded meanwhile: not published"),
+        (by_another, "were published by another requeue or by a sweep"),
+    ] {
+        if number > 0 {
+            output::note(&format!("{number} {told}"));
+        }
+    }
     let mut failures = fates.iter().filter_map(|(_, fate)| match fate {
         Fate::Failed(why) => Some(why),
-        Fate::Published | Fate::InQueue => None,
+        _ => None,
     });
-    let failed = failures.clone().count();
-    output::note(&format!("requeued {done} of {}", taken.len()));
-    if !closed.is_empty() {
-        output::note(&format!("{} had taken effect: nothing was published", closed.len()));
-    }
     if let Some(first) = failures.next() {
         output::note(&format!(
             "{failed} could not be published and stand as requeueing; run it again when this is mended: {first}"
         ));
     }
-    let swept = if failed == 0 {
-        sweep::after_change(&config, &mut session, &plan.queues(), &in_queue).await?
-    } else {
-        // It would try the same again.
-        Vec::new()
-    };
+    published?;
+    swept_all?;
     if change.agreement.json {
         print_json(
             &plan,
             false,
-            json!({ "done": done, "closed": closed.len(), "failed": failed, "swept": swept }),
+            json!({
+                "done": done, "closed": closed.len(), "discarded": discarded, "by_another": by_another, "failed": failed,
+                "swept": swept,
+            }),
         )?;
     }
     session.close().await;
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+/// Asks again for what had not been published before the sweep.
+async fn settle(session: &mut Session, fates: &mut [(Named, Fate)]) -> anyhow::Result<()> {
+    let open = |fate: &Fate| matches!(fate, Fate::InQueue | Fate::Failed(_));
+    let asked: Vec<Named> =
+        fates.iter().filter(|(_, fate)| open(fate)).map(|(named, _)| named.clone()).collect();
+    let known = fates_of(session, &asked).await?;
+    for (named, fate) in fates.iter_mut().filter(|(_, fate)| open(fate)) {
+        match known.iter().find(|(one, _)| one == named) {
+            // Why it failed is known better.
+            Some((_, Fate::Failed(_))) if matches!(fate, Fate::Failed(_)) => {}
+            // From its queue: counted there.
+            Some((_, Fate::ByAnother)) => *fate = Fate::InQueue,
+            Some((_, now)) => *fate = now.clone(),
+            None => {}
+        }
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use super::super::html::{ago, code, duration, exact_time, text, time};
 use super::super::mask::Sight;
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::keys::batch_link;
-use super::reveal::record_reveal;
+use super::reveal::{Revealed, record_reveal};
 use super::rows::trace_link;
 use crate::pg::{self, Abilities, AuditRow, LetterRow};
 use crate::story::{Folded, Story, folded, stories, verdict};
@@ -31,7 +31,6 @@ pub(super) async fn page(ask: Ask) -> Answer {
 
 /// The page with the response as it is; recorded.
 pub(super) async fn reveal(ask: Ask) -> Answer {
-    record_reveal(&ask, "key").await?;
     let mut page = build(&ask, Sight::Revealed).await?;
     page.polls = false;
     Ok(page.into())
@@ -48,6 +47,12 @@ async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
         if stories.is_empty() { trail::beginning(&mut lease.session.connection).await? } else { None };
     let known = Known { ask, key, now: lease.session.clock.now(), abilities: lease.abilities.clone(), sight };
     lease.give_back();
+    if sight == Sight::Revealed {
+        for story in &stories {
+            let (tenant, consumer) = (&story.tenant, &story.consumer);
+            record_reveal(ask, Revealed { what: "key", id: None, tenant, consumer, key }).await?;
+        }
+    }
     let mut page = Page::new(Tab::Keys, key);
     page.is_subject = true;
     page.heading = match &stories[..] {

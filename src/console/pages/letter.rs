@@ -9,7 +9,7 @@ use super::super::html::{ago, bytes, code, exact_time, text, text_or};
 use super::super::mask::Sight;
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
-use super::reveal::record_reveal;
+use super::reveal::{Revealed, record_reveal};
 use super::rows::{key_link, trace_link};
 use crate::letter::Letter;
 use crate::pg::{self, LetterFilter, LetterRow, StoredMessage};
@@ -23,7 +23,6 @@ pub(super) async fn page(ask: Ask) -> Answer {
 
 /// The page with the message as it is; recorded.
 pub(super) async fn reveal(ask: Ask) -> Answer {
-    record_reveal(&ask, "letter").await?;
     let mut page = build(&ask, Sight::Revealed).await?;
     page.polls = false;
     Ok(page.into())
@@ -47,6 +46,10 @@ async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
     };
     let (now, abilities) = (lease.session.clock.now(), lease.abilities.clone());
     lease.give_back();
+    if sight == Sight::Revealed {
+        let (tenant, consumer, key) = (&row.tenant, &row.consumer, &row.key);
+        record_reveal(ask, Revealed { what: "letter", id: Some(id), tenant, consumer, key }).await?;
+    }
     let is_operator = ask.visitor.is_operator();
     let mut page = Page::new(Tab::Failed, "Dead letter");
     page.is_subject = true;

@@ -87,6 +87,7 @@ fn sentence(operation: &Operation, progress: &Progress) -> Markup {
     let of = |outcome: Outcome| progress.count(|known| *known == outcome);
     let (published, from_queue) = (of(Outcome::Published), of(Outcome::FromQueue));
     let failed = progress.count(|outcome| matches!(outcome, Outcome::Failed(_)));
+    let (given_up, by_another) = (of(Outcome::GivenUp), of(Outcome::ByAnother));
     let (took_effect, changed) = (of(Outcome::TookEffect), of(Outcome::Changed));
     html! {
         @match &progress.phase {
@@ -103,6 +104,8 @@ fn sentence(operation: &Operation, progress: &Progress) -> Markup {
         }
         " of " (progress.items.len()) "."
         @if took_effect > 0 { " " (took_effect) " had taken effect." }
+        @if given_up > 0 { " " (given_up) " were discarded meanwhile." }
+        @if by_another > 0 { " " (by_another) " were published by another requeue." }
         @if changed > 0 { " " (changed) " had changed meanwhile." }
         @if failed > 0 { " " span.bad { (failed) " could not be published" } " and stand as half requeued: requeue them again when it is mended." }
         @if let Phase::Broken(why) = &progress.phase { " " (text(why)) }
@@ -179,6 +182,8 @@ fn result(outcome: &Outcome) -> Markup {
             Outcome::Published => span.fine { "● published" },
             Outcome::FromQueue => span.fine { "● from its dead-letter queue, by the sweep" },
             Outcome::Discarded => span.quiet { "– discarded" },
+            Outcome::GivenUp => span.look { "▲ discarded meanwhile: not published" },
+            Outcome::ByAnother => span.look { "▲ published by another requeue" },
             Outcome::TookEffect => span.look { "▲ took effect meanwhile: not published" },
             Outcome::Changed => span.look { "▲ changed meanwhile: left alone" },
             Outcome::Failed(why) => span.bad { "✗ " (text(why)) },
@@ -186,9 +191,21 @@ fn result(outcome: &Outcome) -> Markup {
     }
 }
 
-/// No further step.
+/// No further step; recorded. It stops whether or not that can be written.
 pub(super) async fn stop_it(ask: Ask) -> Answer {
     let operation = known(&ask)?;
     operation.stop();
+    let done = operation.progress().count(is_done);
+    let mut lease = ask.app.pool.lease().await?;
+    let action = pg::Action {
+        tenant: "",
+        verb: "stop",
+        user: &ask.visitor.session.person.actor(),
+        filter: &serde_json::json!({ "operation": operation.id, "verb": operation.change.verb() }),
+        count: i64::try_from(done).unwrap_or(i64::MAX),
+        reason: None,
+    };
+    pg::record_action(&mut lease.session.connection, &action).await?;
+    lease.give_back();
     Ok(Reply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
 }

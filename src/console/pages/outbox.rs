@@ -6,6 +6,7 @@ use serde_json::json;
 use sqlx::Connection as _;
 
 use super::super::ask::{Answer, Ask, Reply};
+use super::super::digest::digest;
 use super::super::error::PageError;
 use super::super::html::{ago, capped, code, count, exact_time, percent, text, text_or};
 use super::super::page::{Elsewhere, Page, Tab, csrf};
@@ -19,8 +20,6 @@ use crate::units::total;
 
 /// Rows of the list.
 const ROWS: i64 = 50;
-/// Events that are changed at once.
-const MOST: i64 = 1_000;
 
 fn filter(ask: &Ask, limit: i64) -> Result<EventFilter, PageError> {
     let own = |name: &str| ask.parameters.text(name);
@@ -181,6 +180,11 @@ fn table(events: &[EventRow], now: DateTime<Utc>) -> Markup {
     }
 }
 
+/// Which events a page shows.
+fn digest_of(events: &[EventRow]) -> String {
+    digest(events.iter().map(|event| (event.tenant.as_str(), event.id, event.attempts)))
+}
+
 /// What can be done about those that are parked.
 fn change(ask: &Ask, filter: &EventFilter, events: &[EventRow]) -> Markup {
     let number = events.len();
@@ -190,6 +194,7 @@ fn change(ask: &Ask, filter: &EventFilter, events: &[EventRow]) -> Markup {
         form.stacked method="post" action=(ask.app.access.site().path("/outbox/change")) {
             (csrf(&ask.visitor))
             input type="hidden" name="before" value=(until);
+            input type="hidden" name="digest" value=(digest_of(events));
             @for (name, value) in [("exchange", &filter.exchange), ("ordering_key", &filter.ordering_key), ("reason", &filter.reason), ("tenant", &filter.tenant), ("routing_key", &filter.routing_key)] {
                 @if let Some(value) = value { input type="hidden" name=(name) value=(value); }
             }
@@ -226,7 +231,7 @@ pub(super) async fn change_them(ask: Ask) -> Answer {
         )));
     }
     let filter =
-        EventFilter { state: Some("parked".to_owned()), created_before: before, ..filter(&ask, MOST)? };
+        EventFilter { state: Some("parked".to_owned()), created_before: before, ..filter(&ask, ROWS)? };
     let now = lease.session.clock.now();
     let mut transaction = lease.session.connection.begin().await?;
     let found = pg::events(&mut transaction, &filter).await?;
@@ -237,6 +242,14 @@ pub(super) async fn change_them(ask: Ask) -> Answer {
             "Nothing was changed: there are {} now, and that is to be typed.",
             found.len()
         )));
+    }
+    if ask.parameters.word("digest") != Some(digest_of(&found).as_str()) {
+        transaction.rollback().await?;
+        lease.give_back();
+        return Err(PageError::Wrong(
+            "Nothing was changed: these are other events than the page showed. Look at them again."
+                .to_owned(),
+        ));
     }
     let done = pg::change_events(&mut transaction, now, change, &found, filter.state.as_deref()).await?;
     let actor = ask.visitor.session.person.actor();

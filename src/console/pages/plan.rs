@@ -5,9 +5,10 @@ use maud::{Markup, html};
 use uuid::Uuid;
 
 use super::super::ask::{Answer, Ask, Reply};
+use super::super::digest::digest;
 use super::super::error::PageError;
 use super::super::html::{ago, code, count, text};
-use super::super::operations::Order;
+use super::super::operations::{MOST_AT_ONCE, Order};
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
 use crate::letters::{Change, Plan, requeue_refusal};
@@ -168,7 +169,7 @@ fn shown(ask: &Ask, asked: &Asked, plan: &Plan, said: Option<&str>) -> Page {
             Change::Discard => p { "A discarded message does not run, and its key stays as it is. It leaves its dead-letter queue." },
         }
         (contents(ask, plan))
-        @if number > 0 && ask.visitor.is_operator() { (order(ask, asked, number)) }
+        @if number > 0 && ask.visitor.is_operator() { (order(ask, asked, plan)) }
         @if !ask.visitor.is_operator() { p.note { "You may look at this; carrying it out takes the role operator." } }
     };
     page.elsewhere = Elsewhere { cli: vec![asked.command()], sql: vec![pg::said::letters(&plan.filter)] };
@@ -197,12 +198,19 @@ fn contents(ask: &Ask, plan: &Plan) -> Markup {
     }
 }
 
-fn order(ask: &Ask, asked: &Asked, number: usize) -> Markup {
+/// Which letters a plan holds.
+fn digest_of(plan: &Plan) -> String {
+    digest(plan.letters.iter().map(|letter| (letter.tenant.as_str(), letter.id, letter.generation)))
+}
+
+fn order(ask: &Ask, asked: &Asked, plan: &Plan) -> Markup {
+    let number = plan.letters.len();
     html! {
         h2 #order-title { "Do it" }
         form.stacked method="post" action=(ask.app.access.site().path("/failed/operate")) {
             (csrf(&ask.visitor))
             (asked.fields())
+            input type="hidden" name="digest" value=(digest_of(plan));
             label for="note" { "Why, for the record" }
             input #note type="text" name="note" maxlength="1000" required;
             @if asked.change == Change::Requeue {
@@ -246,13 +254,27 @@ pub(super) async fn operate(ask: Ask) -> Answer {
     if ask.parameters.word("typed") != Some(number.to_string().as_str()) {
         return wrong(&format!("Nothing was changed: there are {number} now, and that is to be typed."));
     }
+    if ask.parameters.word("digest") != Some(digest_of(&plan).as_str()) {
+        return wrong(
+            "Nothing was changed: these are other letters than the plan showed. Look at them again.",
+        );
+    }
     let rate = match asked.change {
         Change::Requeue => {
             ask.parameters.word("rate").and_then(|text| text.parse().ok()).unwrap_or(RATE).clamp(1, FASTEST)
         }
         Change::Discard => FASTEST,
     };
-    let order = Order { plan, actor: ask.visitor.session.person.actor(), reason: reason.to_owned(), rate };
-    let operation = ask.app.operations.begin(&ask.app.config, order);
+    let order = Order {
+        plan: plan.clone(),
+        actor: ask.visitor.session.person.actor(),
+        reason: reason.to_owned(),
+        rate,
+    };
+    let Some(operation) = ask.app.operations.begin(&ask.app.config, order) else {
+        return wrong(&format!(
+            "Nothing was changed: {MOST_AT_ONCE} operations are under way in this console. Wait for one, or stop one."
+        ));
+    };
     Ok(Reply::SeeOther(ask.link("/failed/operation").with("id", operation.id.to_string())))
 }

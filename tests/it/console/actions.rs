@@ -21,7 +21,7 @@ const FRAGILE: &str = "
 const WAITING: &str = "select count(*) from oncely.dead_letters where state = 'waiting'";
 
 /// A worker, and as many dead letters of one group.
-async fn failed(count: usize) -> (World, testbed::Process) {
+pub(super) async fn failed(count: usize) -> (World, testbed::Process) {
     let mut world = World::new().await;
     sqlx::raw_sql(FRAGILE).execute(&mut world.sql).await.unwrap();
     world.configure("[console]\nmask = [\"/card/number\"]");
@@ -41,7 +41,7 @@ async fn failed(count: usize) -> (World, testbed::Process) {
 }
 
 /// Goes from a plan to its operation as a browser does: all fields of the form, and what is filled in.
-async fn operate(client: &Client, plan: &str, filled: &[(&str, &str)]) -> (u16, String) {
+pub(super) async fn operate(client: &Client, plan: &str, filled: &[(&str, &str)]) -> (u16, String) {
     let page = client.page(plan).await;
     let mut fields: Vec<(String, String)> = document::elements(&page.body)
         .iter()
@@ -58,7 +58,7 @@ async fn operate(client: &Client, plan: &str, filled: &[(&str, &str)]) -> (u16, 
     (answer.status, to.unwrap_or(answer.body))
 }
 
-async fn wait_for(client: &Client, path: &str, part: &str) -> String {
+pub(super) async fn wait_for(client: &Client, path: &str, part: &str) -> String {
     eventually(&format!("{path} says {part:?}"), || async {
         let answer = client.get(path).await;
         match answer.status == 200 && answer.body.contains(part) {
@@ -354,9 +354,15 @@ async fn parked_events_are_tried_again_or_given_up_by_their_count() {
     let page = operator.page("/outbox?state=parked").await;
     assert!(page.body.contains("These 3 parked events"), "{}", page.body);
     let before = page.between("name=\"before\" value=\"", "\"").to_owned();
+    let digest = page.between("name=\"digest\" value=\"", "\"").to_owned();
     let change = async |verb: &str, typed: &str| {
-        let fields =
-            [("change", verb), ("note", "bound again"), ("typed", typed), ("before", before.as_str())];
+        let fields = [
+            ("change", verb),
+            ("note", "bound again"),
+            ("typed", typed),
+            ("before", before.as_str()),
+            ("digest", digest.as_str()),
+        ];
         operator.submit("/outbox/change", &fields).await
     };
     assert_eq!(change("retry", "2").await.status, 400);

@@ -5,6 +5,7 @@ mod actions;
 mod client;
 mod document;
 mod looks;
+mod operations;
 mod outages;
 mod scans;
 mod trail;

@@ -1,5 +1,6 @@
 //! Dead letters: their rows in PostgreSQL, and what an operator does to them.
 
+mod at_once;
 mod changes;
 mod letters;
 mod marks;
