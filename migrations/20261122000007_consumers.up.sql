@@ -43,11 +43,11 @@ comment on column oncely.consumers.changed_at is 'When something here last chang
 comment on column oncely.consumers.changed_by is
     'Who changed it: the database''s session user, and the worker or user that it named.';
 comment on column oncely.consumers.paused is
-    'When somebody had paused it, as far back as its memory reaches, and when somebody has: the last range is open where '
-    'nobody has said until when.';
+    'When somebody had paused it, as far back as its memory reaches, and when somebody has: the last range is open '
+    'where nobody has said until when.';
 
--- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too. Counted
--- pause by pause: one that ended long ago does not hold back what was decided after it.
+-- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
+-- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
 create function oncely.forgotten_before(at timestamptz, retention interval, paused tstzmultirange) returns timestamptz
 language plpgsql immutable strict
 set search_path = pg_catalog, pg_temp
@@ -73,8 +73,8 @@ begin
 end
 $$;
 comment on function oncely.forgotten_before is
-    'Until when a memory that lasts so long reaches back: what was decided before may be collected. The time in which the '
-    'consumer was paused does not count.';
+    'Until when a memory that lasts so long reaches back: what was decided before may be collected. The time in which '
+    'the consumer was paused does not count.';
 revoke execute on function oncely.forgotten_before from public;
 
 -- A worker may lengthen a retention, and never shorten one.

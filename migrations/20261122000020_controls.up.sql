@@ -54,7 +54,8 @@ begin
     on conflict (consumer) do update
     set paused_at = excluded.paused_at, paused_until = excluded.paused_until, paused_by = excluded.paused_by,
         reason = excluded.reason;
-    -- Ranges that the memory does not reach back to any more are dropped, with a reserve for a retention that is lengthened.
+    -- Ranges that the memory does not reach back to any more are dropped, with a reserve for a retention that is
+    -- lengthened.
     update oncely.consumers as k
     set paused = k.paused * tstzmultirange(tstzrange(
             oncely.forgotten_before(at, 2 * k.retention, k.paused), at

@@ -84,8 +84,8 @@ begin
                 'delete on oncely.dead_letters'),
             ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
-                'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.beat, oncely.leave, oncely.bury_processes, '
-                'oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
+                'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.beat, oncely.leave, '
+                'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
             -- A person with the command line.
             ('oncely_operator', 'usage on schema oncely'),
@@ -101,7 +101,8 @@ begin
             ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
-                'oncely.forgotten_before, oncely.accept_clock, oncely.set_retention, oncely.record_action, oncely.letter_memories, '
+                'oncely.forgotten_before, oncely.accept_clock, oncely.set_retention, oncely.record_action, '
+                'oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer'),
 

@@ -18,6 +18,7 @@ use crate::metrics::Stage;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg;
 use crate::worker::abandoned::Abandoned;
+use crate::worker::gone::let_go;
 use crate::worker::intake::arrivals::{Arrivals, AtWork, Taken};
 use crate::worker::intake::aside::Cause;
 use crate::worker::intake::split::split_by_bytes;
@@ -76,7 +77,7 @@ impl Lane {
             self.decider.attempts.at_work_on(batch.len());
             // Paused: what was taken comes again when its channel is closed.
             let Some(_at_work) = shared.gate.begin() else {
-                self.lets_go(taken, batch);
+                let_go(&shared, taken, batch);
                 continue;
             };
             for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
@@ -98,19 +99,6 @@ impl Lane {
             }
         }
         self.decider.attempts.close().await;
-    }
-
-    /// These are not decided here: they come again, by another channel. What waited aside does not wait here any more.
-    fn lets_go(&self, taken: Taken, deliveries: Vec<Box<Delivery>>) {
-        if taken == Taken::Arrived {
-            return;
-        }
-        let now = Instant::now();
-        for delivery in deliveries {
-            if let Ok(candidate) = prepare(&self.shared, delivery) {
-                self.shared.progress.leaves(&candidate.identity, now);
-            }
-        }
     }
 
     /// Settles what is decided. While too much waits for its copies to arrive, the lane waits, too.
@@ -148,7 +136,7 @@ impl Lane {
         // What came on a channel that is gone comes again on the next one.
         let (gone, deliveries): (Vec<_>, Vec<_>) =
             deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
-        self.lets_go(taken, gone);
+        let_go(&shared, taken, gone);
         for delivery in deliveries {
             match prepare(&shared, delivery) {
                 Ok(candidate) => candidates.push(candidate),
