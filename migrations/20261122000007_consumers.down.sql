@@ -2,4 +2,5 @@ set local search_path = pg_catalog, pg_temp;
 
 drop function oncely.set_retention;
 drop function oncely.register_consumer;
+drop function oncely.forgotten_before;
 drop table oncely.consumers;

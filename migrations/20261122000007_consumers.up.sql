@@ -11,6 +11,7 @@ create table oncely.consumers (
     registered_at timestamptz not null,
     changed_at timestamptz not null,
     changed_by text not null,
+    paused tstzmultirange not null default '{}',
     constraint consumers_pkey primary key (consumer),
     constraint consumers_consumer check (octet_length(consumer) between 1 and 255),
     constraint consumers_retention check (retention between interval '1 second' and interval '3650 days'),
@@ -41,6 +42,40 @@ comment on column oncely.consumers.registered_at is 'When a worker first started
 comment on column oncely.consumers.changed_at is 'When something here last changed.';
 comment on column oncely.consumers.changed_by is
     'Who changed it: the database''s session user, and the worker or user that it named.';
+comment on column oncely.consumers.paused is
+    'When somebody had paused it, as far back as its memory reaches, and when somebody has: the last range is open '
+    'where nobody has said until when.';
+
+-- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
+-- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
+create function oncely.forgotten_before(at timestamptz, retention interval, paused tstzmultirange) returns timestamptz
+language plpgsql immutable strict
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- In seconds: a day is one of 24 hours, whatever the session's time zone says.
+    before timestamptz := at - make_interval(secs => extract(epoch from retention)::double precision);
+    span record;
+begin
+    if isempty(paused) then
+        return before;
+    end if;
+    for span in
+        select lower(p.pause) as began, least(coalesce(upper(p.pause), at), at) as ended
+        from unnest(paused) as p (pause)
+        where lower(p.pause) < at
+        order by lower(p.pause) desc
+    loop
+        exit when span.ended <= before;
+        before := before - make_interval(secs => extract(epoch from span.ended - span.began)::double precision);
+    end loop;
+    return before;
+end
+$$;
+comment on function oncely.forgotten_before is
+    'Until when a memory that lasts so long reaches back: what was decided before may be collected. The time in which '
+    'the consumer was paused does not count.';
+revoke execute on function oncely.forgotten_before from public;
 
 -- A worker may lengthen a retention, and never shorten one.
 create function oncely.register_consumer(

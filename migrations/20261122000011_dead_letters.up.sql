@@ -129,7 +129,9 @@ as $$
             when d.tenant = '' or d.key = '' then 'NONE'
             when i.status is not null then i.status::text
             -- No key of the consumer is ever collected; or this one would still be there.
-            when c.retention is null or d.dead_lettered_at + c.retention > letter_memories.at then 'NONE'
+            when c.retention is null
+                or d.dead_lettered_at > oncely.forgotten_before(letter_memories.at, c.retention, c.paused)
+            then 'NONE'
             when exists (
                 select from oncely.audit as a
                 where hashtextextended(a.key, 0) = hashtextextended(d.key, 0) and a.key = d.key
@@ -137,7 +139,7 @@ as $$
                 offset 0
             ) then 'TOOK_EFFECT'
             -- What took effect longer before than a key is remembered is nobody's promise.
-            when s.until_time <= d.dead_lettered_at - c.retention then 'NONE'
+            when s.until_time <= oncely.forgotten_before(d.dead_lettered_at, c.retention, c.paused) then 'NONE'
             else 'FORGOTTEN'
         end
     from unnest(letter_memories.tenants, letter_memories.letters) as l (tenant, id)

@@ -52,6 +52,13 @@ begin
     on conflict (consumer) do update
     set paused_at = excluded.paused_at, paused_until = excluded.paused_until, paused_by = excluded.paused_by,
         reason = excluded.reason;
+    -- Ranges that the memory does not reach back to any more are dropped, with a reserve for a retention that is
+    -- lengthened.
+    update oncely.consumers as k
+    set paused = k.paused * tstzmultirange(tstzrange(
+            oncely.forgotten_before(at, 2 * k.retention, k.paused), at
+        )) + tstzmultirange(tstzrange(at, pause_consumer.paused_until))
+    where k.consumer = pause_consumer.consumer;
     perform oncely.record_action(
         '', 'pause', jsonb_build_object('consumer', pause_consumer.consumer, 'until', pause_consumer.paused_until), 1,
         pause_consumer.reason, pause_consumer.os_user
@@ -60,7 +67,7 @@ end
 $$;
 comment on function oncely.pause_consumer is
     'Pauses a consumer until a time, or without one until somebody resumes it; a second call changes reason and end. '
-    'Recorded in operator_actions. Its workers return what has not begun and stay unsubscribed.';
+    'Recorded in operator_actions. Its workers return what has not begun and stay unsubscribed; its keys get no older.';
 revoke execute on function oncely.pause_consumer from public;
 
 create function oncely.resume_consumer(consumer text, reason text, os_user text) returns boolean
@@ -69,12 +76,16 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
+    at timestamptz := clock_timestamp();
     found_until timestamptz;
 begin
     delete from oncely.controls as c
     where c.consumer = resume_consumer.consumer
     returning coalesce(c.paused_until, 'infinity') into found_until;
-    if found_until is null or found_until <= clock_timestamp() then
+    update oncely.consumers as k
+    set paused = k.paused * tstzmultirange(tstzrange(null, at))
+    where k.consumer = resume_consumer.consumer and upper(k.paused) is distinct from least(upper(k.paused), at);
+    if found_until is null or found_until <= at then
         return false;
     end if;
     perform oncely.record_action(

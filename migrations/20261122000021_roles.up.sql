@@ -84,7 +84,8 @@ begin
                 'delete on oncely.dead_letters'),
             ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
-                'oncely.seal_audit, oncely.observe_clock, oncely.beat, oncely.leave, oncely.bury_processes, '
+                'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.beat, oncely.leave, '
+                'oncely.bury_processes, '
                 'oncely.record_relay_stats, oncely.roll_up_stats'),
 
             -- A person with the command line.
@@ -101,7 +102,8 @@ begin
             ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
-                'oncely.accept_clock, oncely.set_retention, oncely.record_action, oncely.letter_memories, '
+                'oncely.forgotten_before, oncely.accept_clock, oncely.set_retention, oncely.record_action, '
+                'oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer'),
 
@@ -116,7 +118,7 @@ begin
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
             ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
-                'oncely.seal_hash'),
+                'oncely.seal_hash, oncely.forgotten_before'),
 
             -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
             ('oncely_emitter', 'usage on schema oncely'),
@@ -151,9 +153,11 @@ begin
         if role in ('oncely_relay', 'oncely_operator') then
             execute format(
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('
-                'coalesce(expires_at, coalesce(completed_at, created_at) '
-                '+ (select c.retention from oncely.consumers as c where c.consumer = idempotency_keys.consumer)) '
-                '<= (select least(u.clock_seen_at, clock_timestamp()) from oncely.maintenance as u))',
+                'case when expires_at is null then coalesce(completed_at, created_at) else created_at end '
+                '<= (select oncely.forgotten_before(least(u.clock_seen_at, clock_timestamp()), '
+                'coalesce(expires_at - created_at, c.retention), coalesce(c.paused, ''{}'')) '
+                'from oncely.maintenance as u '
+                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer))',
                 'keys_collected_by_' || role, role
             );
         end if;

@@ -7,9 +7,9 @@ use chrono::{DateTime, Utc};
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::failpoint::step;
-use crate::pg::{self, CollectionReport, ConsumerCollection, ObservedClock, Session};
+use crate::pg::{self, CollectionReport, ConsumerCollection, Memory, ObservedClock, Session};
 
-/// The time before which a consumer's keys may go.
+/// The time before which what is kept for so long may go.
 fn before(now: DateTime<Utc>, retention: Duration) -> DateTime<Utc> {
     chrono::Duration::from_std(retention)
         .ok()
@@ -60,16 +60,15 @@ pub(crate) async fn collect(
         pg::collection_unlock(&mut session.connection).await?;
         return Ok(Ended::Refused(clock));
     }
-    let known =
-        pg::within(config.postgres.client_timeout(), pg::known_consumers(&mut session.connection)).await?;
     // Not a moment later: what is younger is protected (the policies on the keys).
     let now = clock.at;
+    let asked = pg::memories(&mut session.connection, now);
+    let memories = pg::within(config.postgres.client_timeout(), asked).await?;
     let limit = i64::from(config.gc.batch);
     let pace = Pace(config.gc.load);
     let mut report = CollectionReport::default();
-    for consumer in known {
-        let before = before(now, consumer.retention);
-        let name = consumer.consumer.as_str();
+    for Memory { consumer, before } in memories {
+        let name = consumer.as_str();
         let mut deleted = [0; 3];
         for (count, status) in
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
@@ -89,7 +88,7 @@ pub(crate) async fn collect(
                 tokio::time::sleep(pace.pause_after(began.elapsed())).await;
             }
         }
-        report.consumers.push(ConsumerCollection { consumer: consumer.consumer, before, deleted });
+        report.consumers.push(ConsumerCollection { consumer, before, deleted });
     }
     let mut from = None;
     while !stop() {
@@ -169,10 +168,9 @@ async fn collect_ordering_keys(
 pub(crate) async fn plan(session: &mut Session) -> Result<CollectionReport, sqlx::Error> {
     let now = session.clock.now();
     let mut report = CollectionReport::default();
-    for consumer in pg::known_consumers(&mut session.connection).await? {
-        let before = before(now, consumer.retention);
-        let deleted = pg::count_expired(&mut session.connection, &consumer.consumer, before).await?;
-        report.consumers.push(ConsumerCollection { consumer: consumer.consumer, before, deleted });
+    for Memory { consumer, before } in pg::memories(&mut session.connection, now).await? {
+        let deleted = pg::count_expired(&mut session.connection, &consumer, before).await?;
+        report.consumers.push(ConsumerCollection { consumer, before, deleted });
     }
     report.expired = pg::count_self_expired(&mut session.connection, now).await?;
     Ok(report)

@@ -4,6 +4,12 @@ with due as materialized (
     select i.ctid as place, expires_at as at
     from oncely.idempotency_keys as i
     where expires_at >= coalesce($3::timestamptz, '-infinity') and expires_at < $1
+      -- The time in which its consumer was paused does not count.
+      and not exists (
+          select from oncely.consumers as c
+          where c.consumer = i.consumer and not isempty(c.paused)
+            and oncely.forgotten_before($1, i.expires_at - i.created_at, c.paused) <= i.created_at
+      )
       and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.mirror_queue), 'infinity'))
       and not exists (
           select from oncely.dead_letters as d

@@ -5,6 +5,15 @@ with due as materialized (
     from oncely.idempotency_keys as i
     where status = 'FAILED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity') and completed_at < $2
+      -- Set aside by hand: its message may come at any time, and then must not run. Once it has, its dead letter speaks for it.
+      and (
+          i.reason is distinct from 'parked'
+          or exists (
+              select from oncely.dead_letters as d
+              where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key and d.tenant = i.tenant
+                and d.consumer = i.consumer
+          )
+      )
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

@@ -171,6 +171,11 @@ pub(crate) async fn count_self_expired(
         r#"select count(*) as "count!" from oncely.idempotency_keys as i
         where expires_at < $1
           and not exists (
+              select from oncely.consumers as c
+              where c.consumer = i.consumer and not isempty(c.paused)
+                and oncely.forgotten_before($1, i.expires_at - i.created_at, c.paused) <= i.created_at
+          )
+          and not exists (
               select from oncely.dead_letters as d
               where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
           )
@@ -194,7 +199,17 @@ pub(crate) async fn count_expired(
                 where status = 'COMPLETED'
                   and completed_at < least($2, (select min(created_at) from oncely.mirror_queue))
             ) as "completed!",
-            count(*) filter (where status = 'FAILED' and completed_at < $2) as "failed!",
+            count(*) filter (
+                where status = 'FAILED' and completed_at < $2
+                  and (
+                      i.reason is distinct from 'parked'
+                      or exists (
+                          select from oncely.dead_letters as d
+                          where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key
+                            and d.tenant = i.tenant and d.consumer = i.consumer
+                      )
+                  )
+            ) as "failed!",
             count(*) filter (where status = 'IN_PROGRESS' and created_at < $2) as "in_progress!"
         from oncely.idempotency_keys as i
         where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))

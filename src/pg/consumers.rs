@@ -69,6 +69,31 @@ pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownC
         .collect())
 }
 
+/// How far a consumer's memory reaches back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) consumer: String,
+    /// What was decided before this is forgotten: its keys may be collected.
+    pub(crate) before: DateTime<Utc>,
+}
+
+/// How far the memories of all known consumers reach back, by the time that it is. The time in which a consumer was paused does not count
+/// (`oncely.forgotten_before`).
+pub(crate) async fn memories(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<Vec<Memory>, sqlx::Error> {
+    sqlx::query_as!(
+        Memory,
+        r#"select consumer, oncely.bounded(oncely.forgotten_before($1, retention, paused)) as "before!"
+        from oncely.consumers
+        order by consumer"#,
+        now
+    )
+    .fetch_all(connection)
+    .await
+}
+
 /// What a worker starts with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration<'a> {

@@ -66,7 +66,9 @@ pub(crate) use collection::{
 pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
-pub(crate) use consumers::{Registered, Registration, register_consumer, set_retention};
+pub(crate) use consumers::{
+    Memory, Registered, Registration, memories, register_consumer, set_retention,
+};
 pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub(crate) use door::{Door, NoSession};

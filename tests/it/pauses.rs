@@ -100,3 +100,88 @@ async fn what_a_worker_did_is_written_in_spans_up_to_its_end() {
         from oncely.stats where consumer = 'payments'";
     assert_eq!(world.text(done).await.as_deref(), Some("3 2 1 3"));
 }
+
+async fn keys(world: &mut World) -> String {
+    let left = "select coalesce(string_agg(key, ' ' order by key), '') from oncely.idempotency_keys";
+    world.text(left).await.unwrap()
+}
+
+async fn collect(world: &World) {
+    let done = world.oncely(&["gc", "run"]).await;
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[tokio::test]
+async fn the_memory_of_a_consumer_stands_still_while_it_is_paused() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retention = \"7d\"\nredelivery_horizon = \"1h\"");
+    world.apply_topology().await;
+    world.register("payments", "7d").await;
+    // Two seconds from now each of them is past its retention; `over` has been since before the pause.
+    sqlx::raw_sql(
+        "insert into oncely.idempotency_keys
+            (tenant, consumer, key, status, attempts, created_at, completed_at, reason, expires_at)
+         select 'acme', 'payments', k.key, k.status::oncely.key_status, 1, k.at,
+            case when k.status <> 'IN_PROGRESS' then k.at end, case when k.status = 'FAILED' then 'poison' end,
+            case when k.key = 'claimed' then k.at + interval '7 days' end
+         from (
+            select key, status, now() - interval '7 days' + offset_by as at
+            from (values
+                ('claimed', 'COMPLETED', interval '2 s'), ('completed', 'COMPLETED', '2 s'), ('failed', 'FAILED', '2 s'),
+                ('retried', 'IN_PROGRESS', '2 s'), ('over', 'COMPLETED', '-1 h')
+            ) as v (key, status, offset_by)
+         ) as k;
+         select oncely.pause_consumer('payments', null, 'a deployment', 'ana')",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let past = "select count(*) from oncely.idempotency_keys where created_at < clock_timestamp() - interval '7 days'";
+    world.wait_for(past, 5).await;
+    let plan = world.oncely(&["gc", "run", "--dry-run", "--json"]).await;
+    let plan: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let planned = |of: &str| plan["consumers"][0][of].as_u64().unwrap();
+    assert_eq!((planned("completed"), planned("failed"), planned("in_progress")), (1, 0, 0), "{plan}");
+    collect(&world).await;
+    assert_eq!(keys(&mut world).await, "claimed completed failed retried");
+    // Copies came meanwhile. They are found as what they are, whether they come before a collection or after it.
+    for key in ["claimed", "completed", "failed"] {
+        world.publish("payments", message("acme", key), "{}").await;
+    }
+    say(&mut world, RESUME).await;
+    collect(&world).await;
+    assert_eq!(keys(&mut world).await, "claimed completed failed retried");
+    let worker = world.start("worker");
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.wait_for_ready(&format!("{}.dead", world.queue("payments")), 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count(EFFECTS).await, 0);
+    // Once it has worked for as long as they are remembered, they go. The pause is then of long ago.
+    sqlx::raw_sql(
+        "update oncely.consumers
+         set paused = (select range_agg(tstzrange(lower(r) - interval '1 h', upper(r) - interval '1 h')) from unnest(paused) as r);
+         update oncely.idempotency_keys
+         set created_at = created_at - interval '1 h', completed_at = completed_at - interval '1 h', expires_at = expires_at - interval '1 h'",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    collect(&world).await;
+    assert_eq!(keys(&mut world).await, "");
+}
+
+#[tokio::test]
+async fn pauses_that_follow_each_other_are_counted_one_by_one() {
+    let mut world = World::new().await;
+    // An hour's pause each night for a week, one that ends in the future, and one of long ago: all in the past of the last day.
+    let before = "select extract(epoch from timestamptz '2030-01-08 00:00+00' - oncely.forgotten_before(
+            '2030-01-08 00:00+00', interval '2 days', paused
+        ))::bigint / 3600
+        from (select tstzmultirange(
+            tstzrange('2029-01-01 00:00+00', '2029-12-01 00:00+00'), tstzrange('2030-01-05 01:00+00', '2030-01-05 02:00+00'),
+            tstzrange('2030-01-06 01:00+00', '2030-01-06 02:00+00'), tstzrange('2030-01-07 01:00+00', '2030-01-07 02:00+00'),
+            tstzrange('2030-01-07 23:00+00', null)
+        ) as paused) as p";
+    // Two days of work: one hour is missing at the end, and two in between.
+    assert_eq!(world.count(before).await, 48 + 3);
+}

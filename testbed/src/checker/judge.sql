@@ -161,6 +161,19 @@ begin
     loop
         execute format('update %s set %s', one.name, one.sets) using by;
     end loop;
+    for one in
+        -- Spans of times move as a whole.
+        select a.attrelid::regclass as name, a.attname as attribute
+        from pg_attribute as a
+        join pg_class as c on c.oid = a.attrelid
+        where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not a.attisdropped
+          and a.atttypid = 'tstzmultirange'::regtype
+    loop
+        execute format(
+            'update %1$s set %2$I = (select range_agg(tstzrange(lower(r) - $1, upper(r) - $1)) from unnest(%2$I) as r) '
+            'where not isempty(%2$I)', one.name, one.attribute
+        ) using by;
+    end loop;
     if to_regclass('oncely.audit_seals') is not null then
         perform judge.seal_again();
     end if;

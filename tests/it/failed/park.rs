@@ -95,3 +95,39 @@ async fn what_is_final_is_not_parked_and_nobody_is_asked_twice() {
     assert_eq!(world.text(states).await.unwrap(), "bad FAILED handler_rejected, done COMPLETED ");
     assert_eq!(world.count("select count(*) from oncely.operator_actions").await, 0);
 }
+
+#[tokio::test]
+async fn a_parked_key_stays_until_its_message_has_come_however_long_that_takes() {
+    let mut world = world("20ms").await;
+    world.register("payments", "7d").await;
+    for key in ["k", "other"] {
+        park(&world, 0, key).await;
+    }
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "other"), "{}").await;
+    world.wait_for(&format!("{WAITING} and key = 'other'"), 1).await;
+    world.stop(worker).await;
+    sqlx::raw_sql(
+        "update oncely.idempotency_keys
+         set created_at = created_at - interval '30 days', completed_at = completed_at - interval '30 days'",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let plan = world.oncely(&["gc", "run", "--dry-run", "--json"]).await;
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(plan["consumers"][0]["failed"], 1, "{plan}");
+    let done = world.oncely(&["gc", "run"]).await;
+    assert!(done.status.success(), "{done:?}");
+    let left = "select string_agg(key, ' ') from oncely.idempotency_keys";
+    assert_eq!(
+        world.text(left).await.as_deref(),
+        Some("k"),
+        "the dead letter of the other one speaks for it"
+    );
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for(&format!("{WAITING} and key = 'k' and reason = 'parked'"), 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 0);
+}
