@@ -18,6 +18,7 @@ use crate::metrics::Stage;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg;
 use crate::worker::abandoned::Abandoned;
+use crate::worker::gone::let_go;
 use crate::worker::intake::arrivals::{Arrivals, AtWork, Taken};
 use crate::worker::intake::aside::Cause;
 use crate::worker::intake::split::split_by_bytes;
@@ -75,7 +76,10 @@ impl Lane {
             }
             self.decider.attempts.at_work_on(batch.len());
             // Paused: what was taken comes again when its channel is closed.
-            let Some(_at_work) = shared.gate.begin().await else { continue };
+            let Some(_at_work) = shared.gate.begin() else {
+                let_go(&shared, taken, batch);
+                continue;
+            };
             for batch in split_by_bytes(batch, |delivery| delivery.message.body.len()) {
                 let abandon = self.shared.abandon.clone();
                 let done = tokio::select! {
@@ -130,7 +134,10 @@ impl Lane {
         let mut candidates = Vec::with_capacity(deliveries.len());
         let mut rejected = Vec::new();
         // What came on a channel that is gone comes again on the next one.
-        for delivery in deliveries.into_iter().filter(|delivery| !delivery.channel.is_over()) {
+        let (gone, deliveries): (Vec<_>, Vec<_>) =
+            deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
+        let_go(&shared, taken, gone);
+        for delivery in deliveries {
             match prepare(&shared, delivery) {
                 Ok(candidate) => candidates.push(candidate),
                 Err(rejection) => rejected.push(rejection),

@@ -8,6 +8,7 @@ mod counters;
 mod dry_run;
 mod error;
 mod failure_log;
+mod gone;
 mod health;
 mod intake;
 mod interrupt;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::task::JoinSet;
 
 use super::shared::Shared;
 use crate::amqp::{Delivery, Subscription};
@@ -22,11 +23,19 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
     let mut backoff = Backoff::default();
     let consumer = &shared.consumer.name;
     let beat = shared.liveness.watch(format!("the subscription to {queue}"));
+    // Channels of before a pause that is over, as long as a batch of theirs is at work.
+    let mut left = JoinSet::new();
     while !shared.stop.is_cancelled() {
         beat.expect(LONGEST);
+        while left.try_join_next().is_some() {}
         let closings = shared.gate.closings();
-        if let Some(pause) = shared.gate.pause() {
-            tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until, "paused: not subscribed");
+        if !shared.gate.is_open() {
+            match shared.gate.pause() {
+                Some(pause) => {
+                    tracing::info!(%consumer, queue, by = pause.paused_by, reason = pause.reason, until = ?pause.paused_until, "paused: not subscribed");
+                }
+                None => tracing::info!(%consumer, queue, "not subscribed before pauses could be read"),
+            }
             beat.idle();
             let mut pauses = shared.gate.watch();
             tokio::select! {
@@ -67,11 +76,21 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
                         tracing::debug!(error = %error, "the last acknowledgements did not arrive");
                     }
                     subscription.close().await;
-                    return;
+                    break;
                 }
                 if let Ended::Paused = ended {
-                    rest(&shared, &mut subscription).await;
-                    subscription.close().await;
+                    if let Err(error) = subscription.cancel().await {
+                        tracing::debug!(error = %error, "cancelling a subscription failed");
+                    }
+                    // It lasts until the batches are settled, the pause only until somebody resumes.
+                    left.spawn(rest(Arc::clone(&shared), subscription, shared.gate.closings()));
+                    beat.idle();
+                    let mut pauses = shared.gate.watch();
+                    tokio::select! {
+                        () = shared.stop.cancelled() => {}
+                        () = pauses.open() => {}
+                        _ = left.join_next() => {}
+                    }
                     continue;
                 }
                 if let Ended::Lost { lived: true, .. } = ended {
@@ -98,22 +117,27 @@ pub(crate) async fn subscribe(shared: Arc<Shared>, queue: String, deliveries: mp
             () = tokio::time::sleep(backoff.next()) => {}
         }
     }
+    beat.expect(LONGEST);
+    while left.join_next().await.is_some() {}
 }
 
-/// Somebody has paused the consumer: the broker sends nothing more, what lanes are at work on is settled, and the rest goes back when the
-/// channel is closed. A handler that does not return keeps nobody waiting for longer than its deadline: its message comes again then.
-async fn rest(shared: &Shared, subscription: &mut Subscription) {
-    if let Err(error) = subscription.cancel().await {
-        tracing::debug!(error = %error, "cancelling a subscription failed");
-    }
+/// Somebody has paused the consumer, and the broker sends nothing more: what lanes are at work on is settled, and the rest goes back when
+/// the channel is closed. A handler that does not return keeps nobody waiting for longer than its deadline: its message comes again then.
+async fn rest(shared: Arc<Shared>, mut subscription: Subscription, closings: u64) {
     let limit = shared.consumer.deadline + shared.postgres.client_timeout();
-    let at_rest = tokio::time::timeout(limit, shared.gate.at_rest());
+    let at_rest = async {
+        tokio::select! {
+            () = shared.done.cancelled() => Ok(()),
+            rested = tokio::time::timeout(limit, shared.gate.at_rest(closings)) => rested,
+        }
+    };
     if subscription.let_go(at_rest).await.is_err() {
         tracing::warn!(consumer = %shared.consumer.name, ?limit, "paused while a batch is at work; its messages come again");
     }
     if let Err(error) = subscription.channel().release().await {
         tracing::debug!(error = %error, "the last acknowledgements did not arrive");
     }
+    subscription.close().await;
 }
 
 enum Ended {
@@ -137,6 +161,9 @@ async fn pump(
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut pauses = shared.gate.watch();
+    // What has come and waits for room before the lanes: a channel that is over may have left as much there as this one may send. That is
+    // waiting for work: the loop goes on round.
+    let mut waiting: Option<Box<Delivery>> = None;
     loop {
         if shared.gate.closings() != closings {
             return Ended::Paused;
@@ -144,10 +171,25 @@ async fn pump(
         let next = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return Ended::Stop,
-            next = subscription.next() => next,
+            room = deliveries.reserve(), if waiting.is_some() => match room {
+                Ok(room) => {
+                    if let Some(delivery) = waiting.take() {
+                        room.send(delivery);
+                    }
+                    continue;
+                }
+                Err(_) => {
+                    return Ended::Lost { reason: "no lane takes deliveries any more".to_owned(), lived };
+                }
+            },
+            next = subscription.next(), if waiting.is_none() => next,
             () = pauses.changed() => continue,
             _ = looks.tick() => {
                 beat.expect(LOOK + shared.rabbitmq.timeout);
+                // The stream, which would say so, is not listened to while something waits.
+                if waiting.is_some() && channel.is_over() {
+                    return Ended::Lost { reason: "the channel was closed".to_owned(), lived };
+                }
                 // Held back behind a message that stays at work, they may be all that the broker waits for.
                 if let Err(error) = channel.release_where_stuck().await {
                     tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
@@ -170,12 +212,12 @@ async fn pump(
         };
         lived = true;
         shared.counters.delivered(delivery.message.redelivered);
-        tokio::select! {
-            biased;
-            () = shared.stop.cancelled() => return Ended::Stop,
-            sent = deliveries.send(delivery) => if sent.is_err() {
+        match deliveries.try_send(delivery) {
+            Ok(()) => {}
+            Err(TrySendError::Full(delivery)) => waiting = Some(delivery),
+            Err(TrySendError::Closed(_)) => {
                 return Ended::Lost { reason: "no lane takes deliveries any more".to_owned(), lived };
-            },
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 use testbed::proxy::Mode;
 
 use crate::support::exposition::series;
+use crate::support::gate::{Gate, WAITING};
 use crate::support::http::{address, get, wait_for};
 use crate::support::{World, message, servers};
 
@@ -220,6 +221,39 @@ async fn an_address_that_is_taken_or_none_is_refused_at_the_start() {
         assert_eq!(status.code(), Some(78));
         assert!(worker.output().contains(part), "{}", worker.output());
     }
+}
+
+#[tokio::test]
+async fn a_subscription_that_waits_for_a_lane_is_alive() {
+    let mut world = world("batch = 1\nlanes = 1\nprefetch = 2\ndeadline = \"5m\"").await;
+    world.configure(
+        "[rabbitmq]\ntimeout = \"1s\"\n[postgres]\nstatement_timeout = \"5m\"\nlock_timeout = \"2m\"",
+    );
+    world.apply_topology().await;
+    let (proxy, through) = world.proxied_rabbitmq().await;
+    let worker = world.start_with("worker", "worker", &[("AMQP_URL", through)]);
+    let address = address(&worker).await;
+    let gate = Gate::shut(&world).await;
+    world.publish("payments", message("acme", "slow"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    for key in ["k1", "k2", "k3", "k4"] {
+        world.publish("payments", message("acme", key), "{}").await;
+    }
+    // The one lane is at work; what the channels of before had sent ahead is still in front of it.
+    for times in 2..=4 {
+        proxy.cut();
+        world.wait_for_lines(&worker, " subscribed", times).await;
+    }
+    let began = std::time::Instant::now();
+    while began.elapsed() < std::time::Duration::from_secs(12) {
+        let (status, told) = get(&address, "/livez").await.unwrap();
+        assert_eq!(status, 200, "{told}");
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    }
+    gate.open().await;
+    world.wait_for("select count(*) from app.effects", 5).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.stop(worker).await;
 }
 
 #[tokio::test]

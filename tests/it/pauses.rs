@@ -185,3 +185,31 @@ async fn pauses_that_follow_each_other_are_counted_one_by_one() {
     // Two days of work: one hour is missing at the end, and two in between.
     assert_eq!(world.count(before).await, 48 + 3);
 }
+
+#[tokio::test]
+async fn a_consumer_that_is_resumed_does_not_wait_for_what_was_at_work_before_the_pause() {
+    let mut world = World::new().await;
+    world.consumer("payments", "batch = 1\nlanes = 2\nprefetch = 10\ndeadline = \"3m\"");
+    world.configure("[postgres]\nstatement_timeout = \"3m\"\nlock_timeout = \"2m\"");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let gate = Gate::shut(&world).await;
+    world.publish("payments", message("acme", "slow"), r#"{"do": "wait"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    say(&mut world, PAUSE).await;
+    world.wait_for(OBEYED, 1).await;
+    for key in ["k1", "k2", "k3"] {
+        world.publish("payments", message("acme", key), "{}").await;
+    }
+    say(&mut world, RESUME).await;
+    world.wait_within(std::time::Duration::from_secs(30), EFFECTS, 3).await;
+    gate.open().await;
+    world.wait_for(EFFECTS, 4).await;
+    world.wait_for_ready(&world.queue("payments"), 0).await;
+    world.stop(worker).await;
+    assert_eq!(
+        world.count("select count(*) from oncely.audit").await,
+        4,
+        "the slow one was acknowledged on the channel of before"
+    );
+}
