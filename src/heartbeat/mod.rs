@@ -6,12 +6,13 @@ mod spans;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::PgConnection;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::config::Config;
-use crate::pg::{self, Clock, ConsumerStats, Pause, PgSettings, RelayStats};
+use crate::pg::{
+    self, Clock, ConsumerStats, Door, NoSession, Pause, PgSettings, RelayStats, Session, Timelines,
+};
 use crate::vitals::{Beat, Vitals};
 use spans::Spans;
 
@@ -23,6 +24,8 @@ const BEAT: u32 = 2;
 const STATS: u32 = 4;
 /// A server that takes longer than this for one small row is as good as away.
 const LIMIT: Duration = Duration::from_secs(4);
+/// For one statement, on the server. What somebody else's lock keeps from being read is given up for this turn; the rest of it goes on.
+const STATEMENT: Duration = Duration::from_secs(1);
 
 /// What a process has done since it started.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +36,9 @@ pub(crate) enum Totals {
 
 /// The process behind a heartbeat. No method waits.
 pub(crate) trait Member: Send + Sync + 'static {
+    /// Does it obey pauses? Only then they are read.
+    const OBEYS: bool;
+
     /// These pauses last.
     fn obey(&self, pauses: Vec<Pause>);
     /// What it has done.
@@ -49,16 +55,23 @@ pub(crate) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts it.
-    pub(crate) fn start(vitals: Arc<Vitals>, config: &Config, clock: Clock, member: impl Member) -> Self {
+    /// Starts it. What people say is heard where the process works, and nowhere else: `timelines` are the process's.
+    pub(crate) fn start(
+        vitals: Arc<Vitals>,
+        config: &Config,
+        clock: Clock,
+        timelines: Timelines,
+        member: impl Member,
+    ) -> Self {
+        let settings =
+            PgSettings { statement_timeout: STATEMENT, lock_timeout: STATEMENT, ..config.postgres.clone() };
         let heart = Heart {
             application: format!("oncely {} {} heartbeat", vitals.process.kind, vitals.process.name),
-            settings: config.postgres.clone(),
-            cell: config.cell.clone(),
+            door: Door::new(settings, config.cell.clone(), timelines),
             beat: vitals.liveness.watch("heartbeat"),
             vitals,
             clock,
-            connection: None,
+            session: None,
             spans: Spans::default(),
         };
         let stop = CancellationToken::new();
@@ -77,11 +90,10 @@ impl Heartbeat {
 
 struct Heart {
     vitals: Arc<Vitals>,
-    settings: PgSettings,
-    cell: String,
+    door: Door,
     application: String,
     clock: Clock,
-    connection: Option<PgConnection>,
+    session: Option<Session>,
     spans: Spans,
     beat: Beat,
 }
@@ -89,31 +101,36 @@ struct Heart {
 impl Heart {
     async fn run(mut self, member: impl Member, stop: CancellationToken) {
         let mut failing = false;
+        let mut deaf = false;
         let mut turn: u32 = 0;
         while !stop.is_cancelled() {
             self.beat.expect(TURN + LIMIT);
             // With its connection: it is taken out, and comes back only with an answer.
-            let told = pg::within(LIMIT, self.turn(&member, turn)).await;
-            match &told {
-                Err(error) if !failing => {
-                    tracing::warn!(
-                        error = pg::describe(error),
-                        "the heartbeat can't be written; tried again"
-                    );
+            let told = tokio::time::timeout(LIMIT, self.turn(&member, turn, &mut deaf)).await;
+            let error = match told {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {LIMIT:?}")),
+            };
+            match &error {
+                Some(error) if !failing => {
+                    tracing::warn!(error, "the heartbeat can't be written; tried again")
                 }
-                Err(error) => tracing::debug!(error = pg::describe(error), "the heartbeat can't be written"),
-                Ok(()) => turn = turn.wrapping_add(1),
+                Some(error) => tracing::debug!(error, "the heartbeat can't be written"),
+                None => {}
             }
-            failing = told.is_err();
+            failing = error.is_some();
+            // Whatever comes first after an outage is whole.
+            turn = if failing { 0 } else { turn.wrapping_add(1) };
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = tokio::time::sleep(TURN) => {}
             }
         }
-        if let Some(mut connection) = self.connection.take() {
+        if let Some(mut session) = self.session.take() {
             let last = async {
-                self.write_stats(&mut connection, &member).await?;
-                pg::leave(&mut connection, self.vitals.process.id).await
+                self.write_stats(&mut session, &member).await?;
+                pg::leave(&mut session.connection, self.vitals.process.id).await
             };
             if let Err(error) = pg::within(LIMIT / 2, last).await {
                 tracing::debug!(
@@ -124,33 +141,53 @@ impl Heart {
         }
     }
 
-    async fn turn(&mut self, member: &impl Member, turn: u32) -> Result<(), sqlx::Error> {
-        let mut connection = match self.connection.take() {
+    async fn turn<M: Member>(&mut self, member: &M, turn: u32, deaf: &mut bool) -> Result<(), NoSession> {
+        // An old primary that lives on would go on telling what was said before.
+        let mut session = match self.session.take().filter(|open| self.door.admits(open)) {
             Some(open) => open,
-            None => pg::open_for_heartbeats(&self.settings, &self.application, &self.cell).await?,
+            None => {
+                let mut session = self.door.open(&self.application).await?;
+                pg::commit_casually(&mut session.connection).await?;
+                session
+            }
         };
-        member.obey(pg::pauses(&mut connection).await?);
+        let connection = &mut session.connection;
+        if M::OBEYS {
+            match pg::pauses(connection).await {
+                Ok(pauses) => {
+                    *deaf = false;
+                    member.obey(pauses);
+                }
+                // The server answers: that this process lives is told all the same.
+                Err(error) if error.as_database_error().is_some() && !pg::is_outage(&error) => {
+                    if !std::mem::replace(deaf, true) {
+                        tracing::warn!(
+                            error = pg::describe(&error),
+                            "pauses can't be read; what was read last holds"
+                        );
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         if turn.is_multiple_of(BEAT) {
             let (readiness, report) = (self.vitals.readiness(), self.vitals.report());
-            pg::beat(&mut connection, &self.vitals.process, &readiness, &report).await?;
+            pg::beat(connection, &self.vitals.process, &readiness, &report).await?;
         }
         if turn.is_multiple_of(STATS) {
-            match self.write_stats(&mut connection, member).await {
-                Err(error) if pg::is_outage(&error) => return Err(error),
+            match self.write_stats(&mut session, member).await {
+                Err(error) if pg::is_outage(&error) => return Err(error.into()),
                 // The row and the pauses matter more.
                 Err(error) => tracing::warn!(error = pg::describe(&error), "stats can't be written"),
                 Ok(()) => {}
             }
         }
-        self.connection = Some(connection);
+        self.session = Some(session);
         Ok(())
     }
 
-    async fn write_stats(
-        &mut self,
-        connection: &mut PgConnection,
-        member: &impl Member,
-    ) -> Result<(), sqlx::Error> {
+    async fn write_stats(&mut self, session: &mut Session, member: &impl Member) -> Result<(), sqlx::Error> {
+        let connection = &mut session.connection;
         let totals = member.totals();
         let (at, done) = self.spans.next(self.clock.now(), &totals);
         let process = self.vitals.process.id;

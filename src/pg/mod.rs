@@ -66,9 +66,7 @@ pub(crate) use collection::{
 pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
-pub(crate) use consumers::{
-    Memory, Registered, Registration, memories, register_consumer, set_retention,
-};
+pub(crate) use consumers::{Memory, Registered, Registration, memories, register_consumer, set_retention};
 pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub(crate) use door::{Door, NoSession};
@@ -112,8 +110,7 @@ pub(crate) use picture::{
     ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
 };
 pub(crate) use process::{
-    Process, ProcessRow, Readiness, SILENT, beat, bury as bury_processes, leave, open_for_heartbeats,
-    processes,
+    Process, ProcessRow, Readiness, SILENT, beat, bury as bury_processes, commit_casually, leave, processes,
 };
 pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};

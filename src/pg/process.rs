@@ -6,8 +6,6 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::PgSettings;
-
 /// Who this process is.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
@@ -60,25 +58,10 @@ pub(crate) const SILENT: TimeDelta = TimeDelta::seconds(12);
 /// Longest reason that is told, in bytes.
 const REASON: usize = 1_000;
 
-/// Opens a connection for heartbeats. Their commits wait neither for the disk nor for a standby: one that is lost is followed by the
-/// next.
-pub(crate) async fn open_for_heartbeats(
-    settings: &PgSettings,
-    application: &str,
-    cell: &str,
-) -> Result<PgConnection, sqlx::Error> {
-    let mut connection = settings.connect(application).await?;
-    let found = sqlx::query!(
-        r#"select name as "name!", set_config('synchronous_commit', 'off', false) as casual from oncely.cell"#
-    )
-    .fetch_one(&mut connection)
-    .await?
-    .name;
-    if found != cell {
-        let text = format!("the database is the cell {found:?}, not {cell:?}");
-        return Err(sqlx::Error::Configuration(text.into()));
-    }
-    Ok(connection)
+/// From now on commits of this session wait neither for the disk nor for a standby: a heartbeat that is lost is followed by the next.
+pub(crate) async fn commit_casually(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select set_config('synchronous_commit', 'off', false)").fetch_one(connection).await?;
+    Ok(())
 }
 
 /// Says that this process lives, whether it is ready, and how its consumers fare.

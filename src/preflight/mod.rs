@@ -8,6 +8,7 @@ mod rabbitmq;
 pub(crate) use found::Found;
 pub use found::{Finding, Verdict};
 pub(crate) use handlers::{consumers, handlers};
+use postgres::pauses;
 pub(crate) use postgres::{postgres, read_secret, unexpected};
 pub(crate) use rabbitmq::{close, queues, reach};
 
@@ -75,6 +76,7 @@ pub(crate) async fn preflight(config: &Config, for_worker: bool) -> Preflight {
     if for_worker {
         if let Some(session) = &mut session {
             handlers(config, session, &mut found).await;
+            pauses(config, session, &mut found).await;
         }
         if let Some(connection) = reach(config, &mut found).await {
             queues(config, &connection, config.rabbitmq.timeout, &mut found).await;

@@ -148,6 +148,25 @@ pub(crate) async fn read_secret(
     }
 }
 
+/// May the worker read who is paused? One that may not would never begin.
+pub(super) async fn pauses(config: &Config, session: &mut Session, found: &mut Found) {
+    let server = masked(&config.postgres.url);
+    let asked = pg::missing_privileges(&mut session.connection, &[("select", "oncely.controls")]);
+    match pg::within(config.postgres.client_timeout(), asked).await {
+        Ok(missing) if missing.is_empty() => {}
+        Ok(missing) => {
+            let what = format!(
+                "{server}: the login may not {}, so it can't be told which consumers are paused: grant it the role oncely_worker, or \
+                 \"grant {}\" to the role",
+                missing.join(", "),
+                missing.join(", ")
+            );
+            found.error("pg.grants", "postgres.url", what);
+        }
+        Err(error) => unexpected(found, "pg.grants", &server, error),
+    }
+}
+
 /// PROTOCOL VIOLATION is what a pooler says to start-up options that it does not know; or they are not in force.
 fn is_pooler(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code());

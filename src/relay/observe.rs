@@ -31,6 +31,8 @@ pub(super) struct Observer {
     pub(super) config: Config,
     pub(super) vitals: Arc<Vitals>,
     pub(super) pulse: Arc<Pulse>,
+    /// The relay's.
+    pub(super) timelines: Timelines,
     pub(super) mirror: Option<MirrorWatch>,
 }
 
@@ -40,7 +42,7 @@ impl Observer {
         let name = format!("oncely relay {} gauges", self.config.worker.name);
         let settings =
             PgSettings { statement_timeout: LIMIT, lock_timeout: LIMIT, ..self.config.postgres.clone() };
-        let door = Door::new(settings, self.config.cell.clone(), Timelines::default());
+        let door = Door::new(settings, self.config.cell.clone(), self.timelines.clone());
         let beat = self.vitals.liveness.watch("gauges");
         let mut session = None;
         let mut broker = None;
@@ -101,8 +103,9 @@ impl Observer {
         slot: &mut Option<Session>,
     ) -> Result<(), NoSession> {
         let session = match slot {
-            Some(session) => session,
-            None => slot.insert(door.open(name).await?),
+            // An old primary that lives on knows nothing of what waits.
+            Some(session) if door.admits(session) => session,
+            _ => slot.insert(door.open(name).await?),
         };
         let limit = LIMIT * 2;
         let asked = Instant::now();

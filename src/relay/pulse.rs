@@ -133,7 +133,9 @@ impl Pulse {
 }
 
 impl Member for Arc<Pulse> {
-    // A relay has no consumers.
+    // A relay has no consumers, and no right to read who is paused.
+    const OBEYS: bool = false;
+
     fn obey(&self, _: Vec<Pause>) {}
 
     fn totals(&self) -> Totals {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::event_lane::publish_events;
 use super::examine::examine;
@@ -62,7 +63,8 @@ impl Relay {
         let pulse = Arc::new(Pulse::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
         let traces = Traces::start("relay", &self.config)?;
         let mut tasks = JoinSet::new();
-        let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), Timelines::default());
+        let timelines = Timelines::default();
+        let door = Door::new(self.config.postgres.clone(), self.config.cell.clone(), timelines.clone());
         tasks.spawn(maintenance::run(
             self.config.clone(),
             door.clone(),
@@ -95,14 +97,16 @@ impl Relay {
             config: self.config.clone(),
             vitals: Arc::clone(&vitals),
             pulse: Arc::clone(&pulse),
+            timelines: timelines.clone(),
             mirror: mirror.clone().map(|mirror| MirrorWatch::start(mirror, stop.clone())),
         };
         tasks.spawn(observer.run(stop.clone()));
         let found = vitals.with_registry(|| DoctorMetrics::new(CHECKS.iter().map(|check| check.id)));
-        tasks.spawn(examine(self.config.clone(), Arc::clone(&vitals), found, stop.clone()));
+        let examining = examine(self.config.clone(), Arc::clone(&vitals), found, stop.clone());
+        tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(tokio::spawn(examining))));
         let watched = Watched { pulse: Arc::clone(&pulse), beat: vitals.liveness.watch("the mirror lane") };
         tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, watched, stop.clone()));
-        let heartbeat = Heartbeat::start(Arc::clone(&vitals), &self.config, clock, pulse);
+        let heartbeat = Heartbeat::start(Arc::clone(&vitals), &self.config, clock, timelines, pulse);
         let mut stopped = Stopped::Clean;
         let overdue = async {
             stop.cancelled().await;
@@ -155,5 +159,25 @@ impl Relay {
                 () = tokio::time::sleep(backoff.next()) => {}
             }
         }
+    }
+}
+
+/// Waits for a task that only looks. If it fails, nobody looks any more until the relay starts again, and the relay goes on.
+async fn never_to_end_the_relay(looking: AbortOnDropHandle<()>) {
+    if let Err(error) = looking.await {
+        tracing::error!(error = %error, "the doctor's hourly look has failed: none comes until the relay is restarted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_that_panics_does_not_end_the_relay() {
+        let mut tasks = JoinSet::new();
+        let looking = tokio::spawn(async { std::panic::resume_unwind(Box::new("a check")) });
+        tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(looking)));
+        assert!(tasks.join_next().await.is_some_and(|ended| ended.is_ok()));
     }
 }

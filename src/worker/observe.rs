@@ -38,6 +38,13 @@ impl Observer {
             let report = shared.report();
             set_gauges(shared, &report);
             is_subscribed |= !report.condition.unacknowledged.is_empty();
+            if shared.gate.is_unknown() {
+                reasons.push(format!(
+                    "pauses can't be read yet: it is not known whether somebody has paused {}",
+                    shared.consumer.name
+                ));
+                continue;
+            }
             reasons.extend(unready(&shared.consumer, &report));
         }
         self.vitals.metrics.set_connected(Server::Rabbitmq, is_subscribed);
@@ -61,15 +68,16 @@ impl Observer {
     }
 }
 
-/// Why a consumer keeps the process from being ready. A pause is what somebody wanted.
+/// Why a consumer keeps the process from being ready. A pause is what somebody wanted, and while it lasts nothing can succeed that would
+/// end a stall.
 fn unready(consumer: &Consumer, report: &Report) -> Option<String> {
     let name = &consumer.name;
+    if report.paused.is_some() {
+        return None;
+    }
     if let Some(stalled) = &report.condition.stalled {
         let code = stalled.code.as_deref().unwrap_or("no SQLSTATE");
         return Some(format!("{name} is stalled since {:.0?} ({code}): {}", stalled.since, stalled.text));
-    }
-    if report.paused.is_some() {
-        return None;
     }
     if let Some(failing) = &report.condition.failing {
         let code = report.condition.failed.as_ref().and_then(|failed| failed.code.as_deref());
@@ -109,6 +117,8 @@ fn set_gauges(shared: &Shared, report: &Report) {
 }
 
 impl Member for Vec<Arc<Shared>> {
+    const OBEYS: bool = true;
+
     fn obey(&self, pauses: Vec<Pause>) {
         for shared in self {
             let name = shared.consumer.name.as_str();

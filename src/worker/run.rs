@@ -24,7 +24,7 @@ use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::{ConsumerMetrics, MirrorMetrics};
 use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
-use crate::pg::{Readiness, Session, Timelines};
+use crate::pg::{Pause, Readiness, Session, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
@@ -195,10 +195,11 @@ impl Worker {
         // Before anything is consumed: a pause outlives the process that obeyed it.
         let limit = config.postgres.client_timeout();
         let pauses = match crate::pg::within(limit, crate::pg::pauses(&mut session.connection)).await {
-            Ok(pauses) => pauses,
+            Ok(pauses) => Some(pauses),
             Err(error) => {
-                tracing::warn!(error = crate::pg::describe(&error), "pauses could not be read yet");
-                Vec::new()
+                let error = crate::pg::describe(&error);
+                tracing::warn!(error, "pauses could not be read yet: nothing is taken before");
+                None
             }
         };
         let retentions = known_retentions(&mut session, limit).await;
@@ -245,7 +246,10 @@ impl Worker {
             let shared = Arc::new(shared);
             let retention = retentions.get(consumer.name.as_str()).copied().unwrap_or(consumer.retention);
             shared.counters.metrics.dedupe_horizon.set(retention.as_secs_f64());
-            shared.gate.set(pauses.iter().find(|pause| pause.consumer == consumer.name.as_str()).cloned());
+            if let Some(pauses) = &pauses {
+                let is_of = |pause: &&Pause| pause.consumer == consumer.name.as_str();
+                shared.gate.set(pauses.iter().find(is_of).cloned());
+            }
             // As much as the broker sends: then sending into it never waits, except after reconnects.
             let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
             let (sender, receiver) = mpsc::channel(capacity.max(1));
@@ -279,8 +283,13 @@ impl Worker {
             mirror: mirror.as_ref().map(|(mirror, _)| MirrorWatch::start(mirror.clone(), stop.clone())),
             metrics: vitals.with_registry(MirrorMetrics::new),
         };
-        let heartbeat =
-            Heartbeat::start(Arc::clone(&vitals), config, common.clock.clone(), consumers.clone());
+        let heartbeat = Heartbeat::start(
+            Arc::clone(&vitals),
+            config,
+            common.clock.clone(),
+            common.timelines.clone(),
+            consumers.clone(),
+        );
         let mut stopped = Stopped::Clean;
         let mut report = tokio::time::interval(REPORT);
         let mut looks = tokio::time::interval(LOOK);

@@ -169,6 +169,12 @@ async fn a_consumer_that_is_stalled_is_named_with_the_reason() {
             1,
         )
         .await;
+    // Nothing can succeed while it is paused, and that is what somebody wanted.
+    sqlx::query("select oncely.pause_consumer('payments', null, 'the table is made', 'ana')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    wait_for(&address, "/readyz", 200, "ready").await;
     world.stop(worker).await;
 }
 

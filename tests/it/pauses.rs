@@ -1,9 +1,10 @@
 //! A consumer that somebody has paused.
 
 use serde_json::Value;
+use testbed::Postgres;
 
 use crate::support::gate::{Gate, WAITING};
-use crate::support::{World, message};
+use crate::support::{Login, World, message, servers};
 
 const PAUSE: &str = "select oncely.pause_consumer('payments', null, 'a deployment', 'ana')";
 const RESUME: &str = "select oncely.resume_consumer('payments', 'done', 'ana')";
@@ -212,4 +213,96 @@ async fn a_consumer_that_is_resumed_does_not_wait_for_what_was_at_work_before_th
         4,
         "the slow one was acknowledged on the channel of before"
     );
+}
+
+#[tokio::test]
+async fn a_worker_that_may_not_read_pauses_is_refused_and_told_what_to_grant() {
+    let mut world = world().await;
+    let login = Login::create(&mut world, "oncely_worker").await;
+    sqlx::raw_sql("revoke select on oncely.controls from oncely_worker")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    world.publish("payments", message("acme", "k"), "{}").await;
+    let mut worker = world.start_with("worker", "worker", &login.environment());
+    let status = worker.ended(std::time::Duration::from_secs(60)).await.unwrap();
+    assert_eq!(status.code(), Some(78), "{}", worker.output());
+    assert!(worker.output().contains("select on oncely.controls"), "{}", worker.output());
+    assert_eq!(world.count(EFFECTS).await, 0);
+    login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn nothing_is_taken_before_pauses_were_read_and_the_process_is_seen_all_the_same() {
+    let mut world = world().await;
+    let mut other = world.database.connect().await.unwrap();
+    sqlx::raw_sql("begin; lock table oncely.controls in access exclusive mode")
+        .execute(&mut other)
+        .await
+        .unwrap();
+    world.publish("payments", message("acme", "k"), "{}").await;
+    let worker = world.start("worker");
+    world
+        .wait_for(
+            "select count(*) from oncely.processes where state = 'unready' and reason like '%pauses%'",
+            1,
+        )
+        .await;
+    assert_eq!(world.count(EFFECTS).await, 0);
+    sqlx::raw_sql("commit").execute(&mut other).await.unwrap();
+    world.wait_for(EFFECTS, 1).await;
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn each_kind_of_process_is_seen_with_the_rights_of_its_role_alone() {
+    let mut world = world().await;
+    for kind in ["worker", "relay"] {
+        let login = Login::create(&mut world, &format!("oncely_{kind}")).await;
+        if kind == "worker" {
+            let grant = format!("grant usage on schema app to {}", login.name);
+            sqlx::raw_sql(sqlx::AssertSqlSafe(grant)).execute(&mut world.sql).await.unwrap();
+        }
+        let process = world.start_with(kind, kind, &login.environment());
+        world.wait_for(&format!("select count(*) from oncely.processes where kind = '{kind}'"), 1).await;
+        world.stop(process).await;
+        login.drop_now(&mut world).await;
+    }
+}
+
+#[tokio::test]
+async fn a_pause_on_the_new_primary_is_obeyed_though_the_old_one_lives_on() {
+    let mut old = Postgres::start(&[]).await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.postgres = old.url();
+    let mut world = World::on(urls).await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let (proxy, environment) = world.proxied_postgres().await;
+    let worker = world.start_with("worker", "worker", &environment);
+    world.publish("payments", message("acme", "k1"), "{}").await;
+    world.wait_for(EFFECTS, 1).await;
+    world.wait_for("select count(*) from oncely.processes", 1).await;
+    let new = old.standby().await.unwrap();
+    old.wait_for_standby().await.unwrap();
+    new.promote().await.unwrap();
+    let port = url::Url::parse(&new.url()).unwrap().port().unwrap();
+    proxy.retarget(format!("127.0.0.1:{port}").parse().unwrap());
+    // All but the heartbeat's: its connection holds.
+    let ended = "select count(*) from (
+            select pg_terminate_backend(pid) from pg_stat_activity
+            where application_name like 'oncely worker %' and application_name not like '%heartbeat' offset 0
+        ) as ended";
+    assert!(world.count(ended).await > 0);
+    let database = world.database.url().rsplit('/').next().unwrap().to_owned();
+    let mut there = url::Url::parse(&new.url()).unwrap();
+    there.set_path(&database);
+    world.sql = <sqlx::PgConnection as sqlx::Connection>::connect(there.as_str()).await.unwrap();
+    world.publish("payments", message("acme", "k2"), "{}").await;
+    world.wait_for(EFFECTS, 2).await;
+    say(&mut world, PAUSE).await;
+    world.wait_for(OBEYED, 1).await;
+    world.wait_for_line(&worker, "paused: not subscribed").await;
+    world.stop(worker).await;
+    old.kill().unwrap();
 }
