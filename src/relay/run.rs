@@ -22,7 +22,7 @@ use crate::pg::{Clock, Door, Readiness, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
-use crate::vitals::Vitals;
+use crate::vitals::{Vitals, unheard};
 use crate::watchdog;
 
 /// A relay: the way of mirror records to Redis, of events to RabbitMQ, and the maintenance of the tables. Several may run.
@@ -56,7 +56,8 @@ impl Relay {
         let (stop, _waiting) = shutdown::when(stop);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let vitals =
-            Vitals::start("relay", &self.config, self.config.relay.listen, self.tells_systemd).await?;
+            Vitals::start("relay", &self.config, self.config.relay.listen, self.tells_systemd, &stop).await?;
+        let Some(vitals) = vitals else { return Ok(unheard(&stop)) };
         let Some(clock) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);
         };

@@ -9,10 +9,13 @@ mod systemd;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+#[cfg(feature = "listener")]
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub(crate) use liveness::{Beat, Liveness};
@@ -20,6 +23,45 @@ pub(crate) use liveness::{Beat, Liveness};
 use crate::config::{Config, Problems, host};
 use crate::metrics::{ProcessMetrics, Registry};
 use crate::pg::{Process, Readiness};
+use crate::shutdown::Stopped;
+
+/// So long a process that starts waits for its address: the one before it may still finish its work (`worker.shutdown`, by default 25 s).
+#[cfg(feature = "listener")]
+const TAKEN: Duration = Duration::from_secs(60);
+
+/// Listens at an address; where another process has it, waits for its end. `None`: it keeps it, or `stop` is over.
+#[cfg(feature = "listener")]
+async fn bind(
+    address: std::net::SocketAddr,
+    stop: &CancellationToken,
+) -> std::io::Result<Option<tokio::net::TcpListener>> {
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        match tokio::net::TcpListener::bind(address).await {
+            Ok(listener) => return Ok(Some(listener)),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
+        if began.elapsed() >= TAKEN {
+            tracing::error!(%address, waited = ?TAKEN, "the address to listen on is taken, and stays so: the process ends");
+            return Ok(None);
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!(%address, limit = ?TAKEN, "the address to listen on is taken by another process: it is waited for");
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            () = tokio::time::sleep(Duration::from_millis(500)) => {}
+        }
+    }
+}
+
+/// How a process stops that never came to listen. Not as one whose configuration is refused: started again, it may well find the address
+/// free.
+pub(crate) fn unheard(stop: &CancellationToken) -> Stopped {
+    if stop.is_cancelled() { Stopped::Clean } else { Stopped::Failed }
+}
 
 /// What `Vitals` is asked for a report by.
 type Report = Box<dyn Fn() -> Value + Send + Sync>;
@@ -53,7 +95,8 @@ impl std::fmt::Debug for Vitals {
 }
 
 impl Vitals {
-    /// Of a process that starts. Listens where `listen` says so, as long as the runtime lives.
+    /// Of a process that starts. Listens where `listen` says so, as long as the runtime lives. `None` where another process has the
+    /// address and keeps it, or `stop` is over.
     ///
     /// # Errors
     /// When it can't listen there.
@@ -62,7 +105,8 @@ impl Vitals {
         config: &Config,
         listen: Option<std::net::SocketAddr>,
         tells_systemd: bool,
-    ) -> Result<Arc<Self>, Problems> {
+        stop: &CancellationToken,
+    ) -> Result<Option<Arc<Self>>, Problems> {
         #[cfg(feature = "listener")]
         let (registry, listener) = match listen {
             None => (Registry::embedders(kind), None),
@@ -73,14 +117,16 @@ impl Vitals {
                     problems
                 };
                 let registry = Registry::own(kind).map_err(refused)?;
-                let listener = tokio::net::TcpListener::bind(address).await;
-                (registry, Some(listener.map_err(|error| refused(error.to_string()))?))
+                match bind(address, stop).await.map_err(|error| refused(error.to_string()))? {
+                    Some(listener) => (registry, Some(listener)),
+                    None => return Ok(None),
+                }
             }
         };
         #[cfg(not(feature = "listener"))]
         let registry = {
             // The configuration refuses it.
-            let _ = listen;
+            let _ = (listen, stop);
             Registry::embedders(kind)
         };
         let metrics = registry.with(|| ProcessMetrics::new(&config.digest));
@@ -114,7 +160,7 @@ impl Vitals {
         if let Some(listener) = listener {
             listener::serve(Arc::clone(&vitals), listener);
         }
-        Ok(vitals)
+        Ok(Some(vitals))
     }
 
     /// Makes handles of metrics.

@@ -28,7 +28,7 @@ use crate::pg::{Pause, Readiness, Session, Timelines};
 use crate::preflight::preflight;
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
-use crate::vitals::Vitals;
+use crate::vitals::{Vitals, unheard};
 use crate::watchdog;
 
 /// A worker: all consumers of a configuration.
@@ -174,7 +174,9 @@ impl Worker {
         crate::pg::tell_server_texts(self.config.log.server_errors);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
         let vitals =
-            Vitals::start("worker", &self.config, self.config.worker.listen, self.tells_systemd).await?;
+            Vitals::start("worker", &self.config, self.config.worker.listen, self.tells_systemd, &stop)
+                .await?;
+        let Some(vitals) = vitals else { return Ok(unheard(&stop)) };
         let Some((mut session, cell_secret)) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);
         };
