@@ -89,7 +89,9 @@ async fn what_a_redis_lost_is_missing_until_it_is_said_again() {
     let recorded = "select string_agg(concat(verb, ' ', count, ' ', reason), ', ' order by occurred_at) from oncely.operator_actions";
     assert_eq!(
         world.text(recorded).await.as_deref(),
-        Some("rebuild_mirror 60 it was flushed, rebuild_mirror 60 ")
+        Some(
+            "begin rebuild_mirror 0 it was flushed, rebuild_mirror 60 it was flushed, begin rebuild_mirror 0 , rebuild_mirror 60 "
+        )
     );
     let (code, stats) = run(&world, &["stats"]).await;
     assert_eq!(
@@ -165,4 +167,30 @@ async fn each_verb_says_which_role_it_needs_and_that_there_is_no_mirror() {
         assert_eq!(output.status.code(), Some(1), "{verb}");
         assert!(told(&output).contains("there is no mirror"), "{verb}: {}", told(&output));
     }
+}
+
+#[tokio::test]
+async fn a_rebuild_passes_by_a_consumer_that_never_started_and_is_recorded_when_it_begins() {
+    let redis = Redis::start().await.unwrap();
+    let mut world = world(&redis).await;
+    world.consumer("archive", "");
+    world.register("payments", "7 days").await;
+    let fill = "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+        select 'acme', 'payments', 'k' || n, 'COMPLETED', 1, now(), now() from generate_series(1, 10) as n";
+    sqlx::raw_sql(fill).execute(&mut world.sql).await.unwrap();
+    let (code, done) = run(&world, &["rebuild"]).await;
+    assert_eq!((code, &done["queued"], &done["skipped"]), (0, &json!(10), &json!(["archive"])), "{done}");
+    let recorded =
+        "select string_agg(concat(verb, ' ', count), ', ' order by occurred_at) from oncely.operator_actions";
+    assert_eq!(world.text(recorded).await.as_deref(), Some("begin rebuild_mirror 0, rebuild_mirror 10"));
+    // It is broken off: what it did, and where it stopped, is told.
+    let break_off = "truncate oncely.operator_actions, oncely.mirror_queue;
+        create function app.no_more() returns trigger language plpgsql as $$ begin
+            if (select count(*) from oncely.mirror_queue) > 4 then raise exception 'full'; end if; return null; end $$;
+        create trigger no_more after insert on oncely.mirror_queue execute function app.no_more()";
+    sqlx::raw_sql(break_off).execute(&mut world.sql).await.unwrap();
+    let output = world.oncely(&["mirror", "rebuild", "--rate", "2"]).await;
+    assert_ne!(output.status.code(), Some(0), "{}", told(&output));
+    assert!(told(&output).contains("--after '[\"payments\""), "{}", told(&output));
+    assert_eq!(world.text(recorded).await.as_deref(), Some("begin rebuild_mirror 0, rebuild_mirror 4"));
 }

@@ -64,8 +64,28 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let until = session.clock.now();
     let since = until - TimeDelta::from_std(settings.ttl)?;
     let (stop, _guard) = shutdown::when(shutdown::on_signal()?);
+    // One that no worker has started with has no key; the others are not kept from their mirror by it.
+    let known = pg::known_consumers(&mut session.connection).await?;
+    let (names, skipped): (Vec<String>, Vec<String>) =
+        names.into_iter().partition(|name| known.iter().any(|one| one.consumer == *name));
+    for name in &skipped {
+        output::note(&format!("{}: no worker has started with it on this database; passed by", safe(name)));
+    }
+    let (user, filter) = (consent::user(), json!({ "consumers": names, "since": since }));
+    let mut action = pg::Action {
+        tenant: "",
+        verb: "begin rebuild_mirror",
+        user: &user,
+        filter: &filter,
+        count: 0,
+        reason: arguments.note.as_deref(),
+    };
+    // Before the first record is written: whatever ends this, it stands there that somebody began.
+    let recorded = pg::record_action(&mut session.connection, &action).await;
+    recorded.context("recording it (role oncely_operator)")?;
     let mut walk = Walk { since, until, queued: 0, rate: arguments.rate, bar: bar(), place: None };
     let mut is_over = true;
+    let mut failure = None;
     for name in &names {
         let begin = match &after {
             Some((consumer, at, tenant, key)) if consumer == name => {
@@ -73,22 +93,16 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             }
             _ => KeyPlace { completed_at: until, name: None },
         };
-        walk.consumer(&mut session, name, begin, || stop.is_cancelled()).await?;
-        if stop.is_cancelled() {
+        failure = walk.consumer(&mut session, name, begin, || stop.is_cancelled()).await.err();
+        if failure.is_some() || stop.is_cancelled() {
             is_over = false;
             break;
         }
     }
     walk.bar.finish_and_clear();
-    let action = pg::Action {
-        tenant: "",
-        verb: "rebuild_mirror",
-        user: &consent::user(),
-        filter: &json!({ "consumers": names, "since": since }),
-        count: walk.queued,
-        reason: arguments.note.as_deref(),
-    };
-    pg::record_action(&mut session.connection, &action).await?;
+    action.verb = "rebuild_mirror";
+    action.count = walk.queued;
+    let recorded = pg::record_action(&mut session.connection, &action).await;
     session.close().await;
     output::note(&format!("{} keys since {} are said again", walk.queued, times.show(since)));
     let next =
@@ -96,8 +110,15 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     if let Some(next) = &next {
         output::note(&format!("broken off; go on with --after '{}'", next.replace('\'', r"'\''")));
     }
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    recorded?;
     if arguments.json {
-        output::print_json(SCHEMA, json!({ "queued": walk.queued, "finished": is_over, "next": next }))?;
+        output::print_json(
+            SCHEMA,
+            json!({ "queued": walk.queued, "finished": is_over, "next": next, "skipped": skipped }),
+        )?;
     }
     Ok(if is_over { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
