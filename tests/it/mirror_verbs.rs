@@ -185,9 +185,9 @@ async fn a_rebuild_passes_by_a_consumer_that_never_started_and_is_recorded_when_
     assert_eq!(world.text(recorded).await.as_deref(), Some("begin rebuild_mirror 0, rebuild_mirror 10"));
     // It is broken off: what it did, and where it stopped, is told.
     let break_off = "truncate oncely.operator_actions, oncely.mirror_queue;
-        create function app.full() returns trigger language plpgsql as $$ begin
+        create function app.no_more() returns trigger language plpgsql as $$ begin
             if (select count(*) from oncely.mirror_queue) > 4 then raise exception 'full'; end if; return null; end $$;
-        create trigger full after insert on oncely.mirror_queue execute function app.full()";
+        create trigger no_more after insert on oncely.mirror_queue execute function app.no_more()";
     sqlx::raw_sql(break_off).execute(&mut world.sql).await.unwrap();
     let output = world.oncely(&["mirror", "rebuild", "--rate", "2"]).await;
     assert_ne!(output.status.code(), Some(0), "{}", told(&output));
