@@ -1,10 +1,14 @@
 //! `oncely console`: everything in the browser.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
+use tempfile::TempDir;
 
 use super::{consent, output};
 use crate::config::Config;
@@ -45,20 +49,62 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     };
     let console = Console::open(config, options).await?;
     output::print(&console.address)?;
-    if arguments.open {
-        browse(&console.address);
-    }
+    let page = if arguments.open { browse(&console.address) } else { None };
+    let closed = async move {
+        // Long enough for a browser that starts.
+        tokio::time::sleep(READ).await;
+        drop(page);
+    };
+    let closing = tokio::spawn(closed);
     console.run(stop).await;
+    closing.abort();
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has the desktop open a URL.
-fn browse(address: &str) {
+/// How long the page that leads to the console is there.
+const READ: Duration = Duration::from_secs(60);
+
+/// Has the desktop open a URL: by a page in a folder that nobody else may enter. Every user of the machine reads the arguments of a process.
+/// The page is there until what is returned is dropped.
+fn browse(address: &str) -> Option<TempDir> {
     let opener = if cfg!(target_os = "macos") { "open" } else { "xdg-open" };
-    let null = std::process::Stdio::null;
-    let opened =
-        std::process::Command::new(opener).arg(address).stdin(null()).stdout(null()).stderr(null()).spawn();
-    if opened.is_err() {
-        output::note(&format!("{opener} is not there: open the URL yourself"));
+    match page(address) {
+        Err(error) => output::note(&format!(
+            "no page could be written for the browser ({error}): open the URL yourself"
+        )),
+        Ok((folder, file)) => {
+            let null = std::process::Stdio::null;
+            let opened = std::process::Command::new(opener)
+                .arg(file)
+                .stdin(null())
+                .stdout(null())
+                .stderr(null())
+                .spawn();
+            if opened.is_ok() {
+                return Some(folder);
+            }
+            output::note(&format!("{opener} is not there: open the URL yourself"));
+        }
     }
+    None
+}
+
+/// A page that leads to a URL, for this user alone.
+fn page(address: &str) -> std::io::Result<(TempDir, PathBuf)> {
+    let named = |folder: &Path| tempfile::Builder::new().prefix("oncely-console-").tempdir_in(folder);
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let folder = match own.map(|folder| named(&folder)) {
+        Some(Ok(folder)) => folder,
+        _ => named(&std::env::temp_dir())?,
+    };
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700))?;
+    let path = folder.path().join("open.html");
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+    // A URL of our own: it has no sign that HTML would take for another.
+    write!(
+        file,
+        "<!DOCTYPE html><meta charset=\"utf-8\"><meta name=\"referrer\" content=\"no-referrer\"><title>oncely</title>\
+         <meta http-equiv=\"refresh\" content=\"0; url={address}\"><a href=\"{address}\">oncely console</a>"
+    )?;
+    Ok((folder, path))
 }

@@ -1,6 +1,6 @@
 //! `[console]`: where the console listens, who may come in, and what is not shown.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ pub struct ConsoleSettings {
     pub session: Duration,
     /// Fields of bodies, headers and responses that nobody is shown: JSON pointers, which are found at any depth.
     pub mask: Vec<String>,
+    /// With a mask: may what has no fields (no JSON, or a text alone) be revealed all the same?
+    pub reveal_other_bodies: bool,
     /// Where a trace is looked up: a URL with `{trace_id}` in it.
     pub trace_url: Option<String>,
 }
@@ -41,6 +43,18 @@ pub struct ProxySettings {
     pub from: Vec<Network>,
     /// The names of those who may act; everybody else may look.
     pub operators: Vec<String>,
+    /// What the proxy says so that it is known from others at the same address.
+    pub secret: Option<ProxySecret>,
+}
+
+/// A secret that only the proxy knows.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ProxySecret {
+    /// The header with it, in lower case.
+    pub header: String,
+    /// The file with it, for the console.
+    pub file: PathBuf,
 }
 
 /// Addresses with a common beginning, like `10.0.0.0/8`.
@@ -70,6 +84,16 @@ impl Network {
     pub fn contains(&self, address: IpAddr) -> bool {
         let differs = number(address) ^ self.address;
         self.bits == 0 || differs.leading_zeros() >= self.bits
+    }
+
+    /// Is an address of the machine's own loopback among them, which every local user has?
+    #[must_use]
+    pub fn reaches_loopback(&self) -> bool {
+        const OWN: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        // 127.0.0.0/8, as an IPv6 socket shows it.
+        let loopback = Self { address: number(OWN[0]), bits: 96 + 8 };
+        let within = (loopback.address ^ self.address).leading_zeros() >= loopback.bits;
+        OWN.iter().any(|own| self.contains(*own)) || within
     }
 }
 
@@ -128,6 +152,7 @@ pub(super) fn console(mut section: Section, problems: &mut Problems) -> ConsoleS
                 .add(place, "must be a JSON pointer, like \"/card/number\" (* stands for any name or index)");
         }
     }
+    let reveal_other_bodies = section.boolean("reveal_other_bodies", false, problems);
     let trace_url = section.text("trace_url", problems);
     if let Some(text) = &trace_url
         && !(text.contains("{trace_id}") && (text.starts_with("https://") || text.starts_with("http://")))
@@ -135,14 +160,11 @@ pub(super) fn console(mut section: Section, problems: &mut Problems) -> ConsoleS
         problems.add(section.place("trace_url"), "must be a URL with {trace_id} in it");
     }
     section.finish(problems);
-    ConsoleSettings { listen, url, tokens, proxy, key, session, mask, trace_url }
+    ConsoleSettings { listen, url, tokens, proxy, key, session, mask, reveal_other_bodies, trace_url }
 }
 
 fn proxy(mut section: Section, problems: &mut Problems) -> Option<ProxySettings> {
     let header = section.text("header", problems);
-    let is_name = |text: &String| {
-        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-    };
     if !header.as_ref().is_some_and(is_name) {
         problems.add(
             section.place("header"),
@@ -160,13 +182,56 @@ fn proxy(mut section: Section, problems: &mut Problems) -> Option<ProxySettings>
         problems.add(place, "must list the networks that the proxy is in, like [\"10.1.2.0/24\"]");
     }
     let operators = section.texts("operators", problems).unwrap_or_default();
+    let secret = section.has("secret").then(|| section.table("secret", problems));
+    let has_secret = secret.is_some();
+    let secret = secret.and_then(|section| self::secret(section, problems));
+    if !has_secret && from.iter().flatten().any(Network::reaches_loopback) {
+        let what = "is missing: every user of this machine has a loopback address that is in `from`, and could say who they are. Let the \
+                    proxy add a header with a secret, and say { header = …, file = … }";
+        problems.add(section.place("secret"), what);
+    }
     section.finish(problems);
-    Some(ProxySettings { header: header?.to_ascii_lowercase(), from: from?, operators })
+    Some(ProxySettings { header: header?.to_ascii_lowercase(), from: from?, operators, secret })
+}
+
+fn is_name(text: &String) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+fn secret(mut section: Section, problems: &mut Problems) -> Option<ProxySecret> {
+    let header = section.text("header", problems);
+    if !header.as_ref().is_some_and(is_name) {
+        problems.add(section.place("header"), "must be the header with the secret, like \"x-oncely-proxy\"");
+    }
+    let file = section.text("file", problems).map(PathBuf::from);
+    if file.is_none() {
+        problems.add(section.place("file"), "must be the file with the secret");
+    }
+    section.finish(problems);
+    Some(ProxySecret { header: header?.to_ascii_lowercase(), file: file? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_knows_whether_local_users_are_in_it() {
+        for (network, is_local) in [
+            ("127.0.0.0/8", true),
+            ("127.3.2.1", true),
+            ("0.0.0.0/0", true),
+            ("64.0.0.0/2", true),
+            ("::/0", true),
+            ("::1", true),
+            ("::ffff:127.0.0.1", true),
+            ("10.0.0.0/8", false),
+            ("fd00::/8", false),
+            ("128.0.0.0/1", false),
+        ] {
+            assert_eq!(Network::parse(network).unwrap().reaches_loopback(), is_local, "{network}");
+        }
+    }
 
     #[test]
     fn a_network_holds_its_addresses_and_no_others() {

@@ -20,7 +20,7 @@ use figment::providers::Serialized;
 use figment::value::Dict;
 use secrecy::{ExposeSecret as _, SecretString};
 
-pub use console::{ConsoleSettings, Network, ProxySettings};
+pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
 pub(crate) use origin::{Held, held};

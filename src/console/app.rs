@@ -10,6 +10,7 @@ use super::mask::Masks;
 use super::operations::Operations;
 use super::pool::Pool;
 use super::series::Plots;
+use super::turns::Turns;
 use super::watch::{View, Watch};
 use crate::config::Config;
 
@@ -23,6 +24,11 @@ pub(crate) struct App {
     pub(crate) masks: Masks,
     pub(crate) operations: Operations,
     pub(crate) checkup: Arc<Checkup>,
+    /// Who follows the trail.
+    pub(crate) tails: Arc<Turns>,
+    /// Who fetches a file; they share one session.
+    pub(crate) exports: Arc<Turns>,
+    pub(crate) exporting: tokio::sync::Mutex<()>,
     /// The console stops: streams end.
     pub(crate) stop: CancellationToken,
     /// Tells whoever started the console something, like another one-time link.
@@ -34,7 +40,13 @@ pub(crate) type Shared = Arc<App>;
 
 impl App {
     /// How everything stands.
-    pub(crate) async fn view(&self) -> Arc<View> {
-        self.watch.view(&self.config, &self.pool).await
+    pub(crate) async fn view(self: &Arc<Self>) -> Arc<View> {
+        // A task of its own: whoever stops waiting does not stop the asking, whose answer is for all.
+        let app = Arc::clone(self);
+        let asking = tokio::spawn(async move { app.watch.view(&app.config, &app.pool).await });
+        match asking.await {
+            Ok(view) => view,
+            Err(_) => Arc::new(View::broken_off()),
+        }
     }
 }

@@ -7,12 +7,16 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, body::Body};
+use bytes::Bytes;
+use futures::stream;
+use tokio::sync::mpsc;
 
 use super::app::Shared;
 use super::error::PageError;
 use super::html::Link;
 use super::page::{Nav, Page, Visitor, document};
 use super::parameters::Parameters;
+use super::pool::beside;
 use crate::status::Severity;
 
 /// How long a page may take.
@@ -71,9 +75,12 @@ where
               headers: HeaderMap| async move {
             let last_event = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
             let ask = Ask { app, visitor, parameters, last_event };
-            let answer = match tokio::time::timeout(PAGE, build(ask.clone())).await {
-                Ok(answer) => answer,
-                Err(_) => Err(too_long(&ask).await),
+            // Beside the request: neither a browser that goes away nor our patience ends a question that PostgreSQL works on.
+            let (building, _waited_for) = beside(build(ask.clone()));
+            let answer = match tokio::time::timeout(PAGE, building).await {
+                Ok(Ok(Ok(answer))) => answer,
+                Ok(Err(_)) => Err(PageError::Failed("it broke off".to_owned())),
+                Ok(Ok(Err(_))) | Err(_) => Err(too_long(&ask).await),
             };
             finish(&ask, &headers, answer).await
         },
@@ -175,4 +182,24 @@ pub(crate) fn see_other(link: &Link) -> Response {
         response.headers_mut().insert(header::LOCATION, value);
     }
     response
+}
+
+/// Parts that are made beside the request, one ahead of what is read: whoever stops reading ends it between two parts, and not in the middle
+/// of one.
+pub(crate) fn parts<F, Fut>(make: F) -> Body
+where
+    F: FnOnce(mpsc::Sender<std::io::Result<Bytes>>) -> Fut,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(make(sender));
+    Body::from_stream(stream::unfold(receiver, |mut receiver| async move {
+        let part = receiver.recv().await?;
+        Some((part, receiver))
+    }))
+}
+
+/// Somebody has as much of something as they may have.
+pub(crate) fn too_many(said: &str) -> Reply {
+    Page::notice(StatusCode::TOO_MANY_REQUESTS, "Too many at once", maud::html! { p { (said) } }).into()
 }

@@ -10,13 +10,14 @@ use axum::response::Response;
 use chrono::Utc;
 use maud::html;
 
-use super::access::{Role, Session, Sessions};
+use super::access::{Offer, Role, Session, Sessions};
 use super::app::App;
 use super::ask::{respond, see_other};
 use super::assets;
 use super::html::Link;
-use super::page::{Nav, Page, Visitor, document, onward, sign_in};
+use super::page::{Nav, Page, Visitor, come_in, document, onward, sign_in};
 use super::parameters::Parameters;
+use super::seats::Seat;
 
 /// Most bytes of a form, and how long it may take to come.
 const FORM: usize = 64 << 10;
@@ -38,7 +39,7 @@ struct Coming<'a> {
 }
 
 /// Looks at a request: Host, Origin, session, the form's token, the role.
-pub(super) async fn check(app: &App, peer: IpAddr, mut request: Request) -> Verdict {
+pub(super) async fn check(app: &App, peer: IpAddr, seat: &Seat, mut request: Request) -> Verdict {
     let headers = request.headers().clone();
     let query = request.uri().query().map(str::to_owned);
     let mut coming = Coming { app, headers, path: String::new(), query };
@@ -50,7 +51,7 @@ pub(super) async fn check(app: &App, peer: IpAddr, mut request: Request) -> Verd
     }
     match request.uri().path().strip_prefix(&app.access.site().base) {
         Some("") => return Verdict::Answer(see_other(&coming.link("/"))),
-        Some(path) if path.starts_with('/') => coming.path = path.to_owned(),
+        Some(path) if is_own(path) => coming.path = path.to_owned(),
         _ => return coming.refuse(StatusCode::NOT_FOUND, "There is no such page."),
     }
     let is_post = match *request.method() {
@@ -79,6 +80,10 @@ pub(super) async fn check(app: &App, peer: IpAddr, mut request: Request) -> Verd
         return coming.login(form.as_ref());
     }
     let Some(session) = app.access.session(&coming.headers, Utc::now()) else { return coming.sign_in() };
+    if !seat.is_of(&session.person.name) {
+        let said = "You have forty connections to this console: close some of its pages.";
+        return coming.refuse(StatusCode::TOO_MANY_REQUESTS, said);
+    }
     if let Some(form) = &form {
         if !form.get("csrf").is_some_and(|said| Sessions::is_from(&session, said)) {
             return coming.refuse(StatusCode::FORBIDDEN, "This form is not of your session any more. Go back, load the page again, and send it once more.");
@@ -155,10 +160,10 @@ impl Coming<'_> {
             let query = Parameters::parse(self.query.as_deref().unwrap_or_default().as_bytes());
             let Some(token) = query.get("token") else { return self.sign_in() };
             // Not a token that people keep: those come by a form, so that no history has them.
-            let is_link = access.offer() == super::access::Offer::Link;
-            return match is_link.then(|| access.let_in(token, now)).flatten() {
-                Some(cookie) => self.come_in(&cookie, self.link("/")),
-                None => self.ask_to_sign_in(Some("This link was used before, or is too old.")),
+            return match access.offer() {
+                // What only looks (a preview, a picture of another site's page) uses nothing up: the page's form does.
+                Offer::Link => self.show(&come_in(access.site(), token)),
+                Offer::Token | Offer::Proxy => self.sign_in(),
             };
         };
         if form.has("renew") {
@@ -172,6 +177,9 @@ impl Coming<'_> {
         }
         match form.word("token").and_then(|token| access.let_in(token, now)) {
             Some(cookie) => self.come_in(&cookie, self.next(form)),
+            None if access.offer() == Offer::Link => {
+                self.ask_to_sign_in(Some("This link was used before, or is too old."))
+            }
             None => self.ask_to_sign_in(Some("Nobody has this token.")),
         }
     }
@@ -180,8 +188,7 @@ impl Coming<'_> {
     fn next(&self, form: &Parameters) -> Link {
         let base = &self.app.access.site().base;
         let within = form.get("next").and_then(|next| next.strip_prefix(base.as_str()));
-        let own =
-            within.filter(|next| next.starts_with('/') && !next.starts_with("//") && !next.contains('\\'));
+        let own = within.filter(|next| is_own(next));
         match own.and_then(|next| next.split_once('?').or(Some((next, "")))) {
             Some((path, query)) => {
                 let pairs = url::form_urlencoded::parse(query.as_bytes());
@@ -255,6 +262,14 @@ impl Coming<'_> {
     }
 }
 
+/// Is it a path of this site, to a browser too? Two slashes begin another site's name, a backslash is a slash, and a control character is
+/// nothing at all.
+fn is_own(path: &str) -> bool {
+    path.starts_with('/')
+        && !path.starts_with("//")
+        && !path.contains(|character: char| character == '\\' || character.is_control())
+}
+
 /// What every answer says to the browser.
 pub(super) fn harden(response: &mut Response) {
     let fixed = [
@@ -276,5 +291,26 @@ pub(super) fn harden(response: &mut Response) {
     }
     if !headers.contains_key(header::CACHE_CONTROL) {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_sites_address_is_no_path_of_ours() {
+        assert!(is_own("/") && is_own("/keys?q=http://x//y") && is_own("/key/a%2Fb"));
+        for other in [
+            "",
+            "keys",
+            "//evil.example/x",
+            "/\\evil.example",
+            "/\t/evil.example",
+            "/\n/evil.example",
+            "https://evil.example",
+        ] {
+            assert!(!is_own(other), "{other:?}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! What is not shown of a message: fields that are named in the configuration, and by default all values.
 //!
 //! JSON is shown as it was written, number by number: it never goes through a floating-point number, which would spoil large ones.
+//! Where something is masked, what can't be looked through is hidden: a publisher chooses every byte of a message.
 
-use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 
 use serde::Deserialize;
@@ -29,15 +29,19 @@ pub(crate) enum Sight {
 
 /// JSON pointers, each found at whatever depth its end is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Masks(Vec<Vec<String>>);
+pub(crate) struct Masks {
+    /// In lower case: `Password` is the field `/password` to whoever reads it.
+    pointers: Vec<Vec<String>>,
+    /// What is no JSON is shown though something is masked.
+    other_bodies: bool,
+}
 
 impl Masks {
     /// From pointers; `*` stands for any name or index.
-    pub(crate) fn new(pointers: &[String]) -> Self {
-        let parts = |pointer: &String| {
-            pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~")).collect()
-        };
-        Self(pointers.iter().map(parts).collect())
+    pub(crate) fn new(pointers: &[String], other_bodies: bool) -> Self {
+        let part = |part: &str| part.replace("~1", "/").replace("~0", "~").to_lowercase();
+        let parts = |pointer: &String| pointer.split('/').skip(1).map(part).collect();
+        Self { pointers: pointers.iter().map(parts).collect(), other_bodies }
     }
 
     /// A body, as somebody may see it.
@@ -45,6 +49,9 @@ impl Masks {
         match (std::str::from_utf8(body), sight) {
             (Ok(text), _) => self.json(text, sight),
             (Err(_), Sight::Outline) => format!("{HIDDEN} {} bytes that are no text", body.len()),
+            (Err(_), Sight::Revealed) if self.hides_other(body) => {
+                format!("{HIDDEN} {} bytes that are no text: they may hold what is masked", body.len())
+            }
             (Err(_), Sight::Revealed) => {
                 let lines = body[..body.len().min(PREVIEW / 4)].chunks(32);
                 let hex = |line: &[u8]| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -64,6 +71,10 @@ impl Masks {
                 cut(shown::json(&walk.out).into_owned(), is_cut)
             }
             (Err(_), Sight::Outline) => format!("{HIDDEN} text of {}, no JSON", text.chars().count()),
+            (Err(_), Sight::Revealed) if self.hides_other(text.as_bytes()) => {
+                let length = text.chars().count();
+                format!("{HIDDEN} text of {length}, no JSON: it may hold what is masked")
+            }
             (Err(_), Sight::Revealed) => {
                 let part = &text[..text.floor_char_boundary(PREVIEW)];
                 cut(shown::lines(part).into_owned(), part.len() < text.len())
@@ -71,8 +82,13 @@ impl Masks {
         }
     }
 
+    /// Is what is no JSON hidden? What begins as if it were some always is, where something is masked.
+    fn hides_other(&self, text: &[u8]) -> bool {
+        !self.pointers.is_empty() && (!self.other_bodies || looks_like_json(text))
+    }
+
     fn hides(&self, path: &[String]) -> bool {
-        self.0.iter().any(|pointer| {
+        self.pointers.iter().any(|pointer| {
             path.len() >= pointer.len()
                 && path[path.len() - pointer.len()..]
                     .iter()
@@ -89,8 +105,15 @@ fn cut(mut text: String, is_cut: bool) -> String {
     text
 }
 
-/// The fields of an object as they are written, in their order.
-struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+/// Does it begin as an object or an array does, in whatever it is wrapped?
+fn looks_like_json(text: &[u8]) -> bool {
+    // White space, NULs and byte order marks of any encoding, and the quotes of a text within a text.
+    let is_wrapping = |byte: &u8| *byte <= b' ' || [0xef, 0xbb, 0xbf, 0xfe, 0xff, b'"', b'\\'].contains(byte);
+    text.iter().find(|byte| !is_wrapping(byte)).is_some_and(|first| b"{[".contains(first))
+}
+
+/// The fields of an object as they are written, names too, in their order.
+struct Fields<'a>(Vec<(&'a RawValue, &'a RawValue)>);
 
 impl<'de> Deserialize<'de> for Fields<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -104,8 +127,8 @@ impl<'de> Deserialize<'de> for Fields<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut fields = Vec::new();
-                while let Some((name, value)) = map.next_entry::<String, &'de RawValue>()? {
-                    fields.push((Cow::Owned(name), value));
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
                 }
                 Ok(Fields(fields))
             }
@@ -131,13 +154,17 @@ impl Walk<'_> {
         if (!self.path.is_empty() && self.masks.hides(&self.path)) || self.path.len() > DEPTH {
             self.hidden("");
         } else if let Ok(Fields(fields)) = serde_json::from_str(text) {
-            self.within(['{', '}'], fields.into_iter().map(|(name, value)| (Some(name.into_owned()), value)));
+            self.within(['{', '}'], fields.into_iter().map(|(name, value)| (Some(name), value)));
         } else if let Ok(items) = serde_json::from_str::<Vec<&RawValue>>(text) {
             self.within(['[', ']'], items.into_iter().map(|value| (None, value)));
-        } else if self.sight == Sight::Revealed || text == "null" {
+        } else if text.starts_with('"') {
+            self.text(text);
+        } else if text == "null" {
             self.out.push_str(text);
-        } else if let Ok(text) = serde_json::from_str::<String>(text) {
-            self.hidden(&format!(" text of {}", text.chars().count()));
+        } else if looks_like_json(text.as_bytes()) {
+            self.hidden(" unreadable");
+        } else if self.sight == Sight::Revealed {
+            self.out.push_str(text);
         } else if ["true", "false"].contains(&text) {
             self.hidden(" true or false");
         } else {
@@ -145,10 +172,26 @@ impl Walk<'_> {
         }
     }
 
+    /// A text may be JSON in its turn, and a whole body that is a text has no fields.
+    fn text(&mut self, text: &str) {
+        let plain = serde_json::from_str::<String>(text);
+        let is_shown = self.masks.pointers.is_empty()
+            || plain.as_ref().is_ok_and(|plain| !looks_like_json(plain.as_bytes()))
+                && (!self.path.is_empty() || self.masks.other_bodies);
+        if self.sight == Sight::Revealed && is_shown {
+            self.out.push_str(text);
+        } else {
+            match plain {
+                Ok(plain) => self.hidden(&format!(" text of {}", plain.chars().count())),
+                Err(_) => self.hidden(" text"),
+            }
+        }
+    }
+
     fn within<'v>(
         &mut self,
         [open, close]: [char; 2],
-        values: impl Iterator<Item = (Option<String>, &'v RawValue)>,
+        values: impl Iterator<Item = (Option<&'v RawValue>, &'v RawValue)>,
     ) {
         self.out.push(open);
         let mut is_empty = true;
@@ -159,12 +202,33 @@ impl Walk<'_> {
             is_empty = false;
             self.line();
             self.out.push_str("  ");
-            if let Some(name) = &name {
-                let _ = write!(self.out, "{}: ", serde_json::Value::from(name.as_str()));
+            let plain = match name {
+                None => Ok(index.to_string()),
+                Some(name) => {
+                    let plain = serde_json::from_str::<String>(name.get());
+                    // One spelling for each name, where it has one: half of a surrogate pair stays as it was written.
+                    let shown = plain.as_ref().map_or_else(
+                        |_| name.get().to_owned(),
+                        |plain| serde_json::Value::from(plain.as_str()).to_string(),
+                    );
+                    let _ = write!(self.out, "{shown}: ");
+                    plain
+                }
+            };
+            match plain {
+                Ok(plain) => {
+                    self.path.push(plain.to_lowercase());
+                    self.value(value);
+                    self.path.pop();
+                }
+                // No pointer can name it, and nobody knows what it would be read as.
+                Err(_) if !self.masks.pointers.is_empty() => self.hidden(""),
+                Err(_) => {
+                    self.path.push(String::new());
+                    self.value(value);
+                    self.path.pop();
+                }
             }
-            self.path.push(name.unwrap_or_else(|| index.to_string()));
-            self.value(value);
-            self.path.pop();
         }
         if !is_empty {
             self.line();
@@ -187,9 +251,13 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn seen(pointers: &[&str], body: &str, sight: Sight) -> Value {
+    fn masks(pointers: &[&str], other_bodies: bool) -> Masks {
         let pointers: Vec<String> = pointers.iter().map(|pointer| (*pointer).to_owned()).collect();
-        serde_json::from_str(&Masks::new(&pointers).json(body, sight)).unwrap()
+        Masks::new(&pointers, other_bodies)
+    }
+
+    fn seen(pointers: &[&str], body: &str, sight: Sight) -> Value {
+        serde_json::from_str(&masks(pointers, false).json(body, sight)).unwrap()
     }
 
     #[test]
@@ -209,7 +277,30 @@ mod tests {
         assert_eq!(masked(&["/holder", "/1"])["card"]["holder"], "•••");
         assert_eq!(masked(&[]).to_string(), body);
         assert_eq!(seen(&["/a~1b~0c"], r#"{ "a/b~c": 1 }"#, Sight::Revealed), json!({ "a/b~c": "•••" }));
-        assert_eq!(seen(&["/x"], "\"x\"", Sight::Revealed), json!("x"), "a whole text is no field");
+        assert_eq!(
+            seen(&["/X"], r#"{ "x": 1 }"#, Sight::Revealed),
+            json!({ "x": "•••" }),
+            "in whatever case"
+        );
+        assert_eq!(
+            masks(&["/x"], false).json(r#"{"\ud800":1,"x":2,"y":3}"#, Sight::Revealed),
+            "{\n  \"\\ud800\": \"•••\",\n  \"x\": \"•••\",\n  \"y\": 3\n}"
+        );
+    }
+
+    #[test]
+    fn what_has_no_fields_is_hidden_where_fields_are_masked() {
+        let bodies: [&[u8]; 3] = [b"password=SECRET", b"\xfcSECRET", b"\"SECRET\""];
+        for body in bodies {
+            let hidden = masks(&["/x"], false).body(body, Sight::Revealed);
+            assert!(
+                hidden.contains(HIDDEN) && !hidden.contains("SECRET") && !hidden.contains("534543"),
+                "{hidden}"
+            );
+            let (open, none) = (masks(&["/x"], true), Masks::default());
+            assert_eq!(open.body(body, Sight::Revealed), none.body(body, Sight::Revealed));
+            assert!(!none.body(body, Sight::Revealed).contains(HIDDEN));
+        }
     }
 
     #[test]
@@ -227,7 +318,7 @@ mod tests {
 
     #[test]
     fn json_is_shown_as_it_was_written() {
-        let masks = Masks::new(&["/x".to_owned()]);
+        let masks = masks(&["/x"], false);
         let body = r#"{"n":123456789012345678901234567890.10,"e":1e400,"x":1,"n":[],"o":{}}"#;
         let shown = masks.json(body, Sight::Revealed);
         let flat: String = shown.split_whitespace().collect();
@@ -237,10 +328,70 @@ mod tests {
 
     #[test]
     fn a_hostile_body_costs_little() {
-        let masks = Masks::new(&["/x".to_owned()]);
+        let masks = masks(&["/x"], false);
         let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
         assert!(masks.json(&deep, Sight::Revealed).contains("•••"));
         let long = format!("[{}1]", "1,".repeat(1_000_000));
         assert!(masks.json(&long, Sight::Revealed).ends_with("\n…"));
+    }
+
+    /// Names that the masks below hide, however they are written.
+    fn masked_name() -> impl proptest::strategy::Strategy<Value = String> {
+        use proptest::prelude::*;
+        prop_oneof![
+            Just("\"password\"".to_owned()),
+            Just("\"PassWord\"".to_owned()),
+            Just("\"p\\u0061ssword\"".to_owned()),
+        ]
+    }
+
+    /// JSON in which `SECRET` stands below masked names alone.
+    fn document() -> impl proptest::strategy::Strategy<Value = String> {
+        use proptest::prelude::*;
+        let leaf = prop_oneof![
+            Just("1e400".to_owned()),
+            Just("null".to_owned()),
+            Just("\"x\"".to_owned()),
+            Just("\"\\udc00\"".to_owned()),
+            Just("{\"password\":\"SECRET\"}".to_owned()),
+            Just("\"\\ufeff {\\\"password\\\":\\\"SECRET\\\"}\"".to_owned()),
+        ];
+        leaf.prop_recursive(5, 40, 4, |inner| {
+            let name = prop_oneof![
+                Just("\"\\ud800\"".to_owned()),
+                Just("\"a\"".to_owned()),
+                Just("\"\"".to_owned())
+            ];
+            let plain = (name, inner.clone()).prop_map(|(name, value)| format!("{name}:{value}"));
+            let secret = (masked_name(), inner.clone())
+                .prop_map(|(name, value)| format!("{name}:[\"SECRET\",{{\"x\":[\"SECRET\",{value}]}}]"));
+            let fields = proptest::collection::vec(prop_oneof![plain, secret], 0..4);
+            let items = proptest::collection::vec(inner, 0..3);
+            prop_oneof![
+                fields.prop_map(|fields| format!("{{{}}}", fields.join(" ,"))),
+                items.prop_map(|items| format!("[{}]", items.join(","))),
+            ]
+        })
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_value_below_a_masked_name_is_ever_shown(
+            document in document(),
+            before in proptest::sample::select(vec!["", "\u{feff}", " \n", "{} ", "[1]", "\u{feff}\u{feff}", "1 ", "\"", "x", "{\"a\":1,}", "\0"]),
+            after in proptest::sample::select(vec![&b""[..], b" ", b",", b"}", b"]", b"{}", b" 2", b"\xff", b"\0", b"\"", b"//"]),
+            cut in proptest::option::of(0..400_usize),
+            other_bodies in proptest::bool::ANY,
+        ) {
+            let mut body = [before.as_bytes(), document.as_bytes(), after].concat();
+            if let Some(cut) = cut {
+                body.truncate(cut);
+            }
+            let masks = masks(&["/password"], other_bodies && !["1 ", "\"", "x"].contains(&before));
+            for sight in [Sight::Outline, Sight::Revealed] {
+                let shown = masks.body(&body, sight);
+                proptest::prop_assert!(!shown.contains("SECRET") && !shown.contains("534543524554"), "{shown}");
+            }
+        }
     }
 }

@@ -23,9 +23,11 @@ mod parameters;
 mod plot;
 mod pool;
 mod search;
+mod seats;
 mod series;
 mod server;
 mod settings;
+mod turns;
 mod watch;
 
 use std::net::SocketAddr;
@@ -41,9 +43,16 @@ use self::mask::Masks;
 use self::operations::Operations;
 use self::pool::Pool;
 use self::series::Plots;
+use self::turns::Turns;
 use self::watch::Watch;
 use crate::config::Config;
 use crate::preflight::{Preflight, preflight};
+
+/// Tails that a person may follow at the same time, and all people.
+const TAILS: usize = 3;
+const ALL_TAILS: usize = 20;
+/// Files that are fetched at the same time; a person fetches one.
+const ALL_EXPORTS: usize = 10;
 
 /// What the one who starts it says.
 pub(crate) struct Options {
@@ -86,7 +95,7 @@ impl Console {
         // The port, where it was left to the system.
         let listen = listener.local_addr()?;
         tracing::info!(address = %listen, "listening: the console");
-        let (access, token) = Access::open(&config.console, listen, &options.user)?;
+        let (access, token) = Access::open(&config.console, &config.cell, listen, &options.user)?;
         let address = match &token {
             Some(token) => access.link(token),
             None => access.site().address(),
@@ -96,9 +105,12 @@ impl Console {
             pool: Pool::new(&config),
             watch: Watch::new(&config),
             plots: Plots::default(),
-            masks: Masks::new(&config.console.mask),
+            masks: Masks::new(&config.console.mask, config.console.reveal_other_bodies),
             operations: Operations::default(),
             checkup: Arc::default(),
+            tails: Turns::new(TAILS, ALL_TAILS),
+            exports: Turns::new(1, ALL_EXPORTS),
+            exporting: tokio::sync::Mutex::default(),
             stop: CancellationToken::new(),
             announce: options.announce,
             config,

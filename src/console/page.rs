@@ -279,6 +279,18 @@ fn elsewhere(elsewhere: &Elsewhere) -> Markup {
     }
 }
 
+/// What the one-time link leads to: a form that uses it up.
+pub(crate) fn come_in(site: &Site, token: &str) -> Page {
+    let body = html! {
+        p { "This link lets you in as an operator, once." }
+        form method="post" action=(site.path("/login")) {
+            input type="hidden" name="token" value=(token);
+            button #come-in autofocus { "Come in" }
+        }
+    };
+    Page::notice(StatusCode::OK, "Come in", body)
+}
+
 /// For whoever has not come in.
 pub(crate) fn sign_in(site: &Site, offer: Offer, said: Option<&str>, next: Option<&str>) -> Page {
     let title = "Sign in";
@@ -286,7 +298,7 @@ pub(crate) fn sign_in(site: &Site, offer: Offer, said: Option<&str>, next: Optio
         @if let Some(said) = said { p.said role="alert" { (said) } }
         @match offer {
             Offer::Link => {
-                p { "This console lets in whoever follows the link that was printed where it was started. A link is good once, and for ten minutes." }
+                p { "This console lets in whoever follows the link that was printed where it was started. A link is good once, and for ten minutes; another one leaves it good." }
                 form method="post" action=(site.path("/login")) {
                     input type="hidden" name="renew" value="1";
                     button { "Print another link there" }

@@ -13,44 +13,60 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
 
 use super::app::Shared;
 use super::guard::{self, Verdict};
+use super::seats::{Seat, Seats};
 
-/// Connections at the same time; the next one waits.
-const CONNECTIONS: usize = 200;
 /// From the first byte of a request to the end of its headers, and between two requests.
 const HEADERS: Duration = Duration::from_secs(15);
+/// A browser that takes nothing of an answer for so long is not waited for.
+const WRITE: Duration = Duration::from_secs(15);
 /// Bytes of a request's line and headers.
 const HEAD: usize = 32 << 10;
 /// From the signal to stop to the end of what was begun.
 const STOP: Duration = Duration::from_secs(5);
+/// For whom there is no place.
+const FULL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 5\r\nconnection: close\r\n\r\n";
 /// After an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Answers until it is told to stop, and finishes what it has begun.
 pub(super) async fn serve(app: Shared, router: Router, listener: TcpListener, stop: CancellationToken) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let seats = Seats::new(!app.access.is_behind_proxy());
     let tasks = TaskTracker::new();
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = stop.cancelled() => break,
         };
         match accepted {
-            Ok((stream, peer)) => {
-                let connection =
-                    connection(Arc::clone(&app), router.clone(), stream, peer.ip(), stop.clone());
-                tasks.spawn(async move {
-                    connection.await;
-                    drop(place);
-                });
+            // Not a byte is read of whom nothing is believed.
+            Ok((_, peer)) if !app.access.answers(peer.ip()) => {
+                tracing::debug!(peer = %peer.ip(), "not from the proxy's networks");
             }
+            Ok((stream, peer)) => match seats.take(peer.ip()) {
+                Some(seat) => {
+                    let app = Arc::clone(&app);
+                    tasks.spawn(connection(
+                        app,
+                        router.clone(),
+                        stream,
+                        peer.ip(),
+                        Arc::new(seat),
+                        stop.clone(),
+                    ));
+                }
+                None => {
+                    // As much as goes at once: nobody is waited for.
+                    let _ = stream.try_write(FULL);
+                }
+            },
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be taken");
                 tokio::time::sleep(PAUSE).await;
@@ -63,16 +79,26 @@ pub(super) async fn serve(app: Shared, router: Router, listener: TcpListener, st
     }
 }
 
-async fn connection(app: Shared, router: Router, stream: TcpStream, peer: IpAddr, stop: CancellationToken) {
+async fn connection(
+    app: Shared,
+    router: Router,
+    stream: TcpStream,
+    peer: IpAddr,
+    seat: Arc<Seat>,
+    stop: CancellationToken,
+) {
+    let own = Arc::clone(&seat);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (app, router) = (Arc::clone(&app), router.clone());
-        async move { Ok::<_, Infallible>(answer(app, router, peer, request.map(Body::new)).await) }
+        let (app, router, seat) = (Arc::clone(&app), router.clone(), Arc::clone(&own));
+        async move { Ok::<_, Infallible>(answer(app, router, peer, &seat, request.map(Body::new)).await) }
     });
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADERS)
         .max_buf_size(HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -80,14 +106,21 @@ async fn connection(app: Shared, router: Router, stream: TcpStream, peer: IpAddr
             connection.as_mut().graceful_shutdown();
             connection.await
         }
+        () = seat.leave.cancelled() => return,
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended");
     }
 }
 
-async fn answer(app: Shared, mut router: Router, peer: IpAddr, request: axum::extract::Request) -> Response {
-    let mut response = match guard::check(&app, peer, request).await {
+async fn answer(
+    app: Shared,
+    mut router: Router,
+    peer: IpAddr,
+    seat: &Seat,
+    request: axum::extract::Request,
+) -> Response {
+    let mut response = match guard::check(&app, peer, seat, request).await {
         Verdict::Answer(response) => response,
         Verdict::Pass(request) => {
             let Ok(response) = router.call(request).await;

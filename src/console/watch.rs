@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::Mutex;
 
 use super::broker::Broker;
-use super::pool::Pool;
+use super::pool::{DEAD, Pool};
 use crate::config::Config;
 use crate::mirror::Mirror;
 use crate::pg::{self, Abilities, ActionRow, ConsumerStats, RecentOutcome, Session};
@@ -56,6 +56,19 @@ pub(crate) struct Watch {
     latest: std::sync::RwLock<Option<Arc<View>>>,
 }
 
+impl View {
+    /// Instead of one whose asking failed.
+    pub(crate) fn broken_off() -> Self {
+        let picture = Picture {
+            postgres: Err(Missing { text: "it broke off".to_owned(), is_away: false }),
+            rabbitmq: Err("it broke off".to_owned()),
+            redis: None,
+        };
+        let findings = judge(&picture, Times { utc: true });
+        Self { picture, findings, lately: None }
+    }
+}
+
 impl Watch {
     pub(crate) fn new(config: &Config) -> Self {
         let mirror = config.mirror.as_ref().and_then(|settings| Mirror::new(settings).ok());
@@ -101,7 +114,7 @@ impl Watch {
             })
         };
         let (postgres, rabbitmq, redis) =
-            tokio::join!(database(config, pool), self.broker.queues(config), redis);
+            tokio::join!(pg::within(DEAD, database(config, pool)), self.broker.queues(config), redis);
         let (postgres, lately) = match postgres {
             Ok((database, lately)) => (Ok(database), Some(lately)),
             Err(error) => {

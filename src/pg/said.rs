@@ -1,15 +1,34 @@
 //! Statements for people: what a page shows, as they may ask it themselves. Nothing here is run by Oncely (but by a test, which explains each).
 
+use std::fmt::Write as _;
+
 use chrono::{DateTime, SecondsFormat, Utc};
 use uuid::Uuid;
 
 use super::event_operator::EventFilter;
 use super::letter_list::LetterFilter;
 use super::trail::TrailFilter;
+use crate::shown;
 
-/// A text as SQL writes it.
+/// A text as SQL writes it: the same whatever `standard_conforming_strings` is, with nothing hidden.
 fn literal(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
+    if !text.chars().any(|character| character == '\\' || shown::is_hidden(character)) {
+        return format!("'{}'", text.replace('\'', "''"));
+    }
+    let mut said = "E'".to_owned();
+    for character in text.chars() {
+        let _ = match character {
+            '\'' => write!(said, "''"),
+            '\\' => write!(said, "\\\\"),
+            hidden if shown::is_hidden(hidden) && u32::from(hidden) > 0xffff => {
+                write!(said, "\\U{:08X}", u32::from(hidden))
+            }
+            hidden if shown::is_hidden(hidden) => write!(said, "\\u{:04X}", u32::from(hidden)),
+            plain => write!(said, "{plain}"),
+        };
+    }
+    said.push('\'');
+    said
 }
 
 /// A time as SQL writes it.
@@ -17,13 +36,33 @@ fn instant(at: DateTime<Utc>) -> String {
     format!("timestamptz '{}'", at.to_rfc3339_opts(SecondsFormat::Micros, true))
 }
 
-/// A word as a shell reads it.
+/// A word as a shell reads it (bash, zsh and POSIX of 2024, where something is hidden).
 pub(crate) fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) && !text.starts_with('-') {
         return text.to_owned();
     }
-    format!("'{}'", text.replace('\'', "'\\''"))
+    if !text.chars().any(shown::is_hidden) {
+        return format!("'{}'", text.replace('\'', "'\\''"));
+    }
+    let mut said = "$'".to_owned();
+    for character in text.chars() {
+        let _ = match character {
+            '\'' | '\\' => write!(said, "\\{character}"),
+            hidden if shown::is_hidden(hidden) => {
+                hidden.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(said, "\\x{byte:02x}"))
+            }
+            plain => write!(said, "{plain}"),
+        };
+    }
+    said.push('\'');
+    said
+}
+
+/// ` --name value`; a value that looks like an option stays a value.
+pub(crate) fn flag(name: &str, value: &str) -> String {
+    let between = if value.starts_with('-') { '=' } else { ' ' };
+    format!(" --{name}{between}{}", word(value))
 }
 
 /// `where …`, of the conditions that there are.
@@ -207,5 +246,18 @@ mod tests {
         assert_eq!(word("order-1182"), "order-1182");
         assert_eq!(word("it's; rm"), "'it'\\''s; rm'");
         assert_eq!([word(""), word("--all")], ["''", "'--all'"]);
+    }
+
+    #[test]
+    fn a_statement_means_the_same_however_strings_are_read_and_hides_nothing() {
+        assert_eq!(literal("it's"), "'it''s'");
+        assert_eq!(literal("\\'; create table pwned(); --"), "E'\\\\''; create table pwned(); --'");
+        assert_eq!(literal("tab\there\u{202e}\u{e0041}"), "E'tab\\u0009here\\u202E\\U000E0041'");
+    }
+
+    #[test]
+    fn a_word_of_a_shell_hides_nothing_and_is_no_option() {
+        assert_eq!([flag("key", "--help"), flag("key", "a")], [" --key='--help'", " --key a"]);
+        assert_eq!(word("tab\there's\u{202e}\\"), "$'tab\\x09here\\'s\\xe2\\x80\\xae\\\\'");
     }
 }

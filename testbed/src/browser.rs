@@ -73,7 +73,9 @@ impl Browser {
         let url = Url::parse(link)?;
         let address = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
         let mut browser = Self { address, cookie: String::new(), known: BTreeMap::new() };
-        let answer = browser.get(&format!("{}?{}", url.path(), url.query().unwrap_or_default())).await?;
+        // The page of the link has a form that uses it up.
+        let token = url.query_pairs().find(|(name, _)| name == "token").context("no token")?.1.into_owned();
+        let answer = browser.post(url.path(), &[("token".to_owned(), token)]).await?;
         let cookie = answer.header("set-cookie").and_then(|cookie| cookie.split(';').next());
         browser.cookie = cookie.with_context(|| format!("not let in: {}", answer.status))?.to_owned();
         browser.known.clear();

@@ -2,6 +2,7 @@
 
 mod link;
 mod person;
+mod private;
 mod session;
 mod site;
 mod tokens;
@@ -9,7 +10,7 @@ mod tokens;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use chrono::{DateTime, Utc};
 use secrecy::ExposeSecret as _;
 
@@ -19,15 +20,32 @@ pub(crate) use site::Site;
 
 use crate::config::{ConsoleSettings, Problems, ProxySettings};
 use link::Link;
-use tokens::Tokens;
+use tokens::TokenFile;
 
 /// How people come in.
 enum Door {
     /// By a link that is printed where the console was started; with the name of the operating system's user.
     Link(Link, Person),
-    Tokens(Tokens),
-    Proxy(ProxySettings),
+    Tokens(TokenFile),
+    /// With the hash of the secret that the proxy adds, and its header.
+    Proxy(ProxySettings, Option<(String, blake3::Hash)>),
 }
+
+impl Door {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Link(..) => "link",
+            Self::Tokens(_) => "tokens",
+            Self::Proxy(..) => "proxy",
+        }
+    }
+}
+
+/// Shortest secret of a proxy, in bytes.
+const SECRET: usize = 24;
+
+/// Whoever came in by a link came in by this.
+const BY_LINK: &[u8] = b"link";
 
 /// Lets people in, and knows them again.
 pub(crate) struct Access {
@@ -85,15 +103,16 @@ impl Access {
     /// `listen`: where it listens. `user`: whose the one-time link is. Returns the link's first token, where there is one.
     ///
     /// # Errors
-    /// What is wrong with the file of the tokens.
+    /// What is wrong with a file of secrets.
     pub(crate) fn open(
         settings: &ConsoleSettings,
+        cell: &str,
         listen: SocketAddr,
         user: &str,
     ) -> Result<(Self, Option<String>), Problems> {
         let (door, token) = match (&settings.proxy, &settings.tokens) {
-            (Some(proxy), _) => (Door::Proxy(proxy.clone()), None),
-            (None, Some(file)) => (Door::Tokens(Tokens::read(file)?), None),
+            (Some(proxy), _) => (Door::Proxy(proxy.clone(), secret(proxy)?), None),
+            (None, Some(file)) => (Door::Tokens(TokenFile::open(file)?), None),
             (None, None) => {
                 let nameless = || Person { name: "operator".to_owned(), role: Role::Operator };
                 let person = Person::new(user, Role::Operator).unwrap_or_else(nameless);
@@ -101,11 +120,12 @@ impl Access {
                 (Door::Link(link, person), Some(token))
             }
         };
-        let secret = settings.key.as_ref().map(|key| key.expose_secret().as_bytes());
+        let key = settings.key.as_ref().map(|key| key.expose_secret().as_bytes());
+        let site = Site::new(listen, settings.url.as_ref());
         let access = Self {
+            sessions: Sessions::new(key, &[cell, &site.address(), door.name()], settings.session),
             door,
-            sessions: Sessions::new(secret, settings.session),
-            site: Site::new(listen, settings.url.as_ref()),
+            site,
             cookie: format!("oncely_console_{}", listen.port()),
         };
         Ok((access, token))
@@ -119,25 +139,34 @@ impl Access {
         match self.door {
             Door::Link(..) => Offer::Link,
             Door::Tokens(_) => Offer::Token,
-            Door::Proxy(_) => Offer::Proxy,
+            Door::Proxy(..) => Offer::Proxy,
         }
     }
 
     /// Is somebody there answered at all? Behind a proxy only the proxy is.
     pub(crate) fn answers(&self, peer: IpAddr) -> bool {
         match &self.door {
-            Door::Proxy(proxy) => proxy.from.iter().any(|network| network.contains(peer)),
+            Door::Proxy(proxy, _) => proxy.from.iter().any(|network| network.contains(peer)),
             Door::Link(..) | Door::Tokens(_) => true,
         }
     }
 
+    /// Do all people come from few addresses, those of a proxy?
+    pub(crate) fn is_behind_proxy(&self) -> bool {
+        matches!(self.door, Door::Proxy(..))
+    }
+
     /// The session that a request belongs to.
     pub(crate) fn session(&self, headers: &HeaderMap, now: DateTime<Utc>) -> Option<Session> {
-        if let Door::Proxy(proxy) = &self.door {
-            let mut names = headers.get_all(proxy.header.as_str()).iter();
-            // Twice: one of them may be the client's own.
-            let (Some(name), None) = (names.next(), names.next()) else { return None };
-            let name = name.to_str().ok()?;
+        if let Door::Proxy(proxy, secret) = &self.door {
+            if let Some((header, known)) = secret {
+                // By its hash: the comparison takes the same time wherever they differ.
+                let said = blake3::hash(only(headers, header)?.as_bytes());
+                if said != *known {
+                    return None;
+                }
+            }
+            let name = only(headers, &proxy.header)?.to_str().ok()?;
             let is_operator = proxy.operators.iter().any(|operator| operator == name.trim());
             let role = if is_operator { Role::Operator } else { Role::Viewer };
             return Person::new(name, role).map(|person| self.sessions.vouched(person));
@@ -145,18 +174,42 @@ impl Access {
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
         let mut pairs =
             cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        pairs
-            .find_map(|(name, value)| (name == self.cookie).then(|| self.sessions.read(value, now)).flatten())
+        let cookie = pairs.find_map(|(name, value)| {
+            (name == self.cookie).then(|| self.sessions.read(value, now)).flatten()
+        })?;
+        let person = self.person(&cookie)?;
+        Some(self.sessions.session(cookie, person))
+    }
+
+    /// Is a session still one, for what goes on after its request was answered?
+    pub(crate) fn still(&self, session: &Session, now: DateTime<Utc>) -> bool {
+        match self.sessions.still(session, now) {
+            None => false,
+            Some(None) => true,
+            Some(Some(cookie)) => self.person(&cookie).as_ref() == Some(&session.person),
+        }
+    }
+
+    /// Whose cookie it is, and what they may do by now.
+    fn person(&self, cookie: &session::Cookie) -> Option<Person> {
+        match &self.door {
+            Door::Link(_, person) => self.sessions.is_by(cookie, BY_LINK).then(|| person.clone()),
+            Door::Tokens(file) => {
+                file.tokens().find(|hash| self.sessions.is_by(cookie, hash.as_bytes())).cloned()
+            }
+            Door::Proxy(..) => None,
+        }
     }
 
     /// Lets somebody in by a one-time link or by a token; returns what the cookie says.
     pub(crate) fn let_in(&self, token: &str, now: DateTime<Utc>) -> Option<String> {
-        let person = match &self.door {
-            Door::Link(link, person) => link.use_up(token, Instant::now()).then_some(person),
-            Door::Tokens(tokens) => tokens.person(token),
-            Door::Proxy(_) => None,
+        let value = match &self.door {
+            Door::Link(link, _) => {
+                link.use_up(token, Instant::now()).then(|| self.sessions.open(BY_LINK, now))?
+            }
+            Door::Tokens(file) => self.sessions.open(file.tokens().entry(token)?.0.as_bytes(), now),
+            Door::Proxy(..) => return None,
         };
-        let (_, value) = self.sessions.open(person?.clone(), now);
         Some(self.set_cookie(&value, self.sessions.lifetime().as_secs()))
     }
 
@@ -170,7 +223,7 @@ impl Access {
     pub(crate) fn renew_link(&self) -> Option<String> {
         match &self.door {
             Door::Link(link, _) => link.renew(Instant::now()),
-            Door::Tokens(_) | Door::Proxy(_) => None,
+            Door::Tokens(_) | Door::Proxy(..) => None,
         }
     }
 
@@ -184,6 +237,33 @@ impl Access {
         let path = if self.site.base.is_empty() { "/" } else { &self.site.base };
         format!("{}={value}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}", self.cookie)
     }
+}
+
+/// A header that is there once: of two, one may be the client's own.
+fn only<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a HeaderValue> {
+    let mut found = headers.get_all(name).iter();
+    match (found.next(), found.next()) {
+        (Some(value), None) => Some(value),
+        _ => None,
+    }
+}
+
+/// The header of the proxy's secret, and the secret's hash.
+fn secret(proxy: &ProxySettings) -> Result<Option<(String, blake3::Hash)>, Problems> {
+    let Some(secret) = &proxy.secret else { return Ok(None) };
+    let mut problems = Problems::default();
+    let place = format!("console.proxy.secret.file {}", secret.file.display());
+    match private::read(&secret.file) {
+        Err(what) => problems.add(place, what),
+        Ok((_, text)) if text.trim().len() < SECRET => {
+            problems
+                .add(place, format!("holds less than {SECRET} bytes; `openssl rand -hex 24` makes a secret"));
+        }
+        Ok((_, text)) => {
+            return Ok(Some((secret.header.clone(), blake3::hash(text.trim().as_bytes()))));
+        }
+    }
+    Err(problems)
 }
 
 #[cfg(test)]
@@ -219,7 +299,8 @@ mod tests {
         let settings = settings(
             "proxy = { header = \"X-User\", from = [\"10.0.0.0/8\"], operators = [\"bo\"] }\nurl = \"https://ops.example.com\"",
         );
-        let (access, token) = Access::open(&settings, "0.0.0.0:7420".parse().unwrap(), "root").unwrap();
+        let (access, token) =
+            Access::open(&settings, "main", "0.0.0.0:7420".parse().unwrap(), "root").unwrap();
         assert_eq!(token, None);
         assert!(access.answers("10.1.2.3".parse().unwrap()) && !access.answers("11.1.2.3".parse().unwrap()));
         let person = |names: &[&str]| {
@@ -235,5 +316,38 @@ mod tests {
             assert_eq!(person(names), None, "{names:?}");
         }
         assert_eq!(access.let_in("anything", Utc::now()), None);
+    }
+
+    #[test]
+    fn a_proxy_on_the_same_machine_is_known_by_its_secret() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let base = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n[console]\n";
+        let proxy = "header = \"x-user\", from = [\"127.0.0.0/8\"], operators = [\"bo\"]";
+        let without = Config::parse(&format!("{base}proxy = {{ {proxy} }}")).unwrap_err().to_string();
+        assert!(without.contains("console.proxy.secret: is missing"), "{without}");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("secret");
+        let secret = "0123456789abcdef01234567";
+        std::fs::write(&file, format!("{secret}\n")).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let settings =
+            settings(&format!("proxy = {{ {proxy}, secret = {{ header = \"X-Proxy\", file = {file:?} }} }}"));
+        let listen = "127.0.0.1:7420".parse().unwrap();
+        let (access, _) = Access::open(&settings, "main", listen, "root").unwrap();
+        let is_known = |secrets: &[&str]| {
+            let mut headers = HeaderMap::new();
+            headers.append("x-user", HeaderValue::from_static("bo"));
+            for secret in secrets {
+                headers.append("x-proxy", secret.parse().unwrap());
+            }
+            access.session(&headers, Utc::now()).is_some()
+        };
+        assert!(is_known(&[secret]));
+        for others in [&[][..], &[""], &[&secret[1..]], &[secret, secret]] {
+            assert!(!is_known(others), "{others:?}");
+        }
+        std::fs::write(&file, "short").unwrap();
+        let short = Access::open(&settings, "main", listen, "root").err().unwrap().to_string();
+        assert!(short.contains("less than 24 bytes"), "{short}");
     }
 }

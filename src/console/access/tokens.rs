@@ -1,13 +1,43 @@
 //! The tokens with which people come in, from a file.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::person::{Person, Role};
+use super::private::{self, Stamp};
 use crate::config::Problems;
 
 /// Shortest token, in characters: nobody guesses it.
 const SHORTEST: usize = 24;
+
+/// The file, as it is now: whoever is taken out of it is out at their next request.
+pub(crate) struct TokenFile {
+    path: PathBuf,
+    known: Mutex<(Stamp, Arc<Tokens>)>,
+}
+
+impl TokenFile {
+    /// # Errors
+    /// All that is wrong with it, without a token in it.
+    pub(crate) fn open(path: &Path) -> Result<Self, Problems> {
+        let known = Tokens::read(path)?;
+        Ok(Self { path: path.to_owned(), known: Mutex::new(known) })
+    }
+
+    /// What it holds. One that was changed and is wrong now lets nobody in until it is mended.
+    pub(crate) fn tokens(&self) -> Arc<Tokens> {
+        let now = Stamp::of(&self.path);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(now) = now else { return Arc::default() };
+        if known.0 != now {
+            *known = Tokens::read(&self.path).unwrap_or_else(|problems| {
+                tracing::error!("nobody comes in until this is mended: {problems}");
+                (now, Arc::default())
+            });
+        }
+        Arc::clone(&known.1)
+    }
+}
 
 /// Whom a token belongs to; of the tokens themselves only hashes are kept.
 #[derive(Debug, Default)]
@@ -18,23 +48,19 @@ impl Tokens {
     ///
     /// # Errors
     /// All that is wrong with it, without a token in it.
-    pub(crate) fn read(path: &Path) -> Result<Self, Problems> {
+    fn read(path: &Path) -> Result<(Stamp, Arc<Self>), Problems> {
         let mut problems = Problems::default();
         let place = format!("console.tokens {}", path.display());
-        let found = std::fs::metadata(path)
-            .and_then(|data| Ok((data.permissions().mode(), std::fs::read_to_string(path)?)));
-        let tokens = match found {
-            Err(error) => {
-                problems.add(place, format!("cannot be read: {error}"));
-                Self::default()
+        match private::read(path) {
+            Err(what) => {
+                problems.add(place, what);
+                Err(problems)
             }
-            Ok((mode, _)) if mode & 0o007 != 0 => {
-                problems.add(place, "may be read or changed by everybody: chmod o= takes that away");
-                Self::default()
+            Ok((stamp, text)) => {
+                let tokens = Self::parse(&text, &place, &mut problems);
+                problems.or((stamp, Arc::new(tokens)))
             }
-            Ok((_, text)) => Self::parse(&text, &place, &mut problems),
-        };
-        problems.or(tokens)
+        }
     }
 
     fn parse(text: &str, place: &str, problems: &mut Problems) -> Self {
@@ -73,13 +99,25 @@ impl Tokens {
 
     /// Whose token it is. Takes the same time wherever it differs from those that are known.
     pub(crate) fn person(&self, token: &str) -> Option<&Person> {
+        self.entry(token).map(|(_, person)| person)
+    }
+
+    /// The same, with what is kept of the token.
+    pub(crate) fn entry(&self, token: &str) -> Option<&(blake3::Hash, Person)> {
         let hash = blake3::hash(token.as_bytes());
-        self.0.iter().find(|(known, _)| *known == hash).map(|(_, person)| person)
+        self.0.iter().find(|(known, _)| *known == hash)
+    }
+
+    /// Whose token it was, by something that is made of what is kept of it.
+    pub(crate) fn find(&self, is_it: impl Fn(&blake3::Hash) -> bool) -> Option<&Person> {
+        self.0.iter().find(|(known, _)| is_it(known)).map(|(_, person)| person)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     const TOKEN: &str = "0123456789abcdef01234567";
@@ -111,5 +149,39 @@ mod tests {
         }
         assert!(!told.contains("line 4") && !told.contains(TOKEN), "{told}");
         assert!(parse("# nobody\n").unwrap_err().contains("names nobody"));
+    }
+
+    #[test]
+    fn a_file_that_its_group_may_change_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tokens");
+        std::fs::write(&file, format!("viewer ana {TOKEN}\n")).unwrap();
+        for (mode, is_good) in [(0o600, true), (0o640, true), (0o660, false), (0o620, false), (0o604, false)]
+        {
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(TokenFile::open(&file).is_ok(), is_good, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn whoever_is_taken_out_of_the_file_is_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let write = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        write(&format!("viewer ana {TOKEN}\noperator bo {TOKEN}x\n"));
+        let file = TokenFile::open(&path).unwrap();
+        let known = |token: &str| file.tokens().person(token).map(|person| person.role);
+        assert_eq!((known(TOKEN), known(&format!("{TOKEN}x"))), (Some(Role::Viewer), Some(Role::Operator)));
+        write(&format!("operator ana {TOKEN}\n"));
+        assert_eq!((known(TOKEN), known(&format!("{TOKEN}x"))), (Some(Role::Operator), None));
+        write("operator\n");
+        assert_eq!(known(TOKEN), None, "it is wrong now");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(known(TOKEN), None);
+        write(&format!("viewer ana {TOKEN}\n"));
+        assert_eq!(known(TOKEN), Some(Role::Viewer));
     }
 }

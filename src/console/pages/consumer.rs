@@ -282,7 +282,7 @@ fn named(ask: &Ask) -> Result<&str, PageError> {
 }
 
 /// A session that may pause.
-async fn allowed(ask: &Ask) -> Result<Lease<'_>, PageError> {
+async fn allowed(ask: &Ask) -> Result<Lease, PageError> {
     let lease = ask.app.pool.lease().await?;
     if lease.abilities.pause {
         return Ok(lease);

@@ -2,14 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
-use futures::stream;
 
-use super::super::ask::{Answer, Ask, Reply};
+use super::super::ask::{Answer, Ask, Reply, parts, too_many};
 use super::super::error::PageError;
+use super::super::turns::Turn;
 use super::keys::asked;
 use crate::pg::AuditRow;
 use crate::trail::{Look, look};
@@ -47,27 +46,43 @@ struct State {
     look: Option<Look>,
     rows: usize,
     began: Instant,
+    /// One file a person.
+    _turn: Turn,
 }
 
 async fn export(ask: Ask, kind: Kind) -> Answer {
+    let Some(turn) = ask.app.exports.take(&ask.visitor.session.person.name) else {
+        return Ok(too_many(
+            "One file at a time for each person, and ten for all: wait until the last one is complete.",
+        ));
+    };
     let lease = ask.app.pool.lease().await?;
     let now = lease.session.clock.now();
     lease.give_back();
     let wanted = asked(&ask, now, ROWS)?;
-    let mut state = State { ask, kind, look: Some(wanted.look), rows: 0, began: Instant::now() };
+    let mut state = State { ask, kind, look: Some(wanted.look), rows: 0, began: Instant::now(), _turn: turn };
     // What goes wrong at once is a page, and no file.
     let first = state.next().await?;
     let head = if kind == Kind::Csv { HEAD } else { "" };
-    let rest = stream::try_unfold(state, |mut state| async move {
-        match state.next().await {
-            Ok(Some(part)) => Ok(Some((Bytes::from(part), state))),
-            Ok(None) => Ok(None),
-            // The file breaks off, and whoever fetches it sees that.
-            Err(error) => Err(std::io::Error::other(format!("{error:?}"))),
+    let body = parts(|sender| async move {
+        let mut part = Ok(Some(format!("{head}{}", first.unwrap_or_default())));
+        loop {
+            let (told, is_last) = match part {
+                Ok(Some(part)) => (Ok(Bytes::from(part)), false),
+                Ok(None) => return,
+                // The file breaks off, and whoever fetches it sees that.
+                Err(error) => (Err(std::io::Error::other(format!("{error:?}"))), true),
+            };
+            if sender.send(told).await.is_err() || is_last {
+                return;
+            }
+            // All parts together have a minute (LONGEST), and each of them so long.
+            part = match tokio::time::timeout(LONGEST, state.next()).await {
+                Ok(part) => part,
+                Err(_) => Err(PageError::Away(format!("no answer within {LONGEST:?}"))),
+            };
         }
     });
-    let begin = stream::iter([Ok(Bytes::from(head)), Ok(Bytes::from(first.unwrap_or_default()))]);
-    let body = Body::from_stream(futures::StreamExt::chain(begin, rest));
     let mut response = Response::new(body);
     let (mime, name) = match kind {
         Kind::Csv => ("text/csv; charset=utf-8", "attachment; filename=\"oncely-trail.csv\""),
@@ -87,6 +102,8 @@ impl State {
             }
             let rows = if self.rows == 0 { FIRST } else { ROWS };
             let wanted = Look { limit: rows.min(MOST - self.rows), ..wanted };
+            // All files together have one of the sessions: pages go first.
+            let _alone = self.ask.app.exporting.lock().await;
             let mut lease = self.ask.app.pool.lease().await?;
             let now = lease.session.clock.now();
             let found = look(&mut lease.session.connection, now, &wanted, Some(MOMENT)).await?;
@@ -135,14 +152,14 @@ fn comma_separated(row: &AuditRow) -> String {
     cells.iter().map(|text| cell(text)).collect::<Vec<_>>().join(",") + "\r\n"
 }
 
-/// A cell as RFC 4180 has it. What a spreadsheet would take for a formula gets an apostrophe in front: a key must not compute anything there.
+/// What makes a spreadsheet take a cell for a formula, or hides such a sign from whoever looks for it.
+const FORMULA: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
+
+/// A cell as RFC 4180 has it, always in quotes: a spreadsheet may take another sign than the comma for its end. What it would take for a
+/// formula gets an apostrophe in front: a key must not compute anything there.
 fn cell(text: &str) -> String {
-    let is_formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
-    let guard = if is_formula { "'" } else { "" };
-    if is_formula || text.contains(['"', ',', '\n', '\r']) {
-        return format!("\"{guard}{}\"", text.replace('"', "\"\""));
-    }
-    text.to_owned()
+    let guard = if text.starts_with(FORMULA) { "'" } else { "" };
+    format!("\"{guard}{}\"", text.replace('"', "\"\""))
 }
 
 #[cfg(test)]
@@ -151,9 +168,11 @@ mod tests {
 
     #[test]
     fn a_cell_is_one_cell_and_no_formula() {
-        assert_eq!(cell("order-1"), "order-1");
+        assert_eq!(cell("order-1"), "\"order-1\"");
         assert_eq!(cell("a,\"b\"\n"), "\"a,\"\"b\"\"\n\"");
-        assert_eq!(cell("=1+1"), "\"'=1+1\"");
-        assert_eq!([cell("@x"), cell("-1"), cell("+1")], ["\"'@x\"", "\"'-1\"", "\"'+1\""]);
+        assert_eq!(cell("a;=cmd|' /C calc'!A0"), "\"a;=cmd|' /C calc'!A0\"", "a list may be separated by ;");
+        for formula in ["=1+1", "@x", "-1", "+1", "\t=1", "\r=1", "\n=1", "＝1+1", "＋1", "－1", "＠x"] {
+            assert_eq!(cell(formula), format!("\"'{formula}\""));
+        }
     }
 }

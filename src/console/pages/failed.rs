@@ -97,7 +97,7 @@ impl Wanted {
             ("since", since),
         ] {
             if let Some(value) = value {
-                line.push_str(&format!(" --{name} {}", pg::said::word(value)));
+                line.push_str(&pg::said::flag(name, value));
             }
         }
         line

@@ -63,12 +63,14 @@ async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
         @if stories.is_empty() { (nothing(since)) }
         @for (index, story) in stories.iter().enumerate() { (known.story(story, index, stories.len() > 1)) }
     };
-    let mut command = format!("oncely explain {}", pg::said::word(key));
-    for (name, value) in [("tenant", tenant), ("consumer", consumer)] {
-        if let Some(value) = value {
-            command.push_str(&format!(" --{name} {}", pg::said::word(value)));
-        }
-    }
+    let named = [("tenant", tenant), ("consumer", consumer)];
+    let flags: String =
+        named.iter().filter_map(|(name, value)| Some(pg::said::flag(name, (*value)?))).collect();
+    // What looks like an option stands behind all that are some.
+    let command = match key.starts_with('-') {
+        true => format!("oncely explain{flags} -- {}", pg::said::word(key)),
+        false => format!("oncely explain {}{flags}", pg::said::word(key)),
+    };
     let sql = match stories.first() {
         Some(story) => pg::said::key(&story.tenant, &story.consumer, key),
         None => pg::said::key(tenant.unwrap_or("…"), consumer.unwrap_or("…"), key),

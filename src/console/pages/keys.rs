@@ -211,7 +211,7 @@ fn command(wanted: &Look, search: &Search) -> String {
         ("until", search.get("until")),
     ] {
         if let Some(value) = value {
-            line.push_str(&format!(" --{name} {}", pg::said::word(value)));
+            line.push_str(&pg::said::flag(name, value));
         }
     }
     line

@@ -58,7 +58,7 @@ fn is_over(wanted: &Wanted) -> bool {
 fn state_flag(wanted: &Wanted) -> String {
     match wanted.state.as_deref() {
         None | Some("open") => String::new(),
-        Some(state) => format!(" --state {}", pg::said::word(state)),
+        Some(state) => pg::said::flag("state", state),
     }
 }
 

@@ -75,7 +75,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
         ("reason", filter.reason.as_deref()),
     ] {
         if let Some(value) = value {
-            command.push_str(&format!(" --{name} {}", pg::said::word(value)));
+            command.push_str(&pg::said::flag(name, value));
         }
     }
     page.elsewhere =

@@ -3,16 +3,17 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use futures::stream;
+use tokio::sync::mpsc;
 
-use super::super::ask::{Answer, Ask, Reply};
+use super::super::ask::{Answer, Ask, Reply, parts, too_many};
 use super::super::error::PageError;
+use super::super::pool::DEAD;
 use super::super::search::Search;
+use super::super::turns::Turn;
 use super::rows::row;
 use crate::pg::{self, Position, TrailFilter, trail_page};
 
@@ -36,10 +37,17 @@ struct State {
     told: HashSet<Position>,
     began: tokio::time::Instant,
     is_first: bool,
+    /// A few for each person.
+    _turn: Turn,
 }
 
 /// The stream of rows.
 pub(super) async fn page(ask: Ask) -> Answer {
+    let Some(turn) = ask.app.tails.take(&ask.visitor.session.person.name) else {
+        return Ok(too_many(
+            "The trail is followed three times by each person, and twenty times by all: close one of the pages that follow it.",
+        ));
+    };
     let mut lease = ask.app.pool.lease().await?;
     // The server's own time, and not ours of it, which is ahead by as long as an answer took: a row that comes in between would never be told.
     let now = pg::database_time(&mut lease.session.connection).await?;
@@ -50,21 +58,29 @@ pub(super) async fn page(ask: Ask) -> Answer {
     // Not further back than a page shows: who was away for long looks at the list.
     let newest = after.as_ref().map_or(now, |after| after.at.max(now - chrono::Duration::minutes(5)));
     let told = after.into_iter().collect();
-    let state = State { ask, filter, newest, told, began: tokio::time::Instant::now(), is_first: true };
-    let rows = stream::unfold(state, |mut state| async move {
-        let part = state.next().await?;
-        Some((Ok::<_, std::convert::Infallible>(Bytes::from(part)), state))
+    let began = tokio::time::Instant::now();
+    let mut state = State { ask, filter, newest, told, began, is_first: true, _turn: turn };
+    let rows = parts(|sender| async move {
+        while let Some(part) = state.next(&sender).await {
+            if sender.send(Ok(Bytes::from(part))).await.is_err() {
+                return;
+            }
+        }
     });
-    let mut response = Response::new(Body::from_stream(rows));
+    let mut response = Response::new(rows);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     // A proxy that gathers what comes would hold it back.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(Reply::Other(response))
 }
 
+fn away() -> PageError {
+    PageError::Away(format!("no answer within {DEAD:?}"))
+}
+
 impl State {
     /// What is sent next; `None` ends the stream.
-    async fn next(&mut self) -> Option<String> {
+    async fn next(&mut self, reader: &mpsc::Sender<std::io::Result<Bytes>>) -> Option<String> {
         if std::mem::take(&mut self.is_first) {
             // The browser comes again after so many milliseconds.
             return Some("retry: 3000\n\n".to_owned());
@@ -72,11 +88,13 @@ impl State {
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
             () = self.ask.app.stop.cancelled() => return None,
+            () = reader.closed() => return None,
         }
-        if self.began.elapsed() > LIFE {
+        // A tail ends with its session, and with what its person may do.
+        if self.began.elapsed() > LIFE || !self.ask.app.access.still(&self.ask.visitor.session, Utc::now()) {
             return None;
         }
-        match self.look().await {
+        match tokio::time::timeout(DEAD, self.look()).await.unwrap_or_else(|_| Err(away())) {
             Ok(events) if events.is_empty() => Some(": nothing new\n\n".to_owned()),
             Ok(events) => Some(events),
             // PostgreSQL is away, or it takes too long: the browser comes again.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use testbed::eventually;
 
-use super::{Client, Running, console, crawl, document, furnish, signed_in};
+use super::{Client, Running, console, crawl, document, follow, furnish, signed_in};
 use crate::support::{Login, World};
 
 /// Pages that stand for themselves.
@@ -113,9 +113,12 @@ async fn the_link_is_good_once_and_another_is_printed_where_it_was_started() {
     let (running, operator) = console(&world).await;
     assert_eq!(operator.get("/").await.status, 200);
     let used = running.links().pop().unwrap();
-    for link in [used.as_str(), "/login?token=", "/login?token=0000", "/login"] {
-        let answer = running.stranger.get(link).await;
+    for link in [used.as_str(), "/login?token=0000"] {
+        let answer = follow(&running.stranger, link).await;
         assert_eq!((answer.status, answer.header("set-cookie")), (401, None), "{link}");
+    }
+    for link in ["/login?token=", "/login"] {
+        assert_eq!(running.stranger.get(link).await.status, 401, "{link}");
     }
     // Right after the last one there is none: nobody fills a terminal.
     eventually("another link", || async {
@@ -128,12 +131,26 @@ async fn the_link_is_good_once_and_another_is_printed_where_it_was_started() {
     .await
     .unwrap();
     let another = running.links().pop().unwrap();
-    let cookie = running.stranger.get(&another).await;
+    // Looks of whatever kind leave it good, and so does another link.
+    for method in ["HEAD", "GET"] {
+        for mode in ["no-cors", "navigate"] {
+            let headers = [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", mode)];
+            let looked = running.stranger.send(method, &another, &headers, None).await;
+            assert_eq!(looked.header("set-cookie"), None, "{method} {mode}");
+        }
+    }
+    eventually("a third link", || async {
+        running.stranger.post("/login", &[("renew", "1")]).await;
+        if running.links().len() == 3 { Ok(()) } else { Err("no third link") }
+    })
+    .await
+    .unwrap();
+    let cookie = follow(&running.stranger, &another).await;
     let cookie = cookie.header("set-cookie").unwrap();
     for part in ["; HttpOnly", "; SameSite=Strict", "; Path=/", "; Max-Age="] {
         assert!(cookie.contains(part), "{cookie}");
     }
-    assert_eq!(running.stranger.get(&another).await.status, 401, "used");
+    assert_eq!(follow(&running.stranger, &another).await.status, 401, "used");
 }
 
 #[tokio::test]
@@ -250,7 +267,8 @@ async fn a_token_comes_by_a_form_and_leads_to_where_somebody_wanted_to_go_within
         ("//evil.example/", "/"),
         ("https://evil.example/", "/"),
         ("/\\evil.example", "/"),
-        ("/x\r\nSet-Cookie: a=b", "/x\r\nSet-Cookie: a=b"),
+        ("/\t/evil.example", "/"),
+        ("/x\r\nSet-Cookie: a=b", "/"),
     ] {
         let answer = stranger.post("/login", &[("token", VIEWER), ("next", next)]).await;
         assert!(!answer.header("set-cookie").unwrap().contains("a=b"), "{next}");
@@ -259,6 +277,14 @@ async fn a_token_comes_by_a_form_and_leads_to_where_somebody_wanted_to_go_within
     // A link on another site's page: the browser keeps the cookie back for that one step, so there is one more of our own.
     let viewer = by_token(stranger, VIEWER).await;
     let headers = [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate")];
+    for elsewhere in ["//evil.example/x", "/\\evil.example/x"] {
+        let answer = stranger.send("GET", elsewhere, &headers, None).await;
+        assert!(
+            answer.status >= 400 && !answer.body.contains("evil.example"),
+            "{elsewhere}: {}",
+            answer.body
+        );
+    }
     let step = stranger.send("GET", "/failed?since=2h", &headers, None).await;
     assert!(step.status == 200 && step.body.contains("content=\"0; url=/failed?since=2h\""), "{}", step.body);
     assert!(
@@ -350,16 +376,27 @@ async fn another_address_is_refused_without_a_way_to_tell_people_apart_and_witho
 async fn behind_a_proxy_its_word_counts_and_the_base_path_is_everywhere() {
     let mut world = World::new().await;
     world.consumer("payments", "");
-    world.configure(
-        "[console]\nurl = \"https://ops.example.com/oncely\"\nproxy = { header = \"x-forwarded-user\", from = [\"127.0.0.0/8\"], operators = [\"bo\"] }",
-    );
+    let secret = world.file().with_file_name("proxy-secret");
+    std::fs::write(&secret, OPERATOR).unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    world.configure(&format!(
+        "[console]\nurl = \"https://ops.example.com/oncely\"\nproxy = {{ header = \"x-forwarded-user\", from = [\"127.0.0.0/8\"], operators = [\"bo\"], \
+         secret = {{ header = \"x-oncely-proxy\", file = {:?} }} }}",
+        secret.display().to_string()
+    ));
     furnish(&mut world).await;
     let running = Running::start(&world, &[], &[]).await;
     let stranger = Client { host: "ops.example.com".to_owned(), ..running.stranger.clone() };
     let named = |name: &str| Client {
-        more: vec![("X-Forwarded-User".to_owned(), name.to_owned())],
+        more: vec![
+            ("X-Forwarded-User".to_owned(), name.to_owned()),
+            ("X-Oncely-Proxy".to_owned(), OPERATOR.to_owned()),
+        ],
         ..stranger.clone()
     };
+    // Whoever else is on this machine says the same, and does not know the proxy's secret.
+    let forged = Client { more: vec![("X-Forwarded-User".to_owned(), "bo".to_owned())], ..stranger.clone() };
+    assert_eq!(forged.get("/oncely/").await.status, 401);
     assert_eq!(stranger.get("/oncely/").await.status, 401);
     assert_eq!(running.stranger.get("/oncely/").await.status, 421, "by its address");
     let (ana, bo) = (named("ana"), named("bo"));
@@ -387,7 +424,98 @@ async fn behind_a_proxy_its_word_counts_and_the_base_path_is_everywhere() {
     world.reconfigure("127.0.0.0/8", "10.0.0.0/8");
     let far = Running::start(&world, &[], &[]).await;
     let bo = Client { address: far.stranger.address.clone(), ..bo };
-    assert_eq!(bo.get("/oncely/").await.status, 403);
+    let mut refused = bo.open("GET", "/oncely/", &[], None).await;
+    let mut told = Vec::new();
+    let _ = tokio::io::AsyncReadExt::read_to_end(&mut refused, &mut told).await;
+    assert_eq!(String::from_utf8_lossy(&told), "", "not a byte is answered");
+}
+
+#[tokio::test]
+async fn connections_that_read_nothing_keep_nobody_out() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    let (running, operator) = console(&world).await;
+    let script = operator.page("/").await.between("src=\"/assets/htmx-", "\"").to_owned();
+    let script = format!("/assets/htmx-{script}");
+    let mut idle = Vec::new();
+    for _ in 0..220 {
+        let mut stream = tokio::net::TcpStream::connect(&operator.address).await.unwrap();
+        let request = format!("GET {script} HTTP/1.1\r\nHost: {}\r\n\r\n", operator.host).repeat(300);
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await;
+        idle.push(stream);
+    }
+    for _ in 0..5 {
+        let answered = tokio::time::timeout(Duration::from_secs(20), operator.get("/doctor")).await;
+        assert_eq!(answered.expect("an answer").status, 200);
+    }
+    drop((running, idle));
+}
+
+#[tokio::test]
+async fn nobody_follows_the_trail_more_than_three_times_nor_longer_than_their_session() {
+    let world = with_tokens().await;
+    let running = Running::start(&world, &[], &[]).await;
+    let viewer = by_token(&running.stranger, VIEWER).await;
+    let mut tails = Vec::new();
+    for _ in 0..3 {
+        let mut tail = viewer.open("GET", "/keys/tail", &[], None).await;
+        let mut byte = [0];
+        tokio::io::AsyncReadExt::read_exact(&mut tail, &mut byte).await.unwrap();
+        tails.push(tail);
+    }
+    assert_eq!(viewer.get("/keys/tail").await.status, 429);
+    assert_eq!(viewer.get("/doctor").await.status, 200);
+    viewer.submit("/logout", &[]).await;
+    for tail in &mut tails {
+        let mut rest = Vec::new();
+        let ended = tokio::time::timeout(
+            Duration::from_secs(20),
+            tokio::io::AsyncReadExt::read_to_end(tail, &mut rest),
+        );
+        assert!(ended.await.is_ok(), "it goes on after its session");
+    }
+}
+
+#[tokio::test]
+async fn with_a_key_of_its_own_a_restarted_console_knows_nobody_who_was_taken_out_of_the_file() {
+    let world = with_tokens().await;
+    let key = [("ONCELY_CONSOLE__KEY", "0123456789abcdef0123".to_owned())];
+    let running = Running::start(&world, &[], &key).await;
+    let port = running.stranger.address.clone();
+    let bo = by_token(&running.stranger, OPERATOR).await;
+    assert_eq!(bo.get("/").await.status, 200);
+    drop(running);
+    let file = world.file().with_file_name("tokens");
+    std::fs::write(&file, format!("viewer ana {VIEWER}\n")).unwrap();
+    let again = Running::start(&world, &["--listen", &port], &key).await;
+    assert_eq!(bo.get("/").await.status, 401);
+    std::fs::write(&file, format!("viewer bo {OPERATOR}\n")).unwrap();
+    assert!(bo.page("/").await.body.contains("viewer"), "what they may do is in the file");
+    drop(again);
+}
+
+#[tokio::test]
+async fn the_browser_is_opened_with_a_page_that_nobody_else_reads() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    let folder = world.file().with_file_name("bin");
+    std::fs::create_dir(&folder).unwrap();
+    let (opener, told) = (folder.join("xdg-open"), folder.join("told"));
+    let script = format!(
+        "#!/bin/sh\necho \"$1\" > {0}.new\nstat -c %a \"$1\" \"$(dirname \"$1\")\" >> {0}.new\ncat \"$1\" >> {0}.new\nmv {0}.new {0}\n",
+        told.display()
+    );
+    std::fs::write(&opener, script).unwrap();
+    std::fs::set_permissions(&opener, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let running = Running::start(&world, &["--open"], &[("PATH", path)]).await;
+    let said =
+        eventually("a browser", || async { std::fs::read_to_string(&told).map_err(|e| e.to_string()) });
+    let said = said.await.unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(!lines[0].contains("token"), "every user reads the arguments of a process: {}", lines[0]);
+    assert_eq!(lines[1..3], ["600", "700"]);
+    assert!(said.contains(&running.links()[0]), "{said}");
 }
 
 #[tokio::test]

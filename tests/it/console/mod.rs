@@ -27,7 +27,10 @@ pub(crate) struct Running {
 impl Running {
     /// Starts one with further arguments and environment.
     pub(crate) async fn start(world: &World, arguments: &[&str], more: &[(&'static str, String)]) -> Self {
-        let mut all = vec!["console", "--listen", "127.0.0.1:0"];
+        let mut all = vec!["console"];
+        if !arguments.contains(&"--listen") {
+            all.extend(["--listen", "127.0.0.1:0"]);
+        }
         all.extend(arguments);
         // Each with a log of its own: what it printed is what it says.
         let process = world.start_verb("oncely", &all, &format!("console-{}", uuid::Uuid::new_v4()), more);
@@ -47,10 +50,17 @@ impl Running {
         let link = eventually("a link", || async {
             self.links().pop().ok_or_else(|| anyhow::anyhow!("{}", self.process.output()))
         });
-        let answer = self.stranger.get(&link.await.expect("a link")).await;
+        let answer = follow(&self.stranger, &link.await.expect("a link")).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         signed_in(&self.stranger, &answer)
     }
+}
+
+/// Opens a link, and sends the form that is there.
+pub(crate) async fn follow(client: &Client, link: &str) -> Answer {
+    let page = client.page(link).await;
+    assert_eq!(page.header("set-cookie"), None, "whoever only looks uses nothing up");
+    client.post("/login", &[("token", page.between("name=\"token\" value=\"", "\""))]).await
 }
 
 /// A console, and its operator.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::http::get;
+use super::http::{get, post};
 
 const LIMIT: Duration = Duration::from_secs(10);
 /// Elements that are part of a sentence.
@@ -20,7 +20,8 @@ impl Console {
     /// Follows the link, which lets one in once.
     pub(super) async fn enter(link: &str) -> anyhow::Result<Self> {
         let (address, _) = link.split_once("login?").context("no link")?;
-        let answer = get(link, None, LIMIT).await?;
+        let (page, token) = link.split_once("?token=").context("no token")?;
+        let answer = post(page, address.trim_end_matches('/'), &format!("token={token}"), LIMIT).await?;
         let cookie = answer.cookie.context("the console gave no cookie")?;
         Ok(Self { address: address.to_owned(), cookie })
     }

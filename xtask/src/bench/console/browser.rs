@@ -55,7 +55,8 @@ impl Browser {
             eventually_within(Duration::from_secs(20), "the console has printed its link", printed).await?;
         let (address, path) = link.split_once('/').context("no path in the link")?;
         let mut browser = Self { address: address.to_owned(), cookie: String::new(), tags: BTreeMap::new() };
-        let answer = browser.get(&format!("/{path}")).await?;
+        let (path, token) = path.split_once("?token=").context("no token in the link")?;
+        let answer = browser.post(path, &format!("token={token}")).await?;
         let cookie = answer.header("set-cookie").with_context(|| format!("no cookie:\n{}", answer.head))?;
         browser.cookie = cookie.split(';').next().unwrap_or_default().to_owned();
         Ok(browser)
@@ -94,7 +95,25 @@ impl Browser {
 
     async fn ask(&self, path: &str, more: &str) -> anyhow::Result<Answer> {
         let began = Instant::now();
-        let mut stream = self.send(path, more).await?;
+        let stream = self.send(path, more).await?;
+        Self::answer(path, began, stream).await
+    }
+
+    /// Sends a form as a page of the console does.
+    async fn post(&self, path: &str, form: &str) -> anyhow::Result<Answer> {
+        let began = Instant::now();
+        let mut stream = TcpStream::connect(&self.address).await?;
+        let request = format!(
+            "POST /{path} HTTP/1.1\r\nHost: {0}\r\nConnection: close\r\nOrigin: http://{0}\r\nSec-Fetch-Site: same-origin\r\n\
+             Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {1}\r\n\r\n{form}",
+            self.address,
+            form.len()
+        );
+        stream.write_all(request.as_bytes()).await?;
+        Self::answer(path, began, stream).await
+    }
+
+    async fn answer(path: &str, began: Instant, mut stream: TcpStream) -> anyhow::Result<Answer> {
         let mut bytes = vec![stream.read_u8().await.with_context(|| format!("no answer to {path}"))?];
         let first_byte = began.elapsed();
         stream.read_to_end(&mut bytes).await?;
