@@ -166,6 +166,13 @@ async fn a_consumer_that_is_stalled_is_named_with_the_reason() {
     let status: Value = serde_json::from_str(&told).unwrap();
     let stalled = &status["consumers"][0]["stalled"];
     assert!(stalled["code"] == "42P01" && stalled["since"].is_string(), "{told}");
+    // And with the next heartbeat.
+    world
+        .wait_for(
+            "select count(*) from oncely.processes where state = 'unready' and reason like '%42P01%'",
+            1,
+        )
+        .await;
     world
         .sql
         .execute("select oncely.pause_consumer('payments', null, 'planted-reason', 'planted-user')")
@@ -189,13 +196,6 @@ async fn a_consumer_that_is_stalled_is_named_with_the_reason() {
         "oncely_consumer_paused{consumer=\"payments\",cause=\"environment\"} 1\n",
     )
     .await;
-    // And with the next heartbeat.
-    world
-        .wait_for(
-            "select count(*) from oncely.processes where state = 'unready' and reason like '%42P01%'",
-            1,
-        )
-        .await;
     // Nothing can succeed while it is paused, and that is what somebody wanted.
     sqlx::query("select oncely.pause_consumer('payments', null, 'the table is made', 'ana')")
         .execute(&mut world.sql)

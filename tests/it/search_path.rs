@@ -237,7 +237,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     ];
     assert_eq!(
         untried(verbs.iter().filter_map(|(verb, _)| verb.split(' ').next())),
-        ["console", "publish", "completions", "man", "help"]
+        ["worker", "relay", "console", "publish", "completions", "man", "help"]
     );
     for (verb, codes) in verbs {
         let arguments: Vec<&str> = verb.split(' ').collect();

@@ -161,7 +161,8 @@ async fn another_sites_page_gets_nothing_done() {
     let (running, operator) = console(&world).await;
     let token = operator.token().await;
     let own = format!("http://{}", operator.host);
-    let fields = [("csrf", token.as_str()), ("name", "payments"), ("reason", "why")];
+    let fields =
+        [("csrf", token.as_str()), ("name", "payments"), ("reason", "why"), ("for", "until-resumed")];
     let pause = async |headers: &[(&str, &str)], fields: &[(&str, &str)]| {
         operator.post_with("/consumer/pause", headers, fields).await.status
     };
@@ -185,10 +186,14 @@ async fn another_sites_page_gets_nothing_done() {
     assert_eq!(pause(&[], &fields).await, 403, "a browser says where a form was");
     let headers = [("Origin", own.as_str())];
     assert_eq!(pause(&headers, &fields[1..]).await, 403, "without the form's token");
-    assert_eq!(pause(&headers, &[("csrf", "0"), fields[1], fields[2]]).await, 403);
+    assert_eq!(pause(&headers, &[("csrf", "0"), fields[1], fields[2], fields[3]]).await, 403);
     let other = Running::start(&world, &[], &[]).await;
     let stolen = other.operator().await.token().await;
-    assert_eq!(pause(&headers, &[("csrf", &stolen), fields[1], fields[2]]).await, 403, "of another session");
+    assert_eq!(
+        pause(&headers, &[("csrf", &stolen), fields[1], fields[2], fields[3]]).await,
+        403,
+        "of another session"
+    );
     let json = operator
         .send(
             "POST",
@@ -409,7 +414,8 @@ async fn behind_a_proxy_its_word_counts_and_the_base_path_is_everywhere() {
     assert!(pages[0].1.body.contains("viewer") && bo.page("/oncely/").await.body.contains("operator"));
     // A form of bo's, and the same of ana's.
     let token = bo.page("/oncely/doctor").await.between("name=\"csrf\" value=\"", "\"").to_owned();
-    let fields = [("csrf", token.as_str()), ("name", "payments"), ("reason", "why")];
+    let fields =
+        [("csrf", token.as_str()), ("name", "payments"), ("reason", "why"), ("for", "until-resumed")];
     let origin = [("Origin", "https://ops.example.com")];
     assert_eq!(ana.post_with("/oncely/consumer/pause", &origin, &fields).await.status, 403);
     assert_eq!(
