@@ -60,6 +60,8 @@ pub struct Arguments {
     verb: Verb,
 }
 
+// Read once a process.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Consume the queues: each message takes effect in PostgreSQL once

@@ -165,7 +165,7 @@ pub(super) fn console(mut section: Section, problems: &mut Problems) -> ConsoleS
 
 fn proxy(mut section: Section, problems: &mut Problems) -> Option<ProxySettings> {
     let header = section.text("header", problems);
-    if !header.as_ref().is_some_and(is_name) {
+    if !header.as_ref().is_some_and(|text| is_name(text)) {
         problems.add(
             section.place("header"),
             "must be the header with a person's name, like \"x-forwarded-user\"",
@@ -194,13 +194,13 @@ fn proxy(mut section: Section, problems: &mut Problems) -> Option<ProxySettings>
     Some(ProxySettings { header: header?.to_ascii_lowercase(), from: from?, operators, secret })
 }
 
-fn is_name(text: &String) -> bool {
+fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 fn secret(mut section: Section, problems: &mut Problems) -> Option<ProxySecret> {
     let header = section.text("header", problems);
-    if !header.as_ref().is_some_and(is_name) {
+    if !header.as_ref().is_some_and(|text| is_name(text)) {
         problems.add(section.place("header"), "must be the header with the secret, like \"x-oncely-proxy\"");
     }
     let file = section.text("file", problems).map(PathBuf::from);

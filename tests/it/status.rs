@@ -179,7 +179,7 @@ async fn a_frozen_worker_leaves_its_queue_to_nobody_although_it_is_subscribed() 
         .unwrap();
     let (code, findings) = told(&world, "its workers died, hang, or can't reach PostgreSQL").await;
     assert_eq!(code, 5, "{findings}");
-    assert!(findings.contains("nobody consumes") && findings.contains("is silent for"), "{findings}");
+    assert!(findings.contains("nobody consumes") && findings.contains("has been silent for"), "{findings}");
     worker.signal(testbed::Signal::CONT).unwrap();
     world.stop(worker).await;
 }
