@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use async_rs::traits::RuntimeKit;
 use async_rs::{Runtime, Tokio};
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use secrecy::ExposeSecret as _;
 
-use super::transport;
+use super::transport::{self, Security};
 use super::valve::Valve;
 use crate::config::RabbitSettings;
+use crate::tls::{TlsError, TlsFault, fault_of};
 
 /// What can go wrong with the broker. Texts hold no URL.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +25,15 @@ pub enum AmqpError {
     /// The URL can't be read.
     #[error("rabbitmq.url is not an AMQP URL")]
     Url,
+    /// No connection was tried, as it must be protected and could not be; or it must not be in plaintext.
+    #[error("RabbitMQ: {0}")]
+    Protection(String, TlsFault),
+}
+
+impl From<TlsError> for AmqpError {
+    fn from(error: TlsError) -> Self {
+        Self::Protection(error.to_string(), TlsFault::Refused)
+    }
 }
 
 /// Not as a source: the text says it all, and would be told twice.
@@ -42,6 +53,18 @@ impl AmqpError {
                 _ => None,
             },
             _ => None,
+        }
+    }
+
+    /// Why the broker and this program did not trust each other; `None` for every other error.
+    pub(crate) fn tls_fault(&self, settings: &RabbitSettings) -> Option<TlsFault> {
+        match self {
+            Self::Protection(_, fault) => Some(*fault),
+            Self::Broker(error) => {
+                let tls = settings.amqp_tls().ok().flatten()?;
+                fault_of(error, tls.cert.is_some())
+            }
+            Self::Timeout(..) | Self::Url => None,
         }
     }
 }
@@ -65,9 +88,7 @@ pub(crate) async fn answer<T>(
 /// # Errors
 /// When the broker does not answer, or refuses.
 pub async fn connect(settings: &RabbitSettings, purpose: &str) -> Result<Connection, AmqpError> {
-    let (uri, properties) = prepare(settings, purpose)?;
-    let connecting = transport::connect(uri, properties, Runtime::new(Tokio::current()));
-    answer("connect", settings.timeout, connecting).await
+    connect_by(Runtime::new(Tokio::current()), settings, purpose).await
 }
 
 /// Opens a connection that reads only what its valve lets through.
@@ -76,9 +97,32 @@ pub(super) async fn connect_through(
     settings: &RabbitSettings,
     purpose: &str,
 ) -> Result<Connection, AmqpError> {
+    connect_by(valve.runtime(), settings, purpose).await
+}
+
+async fn connect_by<K: RuntimeKit + Clone + Send + Sync + 'static>(
+    runtime: Runtime<K>,
+    settings: &RabbitSettings,
+    purpose: &str,
+) -> Result<Connection, AmqpError> {
     let (uri, properties) = prepare(settings, purpose)?;
-    let connecting = transport::connect(uri, properties, valve.runtime());
+    let security = security(settings).await?;
+    // Half of the time: a server that says nothing to a handshake is told from one that is slow to answer afterwards.
+    let connecting = transport::connect(uri, properties, security, settings.timeout / 2, runtime);
     answer("connect", settings.timeout, connecting).await
+}
+
+#[cfg(feature = "tls")]
+async fn security(settings: &RabbitSettings) -> Result<Security, AmqpError> {
+    Ok(match settings.amqp_tls()? {
+        None => None,
+        Some(tls) => Some(crate::tls::Client::load(&tls).await?),
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+async fn security(settings: &RabbitSettings) -> Result<Security, AmqpError> {
+    Ok(settings.amqp_tls().map(drop)?)
 }
 
 fn prepare(settings: &RabbitSettings, purpose: &str) -> Result<(AMQPUri, ConnectionProperties), AmqpError> {

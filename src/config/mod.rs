@@ -4,13 +4,17 @@ mod console;
 mod consumer;
 mod consumer_source;
 mod events;
+mod mirror;
 mod origin;
+mod postgres;
 mod problems;
 mod queue;
+mod rabbitmq;
 mod reference;
 mod section;
-mod servers;
+mod server_url;
 mod tasks;
+mod tls;
 mod traces;
 
 use std::path::Path;
@@ -23,12 +27,14 @@ use secrecy::{ExposeSecret as _, SecretString};
 pub use console::{ConsoleSettings, Network, ProxySettings};
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
+pub use mirror::MirrorSettings;
 pub(crate) use origin::{Held, held};
 pub use problems::{Problem, Problems};
 pub use queue::{QueueArgument, QueueBinding};
+pub use rabbitmq::RabbitSettings;
 pub(crate) use reference::{Part, Setting, Worth, reference};
 pub(crate) use section::Section;
-pub use servers::{MirrorSettings, RabbitSettings, masked};
+pub use server_url::masked;
 pub(crate) use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
@@ -37,6 +43,7 @@ pub use traces::{SpanParent, Told, TraceSettings};
 
 use crate::pg::PgSettings;
 use crate::signing::SigningKeys;
+pub use crate::tls::TlsSettings;
 
 /// The file that is read where `--config` names none.
 pub const DEFAULT_FILE: &str = "oncely.toml";
@@ -123,7 +130,7 @@ impl Config {
         match values(&text, true) {
             Ok(values) => {
                 let mut root = Section::new("", values);
-                let settings = servers::postgres(root.table("postgres", &mut problems), &mut problems);
+                let settings = postgres::postgres(root.table("postgres", &mut problems), &mut problems);
                 problems.or(settings)
             }
             Err(error) => {
@@ -227,11 +234,11 @@ impl Config {
         };
         let section = root.table("postgres", problems);
         let is_set = section.has("statement_timeout");
-        let postgres = servers::postgres(section, problems);
+        let postgres = postgres::postgres(section, problems);
         let statement = consumer::StatementLimit { timeout: postgres.statement_timeout, is_set };
-        let rabbitmq = servers::rabbitmq(root.table("rabbitmq", problems), problems);
+        let rabbitmq = rabbitmq::rabbitmq(root.table("rabbitmq", problems), problems);
         let redis = root.table("redis", problems);
-        let mirror = servers::mirror(redis, root.table("mirror", problems), problems);
+        let mirror = mirror::mirror(redis, root.table("mirror", problems), problems);
         let worker = tasks::worker(root.table("worker", problems), problems);
         let relay = tasks::relay(root.table("relay", problems), problems);
         let events = events::events(root.table("events", problems), problems);

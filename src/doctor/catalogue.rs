@@ -45,6 +45,14 @@ pub const CHECKS: &[Check] = &[
         "mend the network, the server or `postgres.url`; connect to the primary",
     ),
     at_start(
+        "pg.tls",
+        "The connection to PostgreSQL is protected",
+        "the handshake with `postgres.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
+         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "name the authority in `postgres.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
+    ),
+    at_start(
         "pg.pooler",
         "No pooler shares sessions",
         "the server's processes (`pg_backend_pid`) of two connections that are open at the same time; whether start-up options are in force",
@@ -202,6 +210,14 @@ pub const CHECKS: &[Check] = &[
         "error: no connection; user, password or virtual host is refused",
         "mend the network, the broker or `rabbitmq.url`",
     ),
+    at_start(
+        "mq.tls",
+        "The connections to RabbitMQ are protected",
+        "the handshake with `rabbitmq.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
+         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "name the authority in `rabbitmq.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
+    ),
     later(
         "mq.version",
         "The version of RabbitMQ",
@@ -296,6 +312,14 @@ pub const CHECKS: &[Check] = &[
         "a connection and `PING`",
         "error: user or password is refused; warning: no answer. PostgreSQL then decides alone: slower, never wrong",
         "mend the network, the server or `redis.url`",
+    ),
+    at_start(
+        "redis.tls",
+        "The connection to Redis is protected",
+        "the handshake with `redis.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
+         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "name the authority in `redis.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
     ),
     later(
         "redis.memory",

@@ -31,6 +31,7 @@ use crate::config::{Config, Problems, masked};
 use crate::pg;
 use crate::preflight::{self, Found};
 pub use crate::preflight::{Finding, Verdict};
+pub use crate::tls::TlsFault;
 
 /// How long one question may take where nobody waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(2);

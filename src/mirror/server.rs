@@ -31,15 +31,15 @@ const ROUNDS: usize = 5;
 impl Mirror {
     /// Asks. For a person who asks: patient, and without the breaker.
     pub(crate) async fn facts(&self) -> Result<RedisFacts, MirrorError> {
-        let mut connection = self.connect().await?;
+        let mut link = self.connect().await?;
         let mut rounds = Vec::with_capacity(ROUNDS);
         for _ in 0..ROUNDS {
             let asked = Instant::now();
-            timely(redis::cmd("PING").query_async::<Value>(&mut connection)).await?;
+            timely(redis::cmd("PING").query_async::<Value>(&mut link.connection)).await?;
             rounds.push(asked.elapsed());
         }
         rounds.sort_unstable();
-        let info = timely(redis::cmd("INFO").query_async::<String>(&mut connection)).await?;
+        let info = timely(redis::cmd("INFO").query_async::<String>(&mut link.connection)).await?;
         Ok(RedisFacts { latency: rounds[ROUNDS / 2], ..read(&info) })
     }
 }

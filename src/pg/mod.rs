@@ -2,6 +2,7 @@
 //! `.sql` files beside the Rust that calls them and are checked at compile time.
 
 mod ability;
+mod address;
 mod audit;
 mod audit_seal;
 mod backlog;
@@ -51,6 +52,7 @@ mod vacuum;
 mod written;
 
 pub(crate) use ability::{Abilities, abilities};
+pub(crate) use address::{Address, AddressError, tls_fault};
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub use audit_seal::Seal;

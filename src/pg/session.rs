@@ -1,23 +1,28 @@
 //! A connection to PostgreSQL, with what must hold for all its life.
 
-use std::str::FromStr as _;
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::SecretString;
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
-use sqlx::postgres::{PgArgumentBuffer, PgConnectOptions, PgConnection, PgTypeInfo};
+use sqlx::postgres::{PgArgumentBuffer, PgConnection, PgTypeInfo};
 use sqlx::{ConnectOptions as _, Connection as _, Encode, Postgres, Row as _, Type};
 
+use super::address::Address;
 use super::search_path::{PINNED, pin, unpin};
+use crate::tls::TlsSettings;
 
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct PgSettings {
     /// `postgres://user:password@host:port/database`.
     pub url: SecretString,
+    /// Certificates. Where there are some, or the URL's `sslmode` asks for TLS, the server is verified (`verify-full`), always.
+    pub tls: Option<TlsSettings>,
+    /// Without TLS a connection may go to another machine.
+    pub allow_plaintext: bool,
     /// For a connection attempt.
     pub connect_timeout: Duration,
     /// Server-side limit of one statement; a whole batch of SQL-function handlers is one statement.
@@ -51,7 +56,7 @@ impl PgSettings {
     /// and those of migrations, name the schema of everything else.
     ///
     /// # Errors
-    /// When the URL is malformed or the server does not answer in time.
+    /// When the URL is malformed, the server does not answer in time, or can't be trusted.
     pub async fn connect(&self, application: &str) -> Result<PgConnection, sqlx::Error> {
         self.connect_with(application, Some(PINNED)).await
     }
@@ -62,7 +67,9 @@ impl PgSettings {
         search_path: Option<&str>,
     ) -> Result<PgConnection, sqlx::Error> {
         let millis = |limit: Duration| limit.as_millis().to_string();
-        let options = PgConnectOptions::from_str(self.url.expose_secret())?
+        let options = Address::of(self)?
+            .into_options()
+            .await?
             .application_name(application)
             .options([
                 ("statement_timeout", millis(self.statement_timeout)),

@@ -4,12 +4,14 @@ mod found;
 mod handlers;
 mod postgres;
 mod rabbitmq;
+mod trust;
 
 pub(crate) use found::Found;
 pub use found::{Finding, Verdict};
 pub(crate) use handlers::{consumers, handlers};
 pub(crate) use postgres::{postgres, read_secret, unexpected};
 pub(crate) use rabbitmq::{close, queues, reach};
+pub(crate) use trust::{RABBITMQ, REDIS};
 
 use crate::config::{Config, Problems};
 use crate::pg::Session;

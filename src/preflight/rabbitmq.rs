@@ -5,6 +5,7 @@ use std::time::Duration;
 use lapin::Connection;
 
 use super::Found;
+use super::trust::RABBITMQ;
 use crate::amqp::{AmqpError, Topology, TopologyReport, connect};
 use crate::config::{Config, masked};
 
@@ -20,9 +21,16 @@ pub(crate) async fn reach(config: &Config, found: &mut Found) -> Option<Connecti
     match connect(&config.rabbitmq, "oncely preflight").await {
         Ok(connection) => {
             found.read("mq.reach", server);
+            if let Ok(tls) = config.rabbitmq.amqp_tls() {
+                RABBITMQ.kept(tls.as_ref(), config.rabbitmq.allow_plaintext, found);
+            }
             Some(connection)
         }
         Err(error) => {
+            if let Some(fault) = error.tls_fault(&config.rabbitmq) {
+                RABBITMQ.broken(fault, &server, &error.to_string(), found);
+                return None;
+            }
             match error.reply_code() {
                 // ACCESS_REFUSED, NOT_ALLOWED: user, password or virtual host.
                 Some(403 | 530) => {

@@ -1,0 +1,108 @@
+//! `[redis]` and `[mirror]`: where Redis is and how it is used.
+
+use std::time::Duration;
+
+use secrecy::{ExposeSecret as _, SecretString};
+use url::Url;
+
+use super::server_url::url;
+use super::tls::{allow_plaintext, note, tls};
+use super::{Problems, Section};
+use crate::decide::PrecheckMode;
+use crate::tls::{TlsError, TlsSettings, of_scheme};
+
+/// How to reach Redis and how to use it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MirrorSettings {
+    /// `redis://host:port/database`.
+    pub url: SecretString,
+    /// Certificates.
+    pub tls: Option<TlsSettings>,
+    /// Without TLS a connection may go to another machine.
+    pub allow_plaintext: bool,
+    /// How long an entry lives at the most; entries live between half of it and all of it.
+    pub ttl: Duration,
+    /// For the one round trip of a batch; then PostgreSQL decides alone.
+    pub budget: Duration,
+    /// Hash buckets per time window.
+    pub buckets: u32,
+    /// How much a hit is believed, unless the consumer says otherwise.
+    pub precheck: PrecheckMode,
+    /// Key of the tags; by default the database's own random secret.
+    pub key: Option<SecretString>,
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+impl MirrorSettings {
+    /// What of TLS is meant; nothing for a connection in plaintext.
+    pub(crate) fn redis_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
+        match Url::parse(self.url.expose_secret()) {
+            Ok(url) => of_scheme(&url, "rediss", self.tls.as_ref(), self.allow_plaintext, "redis"),
+            // That is another error.
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+pub(super) fn mirror(
+    mut redis: Section,
+    mut section: Section,
+    problems: &mut Problems,
+) -> Option<MirrorSettings> {
+    let before = problems.list().len();
+    let has_url = redis.has("url");
+    let schemes: &[&str] = if cfg!(feature = "tls") { &["redis", "rediss"] } else { &["redis"] };
+    // Without a Redis the settings are read all the same, so that they stay valid until there is one.
+    let url = match has_url {
+        true => url(&mut redis, schemes, "redis://host:6379/0", "REDIS_URL", problems),
+        false => SecretString::default(),
+    };
+    let settings = MirrorSettings {
+        url,
+        tls: tls(&mut redis, problems),
+        allow_plaintext: allow_plaintext(&mut redis, problems),
+        ttl: section.duration("ttl", HOUR, 10 * SECOND..=30 * DAY, problems),
+        budget: section.duration(
+            "budget",
+            Duration::from_millis(20),
+            Duration::from_millis(1)..=10 * SECOND,
+            problems,
+        ),
+        buckets: section.integer("buckets", 16_384, 1..=1_048_576, problems),
+        precheck: precheck(&mut section, problems).unwrap_or(PrecheckMode::Auto),
+        key: section.text("key", problems).map(|key| {
+            if key.len() < 16 {
+                problems.add(section.place("key"), "must have at least 16 bytes, or be left out");
+            }
+            SecretString::from(key)
+        }),
+    };
+    if has_url && problems.list().len() == before {
+        let meant = settings.redis_tls();
+        if settings.tls.is_some() && matches!(meant, Ok(None)) {
+            problems.add(redis.place("tls"), "says how TLS is done, and the URL asks for none: write rediss://");
+        }
+        note(meant, &redis.place("url"), problems);
+    }
+    if !has_url {
+        // Known all the same.
+        redis.take("url");
+    }
+    redis.finish(problems);
+    section.finish(problems);
+    has_url.then_some(settings)
+}
+
+pub(super) fn precheck(section: &mut Section, problems: &mut Problems) -> Option<PrecheckMode> {
+    let choices = [
+        ("auto", Some(PrecheckMode::Auto)),
+        ("trust", Some(PrecheckMode::Trust)),
+        ("verify", Some(PrecheckMode::Verify)),
+        ("off", Some(PrecheckMode::Off)),
+    ];
+    section.choice("precheck", None, &choices, problems)
+}
