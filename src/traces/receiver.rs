@@ -53,18 +53,23 @@ fn resource(config: &Config, program: &str) -> Resource {
 
 #[cfg(feature = "tls")]
 mod tls {
-    use hyper_rustls::HttpsConnectorBuilder;
+    use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
     use opentelemetry_http::HttpClient;
     use opentelemetry_http::hyper::HyperClient;
+    use rustls::pki_types::ServerName;
 
     use super::TIMEOUT;
     use crate::tls::{TlsError, TlsSettings, client_config};
 
     /// One with certificates as the files have them now: it makes its connections itself, for as long as the process lives.
-    pub(super) fn client(settings: &TlsSettings) -> Result<impl HttpClient, TlsError> {
+    pub(super) fn client(settings: &TlsSettings) -> Result<impl HttpClient + use<>, TlsError> {
         let connector = HttpsConnectorBuilder::new().with_tls_config(client_config(settings)?).https_only();
         let connector = match &settings.server_name {
-            Some(name) => connector.with_server_name(name.clone()),
+            Some(name) => {
+                let wrong = |_| TlsError::Name(name.clone());
+                let name = ServerName::try_from(name.clone()).map_err(wrong)?;
+                connector.with_server_name_resolver(FixedServerNameResolver::new(name))
+            }
             None => connector,
         };
         Ok(HyperClient::new(connector.enable_http1().build(), TIMEOUT, None))
