@@ -119,6 +119,7 @@ pub(crate) mod tls;
 pub mod trace_parent;
 pub(crate) mod traces;
 pub(crate) mod units;
+pub(crate) mod url_file;
 pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;

@@ -12,6 +12,7 @@ use super::transport::{self, Security};
 use super::valve::Valve;
 use crate::config::RabbitSettings;
 use crate::tls::{TlsError, TlsFault, fault_of};
+use crate::url_file::UrlFileError;
 
 /// What can go wrong with the broker. Texts hold no URL.
 #[derive(Debug, thiserror::Error)]
@@ -25,9 +26,18 @@ pub enum AmqpError {
     /// The URL can't be read.
     #[error("rabbitmq.url is not an AMQP URL")]
     Url,
+    /// The file that holds the URL is of no use.
+    #[error("RabbitMQ: {0}")]
+    UrlFile(String),
     /// No connection was tried, as it must be protected and could not be; or it must not be in plaintext.
     #[error("RabbitMQ: {0}")]
     Protection(String, TlsFault),
+}
+
+impl From<UrlFileError> for AmqpError {
+    fn from(error: UrlFileError) -> Self {
+        Self::UrlFile(error.to_string())
+    }
 }
 
 impl From<TlsError> for AmqpError {
@@ -62,9 +72,10 @@ impl AmqpError {
             Self::Protection(_, fault) => Some(*fault),
             Self::Broker(error) => {
                 let tls = settings.amqp_tls().ok().flatten()?;
-                fault_of(error, tls.cert.is_some())
+                // One without TLS says at least that it is a broker: silence is an outage.
+                fault_of(error, tls.cert.is_some()).filter(|fault| *fault != TlsFault::Silent)
             }
-            Self::Timeout(..) | Self::Url => None,
+            Self::Timeout(..) | Self::Url | Self::UrlFile(_) => None,
         }
     }
 }
@@ -105,6 +116,7 @@ async fn connect_by<K: RuntimeKit + Clone + Send + Sync + 'static>(
     settings: &RabbitSettings,
     purpose: &str,
 ) -> Result<Connection, AmqpError> {
+    let settings = &*settings.current()?;
     let (uri, properties) = prepare(settings, purpose)?;
     let security = security(settings).await?;
     // Half of the time: a server that says nothing to a handshake is told from one that is slow to answer afterwards.

@@ -97,6 +97,7 @@ impl Management {
     /// As `rabbitmq.management` says; with the user of `rabbitmq.url` where that names none. Each answer is waited for up to `limit`.
     pub(crate) fn new(settings: &RabbitSettings, limit: Duration) -> Result<Self, ManagementError> {
         let url = settings.management.as_ref().ok_or(ManagementError::NotSet)?;
+        let settings = &*settings.current().map_err(|error| ManagementError::Away(error.to_string()))?;
         let away = |_| ManagementError::Away("rabbitmq.management is not a URL".to_owned());
         let mut base = Url::parse(url.expose_secret()).map_err(away)?;
         let broker: lapin::uri::AMQPUri = settings

@@ -1,15 +1,18 @@
 //! `[redis]` and `[mirror]`: where Redis is and how it is used.
 
+use std::borrow::Cow;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use super::server_url::url;
+use super::server_url::{GivenUrl, url};
 use super::tls::{allow_plaintext, note, tls};
 use super::{Problems, Section};
 use crate::decide::PrecheckMode;
 use crate::tls::{TlsError, TlsSettings, of_scheme};
+use crate::url_file::{self, UrlFileError};
 
 /// How to reach Redis and how to use it.
 #[derive(Clone, Debug)]
@@ -17,6 +20,8 @@ use crate::tls::{TlsError, TlsSettings, of_scheme};
 pub struct MirrorSettings {
     /// `redis://host:port/database`.
     pub url: SecretString,
+    /// A file that holds the URL, read again for each connection; `url` is what it held at the start.
+    pub url_file: Option<PathBuf>,
     /// Certificates.
     pub tls: Option<TlsSettings>,
     /// Without TLS a connection may go to another machine.
@@ -38,6 +43,14 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 impl MirrorSettings {
+    /// With the URL that the file holds now, where there is one.
+    pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+        Ok(match &self.url_file {
+            None => Cow::Borrowed(self),
+            Some(file) => Cow::Owned(Self { url: url_file::read(file)?, ..self.clone() }),
+        })
+    }
+
     /// What of TLS is meant; nothing for a connection in plaintext.
     pub(crate) fn redis_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
         match Url::parse(self.url.expose_secret()) {
@@ -54,15 +67,16 @@ pub(super) fn mirror(
     problems: &mut Problems,
 ) -> Option<MirrorSettings> {
     let before = problems.list().len();
-    let has_url = redis.has("url");
+    let has_url = redis.has("url") || redis.has("url_file");
     let schemes: &[&str] = if cfg!(feature = "tls") { &["redis", "rediss"] } else { &["redis"] };
     // Without a Redis the settings are read all the same, so that they stay valid until there is one.
-    let url = match has_url {
+    let given = match has_url {
         true => url(&mut redis, schemes, "redis://host:6379/0", "REDIS_URL", problems),
-        false => SecretString::default(),
+        false => GivenUrl::default(),
     };
     let settings = MirrorSettings {
-        url,
+        url: given.url,
+        url_file: given.file,
         tls: tls(&mut redis, problems),
         allow_plaintext: allow_plaintext(&mut redis, problems),
         ttl: section.duration("ttl", HOUR, 10 * SECOND..=30 * DAY, problems),
@@ -86,11 +100,12 @@ pub(super) fn mirror(
         if settings.tls.is_some() && matches!(meant, Ok(None)) {
             problems.add(redis.place("tls"), "says how TLS is done, and the URL asks for none: write rediss://");
         }
-        note(meant, &redis.place("url"), problems);
+        note(meant, &given.place, problems);
     }
     if !has_url {
         // Known all the same.
         redis.take("url");
+        redis.take("url_file");
     }
     redis.finish(problems);
     section.finish(problems);

@@ -92,7 +92,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads `file` and the environment: defaults < file < `DATABASE_URL`, `AMQP_URL`, `REDIS_URL` < `ONCELY_…`
+    /// Reads `file` and the environment: defaults < file < `DATABASE_URL`, `AMQP_URL`, `REDIS_URL` (each also with `_FILE`) < `ONCELY_…`
     /// (`ONCELY_MIRROR__TTL=1h` is `ttl` in `[mirror]`).
     ///
     /// # Errors
@@ -280,9 +280,9 @@ impl Config {
 /// Settings that are secret, hold a secret, or are meant to differ between processes.
 const NOT_DIGESTED: [(&str, &[&str]); 8] = [
     ("cell", &["signing_key", "known_keys"]),
-    ("postgres", &["url"]),
-    ("rabbitmq", &["url", "management"]),
-    ("redis", &["url"]),
+    ("postgres", &["url", "url_file"]),
+    ("rabbitmq", &["url", "url_file", "management"]),
+    ("redis", &["url", "url_file"]),
     ("mirror", &["key"]),
     ("traces", &["headers"]),
     ("worker", &["name"]),

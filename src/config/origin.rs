@@ -11,8 +11,14 @@ use super::reference::{Worth, reference};
 use super::{Problems, masked, without_source};
 
 /// The variables that are widely known by another name, and what they set.
-const VARIABLES: [(&str, &str); 3] =
-    [("DATABASE_URL", "postgres.url"), ("AMQP_URL", "rabbitmq.url"), ("REDIS_URL", "redis.url")];
+const VARIABLES: [(&str, &str); 6] = [
+    ("DATABASE_URL", "postgres.url"),
+    ("DATABASE_URL_FILE", "postgres.url_file"),
+    ("AMQP_URL", "rabbitmq.url"),
+    ("AMQP_URL_FILE", "rabbitmq.url_file"),
+    ("REDIS_URL", "redis.url"),
+    ("REDIS_URL_FILE", "redis.url_file"),
+];
 const PREFIX: &str = "ONCELY_";
 
 /// One of these variables.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::server_url::url;
+use super::server_url::{GivenUrl, url};
 use super::tls::{allow_plaintext, tls};
 use super::{Problems, Section};
 use crate::pg::{Address, AddressError, PgSettings};
@@ -12,14 +12,16 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSettings {
+    let GivenUrl { url, file, place } = url(
+        &mut section,
+        &["postgres", "postgresql"],
+        "postgres://user:password@host:5432/database",
+        "DATABASE_URL",
+        problems,
+    );
     let settings = PgSettings {
-        url: url(
-            &mut section,
-            &["postgres", "postgresql"],
-            "postgres://user:password@host:5432/database",
-            "DATABASE_URL",
-            problems,
-        ),
+        url,
+        url_file: file,
         tls: tls(&mut section, problems),
         allow_plaintext: allow_plaintext(&mut section, problems),
         connect_timeout: section.duration("connect_timeout", 5 * SECOND, SECOND..=300 * SECOND, problems),
@@ -33,11 +35,10 @@ pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSetti
         let what = "is not for PostgreSQL: its driver verifies the host of the URL; call the server by a name that is in its certificate";
         problems.add(section.place("tls.server_name"), what);
     }
-    let place = section.place("url");
     if problems.list().iter().all(|problem| problem.place != place) {
         match Address::of(&settings) {
             Ok(address) => named_by_url(address.tls, settings.tls.as_ref(), &place, problems),
-            Err(AddressError::Url(_)) => {
+            Err(AddressError::Url) => {
                 problems.add(place, "PostgreSQL's driver does not understand its options");
             }
             Err(AddressError::Tls(error)) => problems.add(place, error.to_string()),

@@ -1,5 +1,7 @@
 //! `[rabbitmq]`: where RabbitMQ is and how patient we are with it.
 
+use std::borrow::Cow;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretString};
@@ -9,6 +11,7 @@ use super::server_url::{AMBIGUOUS, hides_its_password, url};
 use super::tls::{allow_plaintext, note, tls};
 use super::{Problems, Section};
 use crate::tls::{TlsError, TlsSettings, of_scheme};
+use crate::url_file::{self, UrlFileError};
 
 /// How to reach RabbitMQ.
 #[derive(Clone, Debug)]
@@ -16,6 +19,8 @@ use crate::tls::{TlsError, TlsSettings, of_scheme};
 pub struct RabbitSettings {
     /// `amqp://user:password@host:port/vhost`.
     pub url: SecretString,
+    /// A file that holds the URL, read again for each connection; `url` is what it held at the start.
+    pub url_file: Option<PathBuf>,
     /// Certificates, for the HTTP API as well.
     pub tls: Option<TlsSettings>,
     /// Without TLS a connection may go to another machine.
@@ -31,6 +36,14 @@ pub struct RabbitSettings {
 const SECOND: Duration = Duration::from_secs(1);
 
 impl RabbitSettings {
+    /// With the URL that the file holds now, where there is one.
+    pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+        Ok(match &self.url_file {
+            None => Cow::Borrowed(self),
+            Some(file) => Cow::Owned(Self { url: url_file::read(file)?, ..self.clone() }),
+        })
+    }
+
     /// What of TLS is meant for AMQP; nothing for a connection in plaintext.
     pub(crate) fn amqp_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
         self.of(&self.url, "amqps")
@@ -53,8 +66,10 @@ impl RabbitSettings {
 pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitSettings {
     let schemes: &[&str] = if cfg!(feature = "tls") { &["amqp", "amqps"] } else { &["amqp"] };
     let before = problems.list().len();
+    let given = url(&mut section, schemes, "amqp://user:password@host:5672/vhost", "AMQP_URL", problems);
     let settings = RabbitSettings {
-        url: url(&mut section, schemes, "amqp://user:password@host:5672/vhost", "AMQP_URL", problems),
+        url: given.url,
+        url_file: given.file,
         management: management(&mut section, problems),
         tls: tls(&mut section, problems),
         allow_plaintext: allow_plaintext(&mut section, problems),
@@ -67,7 +82,7 @@ pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitS
             let what = "says how TLS is done, and no URL asks for it: write amqps:// (and https:// for management)";
             problems.add(section.place("tls"), what);
         }
-        note(amqp, &section.place("url"), problems);
+        note(amqp, &given.place, problems);
         note(http, &section.place("management"), problems);
     }
     section.finish(problems);

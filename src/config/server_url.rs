@@ -1,9 +1,12 @@
 //! The URL of a server: read, checked, and shown without its password.
 
+use std::path::PathBuf;
+
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{Problems, Section};
 use crate::tls::NOT_BUILT;
+use crate::url_file;
 
 /// A URL without its password, for people. Where it can't be said for certain where a password ends, only its scheme.
 #[must_use]
@@ -39,36 +42,69 @@ pub(super) fn hides_its_password(text: &str) -> bool {
     authority.matches('@').count() > 1 || more.contains('@')
 }
 
-/// Reads `url`, which has to be there.
+/// A URL as it was given.
+#[derive(Default)]
+pub(super) struct GivenUrl {
+    pub(super) url: SecretString,
+    /// Where it stands, if not in the configuration itself.
+    pub(super) file: Option<PathBuf>,
+    /// The key that says it.
+    pub(super) place: String,
+}
+
+/// Reads `url` or `url_file`, one of which has to be there.
 pub(super) fn url(
     section: &mut Section,
     schemes: &[&str],
     example: &str,
     variable: &str,
     problems: &mut Problems,
-) -> SecretString {
-    let place = section.place("url");
-    let Some(text) = section.text("url", problems) else {
-        problems.add(place, format!("is missing; set it (like {example}) or export {variable}"));
-        return SecretString::from("");
-    };
-    if hides_its_password(&text) {
-        problems.add(place, format!("has an '@' where none can be; {AMBIGUOUS}"));
-        return SecretString::from(text);
-    }
-    match url::Url::parse(&text) {
-        Ok(url) if url.fragment().is_some() => {
-            problems.add(place, "must not have a part behind a '#'");
+) -> GivenUrl {
+    let text = section.text("url", problems);
+    let file = section.text("url_file", problems).map(PathBuf::from);
+    let place = section.place(if file.is_some() { "url_file" } else { "url" });
+    let url = match (text, &file) {
+        (None, None) => {
+            problems.add(&place, format!("is missing; set it (like {example}) or export {variable}"));
+            SecretString::default()
         }
+        (Some(_), Some(_)) => {
+            let what = format!("says it once more: leave out url or url_file ({variable} or {variable}_FILE)");
+            problems.add(&place, what);
+            SecretString::default()
+        }
+        (Some(text), None) => {
+            check(&text, schemes, example, &place, problems);
+            SecretString::from(text)
+        }
+        (None, Some(file)) => match url_file::read(file) {
+            Ok(url) => {
+                check(url.expose_secret(), schemes, example, &place, problems);
+                url
+            }
+            Err(error) => {
+                problems.add(&place, error.to_string());
+                SecretString::default()
+            }
+        },
+    };
+    GivenUrl { url, file, place }
+}
+
+/// The text itself is not shown: it may hold a password.
+fn check(text: &str, schemes: &[&str], example: &str, place: &str, problems: &mut Problems) {
+    if hides_its_password(text) {
+        problems.add(place, format!("has an '@' where none can be; {AMBIGUOUS}"));
+        return;
+    }
+    match url::Url::parse(text) {
+        Ok(url) if url.fragment().is_some() => problems.add(place, "must not have a part behind a '#'"),
         Ok(url) if schemes.contains(&url.scheme()) && (url.has_host() || url.query().is_some()) => {}
-        Ok(url) if !cfg!(feature = "tls") && ["amqps", "rediss"].contains(&url.scheme()) => problems.add(
-            place,
-            format!("{}:// {NOT_BUILT}", url.scheme()),
-        ),
-        // The text itself is not shown: it may hold a password.
+        Ok(url) if !cfg!(feature = "tls") && ["amqps", "rediss"].contains(&url.scheme()) => {
+            problems.add(place, format!("{}:// {NOT_BUILT}", url.scheme()));
+        }
         _ => problems.add(place, format!("is not a URL like {example}")),
     }
-    SecretString::from(text)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use super::link::{Link, info};
 use super::tag::{Tag, TagKey};
 use crate::config::{MirrorSettings, Problems};
 use crate::tls::{TlsError, TlsFault, fault_of};
+use crate::url_file::UrlFileError;
 
 /// Why the mirror gave no answer. Never a reason to fail a message.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,8 @@ pub(crate) enum MirrorError {
     Connection(#[from] std::io::Error),
     #[error("Redis: {0}")]
     Tls(#[from] TlsError),
+    #[error("Redis: {0}")]
+    UrlFile(#[from] UrlFileError),
     #[error("redis.url is not a URL of Redis")]
     Url,
 }

@@ -19,6 +19,7 @@ pub(super) struct Link {
 impl Link {
     /// Connects.
     pub(super) async fn open(settings: &MirrorSettings) -> Result<Self, MirrorError> {
+        let settings = &*settings.current()?;
         let opening = async {
             match settings.redis_tls()? {
                 None => Self::plain(settings).await,

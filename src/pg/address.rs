@@ -18,15 +18,19 @@ pub(crate) struct Address {
 /// Why there are no options.
 #[derive(Debug)]
 pub(crate) enum AddressError {
-    /// What the driver makes of the URL; it may hold a password.
-    Url(sqlx::Error),
+    /// The driver does not understand the URL.
+    Url,
     Tls(TlsError),
 }
 
 impl From<AddressError> for sqlx::Error {
     fn from(error: AddressError) -> Self {
         match error {
-            AddressError::Url(error) => error,
+            // Not the driver's words, which may hold some of it.
+            AddressError::Url => {
+                let text = "postgres.url is no URL that PostgreSQL's driver understands";
+                Self::Io(std::io::Error::new(std::io::ErrorKind::InvalidInput, text))
+            }
             AddressError::Tls(error) => Self::Tls(error.into()),
         }
     }
@@ -36,7 +40,7 @@ impl Address {
     /// Decides. Reads no files.
     pub(crate) fn of(settings: &PgSettings) -> Result<Self, AddressError> {
         let refused = |what: String| Err(AddressError::Tls(TlsError::Refused(what)));
-        let options = PgConnectOptions::from_str(settings.url.expose_secret()).map_err(AddressError::Url)?;
+        let options = PgConnectOptions::from_str(settings.url.expose_secret()).map_err(|_| AddressError::Url)?;
         let socket = options.get_socket().is_some() || options.get_host().starts_with('/');
         let host = options.get_host().to_owned();
         let tls = files_of(&settings.url, settings.tls.as_ref());
@@ -143,6 +147,7 @@ mod tests {
         let second = Duration::from_secs(1);
         Address::of(&PgSettings {
             url: url.to_owned().into(),
+            url_file: None,
             tls,
             allow_plaintext,
             connect_timeout: second,

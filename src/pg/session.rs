@@ -1,5 +1,7 @@
 //! A connection to PostgreSQL, with what must hold for all its life.
 
+use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
@@ -13,12 +15,15 @@ use sqlx::{ConnectOptions as _, Connection as _, Encode, Postgres, Row as _, Typ
 use super::address::Address;
 use super::search_path::{PINNED, pin, unpin};
 use crate::tls::TlsSettings;
+use crate::url_file::{self, UrlFileError};
 
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct PgSettings {
     /// `postgres://user:password@host:port/database`.
     pub url: SecretString,
+    /// A file that holds the URL, read again for each connection; `url` is what it held at the start.
+    pub url_file: Option<PathBuf>,
     /// Certificates. Where there are some, or the URL's `sslmode` asks for TLS, the server is verified (`verify-full`), always.
     pub tls: Option<TlsSettings>,
     /// Without TLS a connection may go to another machine.
@@ -52,6 +57,14 @@ impl PgSettings {
         self.statement_timeout + Duration::from_secs(5)
     }
 
+    /// With the URL that the file holds now, where there is one.
+    pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
+        Ok(match &self.url_file {
+            None => Cow::Borrowed(self),
+            Some(file) => Cow::Owned(Self { url: url_file::read(file)?, ..self.clone() }),
+        })
+    }
+
     /// Opens a connection that says who it is, has server-side limits, and looks names up in pg_catalog alone: our statements,
     /// and those of migrations, name the schema of everything else.
     ///
@@ -67,7 +80,9 @@ impl PgSettings {
         search_path: Option<&str>,
     ) -> Result<PgConnection, sqlx::Error> {
         let millis = |limit: Duration| limit.as_millis().to_string();
-        let options = Address::of(self)?
+        // Not there for a moment, perhaps: an outage, and tried again.
+        let settings = self.current().map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
+        let options = Address::of(&settings)?
             .into_options()
             .await?
             .application_name(application)

@@ -26,6 +26,8 @@ pub enum TlsFault {
     ClientCertificateRefused,
     /// The server speaks no TLS.
     NotTls,
+    /// The server takes connections and says nothing to a handshake.
+    Silent,
     /// The two have no version or no method in common.
     Incompatible,
     /// A file is missing or wrong, or plaintext is refused.
@@ -34,7 +36,7 @@ pub enum TlsFault {
 
 impl TlsFault {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::UnknownCa,
         Self::WrongName,
         Self::Expired,
@@ -42,6 +44,7 @@ impl TlsFault {
         Self::ClientCertificateMissing,
         Self::ClientCertificateRefused,
         Self::NotTls,
+        Self::Silent,
         Self::Incompatible,
         Self::Refused,
     ];
@@ -57,6 +60,7 @@ impl TlsFault {
             Self::ClientCertificateMissing => "client_certificate_missing",
             Self::ClientCertificateRefused => "client_certificate_refused",
             Self::NotTls => "not_tls",
+            Self::Silent => "silent",
             Self::Incompatible => "incompatible",
             Self::Refused => "refused",
         }
@@ -93,6 +97,10 @@ impl TlsFault {
                 "the server speaks no TLS here",
                 "turn TLS on there, or name its port for TLS; nothing was sent to it".to_owned(),
             ),
+            Self::Silent => (
+                "the server takes connections and says nothing to a handshake: it hangs, or speaks no TLS here (so does Redis then)",
+                "name its port for TLS, or look at it; nothing was sent to it".to_owned(),
+            ),
             Self::Incompatible => (
                 "the server breaks the handshake off: no version or method in common (TLS 1.2 and 1.3 are known here), or, where it knows no TLS \
                  1.3, it demands a certificate",
@@ -128,8 +136,7 @@ fn downcast<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<
 #[cfg_attr(not(feature = "tls"), allow(unused_variables))]
 pub(crate) fn fault_of(error: &(dyn Error + 'static), has_certificate: bool) -> Option<TlsFault> {
     match downcast::<TlsError>(error) {
-        // It may be slow.
-        Some(TlsError::Silent(_)) => return None,
+        Some(TlsError::Silent(_)) => return Some(TlsFault::Silent),
         Some(_) => return Some(TlsFault::Refused),
         None => {}
     }

@@ -22,7 +22,7 @@ const ROOMS: [&[&str]; 20] = [
     &["reason"],
     &["extract", "outcome", "decide", "blame", "signing", "letter"],
     &["failpoint"],
-    &["tls"],
+    &["tls", "url_file"],
     &["pg"],
     &["handler"],
     &["config"],
