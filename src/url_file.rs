@@ -33,9 +33,13 @@ mod tests {
     fn a_url_is_what_stands_between_the_blanks_and_an_empty_file_holds_none() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("url");
-        let told = |path: &Path| read(path).map(|url| url.expose_secret().to_owned()).map_err(|error| error.to_string());
+        let told = |path: &Path| {
+            read(path).map(|url| url.expose_secret().to_owned()).map_err(|error| error.to_string())
+        };
         assert!(told(&path).unwrap_err().contains("url: can't be read: No such file"));
-        for (text, expected) in [("amqp://h\n", Some("amqp://h")), (" amqp://h \r\n\n", Some("amqp://h")), ("\n", None)] {
+        for (text, expected) in
+            [("amqp://h\n", Some("amqp://h")), (" amqp://h \r\n\n", Some("amqp://h")), ("\n", None)]
+        {
             std::fs::write(&path, text).unwrap();
             match expected {
                 Some(url) => assert_eq!(told(&path).unwrap(), url),

@@ -183,7 +183,9 @@ impl Asked {
     fn told(self, tls: Option<&TlsSettings>) -> ManagementError {
         let error = match self {
             Self::Tls(error) => return error.into(),
-            Self::Answer(ureq::Error::StatusCode(status @ (401 | 403))) => return ManagementError::Refused(status),
+            Self::Answer(ureq::Error::StatusCode(status @ (401 | 403))) => {
+                return ManagementError::Refused(status);
+            }
             Self::Answer(ureq::Error::StatusCode(status)) => return ManagementError::Status(status),
             Self::Answer(error) => error,
         };
@@ -245,7 +247,8 @@ fn client_tls(tls: &TlsSettings) -> Result<ureq::tls::TlsConfig, TlsError> {
         Some(identity) => {
             let chain: Vec<_> = identity.chain.iter().map(|certificate| own(certificate)).collect();
             let key = PrivateKey::from_pem(&identity.key_pem);
-            let key = key.map_err(|_| TlsError::Refused("the key in tls.key is of another kind".to_owned()))?;
+            let key =
+                key.map_err(|_| TlsError::Refused("the key in tls.key is of another kind".to_owned()))?;
             Some(ClientCert::new_with_certs(&chain, key))
         }
     };

@@ -29,7 +29,8 @@ type Protected<S> = Plain<S>;
 
 /// A socket as it is, or with TLS.
 #[cfg(feature = "tls")]
-type Protected<S> = futures::future::Either<Plain<S>, Compat<tokio_rustls::client::TlsStream<Compat<Plain<S>>>>>;
+type Protected<S> =
+    futures::future::Either<Plain<S>, Compat<tokio_rustls::client::TlsStream<Compat<Plain<S>>>>>;
 
 /// What makes TLS of a socket, where there is to be some.
 #[cfg(feature = "tls")]

@@ -98,7 +98,8 @@ pub(super) fn mirror(
     if has_url && problems.list().len() == before {
         let meant = settings.redis_tls();
         if settings.tls.is_some() && matches!(meant, Ok(None)) {
-            problems.add(redis.place("tls"), "says how TLS is done, and the URL asks for none: write rediss://");
+            problems
+                .add(redis.place("tls"), "says how TLS is done, and the URL asks for none: write rediss://");
         }
         note(meant, &given.place, problems);
     }

@@ -61,7 +61,7 @@ fn named_by_url(all: Option<TlsSettings>, said: Option<&TlsSettings>, place: &st
     if named.cert.is_some() != named.key.is_some() {
         problems.add(place, "names one of sslcert and sslkey: each is of no use without the other");
     }
-    for wrong in named.problems() {
+    for wrong in crate::tls::problems(&named) {
         problems.add(place, wrong.to_string());
     }
 }

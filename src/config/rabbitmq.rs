@@ -79,7 +79,8 @@ pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitS
     if problems.list().len() == before {
         let (amqp, http) = (settings.amqp_tls(), settings.management_tls());
         if settings.tls.is_some() && matches!((&amqp, &http), (Ok(None), Ok(None))) {
-            let what = "says how TLS is done, and no URL asks for it: write amqps:// (and https:// for management)";
+            let what =
+                "says how TLS is done, and no URL asks for it: write amqps:// (and https:// for management)";
             problems.add(section.place("tls"), what);
         }
         note(amqp, &given.place, problems);

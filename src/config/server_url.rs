@@ -69,7 +69,8 @@ pub(super) fn url(
             SecretString::default()
         }
         (Some(_), Some(_)) => {
-            let what = format!("says it once more: leave out url or url_file ({variable} or {variable}_FILE)");
+            let what =
+                format!("says it once more: leave out url or url_file ({variable} or {variable}_FILE)");
             problems.add(&place, what);
             SecretString::default()
         }

@@ -1,7 +1,7 @@
 //! `tls` and `allow_plaintext` of a server's section.
 
 use super::{Problems, Section};
-use crate::tls::{NOT_BUILT, TlsError, TlsSettings};
+use crate::tls::{self, NOT_BUILT, TlsError, TlsSettings};
 
 /// Reads `tls = { ca, cert, key, server_name }`.
 pub(super) fn tls(section: &mut Section, problems: &mut Problems) -> Option<TlsSettings> {
@@ -23,8 +23,12 @@ pub(super) fn tls(section: &mut Section, problems: &mut Problems) -> Option<TlsS
         problems.add(&place, NOT_BUILT);
     }
     match (&settings.cert, &settings.key) {
-        (Some(_), None) => problems.add(format!("{place}.key"), "is missing: cert is of no use without its key"),
-        (None, Some(_)) => problems.add(format!("{place}.cert"), "is missing: key is of no use without its certificate"),
+        (Some(_), None) => {
+            problems.add(format!("{place}.key"), "is missing: cert is of no use without its key")
+        }
+        (None, Some(_)) => {
+            problems.add(format!("{place}.cert"), "is missing: key is of no use without its certificate")
+        }
         _ => {}
     }
     if let Some(name) = &settings.server_name
@@ -32,7 +36,7 @@ pub(super) fn tls(section: &mut Section, problems: &mut Problems) -> Option<TlsS
     {
         problems.add(format!("{place}.server_name"), "is not the name of a machine, as certificates have it");
     }
-    for wrong in settings.problems() {
+    for wrong in tls::problems(&settings) {
         problems.add(format!("{place}.{}", wrong.setting), wrong.to_string());
     }
     Some(settings)

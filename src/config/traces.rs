@@ -59,9 +59,13 @@ pub(super) fn traces(mut section: Section, problems: &mut Problems) -> Option<Tr
     let endpoint = endpoint.and_then(|text| endpoint_of(&text, &section.place("endpoint"), problems));
     let given = tls(&mut section, problems);
     let allowed = allow_plaintext(&mut section, problems);
-    let meant = endpoint.as_ref().map(|endpoint| of_scheme(endpoint, "https", given.as_ref(), allowed, "traces"));
+    let meant =
+        endpoint.as_ref().map(|endpoint| of_scheme(endpoint, "https", given.as_ref(), allowed, "traces"));
     if given.is_some() && matches!(meant, Some(Ok(None))) {
-        problems.add(section.place("tls"), "says how TLS is done, and the endpoint asks for none: write https://");
+        problems.add(
+            section.place("tls"),
+            "says how TLS is done, and the endpoint asks for none: write https://",
+        );
     }
     let tls = match meant {
         Some(Ok(tls)) => tls,

@@ -40,7 +40,8 @@ impl Address {
     /// Decides. Reads no files.
     pub(crate) fn of(settings: &PgSettings) -> Result<Self, AddressError> {
         let refused = |what: String| Err(AddressError::Tls(TlsError::Refused(what)));
-        let options = PgConnectOptions::from_str(settings.url.expose_secret()).map_err(|_| AddressError::Url)?;
+        let options =
+            PgConnectOptions::from_str(settings.url.expose_secret()).map_err(|_| AddressError::Url)?;
         let socket = options.get_socket().is_some() || options.get_host().starts_with('/');
         let host = options.get_host().to_owned();
         let tls = files_of(&settings.url, settings.tls.as_ref());
@@ -55,7 +56,9 @@ impl Address {
             return Ok(Self { options: options.ssl_mode(PgSslMode::Disable), tls: None });
         }
         if matches!(mode, PgSslMode::Disable | PgSslMode::Allow) {
-            return refused("has certificates and an sslmode that uses none: leave one of them out".to_owned());
+            return refused(
+                "has certificates and an sslmode that uses none: leave one of them out".to_owned(),
+            );
         }
         if socket {
             return refused("is a socket of this machine, where there is no TLS: leave it out".to_owned());
@@ -79,7 +82,8 @@ impl Address {
                 options = options.ssl_root_cert_from_pem(ca.pem);
             }
             if let Some(identity) = files.identity {
-                options = options.ssl_client_cert_from_pem(identity.pem).ssl_client_key_from_pem(identity.key_pem);
+                options =
+                    options.ssl_client_cert_from_pem(identity.pem).ssl_client_key_from_pem(identity.key_pem);
             }
             return Ok(options);
         }
@@ -169,9 +173,19 @@ mod tests {
             assert!(address.tls.is_none(), "{url}");
             assert!(matches!(address.options.get_ssl_mode(), PgSslMode::Disable), "{url}");
         }
-        for url in ["postgres://u@db/d", "postgres://u@10.1.2.3/d?sslmode=prefer", "postgres://u@db/d?sslmode=disable"] {
-            assert!(matches!(address(url, None, false), Err(AddressError::Tls(TlsError::Refused(_)))), "{url}");
-            assert!(matches!(address(url, None, true).unwrap().options.get_ssl_mode(), PgSslMode::Disable), "{url}");
+        for url in [
+            "postgres://u@db/d",
+            "postgres://u@10.1.2.3/d?sslmode=prefer",
+            "postgres://u@db/d?sslmode=disable",
+        ] {
+            assert!(
+                matches!(address(url, None, false), Err(AddressError::Tls(TlsError::Refused(_)))),
+                "{url}"
+            );
+            assert!(
+                matches!(address(url, None, true).unwrap().options.get_ssl_mode(), PgSslMode::Disable),
+                "{url}"
+            );
         }
     }
 

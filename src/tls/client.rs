@@ -4,19 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Files, TlsError, TlsSettings};
-
-/// Named wherever one is needed: an embedding program may bring another, and with two there is no default.
-pub(crate) fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
+use super::{Files, TlsError, TlsSettings, provider};
 
 /// One end of a handshake, with the files as they were when it was made: for one connection.
 pub(crate) struct Client {
@@ -48,8 +42,8 @@ impl Client {
     ) -> io::Result<TlsStream<S>> {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = self.name.as_deref().unwrap_or(host);
-        let server =
-            ServerName::try_from(name.to_owned()).map_err(|_| io::Error::other(TlsError::Name(name.to_owned())))?;
+        let server = ServerName::try_from(name.to_owned())
+            .map_err(|_| io::Error::other(TlsError::Name(name.to_owned())))?;
         let shaking = TlsConnector::from(Arc::clone(&self.config)).connect(server, socket);
         match tokio::time::timeout(limit, shaking).await {
             Ok(shaken) => shaken,

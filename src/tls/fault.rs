@@ -153,12 +153,19 @@ fn meaning(error: &rustls::Error, has_certificate: bool) -> Option<TlsFault> {
     use rustls::Error as Tls;
     Some(match error {
         Tls::InvalidCertificate(Wrong::UnknownIssuer) => TlsFault::UnknownCa,
-        Tls::InvalidCertificate(Wrong::NotValidForName | Wrong::NotValidForNameContext { .. }) => TlsFault::WrongName,
+        Tls::InvalidCertificate(Wrong::NotValidForName | Wrong::NotValidForNameContext { .. }) => {
+            TlsFault::WrongName
+        }
         Tls::InvalidCertificate(
-            Wrong::Expired | Wrong::ExpiredContext { .. } | Wrong::NotValidYet | Wrong::NotValidYetContext { .. },
+            Wrong::Expired
+            | Wrong::ExpiredContext { .. }
+            | Wrong::NotValidYet
+            | Wrong::NotValidYetContext { .. },
         ) => TlsFault::Expired,
         Tls::InvalidCertificate(_) | Tls::NoCertificatesPresented => TlsFault::BadCertificate,
-        Tls::AlertReceived(Alert::CertificateRequired | Alert::NoCertificate) => TlsFault::ClientCertificateMissing,
+        Tls::AlertReceived(Alert::CertificateRequired | Alert::NoCertificate) => {
+            TlsFault::ClientCertificateMissing
+        }
         Tls::AlertReceived(
             Alert::BadCertificate
             | Alert::UnsupportedCertificate
@@ -170,7 +177,9 @@ fn meaning(error: &rustls::Error, has_certificate: bool) -> Option<TlsFault> {
         ) if has_certificate => TlsFault::ClientCertificateRefused,
         // So say servers with TLS 1.2.
         Tls::AlertReceived(Alert::BadCertificate) => TlsFault::ClientCertificateMissing,
-        Tls::AlertReceived(Alert::ProtocolVersion | Alert::InsufficientSecurity | Alert::HandshakeFailure)
+        Tls::AlertReceived(
+            Alert::ProtocolVersion | Alert::InsufficientSecurity | Alert::HandshakeFailure,
+        )
         | Tls::PeerIncompatible(_) => TlsFault::Incompatible,
         Tls::InvalidMessage(_) => TlsFault::NotTls,
         _ => return None,

@@ -91,8 +91,9 @@ fn ca(path: &Path) -> Result<Ca, String> {
 
 fn certificates(path: &Path) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), String> {
     let pem = bytes(path)?;
-    let certificates: Vec<_> =
-        CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().map_err(|error| told(&error).to_owned())?;
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| told(&error).to_owned())?;
     match certificates.is_empty() {
         true => Err("holds no certificate (a block BEGIN CERTIFICATE of PEM)".to_owned()),
         false => Ok((pem, certificates)),

@@ -52,7 +52,8 @@ mod tests {
         for host in ["localhost", "LocalHost", "127.0.0.1", "127.8.8.8", "::1", "[::1]"] {
             assert!(is_local(host), "{host}");
         }
-        let others = ["", "postgres", "localhost.example.com", "10.0.0.1", "128.0.0.1", "0.0.0.0", "[fe80::1]"];
+        let others =
+            ["", "postgres", "localhost.example.com", "10.0.0.1", "128.0.0.1", "0.0.0.0", "[fe80::1]"];
         for host in others.into_iter().chain(["127.0.0.1.example.com"]) {
             assert!(!is_local(host), "{host}");
         }

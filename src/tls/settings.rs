@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::FileError;
-
 /// How a server proves who it is, and how this program does. The files are PEM, and read again for each connection: certificates that
 /// live for an hour are renewed by replacing them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,15 +15,4 @@ pub struct TlsSettings {
     pub key: Option<PathBuf>,
     /// The name that stands in the server's certificate, where that is not the host of its URL.
     pub server_name: Option<String>,
-}
-
-impl TlsSettings {
-    /// All that is wrong with the files.
-    #[cfg_attr(not(feature = "tls"), allow(clippy::unused_self))]
-    pub(crate) fn problems(&self) -> Vec<FileError> {
-        #[cfg(feature = "tls")]
-        return super::Files::read(self).err().unwrap_or_default();
-        #[cfg(not(feature = "tls"))]
-        Vec::new()
-    }
 }

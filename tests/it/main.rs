@@ -61,4 +61,5 @@ mod top;
 mod traces;
 mod trail;
 mod unsettled;
+mod url_files;
 mod webhooks;

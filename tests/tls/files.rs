@@ -10,7 +10,8 @@ fn problems(files: &Files, settings: &str) -> Vec<(String, String)> {
         "[postgres]\nurl = \"postgres://u@db/d\"\n[redis]\nurl = \"rediss://cache\"\n[rabbitmq]\nurl = \"amqps://broker\"\ntls = {{ {settings} }}\n"
     );
     let text = text.replace("FOLDER", &files.folder().display().to_string());
-    let problems = Config::parse(&text.replace("postgres://u@db/d", "postgres://u@db/d?sslmode=require")).err();
+    let problems =
+        Config::parse(&text.replace("postgres://u@db/d", "postgres://u@db/d?sslmode=require")).err();
     let problems = problems.into_iter().flat_map(|problems| problems.list().to_vec());
     problems.map(|problem| (problem.place, problem.message)).collect()
 }
@@ -41,9 +42,21 @@ fn each_file_that_is_of_no_use_is_named_with_the_reason_and_nothing_of_it_is_sho
         ("cert = \"FOLDER/cert.pem\"", "rabbitmq.tls.key", "is missing"),
         ("key = \"FOLDER/key.pem\"", "rabbitmq.tls.cert", "is missing"),
         ("cert = \"FOLDER/cert.pem\", key = \"FOLDER/cert.pem\"", "rabbitmq.tls.key", "holds no private key"),
-        ("cert = \"FOLDER/cert.pem\", key = \"FOLDER/encrypted.pem\"", "rabbitmq.tls.key", "holds no private key"),
-        ("cert = \"FOLDER/cert.pem\", key = \"FOLDER/garbled.pem\"", "rabbitmq.tls.key", "garbled.pem: is not PEM"),
-        ("cert = \"FOLDER/cert.pem\", key = \"FOLDER/other.pem\"", "rabbitmq.tls.key", "is not the key of the certificate"),
+        (
+            "cert = \"FOLDER/cert.pem\", key = \"FOLDER/encrypted.pem\"",
+            "rabbitmq.tls.key",
+            "holds no private key",
+        ),
+        (
+            "cert = \"FOLDER/cert.pem\", key = \"FOLDER/garbled.pem\"",
+            "rabbitmq.tls.key",
+            "garbled.pem: is not PEM",
+        ),
+        (
+            "cert = \"FOLDER/cert.pem\", key = \"FOLDER/other.pem\"",
+            "rabbitmq.tls.key",
+            "is not the key of the certificate",
+        ),
         ("server_name = \"not a name\"", "rabbitmq.tls.server_name", "is not the name of a machine"),
         ("cacert = \"x\"", "rabbitmq.tls.cacert", "unknown key"),
     ] {
@@ -52,7 +65,8 @@ fn each_file_that_is_of_no_use_is_named_with_the_reason_and_nothing_of_it_is_sho
         assert!(!format!("{found:?}").contains("S3CR3T"), "{found:?}");
     }
     // All at once.
-    let found = problems(&files, "ca = \"FOLDER/none.pem\", cert = \"FOLDER/empty.pem\", key = \"FOLDER/text.pem\"");
+    let found =
+        problems(&files, "ca = \"FOLDER/none.pem\", cert = \"FOLDER/empty.pem\", key = \"FOLDER/text.pem\"");
     assert_eq!(found.len(), 3, "{found:?}");
 }
 
@@ -61,10 +75,13 @@ fn the_files_of_an_url_of_libpq_count_and_are_looked_at_as_well() {
     let files = Files::new(&Authority::new("ours").unwrap().issue("app", &[]).unwrap());
     let parse = |query: &str| {
         let query = query.replace("FOLDER", &files.folder().display().to_string());
-        let text = format!("[postgres]\nurl = \"postgres://u@db/d?{query}\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n");
+        let text = format!(
+            "[postgres]\nurl = \"postgres://u@db/d?{query}\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n"
+        );
         Config::parse(&text).map(drop).map_err(|problems| problems.to_string())
     };
-    parse("sslmode=verify-full&sslrootcert=FOLDER/ca.pem&sslcert=FOLDER/cert.pem&sslkey=FOLDER/key.pem").unwrap();
+    parse("sslmode=verify-full&sslrootcert=FOLDER/ca.pem&sslcert=FOLDER/cert.pem&sslkey=FOLDER/key.pem")
+        .unwrap();
     let refused = parse("sslrootcert=FOLDER/none.pem").unwrap_err();
     assert!(refused.contains("postgres.url: ") && refused.contains("none.pem: can't be read"), "{refused}");
     let refused = parse("sslmode=verify-full&sslcert=FOLDER/cert.pem").unwrap_err();

@@ -27,7 +27,8 @@ async fn oncely(arguments: &[&str], files: &Files, environment: &[(&str, String)
     let output = command.envs(environment.iter().map(|(name, value)| (*name, value))).output().await.unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(!told.contains(crate::servers::PASSWORD), "{told}");
-    serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}{}", String::from_utf8_lossy(&output.stderr)))
+    serde_json::from_str(&told)
+        .unwrap_or_else(|_| panic!("{told}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
 fn text(value: &serde_json::Value) -> String {
@@ -53,7 +54,8 @@ async fn management(files: &Files, environment: &[(&str, String)]) -> String {
     let told = oncely(&["doctor", "--json", "--only", "mq"], files, environment).await;
     let checks = told["checks"].as_array().unwrap();
     let of = |id: &str| checks.iter().find(|check| check["id"] == id).unwrap();
-    let found = of("mq.tls")["findings"].as_array().unwrap().iter().find(|finding| !finding["kind"].is_null());
+    let found =
+        of("mq.tls")["findings"].as_array().unwrap().iter().find(|finding| !finding["kind"].is_null());
     match found {
         Some(finding) => text(&finding["kind"]),
         None => {
@@ -85,10 +87,8 @@ async fn each_kind_of_distrust_is_told_by_its_name_and_nothing_is_sent_to_a_serv
     let foreign = Credentials { ca: right.ca.clone(), ..strangers.issue("app", &[]).unwrap() };
 
     let mut servers = Servers::start(&right).await;
-    let mut table = vec![format!(
-        "{:28}{:28}{:28}{:28}{}",
-        "", "PostgreSQL", "RabbitMQ", "RabbitMQ's HTTP API", "Redis"
-    )];
+    let mut table =
+        vec![format!("{:28}{:28}{:28}{:28}{}", "", "PostgreSQL", "RabbitMQ", "RabbitMQ's HTTP API", "Redis")];
     let case = |name, server, client, expected| Case {
         name,
         server,
@@ -102,7 +102,10 @@ async fn each_kind_of_distrust_is_told_by_its_name_and_nothing_is_sent_to_a_serv
         case("wrong CA", &stranger, &client, "unknown_ca"),
         case("wrong name", &elsewhere, &client, "wrong_name"),
         case("expired", &expired, &client, "expired"),
-        Case { with_certificate: false, ..case("no client certificate", &right, &client, "client_certificate_missing") },
+        Case {
+            with_certificate: false,
+            ..case("no client certificate", &right, &client, "client_certificate_missing")
+        },
         case("foreign client certificate", &right, &foreign, "client_certificate_refused"),
         Case { plaintext: true, ..case("plaintext server", &right, &client, "not_tls") },
     ];
@@ -147,7 +150,11 @@ async fn each_kind_of_distrust_is_told_by_its_name_and_nothing_is_sent_to_a_serv
             let sent = recorder.sent();
             assert!(!sent.is_empty(), "{name}: nobody came");
             for bytes in sent {
-                assert!(!is_distrusted || is_guarded(&bytes), "{name}: {:?}", String::from_utf8_lossy(&bytes));
+                assert!(
+                    !is_distrusted || is_guarded(&bytes),
+                    "{name}: {:?}",
+                    String::from_utf8_lossy(&bytes)
+                );
             }
         }
     }

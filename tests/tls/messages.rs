@@ -13,7 +13,8 @@ async fn world(servers: &Servers, files: &Files) -> (World, Vec<(&'static str, S
     let url = url::Url::parse(world.database.url()).unwrap();
     let mut environment = files.environment();
     environment.extend(urls(servers.ports, url.path().trim_start_matches('/')));
-    let borrowed: Vec<(&str, &str)> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let borrowed: Vec<(&str, &str)> =
+        environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let output = world.oncely_with(&["topology", "apply"], &borrowed).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     (world, environment)
@@ -25,8 +26,10 @@ async fn effect(world: &mut World, servers: &Servers, key: &str) {
     world.wait_for(&format!("select count(*) from app.effects where key = '{key}'"), 1).await;
     let client = redis::Client::open(servers.redis.url()).unwrap();
     testbed::eventually("it is mirrored", || async {
-        let mut connection = client.get_multiplexed_async_connection().await.map_err(|error| error.to_string())?;
-        let size: u64 = redis::cmd("DBSIZE").query_async(&mut connection).await.map_err(|error| error.to_string())?;
+        let mut connection =
+            client.get_multiplexed_async_connection().await.map_err(|error| error.to_string())?;
+        let size: u64 =
+            redis::cmd("DBSIZE").query_async(&mut connection).await.map_err(|error| error.to_string())?;
         if size > 0 { Ok(()) } else { Err("nothing".to_owned()) }
     })
     .await
@@ -50,8 +53,14 @@ async fn a_message_takes_effect_and_is_mirrored_over_connections_that_both_ends_
 
     let of_app = "from pg_stat_ssl join pg_stat_activity using (pid) where usename = 'app'";
     assert!(world.count(&format!("select count(*) {of_app} and ssl and client_dn = '/CN=app'")).await > 0);
-    assert_eq!(world.count(&format!("select count(*) {of_app} and (not ssl or client_dn is distinct from '/CN=app')")).await, 0);
-    let connections = servers.rabbitmq.ctl(&["-q", "list_connections", "ssl", "peer_cert_subject"]).await.unwrap();
+    assert_eq!(
+        world
+            .count(&format!("select count(*) {of_app} and (not ssl or client_dn is distinct from '/CN=app')"))
+            .await,
+        0
+    );
+    let connections =
+        servers.rabbitmq.ctl(&["-q", "list_connections", "ssl", "peer_cert_subject"]).await.unwrap();
     assert!(connections.contains("true\tCN=app"), "{connections}");
     world.stop(worker).await;
     world.stop(relay).await;
