@@ -134,7 +134,8 @@ async fn security(settings: &RabbitSettings) -> Result<Security, AmqpError> {
 
 #[cfg(not(feature = "tls"))]
 async fn security(settings: &RabbitSettings) -> Result<Security, AmqpError> {
-    Ok(settings.amqp_tls().map(drop)?)
+    settings.amqp_tls()?;
+    Ok(Security)
 }
 
 fn prepare(settings: &RabbitSettings, purpose: &str) -> Result<(AMQPUri, ConnectionProperties), AmqpError> {

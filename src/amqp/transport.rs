@@ -36,7 +36,7 @@ type Protected<S> =
 #[cfg(feature = "tls")]
 pub(super) type Security = Option<crate::tls::Client>;
 #[cfg(not(feature = "tls"))]
-pub(super) type Security = ();
+pub(super) struct Security;
 
 /// Connects through sockets of `under`. The handshake may take as long as `limit`.
 pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
@@ -77,7 +77,7 @@ async fn protect<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
 #[cfg(not(feature = "tls"))]
 async fn protect<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     plain: Plain<S>,
-    (): &Security,
+    _: &Security,
     _host: &str,
     _limit: Duration,
 ) -> io::Result<Protected<S>> {

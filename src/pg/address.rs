@@ -6,7 +6,7 @@ use std::str::FromStr as _;
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::postgres::{PgConnectOptions, PgDatabaseError, PgSslMode};
 
-use super::session::PgSettings;
+use super::settings::PgSettings;
 use crate::tls::{self, TlsError, TlsFault, TlsSettings};
 
 /// The driver's options, and what of TLS is meant by all that was said; `None` for a connection in plaintext.

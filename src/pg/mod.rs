@@ -44,6 +44,7 @@ pub(crate) mod said;
 mod search_path;
 mod server;
 mod session;
+mod settings;
 mod stats;
 mod suspect;
 mod timelines;
@@ -125,7 +126,8 @@ pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
     plan_each_time, process, secret, within,
 };
-pub use session::{Cell, Clock, PgSettings, Session};
+pub use session::{Cell, Clock, Session};
+pub use settings::PgSettings;
 pub(crate) use stats::{
     ConsumerStats, RelayStats, consumer_stats, record_relay_stats, record_stats, relay_stats, roll_up_stats,
 };
