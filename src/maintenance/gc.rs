@@ -68,7 +68,7 @@ pub(crate) async fn collect(
     let pace = Pace(config.gc.load);
     let mut report = CollectionReport::default();
     for consumer in known {
-        let before = before(now, consumer.retention);
+        let before = before(now, consumer.kept);
         let name = consumer.consumer.as_str();
         let mut deleted = [0; 3];
         for (count, status) in
@@ -170,7 +170,7 @@ pub(crate) async fn plan(session: &mut Session) -> Result<CollectionReport, sqlx
     let now = session.clock.now();
     let mut report = CollectionReport::default();
     for consumer in pg::known_consumers(&mut session.connection).await? {
-        let before = before(now, consumer.retention);
+        let before = before(now, consumer.kept);
         let deleted = pg::count_expired(&mut session.connection, &consumer.consumer, before).await?;
         report.consumers.push(ConsumerCollection { consumer: consumer.consumer, before, deleted });
     }

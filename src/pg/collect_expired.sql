@@ -4,7 +4,7 @@ with due as materialized (
     select i.ctid as place, expires_at as at
     from oncely.idempotency_keys as i
     where expires_at >= coalesce($3::timestamptz, '-infinity') and expires_at < $1
-      and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.mirror_queue), 'infinity'))
+      and (status <> 'COMPLETED' or completed_at < coalesce((select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), 'infinity'))
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
