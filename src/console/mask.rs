@@ -105,11 +105,11 @@ fn cut(mut text: String, is_cut: bool) -> String {
     text
 }
 
-/// Does it begin as an object or an array does, in whatever it is wrapped?
+/// Does it begin as an object or an array does, or as a text, which may hold one behind escapes?
 fn looks_like_json(text: &[u8]) -> bool {
-    // White space, NULs and byte order marks of any encoding, and the quotes of a text within a text.
-    let is_wrapping = |byte: &u8| *byte <= b' ' || [0xef, 0xbb, 0xbf, 0xfe, 0xff, b'"', b'\\'].contains(byte);
-    text.iter().find(|byte| !is_wrapping(byte)).is_some_and(|first| b"{[".contains(first))
+    // White space, NULs and byte order marks of any encoding.
+    let is_wrapping = |byte: &u8| *byte <= b' ' || [0xef, 0xbb, 0xbf, 0xfe, 0xff, b'\\'].contains(byte);
+    text.iter().find(|byte| !is_wrapping(byte)).is_some_and(|first| b"{[\"".contains(first))
 }
 
 /// The fields of an object as they are written, names too, in their order.

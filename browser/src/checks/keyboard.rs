@@ -32,7 +32,7 @@ pub(super) async fn requeues(ground: &Ground) -> anyhow::Result<()> {
     let link = link_in_row(&tab, "#groups", &format!("till {till}"), "a[id^=requeue]").await?;
     reach(&tab, &link).await?;
     tab.enter().await?;
-    tab.until_says("main", "3 dead letter(s)").await?;
+    tab.until_says("main", "3 dead letters").await?;
     site.unlock(&keys.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     reach(&tab, "#note").await?;
     tab.write("mended, by hand").await?;

@@ -29,7 +29,7 @@ async fn requeue(ground: &Ground, look: Look, till: &str) -> anyhow::Result<()> 
     tab.follow("#tab-failed").await?;
     let link = link_in_row(&tab, "#groups", &format!("till {till}"), "a[id^=requeue]").await?;
     tab.follow(&link).await?;
-    tab.until_says("main", "3 dead letter(s)").await?;
+    tab.until_says("main", "3 dead letters").await?;
 
     // A number that is not the one does nothing.
     order(&tab, till, "2").await?;
