@@ -301,6 +301,10 @@ mod tests {
             assert_eq!(open.body(body, Sight::Revealed), none.body(body, Sight::Revealed));
             assert!(!none.body(body, Sight::Revealed).contains(HIDDEN));
         }
+        // A text within a text, no JSON because of the comma, with its byte order mark as an escape.
+        let wrapped = br#""\ufeff {\"x\":\"SECRET\"}","#;
+        let hidden = masks(&["/x"], true).body(wrapped, Sight::Revealed);
+        assert!(hidden.contains(HIDDEN) && !hidden.contains("SECRET"), "{hidden}");
     }
 
     #[test]
