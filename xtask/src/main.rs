@@ -14,7 +14,9 @@ mod prepare;
 mod process;
 mod serve;
 mod servers;
+mod source_copy;
 mod suite;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -35,6 +37,8 @@ enum Task {
     Bench(bench::Arguments),
     /// Random traffic and random faults on real processes, then an independent check
     Faults(faults::Arguments),
+    /// The programs of a commit under load while those of this checkout migrate and roll; then the same check
+    Upgrade(upgrade::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
     Mutants(mutants::Arguments),
     /// How soon trouble is told: by /readyz, status, top, the console, the doctor, an alert
@@ -71,6 +75,7 @@ async fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Bench(arguments) => bench::run(&arguments).await,
         Task::Faults(arguments) => faults::run(&arguments).await,
+        Task::Upgrade(arguments) => upgrade::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
         Task::Noticed(arguments) => noticed::run(&arguments).await,
         Task::Plot(arguments) => plot::run(&arguments),

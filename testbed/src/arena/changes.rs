@@ -1,12 +1,12 @@
 //! What is changed while messages are in flight: configuration, handler, tables, topology, build.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::Arena;
 use super::config::RUNGS;
+use super::{Arena, Member};
 use crate::checker::Ladder;
 
 /// A change.
@@ -122,17 +122,26 @@ impl Arena {
 
     async fn restart_worker(&mut self, number: usize, program: Option<PathBuf>) -> anyhow::Result<()> {
         let worker = self.workers.get_mut(number).context("no such worker")?;
-        let name = worker.name.clone();
-        match worker.process.terminate(Duration::from_secs(40)).await {
-            Ok(status) if status.success() => {}
-            Ok(status) => self.exits.push(format!("{name} for a change: {status}")),
-            Err(error) => self.exits.push(format!("{name} for a change: {error:#}")),
-        }
-        let worker = self.workers.get_mut(number).context("no such worker")?;
-        if let Some(program) = program {
-            worker.process.become_program(program);
-        }
-        worker.process.start_again()
+        self.exits.extend(restart(worker, program).await?);
+        Ok(())
+    }
+
+    /// From now on `oncely` is this folder's; workers and relays go on as they are.
+    pub fn release(&mut self, folder: &Path) {
+        self.config.oncely = folder.join("oncely");
+        self.config.binaries = folder.to_owned();
+    }
+
+    /// Ends a worker in order and starts this folder's in its place.
+    pub async fn roll_worker(&mut self, number: usize, folder: &Path) -> anyhow::Result<()> {
+        self.restart_worker(number, Some(folder.join("worker"))).await
+    }
+
+    /// Ends a relay in order and starts this folder's in its place.
+    pub async fn roll_relay(&mut self, number: usize, folder: &Path) -> anyhow::Result<()> {
+        let relay = self.relays.get_mut(number).context("no such relay")?;
+        self.exits.extend(restart(relay, Some(folder.join("relay"))).await?);
+        Ok(())
     }
 
     async fn swap_build(&mut self, number: usize) -> anyhow::Result<()> {
@@ -156,4 +165,18 @@ impl Arena {
         tokio::time::sleep(Duration::from_millis(300)).await;
         self.oncely(&["topology", "apply"]).await
     }
+}
+
+/// Ends a process in order, and starts it again, perhaps as another program. What it said where it did not end in order.
+async fn restart(member: &mut Member, program: Option<PathBuf>) -> anyhow::Result<Option<String>> {
+    let exit = match member.process.terminate(Duration::from_secs(40)).await {
+        Ok(status) if status.success() => None,
+        Ok(status) => Some(format!("{} for a change: {status}", member.name)),
+        Err(error) => Some(format!("{} for a change: {error:#}", member.name)),
+    };
+    if let Some(program) = program {
+        member.process.become_program(program);
+    }
+    member.process.start_again()?;
+    Ok(exit)
 }

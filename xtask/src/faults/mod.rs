@@ -26,7 +26,7 @@ use crate::servers::Choice;
 use calendar::{Day, calendar};
 use report::Report;
 use schedule::{Planned, schedule};
-use traffic::Traffic;
+pub(crate) use traffic::Traffic;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {

@@ -1,13 +1,13 @@
 //! Bugs as patches: `xtask/mutants/NAME.patch` takes one care out of the code, and says which in its header. A patch is applied to a
-//! copy of the sources below `target/mutants`, and built there, so that the product's own code knows of no bug.
+//! copy of the sources, and built there, so that the product's own code knows of no bug.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
 
 use crate::process;
+use crate::source_copy::SourceCopy;
 
 /// A patch file.
 #[derive(Clone, Debug)]
@@ -53,38 +53,9 @@ impl Patch {
 
     /// Builds the programs with this bug, and the steps at which they can end; returns the folder that they are in.
     pub(crate) fn build(&self) -> anyhow::Result<PathBuf> {
-        let workshop = process::root().join("target").join("mutants");
-        let tree = workshop.join("tree");
-        copy_sources(&process::root(), &tree)?;
-        self.apply(&tree, false)?;
-        let built = workshop.join("build");
-        let output = process::cargo(&tree)
-            .arg("build")
-            .args(process::PRODUCT)
-            .args(["--locked", "--bins", "--features", "failpoints", "--target-dir"])
-            .arg(&built)
-            // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
-            // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
-            // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
-            // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
-            .env("CARGO_BUILD_BUILD_DIR", process::root().join("target"))
-            .env("RUSTC_WORKSPACE_WRAPPER", "env")
-            .output()?;
-        anyhow::ensure!(
-            output.status.success(),
-            "{} does not compile:\n{}",
-            self.name,
-            String::from_utf8_lossy(&output.stderr)
-        );
-        // The next patch is built over this one, perhaps while its processes still run.
-        let own = workshop.join("programs").join(&self.name);
-        std::fs::create_dir_all(&own)?;
-        for program in ["worker", "relay", "oncely"] {
-            let to = own.join(program);
-            let _ = std::fs::remove_file(&to);
-            std::fs::copy(built.join("debug").join(program), to)?;
-        }
-        Ok(own)
+        let copy = SourceCopy::of_here()?;
+        self.apply(&copy.tree(), false)?;
+        copy.build(&self.name, &["--features", "failpoints"]).with_context(|| self.name.clone())
     }
 
     fn apply(&self, tree: &Path, only_check: bool) -> anyhow::Result<()> {
@@ -105,45 +76,10 @@ impl Patch {
     }
 }
 
-/// Makes `tree` hold what git knows of `root`, as it is on disk; what is the same keeps its time, so that only what differs is built.
-fn copy_sources(root: &Path, tree: &Path) -> anyhow::Result<()> {
-    let output = Command::new("git")
-        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-        .current_dir(root)
-        .output()
-        .context("cannot run git")?;
-    anyhow::ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr));
-    let names = String::from_utf8(output.stdout)?;
-    let wanted: BTreeSet<PathBuf> =
-        names.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect();
-    for name in &wanted {
-        // One that is deleted and not yet committed so.
-        let Ok(content) = std::fs::read(root.join(name)) else { continue };
-        let to = tree.join(name);
-        if std::fs::read(&to).is_ok_and(|there| there == content) {
-            continue;
-        }
-        std::fs::create_dir_all(to.parent().unwrap_or(tree))?;
-        std::fs::write(&to, content)?;
-    }
-    remove_others(tree, tree, &wanted)
-}
-
-/// What a patch has added, or what the sources no longer have.
-fn remove_others(folder: &Path, tree: &Path, wanted: &BTreeSet<PathBuf>) -> anyhow::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            remove_others(&path, tree, wanted)?;
-        } else if !wanted.contains(path.strip_prefix(tree)?) {
-            std::fs::remove_file(&path)?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::mutants::scripts::MUTANTS;
 

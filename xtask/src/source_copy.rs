@@ -1,0 +1,143 @@
+//! A copy of the sources below `target/mutants`, in which something else may stand than here: a planted bug, another commit.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::process;
+
+/// The copy. There is one, whatever is in it: Cargo tells sources of one path apart by their times alone, so that a second one with
+/// older files would be taken for built.
+pub(crate) struct SourceCopy {
+    workshop: PathBuf,
+}
+
+impl SourceCopy {
+    fn new() -> Self {
+        Self { workshop: process::root().join("target").join("mutants") }
+    }
+
+    /// Of what git knows here, as it is on disk.
+    pub(crate) fn of_here() -> anyhow::Result<Self> {
+        let copy = Self::new();
+        let root = process::root();
+        let names = git(&root, &["ls-files", "-z", "--cached", "--others", "--exclude-standard"])?;
+        copy.fill(&root, &names)?;
+        Ok(copy)
+    }
+
+    /// Of a commit.
+    pub(crate) fn of_commit(commit: &str) -> anyhow::Result<Self> {
+        let copy = Self::new();
+        let root = process::root();
+        let unpacked = copy.workshop.join("commit");
+        let _ = std::fs::remove_dir_all(&unpacked);
+        std::fs::create_dir_all(&unpacked)?;
+        let archive = copy.workshop.join("commit.tar");
+        process::run(
+            Command::new("git").current_dir(&root).args(["archive", "--output"]).arg(&archive).arg(commit),
+        )?;
+        process::run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&unpacked))?;
+        std::fs::remove_file(&archive)?;
+        let names = git(&root, &["ls-tree", "-r", "-z", "--name-only", "--full-tree", commit])?;
+        copy.fill(&unpacked, &names)?;
+        std::fs::remove_dir_all(&unpacked)?;
+        Ok(copy)
+    }
+
+    /// Where it is.
+    pub(crate) fn tree(&self) -> PathBuf {
+        self.workshop.join("tree")
+    }
+
+    /// Builds the programs; returns a folder of this name that they are in.
+    pub(crate) fn build(&self, name: &str, features: &[&str]) -> anyhow::Result<PathBuf> {
+        let built = self.workshop.join("build");
+        let output = process::cargo(&self.tree())
+            .arg("build")
+            .args(process::PRODUCT)
+            .args(["--locked", "--bins"])
+            .args(features)
+            .arg("--target-dir")
+            .arg(&built)
+            // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
+            // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
+            // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
+            // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
+            .env("CARGO_BUILD_BUILD_DIR", process::root().join("target"))
+            .env("RUSTC_WORKSPACE_WRAPPER", "env")
+            .output()?;
+        anyhow::ensure!(
+            output.status.success(),
+            "does not compile:\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        // The next one is built over this one, perhaps while its processes still run.
+        let own = self.workshop.join("programs").join(name);
+        std::fs::create_dir_all(&own)?;
+        for program in ["worker", "relay", "oncely"] {
+            let to = own.join(program);
+            let _ = std::fs::remove_file(&to);
+            std::fs::copy(built.join("debug").join(program), to)?;
+        }
+        Ok(own)
+    }
+
+    /// Makes the copy hold these files; what is the same keeps its time, so that only what differs is built.
+    fn fill(&self, from: &Path, names: &str) -> anyhow::Result<()> {
+        let tree = self.tree();
+        let wanted: BTreeSet<PathBuf> =
+            names.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect();
+        for name in &wanted {
+            // One that is deleted and not yet committed so.
+            let Ok(content) = std::fs::read(from.join(name)) else { continue };
+            let to = tree.join(name);
+            if std::fs::read(&to).is_ok_and(|there| there == content) {
+                continue;
+            }
+            std::fs::create_dir_all(to.parent().unwrap_or(&tree))?;
+            std::fs::write(&to, content)?;
+        }
+        remove_others(&tree, &tree, &wanted)
+    }
+}
+
+/// The files of a folder by their names, as they are in a commit, or here.
+pub(crate) fn files_of(commit: Option<&str>, folder: &str) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let root = process::root();
+    let names = match commit {
+        Some(commit) => git(&root, &["ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, folder])?,
+        None => git(&root, &["ls-files", "-z", "--cached", "--others", "--exclude-standard", folder])?,
+    };
+    let mut files = Vec::new();
+    for name in names.split('\0').filter(|name| !name.is_empty()) {
+        let content = match commit {
+            Some(commit) => git(&root, &["show", &format!("{commit}:{name}")])?.into_bytes(),
+            None => std::fs::read(root.join(name))?,
+        };
+        files.push((name.to_owned(), content));
+    }
+    Ok(files)
+}
+
+fn git(root: &Path, arguments: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new("git").args(arguments).current_dir(root).output().context("cannot run git")?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "git {}: {text}", arguments.join(" "));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// What a patch has added, or what the sources no longer have.
+fn remove_others(folder: &Path, tree: &Path, wanted: &BTreeSet<PathBuf>) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(&path, tree, wanted)?;
+        } else if !wanted.contains(path.strip_prefix(tree)?) {
+            std::fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
