@@ -1,3 +1,4 @@
+-- locks oncely.idempotency_keys against everybody
 set local search_path = pg_catalog, pg_temp;
 
 -- Each process with as little as its work takes: the columns that it changes instead of whole tables, and functions

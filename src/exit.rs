@@ -12,7 +12,8 @@ pub const USAGE: u8 = 2;
 pub const UNREACHABLE: u8 = 3;
 /// Refused: a change that nobody has agreed to, that is larger than allowed, or that the login may not make.
 pub const REFUSED: u8 = 4;
-/// `oncely status`: messages stand still, or are given up in numbers. `oncely doctor`: errors.
+/// `oncely status`: messages stand still, or are given up in numbers. `oncely doctor`: errors. `oncely migrate plan`: somebody waits for
+/// longer than a second.
 pub const DANGER: u8 = 5;
 /// `EX_CONFIG` of sysexits.h: the configuration is refused. A supervisor should not restart (RestartPreventExitStatus=78).
 pub const CONFIG: u8 = 78;

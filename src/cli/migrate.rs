@@ -1,7 +1,8 @@
-//! `oncely migrate [run|info|revert]`.
+//! `oncely migrate [run|plan|info|revert]`.
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -9,16 +10,22 @@ use serde::Serialize;
 use sqlx::{Connection as _, PgConnection};
 
 use super::consent::agree;
+use super::migration_plan;
+use super::migration_wait::Patient;
 use super::output::{self, List, Output, Row, Times};
 use crate::config::{Config, masked};
 use crate::exit;
-use crate::pg::{MIGRATOR, MigrationState, migration_state};
+use crate::pg::{MIGRATOR, MigrationState, PgSettings, migration_state};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The same migrations that `sqlx migrate run` runs; needs only DATABASE_URL or [postgres] url."
+    after_help = "The same migrations that `sqlx migrate run` runs; needs only DATABASE_URL or [postgres] url. A migration that \
+                  does not get a lock within a second lets everybody by and tries again. Exit 1: one got no lock within --wait. \
+                  4: the database was migrated by another program's files."
 )]
 pub(super) struct Arguments {
+    #[command(flatten)]
+    patience: Patience,
     #[command(subcommand)]
     verb: Option<Verb>,
 }
@@ -26,7 +33,12 @@ pub(super) struct Arguments {
 #[derive(Clone, Copy, Debug, Subcommand)]
 enum Verb {
     /// Apply what is not applied yet (the default)
-    Run,
+    Run(Patience),
+    /// What the pending migrations lock, and for how long; changes nothing
+    #[command(
+        after_help = "Exit 0: nothing is pending. 1: something is, and nobody waits for longer than a second. 5: somebody does."
+    )]
+    Plan(migration_plan::Arguments),
     /// Show what is applied; exit 1 where something is not
     Info(Info),
     /// Take the last migration back, and what it made with all its data
@@ -35,6 +47,16 @@ enum Verb {
         #[arg(long)]
         yes: bool,
     },
+}
+
+/// Without `--wait`, for how long a migration tries to get its locks.
+const WAIT: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, Args)]
+struct Patience {
+    /// How long each migration tries to get its locks, such as 5m [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    wait: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -67,25 +89,81 @@ impl Row for MigrationRow {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let Arguments { patience, verb } = arguments;
+    if patience.wait.is_some() && !matches!(verb, None | Some(Verb::Run(_))) {
+        output::note("--wait is for `oncely migrate` and `oncely migrate run`");
+        return Ok(ExitCode::from(exit::USAGE));
+    }
     let settings = Config::load_postgres(file)?;
     let server = masked(&settings.url);
     let mut connection =
         settings.connect("oncely migrate").await.with_context(|| format!("cannot connect to {server}"))?;
     let before = migration_state(&mut connection).await?;
-    if let Some(Verb::Info(info)) = arguments.verb {
-        return show(&before, info.output, times);
+    match verb {
+        Some(Verb::Info(info)) => return show(&before, info.output, times),
+        Some(Verb::Revert { yes }) => return revert(&mut connection, &before, &server, yes).await,
+        None | Some(Verb::Plan(_) | Verb::Run(_)) => {}
     }
-    if let Some(Verb::Revert { yes }) = arguments.verb {
-        return revert(&mut connection, &before, &server, yes).await;
+    if let Some(why) = refusal(&before) {
+        output::note(&format!("{server}: {why}"));
+        return Ok(ExitCode::from(exit::REFUSED));
     }
+    if let Some(Verb::Plan(plan)) = verb {
+        return migration_plan::run(&mut connection, &before, plan, times).await;
+    }
+    if before.pending.is_empty() {
+        output::note(&format!("{server}: {}", nothing_to_do(&before)));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let wait = match verb {
+        Some(Verb::Run(own)) => own.wait.or(patience.wait),
+        _ => patience.wait,
+    };
+    apply(&settings, connection, &before, wait.unwrap_or(WAIT)).await
+}
+
+/// Why this program applies nothing here.
+fn refusal(state: &MigrationState) -> Option<String> {
+    if !state.changed.is_empty() {
+        return Some(format!(
+            "migrations {:?} were applied from other files than this program's: use the program that made this database, or make it anew",
+            state.changed
+        ));
+    }
+    (!state.unknown.is_empty() && !state.pending.is_empty()).then(|| {
+        format!(
+            "a newer Oncely has migrated this database ({:?} are unknown here), and some of this program's migrations are not applied: \
+             migrate with that one",
+            state.unknown
+        )
+    })
+}
+
+fn nothing_to_do(state: &MigrationState) -> String {
+    match state.unknown.as_slice() {
+        [] => "nothing to do, all migrations are applied".to_owned(),
+        newer => format!("nothing to do, a newer Oncely has migrated it ({newer:?} are unknown here)"),
+    }
+}
+
+async fn apply(
+    settings: &PgSettings,
+    mut connection: PgConnection,
+    before: &MigrationState,
+    wait: Duration,
+) -> anyhow::Result<ExitCode> {
+    let server = masked(&settings.url);
+    let migrating = || format!("migrating {server}");
     // Building an index on a big table takes longer than a statement may at work.
     sqlx::query("select set_config('statement_timeout', '0', false)").execute(&mut connection).await?;
-    MIGRATOR.run(&mut connection).await.with_context(|| format!("migrating {server}"))?;
-    connection.close().await?;
-    match before.pending.len() {
-        0 => output::note(&format!("{server}: nothing to do, all migrations are applied")),
-        count => output::note(&format!("{server}: applied {count} migrations")),
+    let mut watcher = settings.connect("oncely migrate watch").await.with_context(migrating)?;
+    let mut patient = Patient { connection: &mut connection, watcher: &mut watcher, wait };
+    for (version, description) in &before.pending {
+        patient.apply(*version, description).await.with_context(migrating)?;
     }
+    watcher.close().await?;
+    connection.close().await?;
+    output::note(&format!("{server}: applied {} migrations", before.pending.len()));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -23,6 +23,8 @@ mod handler;
 mod keys;
 mod man;
 mod migrate;
+mod migration_plan;
+mod migration_wait;
 mod mirror;
 mod outbox;
 mod output;

@@ -62,7 +62,8 @@ pub const CHECKS: &[Check] = &[
         "pg.schema",
         "The migrations",
         "`oncely._sqlx_migrations` beside the program's own list",
-        "error: migrations are pending, or were applied from other files; info: the database was migrated by a newer Oncely",
+        "error: migrations are pending, were applied from other files, or are a newer Oncely's and took away what this program uses; info: the \
+         database was migrated by a newer Oncely",
         "run `oncely migrate`; update the programs that are older than the database",
     ),
     at_start(

@@ -1,7 +1,11 @@
 //! The embedded migrations.
 
-use sqlx::PgConnection;
-use sqlx::migrate::{Migrate as _, Migrator};
+use std::time::Duration;
+
+use sqlx::migrate::{MigrateError, Migration, Migrator};
+use sqlx::{Connection as _, PgConnection};
+
+use super::migration_lock::migration_locks;
 
 /// All migrations, the same files that sqlx-cli runs.
 pub static MIGRATOR: Migrator = sqlx::migrate!();
@@ -15,6 +19,19 @@ pub struct MigrationState {
     pub changed: Vec<i64>,
     /// Versions that the database has and we do not know: a newer Oncely was here.
     pub unknown: Vec<i64>,
+    /// Of these the one that has taken away what this program still uses, if there is one.
+    pub contracted: Option<i64>,
+}
+
+/// In the name of a migration that takes something away, before the version of the migration since which no program uses it: a program
+/// that knows that one is new enough.
+const UNUSED_SINCE: &str = " unused since ";
+
+/// Does a migration of this name take away what a program uses that knows migrations up to `latest`?
+fn takes_away_from(description: &str, latest: i64) -> bool {
+    let since = description.rsplit_once(UNUSED_SINCE).map(|(_, since)| since.parse::<i64>());
+    // What can't be read is for a newer program to read.
+    since.is_some_and(|since| since.map_or(true, |since| since > latest))
 }
 
 /// Compares a database with the embedded migrations. Changes nothing.
@@ -26,16 +43,19 @@ pub async fn migration_state(connection: &mut PgConnection) -> Result<MigrationS
         sqlx::query_scalar("select to_regclass('oncely._sqlx_migrations') is not null")
             .fetch_one(&mut *connection)
             .await?;
-    let applied = if listed == Some(true) {
-        connection
-            .list_applied_migrations("oncely._sqlx_migrations")
-            .await
-            .map_err(|error| sqlx::Error::Migrate(Box::new(error)))?
+    let applied: Vec<Applied> = if listed == Some(true) {
+        // sqlx's own question leaves the description out.
+        sqlx::query_as("select version, checksum, description from oncely._sqlx_migrations order by version")
+            .fetch_all(&mut *connection)
+            .await?
     } else {
         Vec::new()
     };
     let known: Vec<_> = MIGRATOR.iter().filter(|m| m.migration_type.is_up_migration()).collect();
     let of = |version| applied.iter().find(|m| m.version == version);
+    let unknown: Vec<&Applied> =
+        applied.iter().filter(|m| known.iter().all(|own| own.version != m.version)).collect();
+    let latest = known.last().map_or(0, |m| m.version);
     Ok(MigrationState {
         pending: known
             .iter()
@@ -44,13 +64,85 @@ pub async fn migration_state(connection: &mut PgConnection) -> Result<MigrationS
             .collect(),
         changed: known
             .iter()
-            .filter(|m| of(m.version).is_some_and(|found| found.checksum != m.checksum))
+            .filter(|m| of(m.version).is_some_and(|found| *found.checksum != *m.checksum))
             .map(|m| m.version)
             .collect(),
-        unknown: applied
-            .iter()
-            .map(|m| m.version)
-            .filter(|version| known.iter().all(|m| m.version != *version))
-            .collect(),
+        contracted: unknown.iter().find(|m| takes_away_from(&m.description, latest)).map(|m| m.version),
+        unknown: unknown.iter().map(|m| m.version).collect(),
     })
+}
+
+/// A row of the list of applied migrations.
+#[derive(sqlx::FromRow)]
+struct Applied {
+    version: i64,
+    checksum: Vec<u8>,
+    description: String,
+}
+
+/// What became of a try to apply a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MigrationTry {
+    /// It is applied.
+    Applied,
+    /// It did not get a lock in time. Nothing of it is applied.
+    Locked,
+}
+
+/// A migration that waits for a lock has all others wait behind it: so long, for all its locks together.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a migration waits for each lock. One that runs outside of a transaction makes or drops an index concurrently: nobody who reads or writes
+/// waits behind it, and broken off it leaves an index that is invalid.
+fn lock_wait(migration: &Migration) -> Duration {
+    if migration.no_tx {
+        return Duration::ZERO;
+    }
+    // While it waits for the second one it has the first. (All partitions of a table count as one: who reads it has them all.)
+    let locks = migration_locks(migration).map_or(1, |locks| locks.len().max(1));
+    LOCK_WAIT / u32::try_from(locks).unwrap_or(u32::MAX)
+}
+
+/// Applies the pending migrations up to one, which is the next.
+///
+/// # Errors
+/// Whatever it fails with, but that somebody else has a lock.
+pub(crate) async fn try_migration(
+    connection: &mut PgConnection,
+    version: i64,
+) -> Result<MigrationTry, MigrateError> {
+    let wait = MIGRATOR.iter().find(|m| m.version == version).map_or(LOCK_WAIT, lock_wait);
+    sqlx::query("select set_config('lock_timeout', $1, false)")
+        .bind(wait.as_millis().to_string())
+        .execute(&mut *connection)
+        .await?;
+    match MIGRATOR.run_to(version, &mut *connection).await {
+        Ok(()) => Ok(MigrationTry::Applied),
+        Err(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _))
+            if is_lock_timeout(&error) =>
+        {
+            // The end of its transaction is sent with the next statement.
+            connection.ping().await?;
+            Ok(MigrationTry::Locked)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).as_deref() == Some("55P03")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_away_is_taken_from_programs_that_are_too_old_alone() {
+        let latest = 20_261_122_000_021;
+        assert!(!takes_away_from("roles", latest));
+        assert!(!takes_away_from("drop emit unused since 20261122000021", latest));
+        assert!(takes_away_from("drop emit unused since 20270101000001", latest));
+        assert!(takes_away_from("drop emit unused since version 3", latest), "whatever that means");
+    }
 }

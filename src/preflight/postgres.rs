@@ -102,6 +102,14 @@ async fn fitting(
         found.error("pg.schema", "postgres", what);
         return Ok(false);
     }
+    if let Some(version) = state.contracted {
+        let what = format!(
+            "a newer Oncely has migrated this database, and its migration {version} took away what this program still uses: update \
+             this program"
+        );
+        found.error("pg.schema", "postgres", what);
+        return Ok(false);
+    }
     if !state.unknown.is_empty() {
         let what = format!(
             "a newer Oncely has migrated this database ({:?} are unknown here): update this program",

@@ -36,6 +36,7 @@ mod json;
 mod keys;
 mod leaks;
 mod memory;
+mod migrations;
 mod mirror;
 mod mirror_verbs;
 mod once;

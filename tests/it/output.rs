@@ -153,7 +153,22 @@ fn is_of(value: &Value, kind: &str) -> bool {
 async fn the_book_says_what_is_in_every_row() {
     let world = full().await;
     let mut pages = documented();
-    for (verb, field) in LISTS.into_iter().chain([(&["topology", "show"][..], "queues")]) {
+    for (verb, schema) in OBJECTS {
+        let (_, text) = run(&world, verb, &["--json"]).await;
+        let mut object: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(object.remove("schema"), Some(Value::from(schema)), "{verb:?}");
+        let page = pages.remove(schema).unwrap_or_else(|| panic!("the page has no {schema}"));
+        assert_eq!(object.keys().collect::<Vec<_>>(), page.keys().collect::<Vec<_>>(), "{schema}");
+        for (name, value) in &object {
+            assert!(is_of(value, &page[name]), "{schema}: {name} is {value}, and not {}", page[name]);
+        }
+    }
+    let more = [(&["topology", "show"][..], "queues"), (&["migrate", "plan"], "locks")];
+    for (verb, field) in LISTS.into_iter().chain(more) {
+        if verb == ["migrate", "plan"] {
+            // Where something is pending there is a plan; last, since then nothing else is done.
+            run(&world, &["migrate", "revert", "--yes"], &[]).await;
+        }
         let (_, text) = run(&world, verb, &["--json"]).await;
         let object: Value = serde_json::from_str(&text).unwrap();
         let (_, lines) = run(&world, verb, &["-o", "ndjson"]).await;
@@ -167,16 +182,6 @@ async fn the_book_says_what_is_in_every_row() {
             for (name, value) in row {
                 assert!(is_of(value, &page[name]), "{schema}: {name} is {value}, and not {}", page[name]);
             }
-        }
-    }
-    for (verb, schema) in OBJECTS {
-        let (_, text) = run(&world, verb, &["--json"]).await;
-        let mut object: Map<String, Value> = serde_json::from_str(&text).unwrap();
-        assert_eq!(object.remove("schema"), Some(Value::from(schema)), "{verb:?}");
-        let page = pages.remove(schema).unwrap_or_else(|| panic!("the page has no {schema}"));
-        assert_eq!(object.keys().collect::<Vec<_>>(), page.keys().collect::<Vec<_>>(), "{schema}");
-        for (name, value) in &object {
-            assert!(is_of(value, &page[name]), "{schema}: {name} is {value}, and not {}", page[name]);
         }
     }
     assert_eq!(pages.keys().collect::<Vec<_>>(), Vec::<&String>::new(), "the page has what nobody prints");

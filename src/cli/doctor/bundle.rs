@@ -132,6 +132,7 @@ async fn migrations(config: &Config) -> Value {
             "pending": state.pending,
             "changed": state.changed,
             "unknown": state.unknown,
+            "contracted": state.contracted,
         })
     }))
 }

@@ -1,0 +1,129 @@
+//! What a migration locks, as it says itself, in lines of its own: `-- locks <table> against writes|everybody[, reads all rows|rewrites all rows]`.
+//! A test applies each to a real database and compares what it says with the locks that it holds.
+
+use serde::Serialize;
+use sqlx::migrate::Migration;
+
+/// Who waits for a table that a migration has locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeptOut {
+    /// Whoever writes to it. Readers go on.
+    Writes,
+    /// Readers, too.
+    Everybody,
+}
+
+/// What a migration does to a table as long as it has it locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LockedWork {
+    /// A change of the catalogue alone: takes a moment, however large the table is.
+    Catalogue,
+    /// Reads all rows.
+    ReadsAllRows,
+    /// Writes all rows anew, and all indexes with them.
+    RewritesAllRows,
+}
+
+/// A table that a migration locks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableLock {
+    /// With its schema.
+    pub table: String,
+    /// Who waits.
+    pub kept_out: KeptOut,
+    /// For how long.
+    pub work: LockedWork,
+}
+
+/// A line of a migration that begins like one and is none.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "migration {version}: {line:?} is not `-- locks <table> against writes|everybody[, reads all rows|rewrites all rows]`"
+)]
+pub struct UnclearLock {
+    version: i64,
+    line: String,
+}
+
+const PREFIX: &str = "-- locks ";
+
+impl TableLock {
+    fn parse(line: &str) -> Option<Self> {
+        let (table, effect) = line.strip_prefix(PREFIX)?.split_once(" against ")?;
+        let (kept_out, work) =
+            effect.split_once(", ").map_or((effect, None), |(who, work)| (who, Some(work)));
+        let is_one_word = table.contains('.') && !table.contains(char::is_whitespace);
+        Some(Self {
+            table: Some(table).filter(|_| is_one_word)?.to_owned(),
+            kept_out: match kept_out {
+                "writes" => KeptOut::Writes,
+                "everybody" => KeptOut::Everybody,
+                _ => return None,
+            },
+            work: match work {
+                None => LockedWork::Catalogue,
+                Some("reads all rows") => LockedWork::ReadsAllRows,
+                Some("rewrites all rows") => LockedWork::RewritesAllRows,
+                Some(_) => return None,
+            },
+        })
+    }
+}
+
+impl std::fmt::Display for TableLock {
+    /// The line that says it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let who = match self.kept_out {
+            KeptOut::Writes => "writes",
+            KeptOut::Everybody => "everybody",
+        };
+        let work = match self.work {
+            LockedWork::Catalogue => "",
+            LockedWork::ReadsAllRows => ", reads all rows",
+            LockedWork::RewritesAllRows => ", rewrites all rows",
+        };
+        write!(f, "{PREFIX}{} against {who}{work}", self.table)
+    }
+}
+
+/// The tables that a migration says it locks.
+///
+/// # Errors
+/// A line that says it unclearly.
+pub fn migration_locks(migration: &Migration) -> Result<Vec<TableLock>, UnclearLock> {
+    let lines = migration.sql.as_str().lines().filter(|line| line.starts_with(PREFIX));
+    lines
+        .map(|line| {
+            TableLock::parse(line)
+                .ok_or_else(|| UnclearLock { version: migration.version, line: line.to_owned() })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_it_was_written_for_or_nothing() {
+        for line in [
+            "-- locks oncely.audit against writes",
+            "-- locks oncely.audit against everybody",
+            "-- locks oncely.audit against writes, reads all rows",
+            "-- locks oncely.audit against everybody, rewrites all rows",
+        ] {
+            assert_eq!(TableLock::parse(line).map(|lock| lock.to_string()).as_deref(), Some(line));
+        }
+        for line in [
+            "-- locks audit against writes",
+            "-- locks oncely.audit against readers",
+            "-- locks oncely.audit against writes, quickly",
+            "-- locks oncely.audit and oncely.events against writes",
+            "-- locks oncely.audit",
+        ] {
+            assert_eq!(TableLock::parse(line), None, "{line}");
+        }
+    }
+}
