@@ -84,7 +84,8 @@ begin
                 'delete on oncely.dead_letters'),
             ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
-                'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.beat, oncely.leave, '
+                'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
+                'oncely.beat, oncely.leave, '
                 'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
             -- A person with the command line.
@@ -101,8 +102,8 @@ begin
             ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
-                'oncely.forgotten_before, oncely.accept_clock, oncely.set_retention, oncely.record_action, '
-                'oncely.letter_memories, '
+                'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
+                'oncely.record_action, oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer'),
 
@@ -117,7 +118,7 @@ begin
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
             ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
-                'oncely.seal_hash, oncely.forgotten_before'),
+                'oncely.seal_hash, oncely.forgotten_before, oncely.effective_retention'),
 
             -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
             ('oncely_emitter', 'usage on schema oncely'),
@@ -154,7 +155,9 @@ begin
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('
                 'case when expires_at is null then coalesce(completed_at, created_at) else created_at end '
                 '<= (select oncely.forgotten_before(least(u.clock_seen_at, clock_timestamp()), '
-                'coalesce(expires_at - created_at, c.retention), coalesce(c.paused, ''{}'')) '
+                'coalesce(expires_at - created_at, oncely.effective_retention('
+                'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until)), '
+                'coalesce(c.paused, ''{}'')) '
                 'from oncely.maintenance as u '
                 'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer))',
                 'keys_collected_by_' || role, role

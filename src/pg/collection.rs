@@ -179,7 +179,7 @@ pub(crate) async fn count_self_expired(
               select from oncely.dead_letters as d
               where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
           )
-          and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.mirror_queue), 'infinity'))"#,
+          and (status <> 'COMPLETED' or completed_at < coalesce((select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), 'infinity'))"#,
         now
     )
     .fetch_one(connection)
@@ -197,7 +197,7 @@ pub(crate) async fn count_expired(
         r#"select
             count(*) filter (
                 where status = 'COMPLETED'
-                  and completed_at < least($2, (select min(created_at) from oncely.mirror_queue))
+                  and completed_at < least($2, (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q))
             ) as "completed!",
             count(*) filter (
                 where status = 'FAILED' and completed_at < $2
