@@ -83,9 +83,10 @@ comment on column oncely.dead_letters.updated_at is 'When the state last changed
 comment on column oncely.dead_letters.swept_at is
     'When the queue was gone through after the letter was requeued or discarded; its copy there is gone.';
 
-create index dead_letters_open on oncely.dead_letters (dead_lettered_at) include (queue)
+create index dead_letters_open on oncely.dead_letters (dead_lettered_at) include (queue, consumer, state, updated_at)
 where state in ('waiting', 'requeueing');
-comment on index oncely.dead_letters_open is 'For lists of what waits, and for its number by queue.';
+comment on index oncely.dead_letters_open is
+    'For lists of what waits, and for its number by queue and by consumer: relays count it every few seconds.';
 create index dead_letters_dead_lettered_at on oncely.dead_letters (dead_lettered_at);
 comment on index oncely.dead_letters_dead_lettered_at is 'For lists of all, by pages, and for groups.';
 create index dead_letters_closed on oncely.dead_letters (updated_at)

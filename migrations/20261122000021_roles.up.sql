@@ -85,7 +85,7 @@ begin
             ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
-                'oncely.beat, oncely.leave, '
+                'oncely.summarize_audit, oncely.beat, oncely.leave, '
                 'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
             -- A person with the command line.

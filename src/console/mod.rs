@@ -6,6 +6,7 @@
 //! sessions of the console's own ([`pool`]).
 
 mod access;
+mod actions;
 mod app;
 mod ask;
 mod assets;

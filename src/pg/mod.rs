@@ -133,7 +133,7 @@ pub(crate) use stats::{
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use timelines::Timelines;
 pub(crate) use trail::{
-    Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, trail_page,
+    Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, summarize_trail, trail_page,
 };
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
 pub(crate) use written::{
