@@ -59,7 +59,8 @@ comment on index oncely.audit_occurred_at is
 create index audit_key on oncely.audit (hashtextextended(key, 0));
 comment on index oncely.audit_key is 'For "oncely explain KEY": compare hashtextextended(key, 0), then the key.';
 
-create view oncely.processed_keys as
+-- Views see what their reader may see.
+create view oncely.processed_keys with (security_invoker = true) as
 select tenant, consumer, key, occurred_at as processed_at, attempt, duration_us, queue, worker, trace_id, login
 from oncely.audit
 where outcome = 'completed';

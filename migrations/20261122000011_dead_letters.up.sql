@@ -102,7 +102,7 @@ comment on index oncely.dead_letters_id is 'For "oncely failed show ID", which n
 create index dead_letters_key on oncely.dead_letters (hashtextextended(key, 0));
 comment on index oncely.dead_letters_key is 'By key: compare hashtextextended(key, 0), then the key.';
 
-create view oncely.dead_letter_groups as
+create view oncely.dead_letter_groups with (security_invoker = true) as
 select tenant, consumer, failure_group, reason, error_code, max(detail) as detail,
     count(*) filter (where state = 'waiting') as waiting,
     count(*) filter (where state = 'requeueing') as requeueing,

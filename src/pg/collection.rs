@@ -89,7 +89,9 @@ pub(crate) async fn collect_batch(
 
 /// Begins a transaction that deletes keys: none of a letter that is being requeued. While it lasts no requeue is decided, so that what
 /// its statement sees of the letters stays true; see [`super::begin_requeue`].
-async fn past_requeues(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+pub(crate) async fn past_requeues(
+    connection: &mut PgConnection,
+) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     sqlx::query!("select pg_advisory_xact_lock(hashtextextended('oncely.requeue', 0))")
         .fetch_one(&mut *transaction)

@@ -1,5 +1,6 @@
 //! What the database knows of consumers: what decides about their keys, whichever file a process was started with.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -72,6 +73,23 @@ pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownC
             changed_by: row.changed_by,
         })
         .collect())
+}
+
+/// For how long the keys of all known consumers are kept at present, pauses left aside (`oncely.effective_retention`). For auditors of a
+/// tenant, too, who may not read who changed it.
+pub(crate) async fn retentions(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<BTreeMap<String, Duration>, sqlx::Error> {
+    let rows = sqlx::query!(
+        r#"select consumer, (extract(epoch from oncely.effective_retention($1, retention, former_retention, former_until))
+            * 1000000)::bigint as "retention!"
+        from oncely.consumers"#,
+        now
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.consumer, duration(row.retention))).collect())
 }
 
 /// How far a consumer's memory reaches back.
