@@ -10,6 +10,7 @@ create table oncely.mirror_queue (
     kind text collate "C" not null,
     created_at timestamptz not null,
     expires_at timestamptz not null,
+    completed_at timestamptz,
     tags bytea,
     consumer text collate "C",
     key text collate "C",
@@ -26,8 +27,8 @@ create table oncely.mirror_queue (
         and octet_length(fingerprint) = 16
     ),
     constraint mirror_queue_times check (
-        least(created_at, expires_at) >= '1970-01-01 00:00:00+00'
-        and greatest(created_at, expires_at) <= '9999-12-31 00:00:00+00'
+        least(created_at, expires_at, completed_at) >= '1970-01-01 00:00:00+00'
+        and greatest(created_at, expires_at, completed_at) <= '9999-12-31 00:00:00+00'
     )
 );
 -- Tags are random bytes: compressing them and cutting them into chunks for another table is work for nothing, up to a
@@ -40,9 +41,12 @@ comment on column oncely.mirror_queue.tenant is
 comment on column oncely.mirror_queue.id is 'Random (version 7); says nothing about order.';
 comment on column oncely.mirror_queue.kind is 'mirror: tags for Redis. identity: a key whose tag the relay makes.';
 comment on column oncely.mirror_queue.created_at is
-    'When the batch was claimed. The garbage collection deletes no key that is not older than the oldest of these.';
+    'When the batch was claimed; of a key that is said again, when that was. The garbage collection deletes no key '
+    'that is not older than the oldest of these, or of completed_at where a record has one.';
 comment on column oncely.mirror_queue.expires_at is
     'When the first of the mirrored keys may be collected: no mirror entry may live longer.';
+comment on column oncely.mirror_queue.completed_at is
+    'identity: when the key took effect, where it is said again (oncely.mirror_again).';
 comment on column oncely.mirror_queue.tags is 'mirror: tags of 16 bytes each, of the keys that the batch completed.';
 comment on column oncely.mirror_queue.consumer is 'identity: the consumer of the key that took effect.';
 comment on column oncely.mirror_queue.key is 'identity: the key that took effect.';
@@ -50,3 +54,6 @@ comment on column oncely.mirror_queue.fingerprint is
     'identity: its fingerprint, as in idempotency_keys; null where nothing is compared.';
 create index mirror_queue_created_at on oncely.mirror_queue (created_at);
 comment on index oncely.mirror_queue_created_at is 'For the relay, and for the age of the oldest record.';
+create index mirror_queue_protects on oncely.mirror_queue ((coalesce(completed_at, created_at)));
+comment on index oncely.mirror_queue_protects is
+    'For the garbage collection: no key that is not older than the oldest of these.';

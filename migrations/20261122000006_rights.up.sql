@@ -1,8 +1,8 @@
 set local search_path = pg_catalog, pg_temp;
 
--- Who may consume and emit what. The roles oncely_consumer and oncely_emitter open the functions' door; behind it a
--- login may do what is written here, and nothing else. By the session's user: whoever SET ROLE or a function of the
--- application makes of it stays the same.
+-- Who may consume and emit what, and read whose rows. The roles oncely_consumer and oncely_emitter open the functions'
+-- door, oncely_tenant_auditor that of the tables; behind it a login may do what is written here, and nothing else. By
+-- the session's user: whoever SET ROLE or a function of the application makes of it stays the same.
 create table oncely.rights (
     tenant text collate "C" not null,
     verb text collate "C" not null,
@@ -11,10 +11,11 @@ create table oncely.rights (
     granted_at timestamptz not null,
     granted_by text collate "C" not null,
     constraint rights_pkey primary key (tenant, verb, object, login),
-    constraint rights_verb check (verb in ('consume', 'emit')),
-    -- The default exchange has no name.
+    constraint rights_verb check (verb in ('consume', 'emit', 'read')),
+    -- The default exchange has no name. Who may read all tenants has the role oncely_auditor instead.
     constraint rights_object check (
-        octet_length(tenant) between 1 and 255 and octet_length(object) <= 255 and (verb = 'emit' or object <> '')
+        octet_length(tenant) between 1 and 255 and octet_length(object) <= 255
+        and case verb when 'consume' then object <> '' when 'read' then object = '' and tenant <> '*' else true end
     ),
     constraint rights_login check (octet_length(login) between 1 and 63),
     constraint rights_times check (
@@ -22,13 +23,14 @@ create table oncely.rights (
     )
 );
 comment on table oncely.rights is
-    'What logins may do by oncely.claim, complete, fail (consume) and oncely.emit. Without a row: nothing. Workers '
-    'and the schema''s owner need none.';
-comment on column oncely.rights.tenant is 'For messages of which tenant; * is any.';
-comment on column oncely.rights.verb is 'consume: claim, complete and fail. emit: write events.';
+    'What logins may do by oncely.claim, complete, fail (consume) and oncely.emit, and whose rows members of '
+    'oncely_tenant_auditor see (read). Without a row: nothing. Workers and the schema''s owner need none.';
+comment on column oncely.rights.tenant is 'For messages of which tenant; * is any, but for read.';
+comment on column oncely.rights.verb is
+    'consume: claim, complete and fail. emit: write events. read: see the rows of the tenant.';
 comment on column oncely.rights.object is
     'consume: the consumer. emit: the exchange; empty for the default exchange, through which every queue can be '
-    'reached.';
+    'reached. read: empty.';
 comment on column oncely.rights.login is
     'The login, or a role that logins are members of. By its name: revoke before the role is dropped.';
 comment on column oncely.rights.granted_at is 'When, by the database''s clock.';
@@ -78,6 +80,20 @@ $$;
 comment on function oncely.check_right is 'Refuses (SQLSTATE ONC16) a session''s user who has no right to it.';
 revoke execute on function oncely.check_right from public;
 
+-- Whose rows the session's user may see; asked once a statement by the policies of all tables with tenants' rows.
+create function oncely.readable_tenants() returns setof text
+language sql stable security definer rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+    select r.tenant
+    from oncely.rights as r
+    where r.verb = 'read'
+      and (r.login = session_user or pg_has_role(session_user, to_regrole(quote_ident(r.login)), 'member'))
+$$;
+comment on function oncely.readable_tenants is
+    'Tenants whose rows the session''s user may read as a member of oncely_tenant_auditor.';
+revoke execute on function oncely.readable_tenants from public;
+
 create function oncely.grant_right(login text, verb text, object text, tenant text) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -87,8 +103,13 @@ declare
     at timestamptz := clock_timestamp();
     written boolean;
 begin
-    if grant_right.verb is null or grant_right.verb not in ('consume', 'emit') then
-        raise exception using errcode = 'ONC11', message = 'oncely: a right is to consume or to emit';
+    if grant_right.verb is null or grant_right.verb not in ('consume', 'emit', 'read') then
+        raise exception using errcode = 'ONC11', message = 'oncely: a right is to consume, to emit or to read';
+    end if;
+    if grant_right.verb = 'read' and (grant_right.tenant = '*' or grant_right.object <> '') then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: a right to read is of one tenant, and of no consumer or exchange',
+            hint = 'Who may read the rows of all tenants is a member of oncely_auditor.';
     end if;
     if grant_right.object is null or octet_length(grant_right.object) > 255
         or grant_right.tenant is null or octet_length(grant_right.tenant) not between 1 and 255
@@ -120,8 +141,8 @@ begin
 end
 $$;
 comment on function oncely.grant_right is
-    'Lets a login consume as a consumer, or emit to an exchange, for a tenant (* for any). False where it might '
-    'already. For operators.';
+    'Lets a login consume as a consumer, or emit to an exchange, for a tenant (* for any), or read the rows of a '
+    'tenant. False where it might already. For operators.';
 revoke execute on function oncely.grant_right from public;
 
 create function oncely.revoke_rights(

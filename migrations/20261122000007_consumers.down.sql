@@ -2,5 +2,6 @@ set local search_path = pg_catalog, pg_temp;
 
 drop function oncely.set_retention;
 drop function oncely.register_consumer;
+drop function oncely.effective_retention;
 drop function oncely.forgotten_before;
 drop table oncely.consumers;

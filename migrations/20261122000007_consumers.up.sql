@@ -6,6 +6,10 @@ create table oncely.consumers (
     consumer text collate "C" not null,
     retention interval not null,
     redelivery_horizon interval not null,
+    former_retention interval,
+    former_until timestamptz,
+    mirror_ttl interval not null default interval '0',
+    mirror_ttl_until timestamptz,
     fingerprint text collate "C" not null,
     on_conflict text collate "C" not null,
     registered_at timestamptz not null,
@@ -18,11 +22,13 @@ create table oncely.consumers (
     constraint consumers_redelivery_horizon check (
         redelivery_horizon between interval '1 second' and interval '3650 days'
     ),
+    constraint consumers_former check ((former_retention is null) = (former_until is null)),
+    constraint consumers_mirror_ttl check (mirror_ttl between interval '0' and interval '3650 days'),
     constraint consumers_fingerprint check (octet_length(fingerprint) between 1 and 100000),
     constraint consumers_on_conflict check (on_conflict in ('dead_letter', 'duplicate')),
     constraint consumers_times check (
-        least(registered_at, changed_at) >= '1970-01-01 00:00:00+00'
-        and greatest(registered_at, changed_at) <= '9999-12-31 00:00:00+00'
+        least(registered_at, changed_at, former_until, mirror_ttl_until) >= '1970-01-01 00:00:00+00'
+        and greatest(registered_at, changed_at, former_until, mirror_ttl_until) <= '9999-12-31 00:00:00+00'
     )
 );
 comment on table oncely.consumers is
@@ -34,6 +40,16 @@ comment on column oncely.consumers.retention is
     '(oncely retention set).';
 comment on column oncely.consumers.redelivery_horizon is
     'The oldest copy of a message that may still come, as the worker that started last has it.';
+comment on column oncely.consumers.former_retention is
+    'How long they were remembered before that was shortened: the garbage collection goes by it until former_until.';
+comment on column oncely.consumers.former_until is
+    'When the last mirror entry is over that may have been written under former_retention.';
+comment on column oncely.consumers.mirror_ttl is
+    'mirror.ttl, the longest that a worker has started with: an entry may live for so long: no key is remembered for '
+    'less. Zero without a mirror.';
+comment on column oncely.consumers.mirror_ttl_until is
+    'When a worker has started with a shorter mirror.ttl: until when the longer one counts. Then the next worker '
+    'that starts replaces it.';
 comment on column oncely.consumers.fingerprint is
     'What is compared when a key comes back, as the worker that started last has it.';
 comment on column oncely.consumers.on_conflict is
@@ -77,10 +93,24 @@ comment on function oncely.forgotten_before is
     'the consumer was paused does not count.';
 revoke execute on function oncely.forgotten_before from public;
 
+-- After a retention was shortened, mirror entries of before live on for a while; their keys must, too.
+create function oncely.effective_retention(
+    at timestamptz, retention interval, former_retention interval, former_until timestamptz
+) returns interval
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select greatest(retention, case when former_until > at then former_retention end)
+$$;
+comment on function oncely.effective_retention is
+    'By which retention the garbage collection goes at a time: the former, longer one until the last mirror entry is '
+    'over that may have been written under it.';
+revoke execute on function oncely.effective_retention from public;
+
 -- A worker may lengthen a retention, and never shorten one.
 create function oncely.register_consumer(
     consumer text, retention interval, redelivery_horizon interval, fingerprint text, on_conflict text, worker text,
-    out known_retention interval, out former_fingerprint text
+    mirror_ttl interval default interval '0', out known_retention interval, out former_fingerprint text
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -95,10 +125,13 @@ begin
     where c.consumer = register_consumer.consumer
     for update;
     insert into oncely.consumers as c
-        (consumer, retention, redelivery_horizon, fingerprint, on_conflict, registered_at, changed_at, changed_by)
+        (
+            consumer, retention, redelivery_horizon, mirror_ttl, fingerprint, on_conflict, registered_at, changed_at,
+            changed_by
+        )
     values (
         register_consumer.consumer, register_consumer.retention, register_consumer.redelivery_horizon,
-        register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
+        register_consumer.mirror_ttl, register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
     )
     on conflict (consumer) do update
     set retention = greatest(c.retention, excluded.retention), redelivery_horizon = excluded.redelivery_horizon,
@@ -109,6 +142,19 @@ begin
             excluded.on_conflict
         )
         is distinct from (c.retention, c.redelivery_horizon, c.fingerprint, c.on_conflict);
+    -- Entries of the longer one live on for as long as it is.
+    update oncely.consumers as c
+    set mirror_ttl = case
+            when register_consumer.mirror_ttl >= c.mirror_ttl or c.mirror_ttl_until < at
+                then register_consumer.mirror_ttl
+            else c.mirror_ttl
+        end,
+        mirror_ttl_until = case
+            when register_consumer.mirror_ttl >= c.mirror_ttl or c.mirror_ttl_until < at then null
+            else coalesce(c.mirror_ttl_until, at + c.mirror_ttl)
+        end
+    where c.consumer = register_consumer.consumer
+        and (register_consumer.mirror_ttl <> c.mirror_ttl or c.mirror_ttl_until is not null);
     select c.retention into known_retention
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer;
@@ -126,8 +172,9 @@ as $$
 #variable_conflict use_column
 declare
     known record;
+    at timestamptz := clock_timestamp();
 begin
-    select c.retention, c.redelivery_horizon into known
+    select c.retention, c.redelivery_horizon, c.mirror_ttl, c.former_retention, c.former_until into known
     from oncely.consumers as c
     where c.consumer = set_retention.consumer
     for update;
@@ -142,8 +189,22 @@ begin
             ),
             hint = 'A copy that may still come would not be recognised.';
     end if;
+    if set_retention.retention < known.mirror_ttl then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: the retention would be shorter than mirror.ttl, %s', known.mirror_ttl),
+            hint = 'A mirror entry would outlive its key: shorten mirror.ttl, and wait for as long as it was.';
+    end if;
+    -- The collection goes by the longest that entries may have been written under, until they are over.
+    if set_retention.retention < known.retention and known.mirror_ttl > interval '0' then
+        update oncely.consumers as c
+        set former_retention = oncely.effective_retention(
+                at, known.retention, known.former_retention, known.former_until
+            ),
+            former_until = at + known.mirror_ttl
+        where c.consumer = set_retention.consumer;
+    end if;
     update oncely.consumers as c
-    set retention = set_retention.retention, changed_at = clock_timestamp(),
+    set retention = set_retention.retention, changed_at = at,
         changed_by = concat(session_user, ' (', left(set_retention.os_user, 255), ')')
     where c.consumer = set_retention.consumer;
     perform oncely.record_action(

@@ -1,5 +1,6 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.summarize_audit;
 drop function oncely.make_audit_partitions;
 drop function oncely.make_audit_partition;
 drop view oncely.processed_keys;

@@ -51,14 +51,16 @@ comment on column oncely.audit.login is
     'oncely_worker).';
 
 -- Summarised as it fills: whoever reads the last seconds would else read all that came since the last vacuum.
-create index audit_occurred_at on oncely.audit using brin (occurred_at) with (autosummarize = on);
+create index audit_occurred_at on oncely.audit
+using brin (occurred_at) with (pages_per_range = 128, autosummarize = on);
 comment on index oncely.audit_occurred_at is
     'For spans of time: 209 bytes of WAL a row all told, where a B-tree would double that.';
 -- 8 bytes a row instead of the whole key: +6 % WAL a message, and a look-up by key still takes microseconds.
 create index audit_key on oncely.audit (hashtextextended(key, 0));
 comment on index oncely.audit_key is 'For "oncely explain KEY": compare hashtextextended(key, 0), then the key.';
 
-create view oncely.processed_keys as
+-- Views see what their reader may see.
+create view oncely.processed_keys with (security_invoker = true) as
 select tenant, consumer, key, occurred_at as processed_at, attempt, duration_us, queue, worker, trace_id, login
 from oncely.audit
 where outcome = 'completed';
@@ -153,6 +155,47 @@ $$;
 comment on function oncely.make_audit_partitions is
     'Makes the weekly partitions that touch the span and do not exist, in one transaction; returns their names.';
 revoke execute on function oncely.make_audit_partitions from public;
+
+-- Autovacuum summarises what it was asked to once a minute, and drops requests when there are many: up to then whoever
+-- reads the last seconds reads all that came since. Full ranges alone: one that still fills would have its summary
+-- changed with each transaction that comes. 64 ranges are half a million rows.
+create function oncely.summarize_audit() returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+-- A vacuum summarises, too, and gives up for whoever waits as long as deadlock_timeout.
+set lock_timeout = '100ms'
+as $$
+declare
+    one record;
+    place bigint;
+    ranges integer := 0;
+begin
+    for one in
+        select i.indexrelid as index,
+            pg_relation_size(i.indrelid) / current_setting('block_size')::bigint / 128 as full_ranges
+        from pg_inherits as h
+        join pg_index as i on i.indexrelid = h.inhrelid
+        where h.inhparent = 'oncely.audit_occurred_at'::regclass
+            and i.indrelid in (
+                'oncely.audit_default'::regclass,
+                to_regclass(format('oncely.audit_%s', to_char(
+                    date_trunc('week', clock_timestamp() at time zone 'UTC'), 'YYYYMMDD'
+                )))
+            )
+    loop
+        for place in select p from generate_series(one.full_ranges - 1, greatest(one.full_ranges - 64, 0), -1) as p loop
+            ranges := ranges + brin_summarize_range(one.index, place * 128);
+        end loop;
+    end loop;
+    return ranges;
+exception
+    when lock_not_available then
+        return 0;
+end
+$$;
+comment on function oncely.summarize_audit is
+    'Brings the trail''s index on time up to date for what came last; returns how many of its ranges. Relays call it.';
+revoke execute on function oncely.summarize_audit from public;
 
 -- So that a database has partitions before the first relay runs.
 do $$ begin perform oncely.make_audit_partitions(now(), now() + interval '4 weeks'); end $$;

@@ -15,7 +15,7 @@ create table oncely.audit_seals (
     hash bytea not null,
     sealed_at timestamptz not null,
     constraint audit_seals_pkey primary key (place),
-    constraint audit_seals_kind check (kind in ('rows', 'dropped')),
+    constraint audit_seals_kind check (kind in ('rows', 'erased', 'dropped')),
     constraint audit_seals_span check (from_time < until_time),
     constraint audit_seals_times check (
         least(from_time, until_time, sealed_at) >= '1970-01-01 00:00:00+00'
@@ -26,8 +26,8 @@ comment on table oncely.audit_seals is
     'A chain of seals over the trail; see oncely audit verify. They stay when their rows are dropped.';
 comment on column oncely.audit_seals.place is 'Place in the chain, from 1.';
 comment on column oncely.audit_seals.kind is
-    'rows: what the trail held for the span. dropped: the trail was dropped up to the end of the span, after '
-    'audit.retention.';
+    'rows: what the trail held for the span. erased: what it holds since a tenant was erased from it. dropped: the '
+    'trail was dropped up to the end of the span, after audit.retention.';
 comment on column oncely.audit_seals.from_time is 'Beginning of the span; included.';
 comment on column oncely.audit_seals.until_time is 'End of the span; not included.';
 comment on column oncely.audit_seals.row_count is 'Rows of the span.';
@@ -96,7 +96,7 @@ begin
     seal.from_time := append_seal.from_time;
     seal.until_time := append_seal.until_time;
     seal.sealed_at := clock_timestamp();
-    if append_seal.kind = 'rows' then
+    if append_seal.kind in ('rows', 'erased') then
         select d.row_count, d.digest into seal.row_count, seal.digest
         from oncely.audit_digest(append_seal.from_time, append_seal.until_time) as d;
     else
@@ -172,6 +172,78 @@ $$;
 comment on function oncely.seal_audit is
     'Seals the next closed span of the trail; returns nulls where there is none yet.';
 revoke execute on function oncely.seal_audit from public;
+
+-- Takes a tenant out of the trail, one sealed span after another, each call in a transaction of its own. What is sealed
+-- changes, so the span gets another seal, which says why. A span that is not as it was sealed gets none: an erasure
+-- must not hide what somebody else has changed. Whose rows they were can't be found out from what stays: the pseudonym
+-- says nothing, and the salt is kept nowhere. For the schema's owner alone.
+create function oncely.erase_trail(
+    tenant text, pseudonym text, salt bytea, inout place bigint, out rows_erased bigint, out was_whole boolean
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    span record;
+    begins timestamptz := '-infinity';
+    ends timestamptz := 'infinity';
+begin
+    rows_erased := 0;
+    was_whole := true;
+    -- Nobody seals meanwhile.
+    perform from oncely.maintenance for update;
+    select s.place, s.from_time, s.until_time into span
+    from oncely.audit_seals as s
+    where s.kind = 'rows' and s.place > erase_trail.place
+    order by s.place
+    limit 1;
+    -- What no seal covers comes last.
+    place := span.place;
+    if span.place is not null then
+        begins := span.from_time;
+        ends := span.until_time;
+        if not exists (
+            select from oncely.audit as a
+            where a.tenant = erase_trail.tenant and a.occurred_at >= begins and a.occurred_at < ends
+        ) then
+            return;
+        end if;
+        select s.row_count = d.row_count and s.digest = d.digest into was_whole
+        from oncely.audit_seals as s
+        cross join oncely.audit_digest(begins, ends) as d
+        where s.kind in ('rows', 'erased') and s.from_time = begins and s.until_time = ends
+        order by s.place desc
+        limit 1;
+    end if;
+    if pseudonym is null then
+        delete from oncely.audit as a
+        where a.tenant = erase_trail.tenant and a.occurred_at >= begins and a.occurred_at < ends;
+    else
+        update oncely.audit as a
+        set tenant = erase_trail.pseudonym,
+            -- Rows of one key stay together.
+            key = case
+                when a.key = '' then ''
+                else 'erased-' || encode(substr(sha256(erase_trail.salt || convert_to(a.key, 'UTF8')), 1, 16), 'hex')
+            end,
+            detail = null, trace_id = null,
+            -- Names that say whose it was.
+            queue = case when strpos(a.queue, erase_trail.tenant) > 0 then '' else a.queue end,
+            worker = case when strpos(a.worker, erase_trail.tenant) > 0 then '' else a.worker end,
+            login = case when strpos(a.login, erase_trail.tenant) > 0 then null else a.login end
+        where a.tenant = erase_trail.tenant and a.occurred_at >= begins and a.occurred_at < ends;
+    end if;
+    get diagnostics rows_erased = row_count;
+    if span.place is not null and was_whole then
+        perform oncely.append_seal('erased', begins, ends);
+    end if;
+end
+$$;
+comment on function oncely.erase_trail is
+    'Erases a tenant from the next sealed span of the trail after a place of the chain, or from what is not sealed '
+    'where there is none (place is null then): its rows get a pseudonym, or go where that is null. Seals the span '
+    'anew, unless it was not as it was sealed. For the schema''s owner; see oncely tenant erase.';
+revoke execute on function oncely.erase_trail from public;
 
 create function oncely.drop_audit_partition(before_time timestamptz) returns text
 language plpgsql security definer

@@ -83,9 +83,10 @@ comment on column oncely.dead_letters.updated_at is 'When the state last changed
 comment on column oncely.dead_letters.swept_at is
     'When the queue was gone through after the letter was requeued or discarded; its copy there is gone.';
 
-create index dead_letters_open on oncely.dead_letters (dead_lettered_at) include (queue)
+create index dead_letters_open on oncely.dead_letters (dead_lettered_at) include (queue, consumer, state, updated_at)
 where state in ('waiting', 'requeueing');
-comment on index oncely.dead_letters_open is 'For lists of what waits, and for its number by queue.';
+comment on index oncely.dead_letters_open is
+    'For lists of what waits, and for its number by queue and by consumer: relays count it every few seconds.';
 create index dead_letters_dead_lettered_at on oncely.dead_letters (dead_lettered_at);
 comment on index oncely.dead_letters_dead_lettered_at is 'For lists of all, by pages, and for groups.';
 create index dead_letters_closed on oncely.dead_letters (updated_at)
@@ -101,7 +102,7 @@ comment on index oncely.dead_letters_id is 'For "oncely failed show ID", which n
 create index dead_letters_key on oncely.dead_letters (hashtextextended(key, 0));
 comment on index oncely.dead_letters_key is 'By key: compare hashtextextended(key, 0), then the key.';
 
-create view oncely.dead_letter_groups as
+create view oncely.dead_letter_groups with (security_invoker = true) as
 select tenant, consumer, failure_group, reason, error_code, max(detail) as detail,
     count(*) filter (where state = 'waiting') as waiting,
     count(*) filter (where state = 'requeueing') as requeueing,

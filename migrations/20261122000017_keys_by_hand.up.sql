@@ -96,8 +96,8 @@ revoke execute on function oncely.park from public;
 
 -- A Redis that was emptied or replaced, or an epoch that changed, leaves completed keys to PostgreSQL alone. They are
 -- said again as oncely.complete says them: the relay makes the tags, so nobody needs the mirror's key for it. Said
--- twice, nothing changes. created_at is now, behind what has just been completed; expires_at is the key's own end, so
--- no entry outlives its key.
+-- twice, nothing changes. created_at is now, behind what has just been completed; completed_at keeps the key as long as
+-- its record is pending; expires_at is the key's own end, so no entry outlives its key.
 create function oncely.mirror_again(
     consumer text, since timestamptz, most integer, inout place_time timestamptz, inout place_tenant text,
     inout place_key text, out records bigint
@@ -136,8 +136,10 @@ begin
         limit mirror_again.most
     ),
     said as (
-        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
-        select a.tenant, oncely.uuid_v7(at), 'identity', at, a.expires_at, mirror_again.consumer, a.key, a.fingerprint
+        insert into oncely.mirror_queue
+            (tenant, id, kind, created_at, expires_at, completed_at, consumer, key, fingerprint)
+        select a.tenant, oncely.uuid_v7(at), 'identity', at, a.expires_at, a.completed_at, mirror_again.consumer, a.key,
+            a.fingerprint
         from again as a
         where a.expires_at > at
         returning 1

@@ -58,7 +58,7 @@ begin
     -- lengthened.
     update oncely.consumers as k
     set paused = k.paused * tstzmultirange(tstzrange(
-            oncely.forgotten_before(at, 2 * k.retention, k.paused), at
+            oncely.forgotten_before(at, 2 * greatest(k.retention, k.former_retention), k.paused), at
         )) + tstzmultirange(tstzrange(at, pause_consumer.paused_until))
     where k.consumer = pause_consumer.consumer;
     perform oncely.record_action(

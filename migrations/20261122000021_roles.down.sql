@@ -4,16 +4,29 @@ set local search_path = pg_catalog, pg_temp;
 do $$
 declare
     role text;
+    relation text;
 begin
     for role in
         select rolname from pg_roles
         where rolname in (
-            'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_emitter', 'oncely_consumer'
+            'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_tenant_auditor',
+            'oncely_emitter', 'oncely_consumer'
         )
     loop
         execute format('revoke all on all tables in schema oncely from %I', role);
         execute format('revoke all on all functions in schema oncely from %I', role);
         execute format('revoke all on schema oncely from %I', role);
+    end loop;
+    for relation in
+        select p.tablename from pg_policies as p
+        where p.schemaname = 'oncely' and p.policyname in ('rows_of_all', 'rows_of_readable_tenants')
+        group by p.tablename
+    loop
+        execute format('drop policy if exists rows_of_readable_tenants on oncely.%I', relation);
+        execute format('drop policy if exists rows_of_all on oncely.%I', relation);
+        if relation <> 'idempotency_keys' then
+            execute format('alter table oncely.%I disable row level security', relation);
+        end if;
     end loop;
 end
 $$;

@@ -9,6 +9,7 @@ do $roles$
 declare
     role text;
     may text;
+    relation text;
     -- Who a key is, and since when, is written once.
     key_changed constant text := 'completed_at, attempts, crash_attempts, status, fingerprint, response, reason, '
         'error_code, last_error, not_before, expires_at, fencing_token, marked_pid, marked_backend_start';
@@ -29,7 +30,8 @@ declare
         'last_error, reply';
 begin
     foreach role in array array[
-        'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_emitter', 'oncely_consumer'
+        'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_tenant_auditor',
+        'oncely_emitter', 'oncely_consumer'
     ] loop
         begin
             -- Roles belong to the server, databases do not: a second cell, or a test beside this one, finds them made.
@@ -85,7 +87,8 @@ begin
                 'delete on oncely.dead_letters'),
             ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
-                'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.beat, oncely.leave, '
+                'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
+                'oncely.summarize_audit, oncely.beat, oncely.leave, '
                 'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
             -- A person with the command line.
@@ -102,8 +105,8 @@ begin
             ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
-                'oncely.forgotten_before, oncely.accept_clock, oncely.set_retention, oncely.record_action, '
-                'oncely.letter_memories, '
+                'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
+                'oncely.record_action, oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer'),
 
@@ -118,7 +121,22 @@ begin
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
             ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
-                'oncely.seal_hash, oncely.forgotten_before'),
+                'oncely.seal_hash, oncely.forgotten_before, oncely.effective_retention'),
+
+            -- The same, of the tenants that oncely.rights says, and nothing that is of all tenants: neither what
+            -- processes say of themselves, nor counts, nor the words of operators.
+            ('oncely_tenant_auditor', 'usage on schema oncely'),
+            ('oncely_tenant_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
+            ('oncely_tenant_auditor', 'select (consumer, retention, redelivery_horizon, fingerprint, on_conflict, '
+                'registered_at, changed_at, paused, former_retention, former_until, mirror_ttl) on oncely.consumers'),
+            ('oncely_tenant_auditor', 'select on oncely.audit, oncely.processed_keys, oncely.dead_letter_groups, '
+                'oncely.ordering_keys'),
+            ('oncely_tenant_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
+            ('oncely_tenant_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
+            ('oncely_tenant_auditor', format('select (%s) on oncely.events', event_seen)),
+            ('oncely_tenant_auditor', 'select (tenant, id, occurred_at, verb, count) on oncely.operator_actions'),
+            ('oncely_tenant_auditor', 'execute on function oncely.bucket, oncely.readable_tenants, '
+                'oncely.forgotten_before, oncely.effective_retention'),
 
             -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
             ('oncely_emitter', 'usage on schema oncely'),
@@ -140,9 +158,34 @@ begin
         execute format('grant %s to %I', may, role);
     end loop;
 
+    -- Rows of tenants: everybody sees those that his grants open, but a member of oncely_tenant_auditor those of his
+    -- tenants alone, whatever else he is a member of (the policy is restrictive), and none without a right to read. It
+    -- costs others nothing: "true" is gone from a statement before it is planned. Keys have policies of their own.
+    -- Asked once a statement, the list of tenants serves as the condition of an index.
+    for relation in
+        select c.relname
+        from pg_class as c
+        join pg_attribute as a on a.attrelid = c.oid and a.attname = 'tenant' and not a.attisdropped
+        where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+        order by c.relname
+    loop
+        execute format('alter table oncely.%I enable row level security', relation);
+        if relation <> 'idempotency_keys' then
+            execute format('create policy rows_of_all on oncely.%I using (true) with check (true)', relation);
+        end if;
+        if to_regrole('oncely_tenant_auditor') is not null then
+            execute format(
+                'create policy rows_of_readable_tenants on oncely.%I as restrictive to oncely_tenant_auditor '
+                'using (tenant = any (array(select oncely.readable_tenants())))', relation
+            );
+        end if;
+    end loop;
+
     for role in
         select rolname from pg_roles
-        where rolname in ('oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor')
+        where rolname in (
+            'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_tenant_auditor'
+        )
     loop
         -- For `oncely check`. An sqlx-cli without sqlx.toml support keeps its list elsewhere.
         if to_regclass('oncely._sqlx_migrations') is not null then
@@ -155,7 +198,9 @@ begin
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('
                 'case when expires_at is null then coalesce(completed_at, created_at) else created_at end '
                 '<= (select oncely.forgotten_before(least(u.clock_seen_at, clock_timestamp()), '
-                'coalesce(expires_at - created_at, c.retention), coalesce(c.paused, ''{}'')) '
+                'coalesce(expires_at - created_at, oncely.effective_retention('
+                'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until)), '
+                'coalesce(c.paused, ''{}'')) '
                 'from oncely.maintenance as u '
                 'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer))',
                 'keys_collected_by_' || role, role

@@ -64,6 +64,8 @@ pub mod decide;
 #[doc(hidden)]
 pub mod doctor;
 pub(crate) mod durations;
+#[cfg(feature = "cli")]
+pub(crate) mod erasure;
 pub mod event;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
@@ -87,6 +89,9 @@ pub mod letter;
 #[cfg(feature = "cli")]
 pub(crate) mod letters;
 pub(crate) mod maintenance;
+#[cfg(feature = "cli")]
+#[cfg_attr(not(feature = "console"), allow(dead_code))]
+pub(crate) mod mask;
 pub mod message;
 pub mod metrics;
 #[doc(hidden)]

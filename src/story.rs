@@ -71,17 +71,17 @@ pub(crate) async fn stories(
         .collect();
     identities.sort();
     identities.dedup();
-    let known = pg::known_consumers(connection).await?;
+    let now = session.clock.now();
+    let retentions = pg::retentions(&mut session.connection, now).await?;
     let mut stories = Vec::new();
     for (tenant, consumer) in identities {
         let details = details.iter().find(|d| d.tenant == tenant && d.consumer == consumer).cloned();
         let timeline: Vec<AuditRow> =
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
-        let settings = known.iter().find(|known| known.consumer == consumer);
-        let protected_until = match (&details, settings) {
+        let protected_until = match (&details, retentions.get(&consumer)) {
             (Some(KeyDetails { completed_at: Some(_), expires_at: Some(at), .. }), _) => Some(*at),
-            (Some(d), Some(settings)) => {
-                let age = chrono::Duration::from_std(settings.retention).ok();
+            (Some(d), Some(retention)) => {
+                let age = chrono::Duration::from_std(*retention).ok();
                 d.completed_at.zip(age).and_then(|(at, age)| at.checked_add_signed(age))
             }
             _ => None,

@@ -14,8 +14,8 @@ use crate::pg::{
     AuditRow, Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, trail_page,
 };
 
-/// The first step back, and the shortest: ten thousand messages a second are twenty thousand rows.
-const STEP: chrono::Duration = chrono::Duration::seconds(2);
+/// The first step back, and the shortest: twenty thousand messages a second are five thousand rows.
+const STEP: chrono::Duration = chrono::Duration::milliseconds(250);
 /// No other step holds more rows. They are read within some ten milliseconds.
 const DENSE: i64 = 20_000;
 /// So many at last where nobody waits for a page and much is looked through: fewer, larger steps take less in all.

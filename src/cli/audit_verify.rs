@@ -1,5 +1,6 @@
 //! `oncely audit verify`: does the trail still hold what was sealed?
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 use sqlx::PgConnection;
 
-use super::output::{self, Times, age};
+use super::output::{self, Times, age, counted};
 use crate::config::{Config, masked};
 use crate::exit;
 use crate::maintenance::hexadecimal;
@@ -51,6 +52,8 @@ struct Found {
     sealed_until: Option<DateTime<Utc>>,
     first: Option<DateTime<Utc>>,
     dropped: pg::Dropped,
+    /// Spans from which a tenant was erased.
+    erased: pg::ErasedSpans,
 }
 
 /// Seals looked at in one question.
@@ -77,7 +80,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             json!({
                 "whole": found.breaks.is_empty(), "breaks": found.breaks, "seals": found.seals, "rows": found.rows, "hash": head,
                 "sealed_until": found.sealed_until, "dropped_until": found.dropped.until,
-                "dropped_within_floor": found.dropped.within_floor, "unsealed": unsealed,
+                "dropped_within_floor": found.dropped.within_floor, "erased_spans": found.erased.len(), "unsealed": unsealed,
             }),
         )?;
     } else {
@@ -88,7 +91,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
 
 async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Found, sqlx::Error> {
     pg::look_as_sealed(connection).await?;
-    let mut found = Found { dropped: pg::dropped(connection).await?, ..Found::default() };
+    let dropped = pg::dropped(connection).await?;
+    let mut found = Found { dropped, erased: pg::erased_spans(connection).await?, ..Found::default() };
+    let mut spans = HashSet::new();
     let mut place = 0;
     loop {
         let seals = pg::seals(connection, place, PAGE).await?;
@@ -99,10 +104,19 @@ async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Fou
             place = seal.place;
             found.seals += 1;
             found.has_anchor |= anchor.is_some_and(|anchor| anchor == hexadecimal(&seal.hash));
-            if let Some(what) = wrong(connection, &seal, found.dropped.until).await? {
+            let mut what = wrong(connection, &seal, &found).await?;
+            if seal.kind == "erased" && !spans.contains(&(seal.from_time, seal.until_time)) && what.is_none()
+            {
+                what = Some(format!(
+                    "the seal {} says that rows were erased from a span that no seal covers",
+                    seal.place
+                ));
+            }
+            if let Some(what) = what {
                 found.breaks.push(Break { from: Some(seal.from_time), until: Some(seal.until_time), what });
             }
             if seal.kind == "rows" {
+                spans.insert((seal.from_time, seal.until_time));
                 found.rows += seal.row_count;
                 found.sealed_until = found.sealed_until.max(Some(seal.until_time));
                 found.first.get_or_insert(seal.from_time);
@@ -126,7 +140,7 @@ async fn look(connection: &mut PgConnection, anchor: Option<&str>) -> Result<Fou
 async fn wrong(
     connection: &mut PgConnection,
     seal: &Seal,
-    dropped: Option<DateTime<Utc>>,
+    all: &Found,
 ) -> Result<Option<String>, sqlx::Error> {
     if !seal.is_whole {
         return Ok(Some(format!(
@@ -146,17 +160,22 @@ async fn wrong(
             seal.place
         )));
     }
-    if seal.kind != "rows" || dropped.is_some_and(|dropped| seal.until_time <= dropped) {
+    if seal.kind != "rows" || all.dropped.until.is_some_and(|dropped| seal.until_time <= dropped) {
         return Ok(None);
     }
+    // What an erasure left was sealed once more, and the last seal of a span counts.
+    let (sealed_rows, sealed_digest) = match all.erased.get(&(seal.from_time, seal.until_time)) {
+        Some((rows, digest)) => (*rows, digest),
+        None => (seal.row_count, &seal.digest),
+    };
     let (rows, digest) = pg::audit_digest(connection, seal.from_time, seal.until_time).await?;
-    Ok(match (rows - seal.row_count, digest == seal.digest) {
+    Ok(match (rows - sealed_rows, digest == *sealed_digest) {
         (0, true) => None,
         (0, false) => Some(format!("rows were changed: of the {rows}, not all are as they were")),
         (more, _) if more > 0 => {
-            Some(format!("{rows} rows instead of {}: some were put there later", seal.row_count))
+            Some(format!("{rows} rows instead of {sealed_rows}: some were put there later"))
         }
-        _ => Some(format!("{rows} rows instead of {}: some were deleted", seal.row_count)),
+        _ => Some(format!("{rows} rows instead of {sealed_rows}: some were deleted")),
     })
 }
 
@@ -188,6 +207,12 @@ fn describe(found: &Found, head: Option<&str>, unsealed: i64, times: Times) -> S
                     lines.push(format!("– dropped after audit.retention, up to {}", times.show(until)));
                 }
                 pg::Dropped { until: None, .. } => {}
+            }
+            if !found.erased.is_empty() {
+                lines.push(format!(
+                    "! tenants were erased from {}: each erasure has its receipt, and a row in oncely.operator_actions",
+                    counted(found.erased.len(), "span")
+                ));
             }
             lines.push(format!("– {unsealed} rows since then are not sealed yet"));
             let now = Utc::now();

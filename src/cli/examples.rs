@@ -142,8 +142,25 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "oncely grant shop --consumer invoices --tenant acme",
             "oncely grant shop --emit --exchange orders --tenant '*'",
+            "oncely grant acme_support --read --tenant acme",
             "oncely grant shop --revoke --consumer invoices",
             "oncely grant --list",
+        ],
+    ),
+    ("tenant", &["oncely tenant export acme", "oncely tenant erase acme --dry-run"]),
+    (
+        "tenant export",
+        &[
+            "oncely tenant export acme > acme.ndjson",
+            "oncely tenant export acme --reveal --note 'asked for, 2026-11-25'",
+        ],
+    ),
+    (
+        "tenant erase",
+        &[
+            "oncely tenant erase acme --dry-run",
+            "oncely tenant erase acme --note 'contract ended'",
+            "oncely tenant erase acme --trail delete --forget-keys --yes --json",
         ],
     ),
     ("gc", &["oncely gc run --dry-run"]),

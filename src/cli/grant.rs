@@ -1,4 +1,4 @@
-//! `oncely grant`: what logins may do by `oncely.claim` and `oncely.emit`.
+//! `oncely grant`: what logins may do by `oncely.claim` and `oncely.emit`, and whose rows they may read.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ pub(super) struct Arguments {
     /// May claim, complete and fail as this consumer
     #[arg(long)]
     consumer: Vec<String>,
-    /// Of this tenant; '*' for any
+    /// Of this tenant; '*' for any, but not with --read
     #[arg(long, required_unless_present_any = ["list", "revoke"])]
     tenant: Option<String>,
     /// May write events, to the exchanges that are named
@@ -30,6 +30,9 @@ pub(super) struct Arguments {
     /// An exchange; '' for the default one, through which every queue can be reached
     #[arg(long, requires = "emit")]
     exchange: Vec<String>,
+    /// May read the rows of the tenant, as a member of oncely_tenant_auditor
+    #[arg(long)]
+    read: bool,
     /// Take rights back: those that match, all of the login where nothing else is named
     #[arg(long, conflicts_with = "list")]
     revoke: bool,
@@ -45,7 +48,8 @@ impl Arguments {
     fn objects(&self) -> Vec<(&'static str, Option<String>)> {
         let consumers = self.consumer.iter().map(|name| ("consume", Some(name.clone())));
         let exchanges = self.exchange.iter().map(|name| ("emit", Some(name.clone())));
-        let mut objects: Vec<_> = consumers.chain(exchanges).collect();
+        let read = self.read.then(|| ("read", Some(String::new())));
+        let mut objects: Vec<_> = consumers.chain(exchanges).chain(read).collect();
         if self.emit && self.exchange.is_empty() {
             objects.push(("emit", None));
         }
@@ -75,7 +79,11 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         arguments.objects().into_iter().map(|(verb, object)| Some((verb, object?))).collect();
     let named = named.filter(|named| !named.is_empty());
     if granting && named.is_none() {
-        output::note("grant what? Name a --consumer, or --emit with each --exchange");
+        output::note("grant what? Name a --consumer, or --emit with each --exchange, or --read");
+        return Ok(ExitCode::from(exit::USAGE));
+    }
+    if granting && arguments.read && arguments.tenant.as_deref() == Some("*") {
+        output::note("a right to read is of one tenant; for all of them: grant oncely_auditor to the login");
         return Ok(ExitCode::from(exit::USAGE));
     }
     let settings = Config::load_postgres(file)?;
@@ -123,13 +131,18 @@ fn warnings(rows: &[RightRow]) -> Vec<String> {
         .iter()
         .filter_map(|row| {
             let login = safe(&row.login);
-            let role = if row.verb == "emit" { "oncely_emitter" } else { "oncely_consumer" };
+            let role = match row.verb.as_str() {
+                "emit" => "oncely_emitter",
+                "read" => "oncely_tenant_auditor",
+                _ => "oncely_consumer",
+            };
             match (row.login_exists, row.has_role) {
                 (false, _) => {
                     Some(format!("there is no login {login} any more: oncely grant {login} --revoke"))
                 }
                 (true, false) => {
-                    Some(format!("{login} may not call the functions yet: grant {role} to {login}"))
+                    let what = if row.verb == "read" { "read anything" } else { "call the functions" };
+                    Some(format!("{login} may not {what} yet: grant {role} to {login}"))
                 }
                 (true, true) => None,
             }
@@ -144,9 +157,10 @@ impl Row for RightRow {
     const HEADS: &'static [&'static str] = &["LOGIN", "MAY", "AS OR TO", "TENANT", "SINCE", "GRANTED BY"];
 
     fn cells(&self, times: Times) -> Vec<String> {
-        let object = match self.object.as_str() {
-            "" => "'' (the default exchange)".to_owned(),
-            name => name.to_owned(),
+        let object = match (self.verb.as_str(), self.object.as_str()) {
+            ("read", _) => String::new(),
+            (_, "") => "'' (the default exchange)".to_owned(),
+            (_, name) => name.to_owned(),
         };
         vec![
             self.login.clone(),

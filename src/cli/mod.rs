@@ -34,6 +34,7 @@ mod retention;
 mod session;
 mod since;
 mod status;
+mod tenant;
 #[cfg(feature = "top")]
 mod top;
 mod topology;
@@ -106,8 +107,10 @@ enum Other {
     Mirror(mirror::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),
-    /// What logins may do by oncely.claim and oncely.emit: grant it, take it back, list it
+    /// What logins may do by oncely.claim and oncely.emit, and whose rows they read: grant it, take it back, list it
     Grant(grant::Arguments),
+    /// All that there is of a tenant: export it, erase it
+    Tenant(tenant::Arguments),
     /// Everything in the browser: pages for looking, and for what an operator does about it
     #[cfg(feature = "console")]
     Console(console::Arguments),
@@ -176,6 +179,7 @@ impl Other {
             Self::Completions(arguments) => completions::run(&arguments),
             Self::Man(arguments) => man::run(arguments),
             Self::Grant(arguments) => grant::run(config, arguments, times).await,
+            Self::Tenant(arguments) => tenant::run(config, arguments, times).await,
             Self::Retention(arguments) => retention::run(config, arguments, times).await,
             #[cfg(feature = "console")]
             Self::Console(arguments) => console::run(config, arguments).await,

@@ -31,7 +31,7 @@ enum Verb {
     #[command(
         after_help = "A worker that starts with a longer retention lengthens it again: change its configuration first. \
                             Exit 1: no worker has started with this consumer. 4: it would be shorter than the redelivery \
-                            horizon."
+                            horizon or than mirror.ttl."
     )]
     Set(Set),
 }
@@ -113,6 +113,14 @@ async fn change(
             "nothing was changed: a copy may still come for {} (redelivery_horizon), so keys are remembered for that long at \
              least, and for 3650 days at most",
             show(before.redelivery_horizon)
+        ));
+        return Ok(ExitCode::from(exit::REFUSED));
+    }
+    if set.retention < before.mirror_ttl {
+        output::note(&format!(
+            "nothing was changed: a mirror entry may live for {} (mirror.ttl), and must not outlive its key; shorten mirror.ttl first, \
+             restart the workers, and once more when that time is over",
+            show(before.mirror_ttl)
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }

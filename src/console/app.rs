@@ -6,13 +6,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::Access;
 use super::checkup::Checkup;
-use super::mask::Masks;
 use super::operations::Operations;
 use super::pool::Pool;
 use super::series::Plots;
 use super::turns::Turns;
 use super::watch::{View, Watch};
 use crate::config::Config;
+use crate::mask::Masks;
 
 /// The console.
 pub(crate) struct App {

@@ -6,6 +6,7 @@
 //! sessions of the console's own ([`pool`]).
 
 mod access;
+mod actions;
 mod app;
 mod ask;
 mod assets;
@@ -15,7 +16,6 @@ mod digest;
 mod error;
 mod guard;
 mod html;
-mod mask;
 mod operations;
 mod page;
 mod pages;
@@ -39,13 +39,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::access::{Access, refusals};
 use self::app::{App, Shared};
-use self::mask::Masks;
 use self::operations::Operations;
 use self::pool::Pool;
 use self::series::Plots;
 use self::turns::Turns;
 use self::watch::Watch;
 use crate::config::Config;
+use crate::mask::Masks;
 use crate::preflight::{Preflight, preflight};
 
 /// Tails that a person may follow at the same time, and all people.

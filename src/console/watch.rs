@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use tokio::sync::Mutex;
 
+use super::actions::together;
 use super::broker::Broker;
 use super::pool::{DEAD, Pool};
 use crate::config::Config;
@@ -24,8 +25,9 @@ pub(crate) const LATELY: chrono::Duration = chrono::Duration::minutes(15);
 pub(crate) const SPAN: Duration = Duration::from_secs(10);
 /// How far back dead letters are compared with all decisions.
 const RECENT: chrono::Duration = chrono::Duration::minutes(5);
-/// What people did lately: so much of it.
-const ACTIONS: i64 = 8;
+/// What people did lately: so much of it, and so many steps of it are read.
+const ACTIONS: usize = 8;
+const STEPS: i64 = 400;
 
 /// How everything stands at one time.
 pub(crate) struct View {
@@ -143,7 +145,7 @@ async fn ask_database(
     let now = session.clock.now();
     let connection = &mut session.connection;
     let stats = pg::consumer_stats(connection, now - LATELY, SPAN).await?;
-    let actions = pg::recent_actions(connection, ACTIONS).await?;
+    let actions = together(pg::recent_actions(connection, STEPS).await?, ACTIONS);
     let open_letters = pg::open_letters(connection).await?;
     let database = Database::ask(config, session, recent(&stats, now)).await?;
     Ok((database, Lately { now, stats, actions, open_letters, abilities }))

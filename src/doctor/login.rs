@@ -82,4 +82,8 @@ fn judge(powers: &LoginPowers, found: &mut Found) {
         let what = "is a process and an operator at once: what a handler is tricked into may requeue, discard and pause";
         found.warning(CHECK, login, what);
     }
+    if is(Role::Operator) && powers.roles.iter().any(|one| one == "oncely_tenant_auditor") {
+        let what = "reads the rows of some tenants alone, and is an operator: what it sees is bounded, and what it does is not";
+        found.warning(CHECK, login, what);
+    }
 }

@@ -9,5 +9,5 @@ mod swept;
 
 pub(crate) use plan::{Change, Plan};
 pub(crate) use requeue::{Decision, Fate, Requeue, discard, fates_of, requeue_refusal};
-pub(crate) use sweep::{LONG, Pass, sweep, sweep_after_change};
+pub(crate) use sweep::{LONG, Pass, sweep, sweep_after_change, sweep_tenant};
 pub(crate) use swept::Swept;

@@ -67,6 +67,31 @@ pub(crate) async fn sweep(
     most: Option<u32>,
     asked: &[Named],
 ) -> anyhow::Result<Option<Swept>> {
+    pass(config, session, queue, most, asked, None).await
+}
+
+/// One pass that takes all copies of a tenant out of the dead-letter queue, whatever its letters' rows say of them. A copy counts as the
+/// tenant's where its mark shows it: a header alone could be any publisher's.
+///
+/// # Errors
+/// Like [`sweep`].
+pub(crate) async fn sweep_tenant(
+    config: &Config,
+    session: &mut Session,
+    queue: &str,
+    tenant: &str,
+) -> anyhow::Result<Swept> {
+    Ok(pass(config, session, queue, None, &[], Some(tenant)).await?.unwrap_or_default())
+}
+
+async fn pass(
+    config: &Config,
+    session: &mut Session,
+    queue: &str,
+    most: Option<u32>,
+    asked: &[Named],
+    erased: Option<&str>,
+) -> anyhow::Result<Option<Swept>> {
     let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
     let dead = Topology::dead_letter_queue(queue);
     let (reader, ready) = QueueReader::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
@@ -79,6 +104,7 @@ pub(crate) async fn sweep(
         queue,
         dead: &dead,
         asked: asked.iter().collect(),
+        erased,
         signing_keys: &signing_keys,
         reader: &reader,
         publisher: &publisher,
@@ -155,6 +181,8 @@ struct Walk<'a> {
     queue: &'a str,
     dead: &'a str,
     asked: HashSet<&'a Named>,
+    /// The tenant all of whose copies go.
+    erased: Option<&'a str>,
     signing_keys: &'a SigningKeys,
     reader: &'a QueueReader,
     publisher: &'a Publisher,
@@ -187,6 +215,7 @@ impl Walk<'_> {
             // Moved by hand into another queue, it is another case.
             let row = row.filter(|row| row.queue == self.queue);
             let verdict = match named.map(|named| (named, judge(named.1, row, self.asked.contains(named)))) {
+                Some(((tenant, _), _)) if self.erased == Some(tenant.as_str()) => Verdict::Drop,
                 // Somebody else has it in hand.
                 Some((named, Verdict::Return | Verdict::Close)) if !ours.contains(named) => Verdict::Keep,
                 Some((_, verdict)) => verdict,
@@ -221,6 +250,10 @@ impl Walk<'_> {
         transaction.commit().await?;
         for (taken, named, verdict) in done {
             self.reader.acknowledge(taken.tag).await?;
+            let says = header(taken.properties.headers().as_ref(), own_headers::TENANT);
+            if verdict != Verdict::Drop && says.is_some() && says == self.erased {
+                self.swept.unproven += 1;
+            }
             self.count(verdict, named);
         }
         match failure {

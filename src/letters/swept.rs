@@ -22,6 +22,9 @@ pub(crate) struct Swept {
     pub(crate) forgotten: u64,
     /// Of those: nobody knows which letter they are.
     pub(crate) unreadable_marks: UnreadableMarks,
+    /// Of those: a header names the tenant that is being erased, and no mark shows that it is so.
+    #[serde(skip)]
+    pub(crate) unproven: u64,
 }
 
 /// Copies whose mark can't be read, by why.

@@ -7,6 +7,7 @@ mod client;
 mod epoch;
 mod judge;
 mod layout;
+mod removal;
 mod server;
 mod tag;
 mod watch;

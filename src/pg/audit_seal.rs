@@ -1,5 +1,7 @@
 //! The seals of the trail, and what the trail holds for a span of them.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::PgConnection;
@@ -28,7 +30,7 @@ pub(crate) async fn seal_audit(connection: &mut PgConnection) -> Result<Option<S
 pub struct Seal {
     /// Place in the chain.
     pub place: i64,
-    /// `rows` or `dropped`.
+    /// `rows`, `erased` or `dropped`.
     pub kind: String,
     /// Beginning of the span.
     pub from_time: DateTime<Utc>,
@@ -70,6 +72,19 @@ pub(crate) async fn seals(
     limit: i64,
 ) -> Result<Vec<Seal>, sqlx::Error> {
     sqlx::query_file_as!(Seal, "src/pg/seals_list.sql", after, limit).fetch_all(connection).await
+}
+
+/// What a span of the trail holds since a tenant was erased from it: how many rows, and their hash.
+pub(crate) type ErasedSpans = HashMap<(DateTime<Utc>, DateTime<Utc>), (i64, Vec<u8>)>;
+
+/// The spans from which a tenant was erased; the last erasure counts.
+pub(crate) async fn erased_spans(connection: &mut PgConnection) -> Result<ErasedSpans, sqlx::Error> {
+    let rows = sqlx::query!(
+        "select s.from_time, s.until_time, s.row_count, s.digest from oncely.audit_seals as s where s.kind = 'erased' order by s.place"
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows.into_iter().map(|row| ((row.from_time, row.until_time), (row.row_count, row.digest))).collect())
 }
 
 /// Up to when the trail was dropped, as its seals say.

@@ -10,7 +10,7 @@ with due as materialized (
           where c.consumer = i.consumer and not isempty(c.paused)
             and oncely.forgotten_before($1, i.expires_at - i.created_at, c.paused) <= i.created_at
       )
-      and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.mirror_queue), 'infinity'))
+      and (status <> 'COMPLETED' or completed_at < coalesce((select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), 'infinity'))
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

@@ -89,7 +89,9 @@ pub(crate) async fn collect_batch(
 
 /// Begins a transaction that deletes keys: none of a letter that is being requeued. While it lasts no requeue is decided, so that what
 /// its statement sees of the letters stays true; see [`super::begin_requeue`].
-async fn past_requeues(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+pub(crate) async fn past_requeues(
+    connection: &mut PgConnection,
+) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
     sqlx::query!("select pg_advisory_xact_lock(hashtextextended('oncely.requeue', 0))")
         .fetch_one(&mut *transaction)
@@ -179,7 +181,7 @@ pub(crate) async fn count_self_expired(
               select from oncely.dead_letters as d
               where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
           )
-          and (status <> 'COMPLETED' or completed_at < coalesce((select min(created_at) from oncely.mirror_queue), 'infinity'))"#,
+          and (status <> 'COMPLETED' or completed_at < coalesce((select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), 'infinity'))"#,
         now
     )
     .fetch_one(connection)
@@ -197,7 +199,7 @@ pub(crate) async fn count_expired(
         r#"select
             count(*) filter (
                 where status = 'COMPLETED'
-                  and completed_at < least($2, (select min(created_at) from oncely.mirror_queue))
+                  and completed_at < least($2, (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q))
             ) as "completed!",
             count(*) filter (
                 where status = 'FAILED' and completed_at < $2

@@ -1,5 +1,6 @@
 //! What the database knows of consumers: what decides about their keys, whichever file a process was started with.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -18,6 +19,9 @@ pub struct KnownConsumer {
     /// The oldest copy that may still come, as the worker that started last has it.
     #[serde(serialize_with = "seconds")]
     pub redelivery_horizon: Duration,
+    /// The longest `mirror.ttl` that a worker has started with; zero without a mirror.
+    #[serde(skip)]
+    pub mirror_ttl: Duration,
     /// What is compared when a key comes back ([`crate::fingerprint::FingerprintPolicy::name`]).
     pub fingerprint: String,
     /// What happens to a key that comes back with another payload: `dead_letter` or `duplicate`.
@@ -48,6 +52,7 @@ pub(super) fn interval(duration: Duration) -> PgInterval {
 pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownConsumer>, sqlx::Error> {
     let rows = sqlx::query!(
         r#"select consumer, (extract(epoch from retention) * 1000000)::bigint as "retention!",
+            (extract(epoch from mirror_ttl) * 1000000)::bigint as "mirror_ttl!",
             (extract(epoch from redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", fingerprint, on_conflict,
             changed_at, changed_by
         from oncely.consumers
@@ -60,6 +65,7 @@ pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownC
         .map(|row| KnownConsumer {
             consumer: row.consumer,
             retention: duration(row.retention),
+            mirror_ttl: duration(row.mirror_ttl),
             redelivery_horizon: duration(row.redelivery_horizon),
             fingerprint: row.fingerprint,
             on_conflict: row.on_conflict,
@@ -67,6 +73,23 @@ pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownC
             changed_by: row.changed_by,
         })
         .collect())
+}
+
+/// For how long the keys of all known consumers are kept at present, pauses left aside (`oncely.effective_retention`). For auditors of a
+/// tenant, too, who may not read who changed it.
+pub(crate) async fn retentions(
+    connection: &mut PgConnection,
+    now: DateTime<Utc>,
+) -> Result<BTreeMap<String, Duration>, sqlx::Error> {
+    let rows = sqlx::query!(
+        r#"select consumer, (extract(epoch from oncely.effective_retention($1, retention, former_retention, former_until))
+            * 1000000)::bigint as "retention!"
+        from oncely.consumers"#,
+        now
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows.into_iter().map(|row| (row.consumer, duration(row.retention))).collect())
 }
 
 /// How far a consumer's memory reaches back.
@@ -77,15 +100,19 @@ pub(crate) struct Memory {
     pub(crate) before: DateTime<Utc>,
 }
 
-/// How far the memories of all known consumers reach back, by the time that it is. The time in which a consumer was paused does not count
-/// (`oncely.forgotten_before`).
+/// How far the memories of all known consumers reach back, by the time that it is. The time in which a consumer was
+/// paused does not count (`oncely.forgotten_before`), and a retention that was shortened counts on for as long as
+/// mirror entries of before live (`oncely.effective_retention`).
 pub(crate) async fn memories(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
 ) -> Result<Vec<Memory>, sqlx::Error> {
     sqlx::query_as!(
         Memory,
-        r#"select consumer, oncely.bounded(oncely.forgotten_before($1, retention, paused)) as "before!"
+        r#"select consumer,
+            oncely.bounded(oncely.forgotten_before(
+                $1, oncely.effective_retention($1, retention, former_retention, former_until), paused
+            )) as "before!"
         from oncely.consumers
         order by consumer"#,
         now
@@ -100,6 +127,8 @@ pub(crate) struct Registration<'a> {
     pub(crate) consumer: &'a str,
     pub(crate) retention: Duration,
     pub(crate) redelivery_horizon: Duration,
+    /// `None` without a mirror.
+    pub(crate) mirror_ttl: Option<Duration>,
     pub(crate) fingerprint: &'a str,
     /// `dead_letter` or `duplicate`.
     pub(crate) on_conflict: &'static str,
@@ -122,13 +151,14 @@ pub(crate) async fn register_consumer(
 ) -> Result<Registered, sqlx::Error> {
     let row = sqlx::query!(
         r#"select (extract(epoch from r.known_retention) * 1000000)::bigint as "retention!", r.former_fingerprint
-        from oncely.register_consumer($1, $2, $3, $4, $5, $6) as r"#,
+        from oncely.register_consumer($1, $2, $3, $4, $5, $6, $7) as r"#,
         with.consumer,
         interval(with.retention),
         interval(with.redelivery_horizon),
         with.fingerprint,
         with.on_conflict,
-        with.worker
+        with.worker,
+        interval(with.mirror_ttl.unwrap_or_default())
     )
     .fetch_one(connection)
     .await?;

@@ -33,7 +33,9 @@ pub(crate) async fn login_powers(connection: &mut PgConnection) -> Result<LoginP
             ) as "trail!",
             array(
                 select o.rolname::text from pg_roles as o
-                where o.rolname in ('oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor')
+                where o.rolname in (
+                        'oncely_worker', 'oncely_relay', 'oncely_operator', 'oncely_auditor', 'oncely_tenant_auditor'
+                    )
                   and pg_has_role(current_user, o.oid, 'member')
                 order by o.rolname
             ) as "roles!"

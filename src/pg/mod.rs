@@ -48,6 +48,7 @@ mod server;
 mod session;
 mod stats;
 mod suspect;
+mod tenant;
 mod timelines;
 mod trail;
 mod vacuum;
@@ -57,19 +58,23 @@ pub(crate) use ability::{Abilities, abilities};
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub use audit_seal::Seal;
-pub(crate) use audit_seal::{Dropped, audit_count, audit_digest, dropped, look_as_sealed, seal_audit, seals};
+pub(crate) use audit_seal::{
+    Dropped, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit, seals,
+};
 pub(crate) use backlog::{Backlog, backlog, waiting_letters};
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
 pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};
 pub(crate) use collection::{
-    Collected, collect_batch, collect_expired, count_expired, count_self_expired,
+    Collected, collect_batch, collect_expired, count_expired, count_self_expired, past_requeues,
     try_lock as try_collection_lock, unlock as collection_unlock,
 };
 pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
-pub(crate) use consumers::{Memory, Registered, Registration, memories, register_consumer, set_retention};
+pub(crate) use consumers::{
+    Memory, Registered, Registration, memories, register_consumer, retentions, set_retention,
+};
 pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub(crate) use door::{Door, NoSession};
@@ -130,7 +135,7 @@ pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, 
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
-    process, read_by_index, secret, within,
+    process, read_by_index, secret, take_time, within,
 };
 pub use session::{Cell, Clock, PgSettings, Session};
 pub(crate) use stats::{
@@ -138,9 +143,13 @@ pub(crate) use stats::{
     roll_up_stats,
 };
 pub(crate) use suspect::{mark, unmark};
+pub(crate) use tenant::{
+    TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_rows, erase_silent_processes,
+    erase_trail, tenant_counts, tenant_events, tenant_payloads, tenant_queues, tenant_responses,
+};
 pub(crate) use timelines::Timelines;
 pub(crate) use trail::{
-    Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, trail_page,
+    Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, summarize_trail, trail_page,
 };
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
 pub(crate) use written::{

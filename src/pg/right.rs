@@ -1,4 +1,4 @@
-//! Who may consume and emit what, as operators see it and change it.
+//! Who may consume, emit and read what, as operators see it and change it.
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -8,9 +8,9 @@ use sqlx::PgConnection;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RightFilter {
     pub(crate) login: Option<String>,
-    /// `consume` or `emit`.
+    /// `consume`, `emit` or `read`.
     pub(crate) verb: Option<&'static str>,
-    /// A consumer or an exchange.
+    /// A consumer or an exchange; empty for `read`.
     pub(crate) object: Option<String>,
     pub(crate) tenant: Option<String>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct RightRow {
     pub(crate) granted_by: String,
     /// The server knows the login.
     pub(crate) login_exists: bool,
-    /// It is a member of the role that may call the functions.
+    /// It is a member of the role that may call the functions, or read the tables.
     pub(crate) has_role: bool,
 }
 

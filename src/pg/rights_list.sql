@@ -3,7 +3,9 @@ select r.login, r.verb, r.object, r.tenant, oncely.bounded(r.granted_at) as "gra
     to_regrole(quote_ident(r.login)) is not null as "login_exists!",
     coalesce(pg_has_role(
         to_regrole(quote_ident(r.login)),
-        to_regrole(case r.verb when 'emit' then 'oncely_emitter' else 'oncely_consumer' end),
+        to_regrole(
+            case r.verb when 'emit' then 'oncely_emitter' when 'read' then 'oncely_tenant_auditor' else 'oncely_consumer' end
+        ),
         'member'
     ), false) as "has_role!"
 from oncely.rights as r

@@ -9,7 +9,7 @@ select s.place, s.kind, s.from_time, s.until_time, s.row_count, s.digest, s.hash
     )) as "is_whole!",
     case when s.place = 1 then s.previous = '' else coalesce(s.previous = b.hash, false) end as "is_linked!",
     s.until_time <= s.sealed_at as "is_in_time!",
-    s.kind = 'rows' or s.until_time <= s.sealed_at - interval '1 day' as "is_past_floor!"
+    s.kind <> 'dropped' or s.until_time <= s.sealed_at - interval '1 day' as "is_past_floor!"
 from oncely.audit_seals as s
 left join oncely.audit_seals as b on b.place = s.place - 1
 where s.place > $1

@@ -357,6 +357,14 @@ pub(crate) async fn end_backend_now(
     Ok(ended.unwrap_or(true))
 }
 
+/// Lets statements of this session take as long as they do: for a person who waits for them.
+pub(crate) async fn take_time(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select set_config('statement_timeout', '0', false) as statements")
+        .fetch_one(connection)
+        .await?;
+    Ok(())
+}
+
 /// The database's random secret. Only workers, relays and operators may read it.
 pub(crate) async fn secret(connection: &mut PgConnection) -> Result<Vec<u8>, sqlx::Error> {
     sqlx::query_scalar!("select secret from oncely.cell").fetch_one(connection).await

@@ -113,6 +113,12 @@ pub(crate) async fn rows_of_trail(
     .await
 }
 
+/// Brings the trail's index on time up to date for what came last, so that whoever looks at it does not read the trail. Returns how many
+/// ranges that were.
+pub(crate) async fn summarize_trail(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    sqlx::query_scalar!(r#"select oncely.summarize_audit() as "ranges!""#).fetch_one(connection).await
+}
+
 /// When the oldest row of a span was decided: whoever asks chooses one that holds few.
 pub(crate) async fn oldest_of_trail(
     connection: &mut PgConnection,

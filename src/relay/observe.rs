@@ -113,6 +113,13 @@ impl Observer {
         session.clock.set(now, asked);
         let backlog = pg::within(limit, pg::backlog(&mut session.connection, now)).await?;
         let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await?;
+        match pg::within(limit, pg::summarize_trail(&mut session.connection)).await {
+            // Then looking at the trail costs more, and nothing else.
+            Err(error) if !pg::is_outage(&error) => {
+                tracing::debug!(error = pg::describe(&error), "the trail's index was not brought up to date");
+            }
+            other => drop(other?),
+        }
         self.tell(&backlog, now);
         let metrics = &self.pulse.metrics;
         for (name, told) in metrics.letters.all() {

@@ -14,6 +14,7 @@ const ROOMS: [&[&str]; 19] = [
         "fingerprint",
         "settlement",
         "shown",
+        "mask",
         "own_headers",
         "durations",
         "trace_parent",
@@ -34,7 +35,7 @@ const ROOMS: [&[&str]; 19] = [
     &["worker", "relay"],
     &["overview", "testing"],
     &["exit"],
-    &["letters", "status", "story", "trail"],
+    &["letters", "status", "story", "trail", "erasure"],
     &["console"],
     // A fuzzer looks into many rooms.
     &["cli", "lib", "fuzzing"],

@@ -58,6 +58,7 @@ mod sql_protocol;
 mod stats;
 mod status;
 mod support;
+mod tenants;
 mod testing;
 mod top;
 mod traces;

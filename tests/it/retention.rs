@@ -204,3 +204,52 @@ async fn a_key_that_took_effect_under_another_policy_is_a_duplicate_and_one_that
     world.wait_for("select count(*) from oncely.audit where key = 'failed' and attempt > 0", 2).await;
     world.stop(worker).await;
 }
+
+#[tokio::test]
+async fn a_retention_is_not_shortened_below_what_the_mirror_still_says() {
+    let redis = testbed::Redis::start().await.unwrap();
+    let mut world = World::new().await;
+    world.with_redis(&redis.url(), "ttl = \"1h\"");
+    world.consumer("payments", "retention = \"7d\"\nredelivery_horizon = \"30m\"");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.wait_for("select count(*) from oncely.consumers", 1).await;
+    world.stop(worker).await;
+    let key = "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+        select 'acme', 'payments', 'k', 'COMPLETED', 1, now() - interval '3 hours', now() - interval '3 hours'";
+    sqlx::query(key).execute(&mut world.sql).await.unwrap();
+    let refused = world.oncely(&["retention", "set", "payments", "50m"]).await;
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("mirror.ttl"), "{refused:?}");
+    let done = world.oncely(&["retention", "set", "payments", "2h"]).await;
+    assert!(done.status.success(), "{done:?}");
+    // An entry that was written a moment ago lives for a ttl.
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 1);
+    // That much later.
+    sqlx::query("update oncely.consumers set former_until = now() - interval '1 second'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 0);
+}
+
+#[tokio::test]
+async fn a_key_that_is_being_said_again_to_the_mirror_is_not_collected() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.register("payments", "7d").await;
+    old_keys(&mut world, 5).await;
+    sqlx::query("select oncely.mirror_again('payments', now() - interval '7 days', 10, now(), null, null)")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    assert_eq!(world.count("select count(*) from oncely.mirror_queue").await, 5);
+    sqlx::query("update oncely.consumers set retention = '1 day'").execute(&mut world.sql).await.unwrap();
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 5, "a relay may still write entries for them");
+    sqlx::query("delete from oncely.mirror_queue").execute(&mut world.sql).await.unwrap();
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 0);
+}

@@ -46,7 +46,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
 }
 
 fn report(swept: &Swept) {
-    let Swept { queue, dropped, requeued, kept, forgotten, unreadable_marks } = swept;
+    let Swept { queue, dropped, requeued, kept, forgotten, unreadable_marks, unproven: _ } = swept;
     let dead = Topology::dead_letter_queue(queue);
     output::note(&format!("swept {dead}: {dropped} gone, {requeued} requeued from there, {kept} stay"));
     if *forgotten > 0 {

@@ -45,7 +45,6 @@ pub(super) fn print_json(schema: &str, mut value: Value) -> anyhow::Result<()> {
 }
 
 /// Prints one JSON object with its schema on one line. `false` where nobody reads any more.
-#[cfg(feature = "top")]
 pub(super) fn print_json_line(schema: &str, mut value: Value) -> anyhow::Result<bool> {
     rows::keep_exact(&mut value);
     if let Value::Object(fields) = &mut value {

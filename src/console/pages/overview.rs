@@ -77,7 +77,7 @@ fn verdict(view: &View) -> Markup {
             some => format!(" {some} more findings like it."),
         };
         let said = format!("{}: {}.", first.about, first.text.lines().next().unwrap_or_default());
-        return html! { span.sign.bad aria-hidden="true" { "■" } b { "Messages stand still. " } (with_commands(&said)) (others) (more) };
+        return html! { span.sign.bad aria-hidden="true" { "■" } b { "Somebody is needed now. " } (with_commands(&said)) (others) (more) };
     }
     if view.picture.rabbitmq.is_err() {
         return html! { span.sign.bad aria-hidden="true" { "■" } b { "RabbitMQ does not answer. " } "No message comes in, and none is lost." (more) };

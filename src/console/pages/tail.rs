@@ -15,7 +15,8 @@ use super::super::pool::DEAD;
 use super::super::search::Search;
 use super::super::turns::Turn;
 use super::rows::row;
-use crate::pg::{self, Position, TrailFilter, trail_page};
+use crate::pg::{self, Position, TrailFilter};
+use crate::trail::{Look, look};
 
 /// How often is looked.
 const EVERY: Duration = Duration::from_secs(2);
@@ -23,7 +24,9 @@ const EVERY: Duration = Duration::from_secs(2);
 /// committed later still is in the list, and not in what is followed.
 const LATE: chrono::Duration = chrono::Duration::seconds(10);
 /// Rows of one look: nobody reads more.
-const ROWS: i64 = 200;
+const ROWS: usize = 200;
+/// What was decided while it is asked.
+const AHEAD: chrono::Duration = chrono::Duration::minutes(1);
 /// A connection's life: browsers come again by themselves, and go on behind the last row.
 const LIFE: Duration = Duration::from_secs(600);
 
@@ -105,11 +108,13 @@ impl State {
     async fn look(&mut self) -> Result<String, PageError> {
         let since = self.newest - LATE;
         let mut lease = self.ask.app.pool.lease().await?;
-        let until = lease.session.clock.now() + chrono::Duration::minutes(1);
-        let found = trail_page(&mut lease.session.connection, &self.filter, since, until, None, ROWS).await?;
+        let now = lease.session.clock.now();
+        let wanted =
+            Look { filter: self.filter.clone(), since, until: now + AHEAD, after: None, limit: ROWS };
+        let found = look(&mut lease.session.connection, now, &wanted, None).await?;
         lease.give_back();
         let mut events = String::new();
-        for (position, decision) in found.into_iter().rev() {
+        for (position, decision) in found.rows.into_iter().rev() {
             if self.told.contains(&position) || (self.told.is_empty() && position.at < self.newest) {
                 continue;
             }

@@ -150,16 +150,29 @@ begin
         );
     end if;
     for one in
-        -- What stands at the beginning of all times (the first seal of the trail) stays there.
+        -- What stands at the beginning of all times (the first seal of the trail) stays there. Where a time is part of
+        -- what is unique, a row must not take another's place before that one has left it: those tables move far away,
+        -- and from there to where they belong.
         select a.attrelid::regclass as name,
-            string_agg(format('%1$I = case when %1$I > ''1971-01-01'' then %1$I - $1 else %1$I end', a.attname), ', ') as sets
+            string_agg(format('%1$I = case when %1$I > ''1971-01-01'' then %1$I - $1 else %1$I end', a.attname), ', ') as sets,
+            case
+                when c.relkind = 'r' and exists (
+                    select from pg_index as i
+                    join pg_attribute as u on u.attrelid = i.indrelid and u.attnum = any (i.indkey)
+                    where i.indrelid = c.oid and i.indisunique and u.atttypid = 'timestamptz'::regtype
+                )
+                then interval '24000000 hours' else '0'
+            end as far
         from pg_attribute as a
         join pg_class as c on c.oid = a.attrelid
         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
           and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' and a.atttypid = 'timestamptz'::regtype
-        group by a.attrelid
+        group by a.attrelid, c.oid, c.relkind
     loop
-        execute format('update %s set %s', one.name, one.sets) using by;
+        if one.far > interval '0' then
+            execute format('update %s set %s', one.name, one.sets) using -one.far;
+        end if;
+        execute format('update %s set %s', one.name, one.sets) using by + one.far;
     end loop;
     for one in
         -- Spans of times move as a whole.

@@ -224,3 +224,26 @@ async fn a_trail_keeps_its_order_and_its_times_while_clocks_are_set_back_and_day
     drop(connection);
     database.drop_now().await.unwrap();
 }
+
+#[tokio::test]
+async fn counts_of_the_same_span_before_and_after_days_went_by_keep_apart() {
+    let (_servers, database, mut connection) = migrated().await;
+    let count = "insert into oncely.stats
+            (at, consumer, process, delivered, completed, refused, duplicates, retried, postponed, dead_lettered, fallbacks,
+             outages, durations)
+         select now_ + days * interval '1 day', 'faults', '00000000-0000-0000-0000-000000000001', 1, 1, 0, 0, 0, 0, 0, 0, 0,
+             array_fill(0, array[20])
+         from date_trunc('minute', now()) as now_, generate_series(0, -4, -2) as days";
+    run(&mut connection, count).await;
+    run(&mut connection, "select judge.age('2 days')").await;
+    let moved: i64 = sqlx::query_scalar(
+        "select count(*) from oncely.stats, generate_series(-6, -2, 2) as days
+         where at between now() + days * interval '1 day' - interval '2 minutes' and now() + days * interval '1 day'",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    assert_eq!(moved, 3);
+    drop(connection);
+    database.drop_now().await.unwrap();
+}

@@ -3,6 +3,8 @@
 mod attacks;
 mod bounds;
 mod grants;
+mod tenants;
+mod walk;
 mod work;
 
 use sqlx::{AssertSqlSafe, PgConnection};

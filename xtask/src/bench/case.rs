@@ -103,7 +103,7 @@ pub(crate) const CASES: [Case; 32] = [
     case(
         "console_interference",
         AtLeast(0.97),
-        "rate while three consoles are looked at / while nobody looks; runs ten times as long",
+        "rate while three consoles are looked at / while nobody looks, in windows of the same run",
     ),
     case("growth_1m", Target::None, "rate with 1 M keys and audit rows there / with none"),
     case("growth_10m", AtLeast(0.7), "the same with 10 M"),

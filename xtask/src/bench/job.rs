@@ -60,14 +60,12 @@ pub(crate) struct Ours {
     pub(crate) relay: bool,
     /// Worker and relay tell their metrics, and somebody reads them each second.
     pub(crate) metrics: bool,
-    /// So many consoles are looked at meanwhile.
-    pub(crate) consoles: usize,
 }
 
 impl Ours {
     /// A worker and a relay.
     pub(crate) fn full(handler: Handler) -> Self {
-        Self { handler, workers: 1, relay: true, metrics: false, consoles: 0 }
+        Self { handler, workers: 1, relay: true, metrics: false }
     }
 }
 

@@ -59,15 +59,15 @@ pub(crate) struct Outcome {
     pub(crate) ratios: Figure,
     /// The runs compared, where the case has such.
     pub(crate) sides: Option<(Side, Side)>,
-    /// What must be so beside the ratio.
-    also: bool,
+    /// What must be so beside the ratio, and is not.
+    unmet: Vec<String>,
     /// What else there is to know, for the JSON.
     pub(crate) notes: Map<String, Value>,
 }
 
 impl Outcome {
     pub(crate) fn new(case: Case, ratios: Vec<f64>) -> Self {
-        Self { case, ratios: Figure(ratios), sides: None, also: true, notes: Map::new() }
+        Self { case, ratios: Figure(ratios), sides: None, unmet: Vec::new(), notes: Map::new() }
     }
 
     /// With what was compared: ours, the baseline.
@@ -76,10 +76,17 @@ impl Outcome {
         self
     }
 
-    /// The target is met only where this holds, too.
-    pub(crate) fn and(mut self, also: bool) -> Self {
-        self.also = also;
+    /// The target is missed, whatever the ratio, where this is so.
+    pub(crate) fn unless(mut self, missed: bool, why: impl FnOnce() -> String) -> Self {
+        if missed {
+            self.unmet.push(why());
+        }
         self
+    }
+
+    /// What else misses the target, in words.
+    pub(crate) fn unmet(&self) -> &[String] {
+        &self.unmet
     }
 
     pub(crate) fn note(mut self, name: &str, value: Value) -> Self {
@@ -92,7 +99,7 @@ impl Outcome {
     }
 
     pub(crate) fn is_met(&self) -> bool {
-        self.also && self.case.target.is_met(self.ratio())
+        self.unmet.is_empty() && self.case.target.is_met(self.ratio())
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -113,6 +120,9 @@ impl Outcome {
         object.insert("rounds".into(), json!(self.ratios.0.len()));
         object.insert("min".into(), json!(rounded(least)));
         object.insert("max".into(), json!(rounded(most)));
+        if !self.unmet.is_empty() {
+            object.insert("unmet".into(), json!(self.unmet));
+        }
         if let Some((ours, baseline)) = &self.sides {
             object.insert("ours".into(), ours.json());
             object.insert("baseline".into(), baseline.json());

@@ -56,6 +56,9 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
     }
     let mut text = table.to_string();
     for outcome in outcomes {
+        for unmet in outcome.unmet() {
+            text.push_str(&format!("\n  {}: missed, for {unmet}", outcome.case.name));
+        }
         if let Some((ours, baseline)) = &outcome.sides {
             text.push_str(&format!(
                 "\n  {}: CPU µs a message: ours {}; baseline {}",

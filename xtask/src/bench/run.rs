@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use sqlx::{PgConnection, Row as _};
 
-use super::console::Looking;
 use super::job::{Consumer, Job};
 use super::meter::{Reading, Usage};
 use super::published::published;
@@ -35,8 +34,6 @@ pub(crate) struct Measured {
     pub(crate) drained_after: f64,
     /// Most memory that a worker has held (resident set), in bytes.
     pub(crate) memory: u64,
-    /// Pages of consoles that were read meanwhile.
-    pub(crate) pages: u64,
 }
 
 impl Measured {
@@ -71,8 +68,6 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
     let mut watch = site.connect().await?;
     let there = count(&mut watch).await?;
     let before = Reading::take(site.stage, &[], &mut watch).await?;
-    // They have found their pages by the time that there is something to see.
-    let looking = Looking::begin(site, site.consoles()).await?;
     let mut members = site.start()?;
     let _scraping = site.scrape();
 
@@ -80,7 +75,6 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
     let mut first = until(&mut watch, &mut members, sequence + 1).await? - sequence;
     let started = Instant::now();
     let begin = Reading::take(site.stage, &members, &mut watch).await?;
-    let opened = looking.pages();
     until(&mut watch, &mut members, sequence + due).await?;
     // A message that failed in a batch has drawn a number, and draws another: so the count has the last word, when the broker
     // has handed out all.
@@ -106,7 +100,6 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
         tokio::time::sleep(LOOK.max(looked.elapsed())).await;
     }
     let seconds = started.elapsed().as_secs_f64();
-    let pages = looking.pages() - opened;
     let last = Instant::now();
     site.drained().await?;
     let drained_after = last.elapsed().as_secs_f64();
@@ -126,9 +119,7 @@ pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
             .filter_map(|m| m.process.peak_memory())
             .max()
             .unwrap_or(0),
-        pages,
     };
-    looking.end().await?;
     site.finish(members).await?;
     verify(site, &mut watch, there + due).await?;
     Ok(measured)

@@ -116,14 +116,6 @@ impl<'s> Site<'s> {
         self.oncely(&["topology", "apply"]).await
     }
 
-    /// Consoles that are looked at during a run.
-    pub(crate) fn consoles(&self) -> usize {
-        match &self.job.consumer {
-            Consumer::Ours(ours) => ours.consoles,
-            _ => 0,
-        }
-    }
-
     fn queue_arguments(&self) -> FieldTable {
         let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString(self.job.queue_type.name().into()));

@@ -245,6 +245,18 @@ pub(super) async fn another_file(arena: &mut Arena) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The consumer is paused for longer than it remembers, and somebody collects; copies of what is done wait meanwhile.
+pub(super) async fn paused_for_long(arena: &mut Arena) -> anyhow::Result<()> {
+    publish(arena, some(10, Act::Work, "k")).await?;
+    arena.until_effects(10).await?;
+    arena.until_mirrored().await?;
+    let pause = Fault::of(Kind::PauseConsumer);
+    arena.inject(&pause).await?;
+    publish(arena, some(10, Act::Work, "k")).await?;
+    days_pass(arena, 12).await?;
+    arena.heal(&pause).await
+}
+
 /// The database's clock jumps far ahead, somebody collects, and copies come.
 pub(super) async fn clock_jumps(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;

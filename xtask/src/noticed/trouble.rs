@@ -154,14 +154,14 @@ impl Trouble {
 
     fn console(self) -> &'static [Words] {
         match self {
-            Self::BrokenHandler => &[&["Messages stand still.", "payments: stands still", "42P01"]],
-            Self::RaisingHandler => &[&["Messages stand still.", "payments:", "the till does not open"]],
+            Self::BrokenHandler => &[&["Somebody is needed now.", "payments: stands still", "42P01"]],
+            Self::RaisingHandler => &[&["Somebody is needed now.", "payments:", "the till does not open"]],
             Self::RaisingForATenant => &[&["tenant initech", "the till does not open"]],
             Self::StoppedRelay | Self::KilledRelay => &[&["relay none runs"]],
             Self::DeletedQueue => {
-                &[&["Messages stand still.", "payments: the queue payments does not exist"]]
+                &[&["Somebody is needed now.", "payments: the queue payments does not exist"]]
             }
-            Self::FrozenWorker => &[&["Messages stand still.", "nobody takes from"]],
+            Self::FrozenWorker => &[&["Somebody is needed now.", "nobody takes from"]],
             Self::RedisGone => &[&["Redis does not answer", "only slower"]],
             Self::PostgresGone => &[&["PostgreSQL does not answer"]],
             Self::RabbitmqGone => &[&["RabbitMQ does not answer"]],

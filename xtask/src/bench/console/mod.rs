@@ -6,5 +6,5 @@ mod pages;
 mod scans;
 mod verbs;
 
-pub(crate) use interference::{Looking, interference};
+pub(crate) use interference::interference;
 pub(crate) use pages::pages;

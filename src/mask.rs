@@ -28,12 +28,20 @@ pub(crate) enum Sight {
 }
 
 /// JSON pointers, each found at whatever depth its end is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Masks {
     /// In lower case: `Password` is the field `/password` to whoever reads it.
     pointers: Vec<Vec<String>>,
     /// What is no JSON is shown though something is masked.
     other_bodies: bool,
+    /// Most bytes of a text that are shown.
+    most: usize,
+}
+
+impl Default for Masks {
+    fn default() -> Self {
+        Self { pointers: Vec::new(), other_bodies: false, most: PREVIEW }
+    }
 }
 
 impl Masks {
@@ -41,7 +49,17 @@ impl Masks {
     pub(crate) fn new(pointers: &[String], other_bodies: bool) -> Self {
         let part = |part: &str| part.replace("~1", "/").replace("~0", "~").to_lowercase();
         let parts = |pointer: &String| pointer.split('/').skip(1).map(part).collect();
-        Self { pointers: pointers.iter().map(parts).collect(), other_bodies }
+        Self { pointers: pointers.iter().map(parts).collect(), other_bodies, most: PREVIEW }
+    }
+
+    /// The same, for texts of any length.
+    pub(crate) fn whole(self) -> Self {
+        Self { most: usize::MAX, ..self }
+    }
+
+    /// Is nothing masked?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pointers.is_empty()
     }
 
     /// A body, as somebody may see it.
@@ -53,9 +71,9 @@ impl Masks {
                 format!("{HIDDEN} {} bytes that are no text: they may hold what is masked", body.len())
             }
             (Err(_), Sight::Revealed) => {
-                let lines = body[..body.len().min(PREVIEW / 4)].chunks(32);
+                let lines = body[..body.len().min(self.most / 4)].chunks(32);
                 let hex = |line: &[u8]| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-                cut(lines.map(hex).collect::<Vec<_>>().join("\n"), body.len() > PREVIEW / 4)
+                cut(lines.map(hex).collect::<Vec<_>>().join("\n"), body.len() > self.most / 4)
             }
         }
     }
@@ -66,8 +84,8 @@ impl Masks {
             (Ok(value), _) => {
                 let mut walk = Walk { masks: self, sight, path: Vec::new(), out: String::new() };
                 walk.value(value);
-                let is_cut = walk.out.len() > PREVIEW;
-                walk.out.truncate(walk.out.floor_char_boundary(PREVIEW));
+                let is_cut = walk.out.len() > self.most;
+                walk.out.truncate(walk.out.floor_char_boundary(self.most));
                 cut(shown::json(&walk.out).into_owned(), is_cut)
             }
             (Err(_), Sight::Outline) => format!("{HIDDEN} text of {}, no JSON", text.chars().count()),
@@ -76,7 +94,7 @@ impl Masks {
                 format!("{HIDDEN} text of {length}, no JSON: it may hold what is masked")
             }
             (Err(_), Sight::Revealed) => {
-                let part = &text[..text.floor_char_boundary(PREVIEW)];
+                let part = &text[..text.floor_char_boundary(self.most)];
                 cut(shown::lines(part).into_owned(), part.len() < text.len())
             }
         }
@@ -148,7 +166,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn value(&mut self, value: &RawValue) {
         let text = value.get();
-        if self.out.len() > PREVIEW {
+        if self.out.len() > self.masks.most {
             return;
         }
         if (!self.path.is_empty() && self.masks.hides(&self.path)) || self.path.len() > DEPTH {

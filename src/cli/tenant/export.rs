@@ -1,0 +1,246 @@
+//! `oncely tenant export TENANT`.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use chrono::{DateTime, Utc};
+use clap::Args;
+use serde::Serialize;
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+
+use super::super::{consent, output};
+use super::unnamed;
+use crate::config::{Config, masked};
+use crate::exit;
+use crate::letter::Letter;
+use crate::mask::{Masks, Sight};
+use crate::pg::{self, KeyWalk, LetterFilter, Position, TrailFilter};
+use crate::trail::{Look, look};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// The tenant
+    tenant: String,
+    /// With responses, bodies, headers and payloads; recorded
+    #[arg(long)]
+    reveal: bool,
+    /// Why, for the record
+    #[arg(long, requires = "reveal")]
+    note: Option<String>,
+}
+
+/// Rows of one question.
+const PAGE: i64 = 1_000;
+/// Rows of one question that bring their messages along.
+const MESSAGES: i64 = 50;
+
+pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let tenant = arguments.tenant.as_str();
+    if let Some(code) = unnamed(tenant) {
+        return Ok(code);
+    }
+    let settings = Config::load_postgres(file)?;
+    let masks = match arguments.reveal {
+        true => {
+            let console = Config::load(file)?.console;
+            Some(Masks::new(&console.mask, console.reveal_other_bodies).whole())
+        }
+        false => None,
+    };
+    let connected = settings.connect("oncely tenant export").await;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    pg::read_by_index(&mut connection).await?;
+    if arguments.reveal {
+        let action = pg::Action {
+            tenant,
+            verb: "reveal",
+            user: &consent::user(),
+            filter: &json!({ "what": "tenant", "tenant": tenant }),
+            count: 1,
+            reason: arguments.note.as_deref(),
+        };
+        // Before anything is shown.
+        pg::record_action(&mut connection, &action).await.context("recording it (role oncely_operator)")?;
+    }
+    let mut export = Export { connection, tenant, masks, counts: Counts::default(), is_read: true };
+    let began = pg::database_time(&mut export.connection).await?;
+    export.keys().await?;
+    export.trail(began).await?;
+    export.letters().await?;
+    export.events().await?;
+    let counts = export.counts;
+    export.line(
+        "export",
+        json!({ "tenant": tenant, "exported_at": began, "revealed": arguments.reveal, "counts": counts }),
+    )?;
+    let total = counts.keys + counts.decisions + counts.letters + counts.events;
+    if total == 0 {
+        output::note("there is nothing of this tenant");
+    }
+    Ok(if total == 0 { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Counts {
+    keys: u64,
+    decisions: u64,
+    letters: u64,
+    events: u64,
+}
+
+struct Export<'a> {
+    connection: PgConnection,
+    tenant: &'a str,
+    /// What is hidden of messages; `None` where all of them is left out.
+    masks: Option<Masks>,
+    counts: Counts,
+    /// Somebody still reads.
+    is_read: bool,
+}
+
+impl Export<'_> {
+    /// Writes a line.
+    fn line(&mut self, kind: &str, value: Value) -> anyhow::Result<()> {
+        self.is_read = self.is_read && output::print_json_line(&format!("oncely.tenant.{kind}/1"), value)?;
+        Ok(())
+    }
+
+    async fn keys(&mut self) -> anyhow::Result<()> {
+        let mut after = None;
+        while self.is_read {
+            let walk = KeyWalk::ByIdentity { tenant: self.tenant.to_owned(), consumer: None, after };
+            let rows = pg::keys(&mut self.connection, &walk, PAGE).await?;
+            let Some(last) = rows.last() else { return Ok(()) };
+            after = Some((last.consumer.clone(), last.key.clone()));
+            let responses: HashMap<(String, String), String> = match &self.masks {
+                Some(_) => {
+                    let names: Vec<(&str, &str)> =
+                        rows.iter().map(|row| (row.consumer.as_str(), row.key.as_str())).collect();
+                    pg::tenant_responses(&mut self.connection, self.tenant, &names).await?
+                }
+                None => HashMap::new(),
+            };
+            for row in rows {
+                let mut value = serde_json::to_value(&row)?;
+                if let Some(masks) = &self.masks {
+                    let response = responses.get(&(row.consumer, row.key));
+                    value["response"] = json!(response.map(|text| shown_json(masks, text)));
+                }
+                self.counts.keys += 1;
+                self.line("key", value)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn trail(&mut self, now: DateTime<Utc>) -> anyhow::Result<()> {
+        let mut after: Option<Position> = None;
+        while self.is_read {
+            let wanted = Look {
+                filter: TrailFilter { tenant: Some(self.tenant.to_owned()), ..TrailFilter::default() },
+                since: DateTime::UNIX_EPOCH,
+                until: DateTime::<Utc>::MAX_UTC,
+                after,
+                limit: usize::try_from(PAGE)?,
+            };
+            let found = look(&mut self.connection, now, &wanted, None).await?;
+            let is_over = found.is_all(&wanted);
+            after = found.rows.last().map(|(position, _)| position.clone());
+            for (_, row) in found.rows {
+                self.counts.decisions += 1;
+                self.line("decision", serde_json::to_value(&row)?)?;
+            }
+            if is_over || after.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn letters(&mut self) -> anyhow::Result<()> {
+        let mut before = None;
+        while self.is_read {
+            let filter = LetterFilter {
+                tenant: Some(self.tenant.to_owned()),
+                before,
+                limit: MESSAGES,
+                ..LetterFilter::default()
+            };
+            let rows = pg::letters(&mut self.connection, &filter).await?;
+            let Some(last) = rows.last() else { return Ok(()) };
+            before = Some((last.dead_lettered_at, last.id));
+            let stored = match &self.masks {
+                Some(_) => {
+                    let named = rows.iter().map(|row| {
+                        let generation = u32::try_from(row.generation).unwrap_or(0);
+                        (row.tenant.clone(), Letter { id: row.id, generation })
+                    });
+                    pg::messages(&mut self.connection, &named.collect::<Vec<_>>()).await?
+                }
+                None => Vec::new(),
+            };
+            for row in rows {
+                let mut value = serde_json::to_value(&row)?;
+                if let Some(masks) = &self.masks {
+                    let message = stored.iter().find(|message| message.id == row.id);
+                    let json_of = |text: Option<&String>| text.map(|text| shown_json(masks, text));
+                    value["properties"] = json!(json_of(message.and_then(|m| m.properties.as_ref())));
+                    value["headers"] = json!(json_of(message.and_then(|m| m.headers.as_ref())));
+                    let body = message.and_then(|m| m.body.as_deref());
+                    value["body"] = json!(body.map(|body| shown_body(masks, body)));
+                }
+                self.counts.letters += 1;
+                self.line("letter", value)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn events(&mut self) -> anyhow::Result<()> {
+        let mut after = None;
+        while self.is_read {
+            let rows = pg::tenant_events(&mut self.connection, self.tenant, after, MESSAGES).await?;
+            let Some(last) = rows.last() else { return Ok(()) };
+            after = Some(last.id);
+            let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+            let payloads = match &self.masks {
+                Some(_) => pg::tenant_payloads(&mut self.connection, self.tenant, &ids).await?,
+                None => Vec::new(),
+            };
+            for row in rows {
+                let mut value = serde_json::to_value(&row)?;
+                if let Some(masks) = &self.masks {
+                    let message = payloads.iter().find(|message| message.id == row.id);
+                    let headers = message.and_then(|message| message.headers.as_deref());
+                    value["headers"] = json!(headers.map(|text| shown_json(masks, text)));
+                    value["payload"] = json!(message.map(|message| shown_body(masks, &message.payload)));
+                }
+                self.counts.events += 1;
+                self.line("event", value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A JSON text, as it is where nothing is masked.
+fn shown_json(masks: &Masks, text: &str) -> Value {
+    match masks.is_empty() {
+        true => Value::from(text),
+        false => Value::from(masks.json(text, Sight::Revealed)),
+    }
+}
+
+/// A body: a text as it is, where nothing is masked; other bytes in hexadecimal.
+fn shown_body(masks: &Masks, body: &[u8]) -> Value {
+    match std::str::from_utf8(body) {
+        Ok(text) => shown_json(masks, text),
+        Err(_) if masks.is_empty() => {
+            json!({ "x": body.iter().map(|byte| format!("{byte:02x}")).collect::<String>() })
+        }
+        Err(_) => Value::from(masks.body(body, Sight::Revealed)),
+    }
+}

@@ -1,0 +1,53 @@
+//! `oncely tenant export|erase`: all that there is of a tenant.
+
+mod erase;
+mod export;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::output::{self, Times, safe};
+use crate::exit;
+use crate::identity::IdentityPart;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// All rows of a tenant: keys, trail, dead letters, events; an object a line
+    #[command(
+        after_help = "Page by page, so that a row that comes or goes meanwhile may be missing; the last line counts the rows. What messages and \
+                      responses hold is left out; with --reveal it is there, but for what [console] mask names, and that somebody looked is \
+                      recorded in oncely.operator_actions (role oncely_operator). Exit 1: there is nothing of this tenant."
+    )]
+    Export(export::Arguments),
+    /// Erase a tenant: keys, trail, dead letters and their copies in queues, events, rights, mirror
+    #[command(
+        after_help = "For the owner of the schema: it deletes keys that are young, and changes the trail. Stop whoever publishes for the tenant \
+                      first. Keys that are not past their retention are refused, since a copy of their message that still comes would run again; \
+                      --forget-keys accepts that. What waits in your own queues and in retry queues, and the effects of messages in your tables, \
+                      are yours. Prints a receipt, and records it under the pseudonym in oncely.operator_actions. Repeat it where it was broken \
+                      off. Exit 1: something is left, and what is said. 4: refused, or nobody agreed."
+    )]
+    Erase(erase::Arguments),
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    match arguments.verb {
+        Verb::Export(arguments) => export::run(file, arguments).await,
+        Verb::Erase(arguments) => erase::run(file, arguments, times).await,
+    }
+}
+
+/// What can't be a tenant's name is a slip.
+fn unnamed(tenant: &str) -> Option<ExitCode> {
+    let error = IdentityPart::new(tenant.as_bytes()).err()?;
+    output::note(&format!("{:?} is no tenant: {error}", safe(tenant)));
+    Some(ExitCode::from(exit::USAGE))
+}

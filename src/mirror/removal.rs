@@ -1,0 +1,48 @@
+//! Takes tags out of Redis.
+
+use chrono::{DateTime, Utc};
+use redis::{Pipeline, RedisResult, Value};
+
+use super::client::{ANSWER_TIME, Mirror, MirrorError};
+use super::tag::Tag;
+
+/// Tags of one round trip.
+const CHUNK: usize = 200;
+
+impl Mirror {
+    /// Removes tags, those that are there; returns how many were. For a person who asks: patient, and without the breaker.
+    pub(crate) async fn remove(&self, tags: &[Tag], now: DateTime<Utc>) -> Result<i64, MirrorError> {
+        if tags.is_empty() {
+            return Ok(0);
+        }
+        let mut connection = self.connect().await?;
+        let mut removed = 0;
+        for chunk in tags.chunks(CHUNK) {
+            let mut pipeline = Pipeline::with_capacity(chunk.len() * 2);
+            pipeline.ignore_errors();
+            for tag in chunk {
+                for bucket in self.layout().read_from(tag, now) {
+                    pipeline.cmd("HDEL").arg(bucket).arg(&tag.field());
+                }
+            }
+            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+            let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
+                Ok(answers) => answers?,
+                Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
+            };
+            if answers.len() != chunk.len() * 2 {
+                return Err(MirrorError::Answers(answers.len(), chunk.len() * 2));
+            }
+            for answer in answers {
+                match answer {
+                    Ok(Value::Int(count)) => removed += count,
+                    Ok(_) => {}
+                    // A bucket that somebody made another type holds no tag.
+                    Err(error) if error.code() == Some("WRONGTYPE") => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(removed)
+    }
+}
