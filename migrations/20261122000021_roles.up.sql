@@ -1,4 +1,11 @@
+-- locks oncely.audit against everybody
+-- locks oncely.dead_letters against everybody
+-- locks oncely.events against everybody
 -- locks oncely.idempotency_keys against everybody
+-- locks oncely.mirror_queue against everybody
+-- locks oncely.operator_actions against everybody
+-- locks oncely.ordering_keys against everybody
+-- locks oncely.rights against everybody
 set local search_path = pg_catalog, pg_temp;
 
 -- Each process with as little as its work takes: the columns that it changes instead of whole tables, and functions
