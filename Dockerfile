@@ -1,14 +1,13 @@
 # One image for worker, relay and oncely. The build needs no database: sqlx-data.json holds what the queries need.
 FROM rust:1.95-bookworm AS build
 WORKDIR /build
-# aws-lc-rs, which the TLS feature brings, builds C.
-RUN apt-get update && apt-get install --yes --no-install-recommends cmake && rm -rf /var/lib/apt/lists/*
 COPY Cargo.toml Cargo.lock build.rs sqlx.toml sqlx-data.json oncely.default.toml README.md ./
 COPY migrations migrations
 COPY src src
 # Members of the workspace, so that Cargo can read it; nothing of them is built.
 COPY bench bench
 COPY testbed testbed
+COPY tests/tls tests/tls
 COPY xtask xtask
 RUN cargo build --locked --release --package oncely --bins --features tls,otel
 

@@ -39,7 +39,7 @@
 //! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
 //! - `top` (default, with `cli`): `oncely top`.
 //! - `otel`: `[traces]`: spans of messages, batches and events to a receiver of OTLP. Off by default; the released programs have it.
-//! - `tls`: `amqps://`, `rediss://` and PostgreSQL's `sslmode`. Off by default.
+//! - `tls`: `amqps://`, `rediss://`, PostgreSQL's `sslmode` and certificates. Off by default; the released programs have it.
 //! - `testing`: the module `testing`, for the tests of an embedding program. Never in a release.
 //! - `failpoints`: for tests of the programs: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
@@ -119,12 +119,14 @@ pub(crate) mod story;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub(crate) mod tls;
 #[doc(hidden)]
 pub mod trace_parent;
 pub(crate) mod traces;
 #[cfg(feature = "cli")]
 pub(crate) mod trail;
 pub(crate) mod units;
+pub(crate) mod url_file;
 pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;

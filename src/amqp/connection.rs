@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
+use async_rs::traits::RuntimeKit;
 use async_rs::{Runtime, Tokio};
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use secrecy::ExposeSecret as _;
 
-use super::transport;
+use super::nodes::Node;
+use super::transport::{self, Security};
 use super::valve::Valve;
 use crate::config::RabbitSettings;
+use crate::tls::{TlsError, TlsFault, fault_of};
+use crate::url_file::UrlFileError;
 
 /// What can go wrong with the broker. Texts hold no URL.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +27,24 @@ pub enum AmqpError {
     /// The URL can't be read.
     #[error("rabbitmq.url is not an AMQP URL")]
     Url,
+    /// The file that holds the URL is of no use.
+    #[error("RabbitMQ: {0}")]
+    UrlFile(String),
+    /// No connection was tried, as it must be protected and could not be; or it must not be in plaintext.
+    #[error("RabbitMQ: {0}")]
+    Protection(String, TlsFault),
+}
+
+impl From<UrlFileError> for AmqpError {
+    fn from(error: UrlFileError) -> Self {
+        Self::UrlFile(error.to_string())
+    }
+}
+
+impl From<TlsError> for AmqpError {
+    fn from(error: TlsError) -> Self {
+        Self::Protection(error.to_string(), TlsFault::Refused)
+    }
 }
 
 /// Not as a source: the text says it all, and would be told twice.
@@ -42,6 +64,23 @@ impl AmqpError {
                 _ => None,
             },
             _ => None,
+        }
+    }
+
+    fn is_refusal(&self, settings: &RabbitSettings) -> bool {
+        self.reply_code().is_some() || self.tls_fault(settings).is_some()
+    }
+
+    /// Why the broker and this program did not trust each other; `None` for every other error.
+    pub(crate) fn tls_fault(&self, settings: &RabbitSettings) -> Option<TlsFault> {
+        match self {
+            Self::Protection(_, fault) => Some(*fault),
+            Self::Broker(error) => {
+                let tls = settings.amqp_tls().ok().flatten()?;
+                // One without TLS says at least that it is a broker: silence is an outage.
+                fault_of(error, tls.cert.is_some()).filter(|fault| *fault != TlsFault::Silent)
+            }
+            Self::Timeout(..) | Self::Url | Self::UrlFile(_) => None,
         }
     }
 }
@@ -65,9 +104,7 @@ pub(crate) async fn answer<T>(
 /// # Errors
 /// When the broker does not answer, or refuses.
 pub async fn connect(settings: &RabbitSettings, purpose: &str) -> Result<Connection, AmqpError> {
-    let (uri, properties) = prepare(settings, purpose)?;
-    let connecting = transport::connect(uri, properties, Runtime::new(Tokio::current()));
-    answer("connect", settings.timeout, connecting).await
+    connect_by(Runtime::new(Tokio::current()), settings, purpose).await
 }
 
 /// Opens a connection that reads only what its valve lets through.
@@ -76,9 +113,62 @@ pub(super) async fn connect_through(
     settings: &RabbitSettings,
     purpose: &str,
 ) -> Result<Connection, AmqpError> {
+    connect_by(valve.runtime(), settings, purpose).await
+}
+
+/// To the first of the nodes that lets us in. Whoever calls pauses before it tries them all again.
+async fn connect_by<K: RuntimeKit + Clone + Send + Sync + 'static>(
+    runtime: Runtime<K>,
+    settings: &RabbitSettings,
+    purpose: &str,
+) -> Result<Connection, AmqpError> {
+    let settings = &*settings.current()?;
+    let nodes = Node::in_turn(settings);
+    let mut told = None;
+    for node in &nodes {
+        let error = match connect_to(runtime.clone(), &node.settings, purpose).await {
+            Ok(connection) => {
+                node.answered();
+                return Ok(connection);
+            }
+            Err(error) => error,
+        };
+        if nodes.len() > 1 {
+            node.failed();
+            tracing::warn!(node = node.name, error = %error, "a node of RabbitMQ does not let us in: another one is asked");
+        }
+        // A refusal says what to do; silence may be an outage.
+        if told.is_none() || error.is_refusal(&node.settings) {
+            told = Some(error);
+        }
+    }
+    Err(told.unwrap_or(AmqpError::Url))
+}
+
+async fn connect_to<K: RuntimeKit + Clone + Send + Sync + 'static>(
+    runtime: Runtime<K>,
+    settings: &RabbitSettings,
+    purpose: &str,
+) -> Result<Connection, AmqpError> {
     let (uri, properties) = prepare(settings, purpose)?;
-    let connecting = transport::connect(uri, properties, valve.runtime());
+    let security = security(settings).await?;
+    // Half of the time: a server that says nothing to a handshake is told from one that is slow to answer afterwards.
+    let connecting = transport::connect(uri, properties, security, settings.timeout / 2, runtime);
     answer("connect", settings.timeout, connecting).await
+}
+
+#[cfg(feature = "tls")]
+async fn security(settings: &RabbitSettings) -> Result<Security, AmqpError> {
+    Ok(match settings.amqp_tls()? {
+        None => None,
+        Some(tls) => Some(crate::tls::Client::load(&tls).await?),
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+async fn security(settings: &RabbitSettings) -> Result<Security, AmqpError> {
+    settings.amqp_tls()?;
+    Ok(Security)
 }
 
 fn prepare(settings: &RabbitSettings, purpose: &str) -> Result<(AMQPUri, ConnectionProperties), AmqpError> {

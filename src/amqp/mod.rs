@@ -9,6 +9,7 @@ mod depth;
 mod frames;
 mod headers;
 mod management;
+mod nodes;
 mod probe;
 mod publish_connection;
 mod publisher;

@@ -177,6 +177,8 @@ fn clone_amqp(error: &AmqpError) -> AmqpError {
         AmqpError::Broker(error) => AmqpError::Broker(error.clone()),
         AmqpError::Timeout(what, limit) => AmqpError::Timeout(what, *limit),
         AmqpError::Url => AmqpError::Url,
+        AmqpError::UrlFile(what) => AmqpError::UrlFile(what.clone()),
+        AmqpError::Protection(what, fault) => AmqpError::Protection(what.clone(), *fault),
     }
 }
 

@@ -10,8 +10,10 @@ use async_rs::util::RuntimeParts;
 use async_rs::{Runtime, Tokio};
 use futures::{AsyncRead, AsyncWrite, Stream};
 use lapin::tcp::{AMQPUriTcpExt as _, AsyncTcpStream};
-use lapin::uri::AMQPUri;
+use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Connection, ConnectionProperties};
+#[cfg(feature = "tls")]
+use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt as _, TokioAsyncReadCompatExt as _};
 
 use super::frames::Frames;
 use super::read_through::{ReadThrough, Reading};
@@ -19,20 +21,67 @@ use super::read_through::{ReadThrough, Reading};
 /// What is asked of a socket at a time.
 const PIECE: usize = 16 << 10;
 
-/// Connects through sockets of `under`.
+/// A socket in plaintext.
+type Plain<S> = AsyncTcpStream<S>;
+
+#[cfg(not(feature = "tls"))]
+type Protected<S> = Plain<S>;
+
+/// A socket as it is, or with TLS.
+#[cfg(feature = "tls")]
+type Protected<S> =
+    futures::future::Either<Plain<S>, Compat<tokio_rustls::client::TlsStream<Compat<Plain<S>>>>>;
+
+/// What makes TLS of a socket, where there is to be some.
+#[cfg(feature = "tls")]
+pub(super) type Security = Option<crate::tls::Client>;
+#[cfg(not(feature = "tls"))]
+pub(super) struct Security;
+
+/// Connects through sockets of `under`. The handshake may take as long as `limit`.
 pub(super) async fn connect<K: RuntimeKit + Clone + Send + Sync + 'static>(
     uri: AMQPUri,
     properties: ConnectionProperties,
+    security: Security,
+    limit: Duration,
     under: Runtime<K>,
 ) -> Result<Connection, lapin::Error> {
     let tokio = Tokio::current();
     let filtered =
         Filtered { tokio: tokio.clone(), sockets: std::marker::PhantomData::<fn() -> K::TcpStream> };
-    let connect = async move |uri: AMQPUri, _| {
-        let stream = uri.connect_async(&under).await?;
+    let connect = async move |mut uri: AMQPUri, _| {
+        // TLS is ours: the client's takes no name for the server, and brings a second implementation of certificates.
+        uri.scheme = AMQPScheme::AMQP;
+        let plain = uri.connect_async(&under).await?;
+        let stream = protect(plain, &security, &uri.authority.host, limit).await?;
         Ok(AsyncTcpStream::Plain(ReadThrough::new(stream, Filter::default())))
     };
     Connection::connector(uri, Runtime::new(RuntimeParts::new(tokio, filtered)), connect, properties).await
+}
+
+#[cfg(feature = "tls")]
+async fn protect<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    plain: Plain<S>,
+    security: &Security,
+    host: &str,
+    limit: Duration,
+) -> io::Result<Protected<S>> {
+    Ok(match security {
+        None => futures::future::Either::Left(plain),
+        Some(client) => {
+            futures::future::Either::Right(client.handshake(host, plain.compat(), limit).await?.compat())
+        }
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+async fn protect<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    plain: Plain<S>,
+    _: &Security,
+    _host: &str,
+    _limit: Duration,
+) -> io::Result<Protected<S>> {
+    Ok(plain)
 }
 
 /// Tokio, with sockets that are read through [`Frames`].
@@ -54,7 +103,7 @@ impl<S> Clone for Filtered<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Reactor for Filtered<S> {
-    type TcpStream = ReadThrough<AsyncTcpStream<S>, Filter>;
+    type TcpStream = ReadThrough<Protected<S>, Filter>;
     type Sleep = <Tokio as Reactor>::Sleep;
 
     /// For sockets that somebody else has opened: never ours.

@@ -115,7 +115,10 @@ impl<'a> Told<'a> {
         let problems: Vec<_> = self
             .problems
             .iter()
-            .map(|f| json!({ "check": f.check, "place": f.about, "problem": f.text }))
+            .map(|f| match f.kind {
+                None => json!({ "check": f.check, "place": f.about, "problem": f.text }),
+                Some(kind) => json!({ "check": f.check, "place": f.about, "problem": f.text, "kind": kind }),
+            })
             .collect();
         let warnings: Vec<_> = self
             .warnings

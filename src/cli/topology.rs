@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::output::{self, List, Output, Row, Times};
 use crate::amqp::{Topology, TopologyReport, connect};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::exit;
 
 #[derive(Debug, Args)]
@@ -73,7 +73,7 @@ impl Row for QueueRow {
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let server = masked(&config.rabbitmq.url);
+    let server = config.rabbitmq.shown();
     let connection = connect(&config.rabbitmq, "oncely topology")
         .await
         .with_context(|| format!("cannot connect to {server}"))?;

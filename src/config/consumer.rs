@@ -5,7 +5,7 @@ use std::time::Duration;
 use figment::value::Value;
 
 use super::queue::{QueueArgument, QueueBinding, QueueSettings, queue};
-use super::{Problems, Section, consumer_source, servers};
+use super::{Problems, Section, consumer_source, mirror};
 use crate::decide::{OnConflict, PrecheckMode};
 use crate::extract::Source;
 use crate::fingerprint::FingerprintPolicy;
@@ -155,7 +155,7 @@ pub(super) fn consumer(
     let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
     let buffer = section.integer("buffer", 64 << 20, (1 << 20)..=(1 << 30), problems);
     let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
-    let precheck = servers::precheck(&mut section, problems);
+    let precheck = mirror::precheck(&mut section, problems);
     let replies = section.boolean("replies", false, problems);
     let response_limit = section.integer("response_limit", 64 << 10, 1..=(16 << 20), problems);
     let choices = [("refuse", LargeResponse::Refuse), ("compress", LargeResponse::Compress)];

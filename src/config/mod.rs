@@ -4,13 +4,17 @@ mod console;
 mod consumer;
 mod consumer_source;
 mod events;
+mod mirror;
 mod origin;
+mod postgres;
 mod problems;
 mod queue;
+mod rabbitmq;
 mod reference;
 mod section;
-mod servers;
+mod server_url;
 mod tasks;
+mod tls;
 mod traces;
 
 use std::path::Path;
@@ -23,12 +27,14 @@ use secrecy::{ExposeSecret as _, SecretString};
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
 pub use consumer::{Consumer, LargeResponse, QueueType};
 pub use events::EventSettings;
+pub use mirror::MirrorSettings;
 pub(crate) use origin::{Held, held};
 pub use problems::{Problem, Problems};
 pub use queue::{QueueArgument, QueueBinding};
+pub use rabbitmq::RabbitSettings;
 pub(crate) use reference::{Part, Setting, Worth, reference};
 pub(crate) use section::Section;
-pub use servers::{MirrorSettings, RabbitSettings, masked};
+pub use server_url::masked;
 pub(crate) use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
@@ -37,6 +43,7 @@ pub use traces::{SpanParent, Told, TraceSettings};
 
 use crate::pg::PgSettings;
 use crate::signing::SigningKeys;
+pub use crate::tls::TlsSettings;
 
 /// The file that is read where `--config` names none.
 pub const DEFAULT_FILE: &str = "oncely.toml";
@@ -85,7 +92,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads `file` and the environment: defaults < file < `DATABASE_URL`, `AMQP_URL`, `REDIS_URL` < `ONCELY_…`
+    /// Reads `file` and the environment: defaults < file < `DATABASE_URL`, `AMQP_URL`, `REDIS_URL` (each also with `_FILE`) < `ONCELY_…`
     /// (`ONCELY_MIRROR__TTL=1h` is `ttl` in `[mirror]`).
     ///
     /// # Errors
@@ -123,7 +130,7 @@ impl Config {
         match values(&text, true) {
             Ok(values) => {
                 let mut root = Section::new("", values);
-                let settings = servers::postgres(root.table("postgres", &mut problems), &mut problems);
+                let settings = postgres::postgres(root.table("postgres", &mut problems), &mut problems);
                 problems.or(settings)
             }
             Err(error) => {
@@ -227,11 +234,11 @@ impl Config {
         };
         let section = root.table("postgres", problems);
         let is_set = section.has("statement_timeout");
-        let postgres = servers::postgres(section, problems);
+        let postgres = postgres::postgres(section, problems);
         let statement = consumer::StatementLimit { timeout: postgres.statement_timeout, is_set };
-        let rabbitmq = servers::rabbitmq(root.table("rabbitmq", problems), problems);
+        let rabbitmq = rabbitmq::rabbitmq(root.table("rabbitmq", problems), problems);
         let redis = root.table("redis", problems);
-        let mirror = servers::mirror(redis, root.table("mirror", problems), problems);
+        let mirror = mirror::mirror(redis, root.table("mirror", problems), problems);
         let worker = tasks::worker(root.table("worker", problems), problems);
         let relay = tasks::relay(root.table("relay", problems), problems);
         let events = events::events(root.table("events", problems), problems);
@@ -273,9 +280,9 @@ impl Config {
 /// Settings that are secret, hold a secret, or are meant to differ between processes.
 const NOT_DIGESTED: [(&str, &[&str]); 8] = [
     ("cell", &["signing_key", "known_keys"]),
-    ("postgres", &["url"]),
-    ("rabbitmq", &["url", "management"]),
-    ("redis", &["url"]),
+    ("postgres", &["url", "url_file"]),
+    ("rabbitmq", &["url", "url_file", "management"]),
+    ("redis", &["url", "url_file"]),
     ("mirror", &["key"]),
     ("traces", &["headers"]),
     ("worker", &["name"]),
@@ -385,12 +392,13 @@ mod tests {
     #[test]
     fn a_digest_tells_what_processes_do_and_not_what_each_has_of_its_own() {
         let digest = |more: &str| {
-            let base = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n";
+            let base =
+                "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n";
             Config::parse(&format!("{base}{more}")).unwrap().digest
         };
         let plain = digest("");
         assert_eq!(digest("[worker]\nname = \"worker-1\""), plain);
         assert_ne!(digest("[worker]\nshutdown = \"20s\""), plain);
-        assert_ne!(digest("[redis]\nurl = \"redis://h\""), plain);
+        assert_ne!(digest("[redis]\nurl = \"redis://localhost\""), plain);
     }
 }

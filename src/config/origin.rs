@@ -5,14 +5,20 @@ use std::path::Path;
 use figment::providers::{Env, Format as _, Serialized, Toml};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
-use secrecy::SecretString;
 
 use super::reference::{Worth, reference};
-use super::{Problems, masked, without_source};
+use super::server_url::masked_all;
+use super::{Problems, without_source};
 
 /// The variables that are widely known by another name, and what they set.
-const VARIABLES: [(&str, &str); 3] =
-    [("DATABASE_URL", "postgres.url"), ("AMQP_URL", "rabbitmq.url"), ("REDIS_URL", "redis.url")];
+const VARIABLES: [(&str, &str); 6] = [
+    ("DATABASE_URL", "postgres.url"),
+    ("DATABASE_URL_FILE", "postgres.url_file"),
+    ("AMQP_URL", "rabbitmq.url"),
+    ("AMQP_URL_FILE", "rabbitmq.url_file"),
+    ("REDIS_URL", "redis.url"),
+    ("REDIS_URL_FILE", "redis.url_file"),
+];
 const PREFIX: &str = "ONCELY_";
 
 /// One of these variables.
@@ -131,13 +137,20 @@ pub(crate) fn held(file: &Path, defaults: bool) -> Result<Vec<Held>, Problems> {
 const ALSO: &str = "queues";
 const UNKNOWN: &str = "(unknown: not shown)";
 
+fn is_url(setting: &str) -> bool {
+    setting.ends_with(".url") || setting.ends_with(".management")
+}
+
 /// A value of a setting as it may be shown.
 fn shown(setting: &str, value: &Value) -> String {
     match value {
         _ if SECRET.contains(&setting) => "***".to_owned(),
-        Value::String(_, text) if setting.ends_with(".url") || setting.ends_with(".management") => {
-            toml(&Value::from(masked(&SecretString::from(text.clone()))))
+        Value::String(_, text) if is_url(setting) => toml(&Value::from(masked_all(text))),
+        Value::Array(_, urls) if is_url(setting) => {
+            format!("[{}]", urls.iter().map(|url| shown(setting, url)).collect::<Vec<_>>().join(", "))
         }
+        // Something else than a URL, and nobody knows what.
+        _ if is_url(setting) => UNKNOWN.to_owned(),
         value => toml(value),
     }
 }

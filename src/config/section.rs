@@ -29,6 +29,11 @@ impl Section {
         self.values.contains_key(key)
     }
 
+    /// Is it written there as a list?
+    pub(crate) fn has_list(&self, key: &str) -> bool {
+        matches!(self.values.get(key), Some(Value::Array(..)))
+    }
+
     /// Takes a value of any kind.
     pub(crate) fn take(&mut self, key: &'static str) -> Option<Value> {
         self.asked.push(key);

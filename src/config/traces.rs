@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use figment::value::Value;
 use secrecy::SecretString;
+use url::Url;
 
+use super::tls::{allow_plaintext, tls};
 use super::{Problems, Section};
+use crate::tls::{TlsSettings, of_scheme};
 
 /// Where spans go, and which.
 #[derive(Clone, Debug)]
@@ -14,6 +17,8 @@ use super::{Problems, Section};
 pub struct TraceSettings {
     /// The receiver of OTLP over HTTP, with its path.
     pub endpoint: String,
+    /// What of TLS is meant; nothing for a receiver that is asked in plaintext.
+    pub tls: Option<TlsSettings>,
     /// Headers of the requests, by name. Their values may hold tokens.
     pub headers: BTreeMap<String, SecretString>,
     /// How a message's span belongs to the span that sent it.
@@ -52,6 +57,24 @@ const PATH: &str = "/v1/traces";
 pub(super) fn traces(mut section: Section, problems: &mut Problems) -> Option<TraceSettings> {
     let endpoint = section.text("endpoint", problems);
     let endpoint = endpoint.and_then(|text| endpoint_of(&text, &section.place("endpoint"), problems));
+    let given = tls(&mut section, problems);
+    let allowed = allow_plaintext(&mut section, problems);
+    let meant =
+        endpoint.as_ref().map(|endpoint| of_scheme(endpoint, "https", given.as_ref(), allowed, "traces"));
+    if given.is_some() && matches!(meant, Some(Ok(None))) {
+        problems.add(
+            section.place("tls"),
+            "says how TLS is done, and the endpoint asks for none: write https://",
+        );
+    }
+    let tls = match meant {
+        Some(Ok(tls)) => tls,
+        Some(Err(error)) => {
+            problems.add(section.place("endpoint"), error.to_string());
+            None
+        }
+        None => None,
+    };
     let headers = headers(&mut section, problems);
     let parent = section.choice(
         "parent",
@@ -68,24 +91,20 @@ pub(super) fn traces(mut section: Section, problems: &mut Problems) -> Option<Tr
     );
     let attributes = told(&mut section, problems);
     section.finish(problems);
-    Some(TraceSettings { endpoint: endpoint?, headers, parent, sample, slow, attributes })
+    Some(TraceSettings { endpoint: endpoint?.into(), tls, headers, parent, sample, slow, attributes })
 }
 
 /// With the path to which OTLP sends traces, as `OTEL_EXPORTER_OTLP_ENDPOINT` is read. The text is not shown where it may hold a password.
-fn endpoint_of(text: &str, place: &str, problems: &mut Problems) -> Option<String> {
+fn endpoint_of(text: &str, place: &str, problems: &mut Problems) -> Option<Url> {
     if !cfg!(feature = "otel") {
         problems.add(place, "this program is built without the feature `otel`");
     }
-    let Ok(mut url) = url::Url::parse(text) else {
+    let Ok(mut url) = Url::parse(text) else {
         problems.add(place, "is not a URL like http://127.0.0.1:4318");
         return None;
     };
     match url.scheme() {
-        "http" => {}
-        "https" if cfg!(feature = "tls") => {}
-        "https" => {
-            problems.add(place, "https:// needs TLS, and this program is built without the feature `tls`");
-        }
+        "http" | "https" => {}
         _ => problems.add(place, "must begin with http:// or https:// (OTLP over HTTP, not gRPC)"),
     }
     if !url.username().is_empty() || url.password().is_some() {
@@ -98,7 +117,7 @@ fn endpoint_of(text: &str, place: &str, problems: &mut Problems) -> Option<Strin
         let path = format!("{}{PATH}", url.path().trim_end_matches('/'));
         url.set_path(&path);
     }
-    Some(url.into())
+    Some(url)
 }
 
 fn headers(section: &mut Section, problems: &mut Problems) -> BTreeMap<String, SecretString> {
@@ -174,7 +193,7 @@ mod tests {
             ("http://collector/otlp", "http://collector/otlp/v1/traces"),
             ("http://collector/otlp/v1/traces", "http://collector/otlp/v1/traces"),
         ] {
-            let (settings, problems) = read(&format!("endpoint = {text:?}"));
+            let (settings, problems) = read(&format!("endpoint = {text:?}\nallow_plaintext = true"));
             assert!(problems.is_empty(), "{problems}");
             assert_eq!(settings.unwrap().endpoint, endpoint);
         }
@@ -183,12 +202,12 @@ mod tests {
     #[test]
     fn a_header_is_never_shown() {
         let (settings, problems) = read(
-            "endpoint = \"http://c\"\nheaders = { authorization = \"Bearer S3CR3T\", \"x-é\" = \"S3CR3T\", x = \"S3CR3T\\n\" }",
+            "endpoint = \"http://[::1]\"\nheaders = { authorization = \"Bearer S3CR3T\", \"x-é\" = \"S3CR3T\", x = \"S3CR3T\\n\" }",
         );
         let shown = format!("{settings:?} {problems}");
         assert!(shown.contains("authorization") && !shown.contains("S3CR3T"), "{shown}");
         assert_eq!(problems.list().len(), 2, "{problems}");
-        let (_, problems) = read("endpoint = \"http://user:S3CR3T@c\"");
+        let (_, problems) = read("endpoint = \"http://user:S3CR3T@localhost\"");
         let shown = problems.to_string();
         assert!(shown.contains("traces.headers") && !shown.contains("S3CR3T"), "{shown}");
     }
@@ -196,7 +215,7 @@ mod tests {
     #[test]
     fn what_is_told_of_messages_is_asked_for_by_name() {
         let (settings, problems) =
-            read("endpoint = \"http://c\"\nattributes = [\"tenant\", \"message_id\", \"payload\"]");
+            read("endpoint = \"http://[::1]\"\nattributes = [\"tenant\", \"message_id\", \"payload\"]");
         let told = Told { tenant: true, message_id: true, ..Told::default() };
         assert_eq!(settings.unwrap().attributes, told);
         assert!(problems.to_string().contains("not \"payload\""), "{problems}");

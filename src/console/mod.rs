@@ -46,7 +46,7 @@ use self::turns::Turns;
 use self::watch::Watch;
 use crate::config::Config;
 use crate::mask::Masks;
-use crate::preflight::{Preflight, preflight};
+use crate::preflight::{Preflight, preflight, warn_of_secret_files};
 
 /// Tails that a person may follow at the same time, and all people.
 const TAILS: usize = 3;
@@ -82,6 +82,7 @@ impl Console {
     pub(crate) async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
         let listen = options.listen.unwrap_or(config.console.listen);
         refusals(&config.console, listen, options.insecure_plaintext).or(())?;
+        warn_of_secret_files(&config);
         let Preflight { problems, unreachable, session } = preflight(&config, false).await;
         if let Some(session) = session {
             session.close().await;

@@ -20,7 +20,7 @@ const OWN: [&str; 5] = ["queues", "tenant", "key", "handler", "bindings"];
 /// All settings of a consumer, in the order of the reference.
 pub(crate) fn settings(consumer: &Consumer) -> Vec<Setting> {
     // Of the reading of a file that says as little as it may: whatever the defaults are, these are they.
-    let least = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n[[consumers]]\nname = \"x\"\nqueue = \"x\"\n\
+    let least = "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n[[consumers]]\nname = \"x\"\nqueue = \"x\"\n\
                  tenant = \"queue\"\nkey = \"body_hash\"\n";
     let defaults = Config::parse(least).ok().and_then(|config| config.consumers.into_iter().next());
     let defaults = defaults.map(|consumer| values(&consumer)).unwrap_or_default();
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn what_differs_from_its_default_says_so() {
-        let text = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n[[consumers]]\nname = \"payments\"\n\
+        let text = "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n[[consumers]]\nname = \"payments\"\n\
                     queue = \"q\"\ntenant = { header = \"x-tenant\" }\nkey = { property = \"message_id\" }\nbatch = 100\nreplies = true\n";
         let config = Config::parse(text).unwrap();
         let found = settings(&config.consumers[0]);

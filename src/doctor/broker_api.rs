@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::words::span;
 use crate::amqp::{Management, ManagementError, QueueFacts, Topology};
-use crate::config::{Config, Consumer};
-use crate::preflight::Found;
+use crate::config::{Config, Consumer, masked};
+use crate::preflight::{self, Found};
 
 /// Fewer deliveries than this are used up in a bad night: every lost connection counts for all messages on it.
 const DELIVERIES: i64 = 100;
@@ -40,18 +40,26 @@ pub(super) async fn look(config: &Config, management: &Management, found: &mut F
                 default_limit = Some(DEFAULT_DELIVERIES);
             }
         }
-        Err(error) => return skip(config, &error.to_string(), found),
+        Err(error) => return unanswered(config, &error, found),
     }
     for consumer in &config.consumers {
         for topology in Topology::of(consumer) {
             if let Err(error) = queue(consumer, &topology, management, default_limit, found).await {
-                return skip(config, &error.to_string(), found);
+                return unanswered(config, &error, found);
             }
         }
     }
     for check in ["mq.policies", "mq.limits", "mq.routes"] {
         found.read(check, format!("the queues of {} consumers", config.consumers.len()));
     }
+}
+
+fn unanswered(config: &Config, error: &ManagementError, found: &mut Found) {
+    if let ManagementError::Tls(_, fault) = error {
+        let server = config.rabbitmq.management.as_ref().map(masked).unwrap_or_default();
+        preflight::RABBITMQ.broken(*fault, &server, &error.to_string(), found);
+    }
+    skip(config, &error.to_string(), found);
 }
 
 async fn queue(

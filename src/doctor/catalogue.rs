@@ -38,11 +38,26 @@ pub const CHECKS: &[Check] = &[
         "change the key that the finding names; every key stands in the configuration reference",
     ),
     at_start(
+        "config.files",
+        "Files with secrets are not everybody's to read",
+        "the modes of the files that hold a private key (`tls.key`) or a URL (`url_file`), and of the folders above them",
+        "warning: everybody on the machine may read one",
+        "`chmod o=` the file, or keep it in a folder that others may not enter",
+    ),
+    at_start(
         "pg.reach",
         "PostgreSQL answers",
         "a connection with the login of `postgres.url`, and the database's epoch",
         "error: no connection, a refused login, a standby",
         "mend the network, the server or `postgres.url`; connect to the primary",
+    ),
+    at_start(
+        "pg.tls",
+        "The connection to PostgreSQL is protected",
+        "the handshake with `postgres.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
+         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "name the authority in `postgres.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
     ),
     at_start(
         "pg.pooler",
@@ -199,9 +214,17 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "mq.reach",
         "RabbitMQ answers",
-        "a connection with user and virtual host of `rabbitmq.url`",
-        "error: no connection; user, password or virtual host is refused",
+        "a connection with user and virtual host of `rabbitmq.url`; where that names several nodes, one to each",
+        "error: no connection; user, password or virtual host is refused; warning: one of several nodes does not answer",
         "mend the network, the broker or `rabbitmq.url`",
+    ),
+    at_start(
+        "mq.tls",
+        "The connections to RabbitMQ are protected",
+        "the handshake with `rabbitmq.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
+         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "name the authority in `rabbitmq.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
     ),
     later(
         "mq.version",
@@ -297,6 +320,14 @@ pub const CHECKS: &[Check] = &[
         "a connection and `PING`",
         "error: user or password is refused; warning: no answer. PostgreSQL then decides alone: slower, never wrong",
         "mend the network, the server or `redis.url`",
+    ),
+    at_start(
+        "redis.tls",
+        "The connection to Redis is protected",
+        "the handshake with `redis.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
+         certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
+        "name the authority in `redis.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
     ),
     later(
         "redis.memory",

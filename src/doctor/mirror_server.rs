@@ -4,13 +4,13 @@ use super::scope::Scope;
 use super::words::{bytes, span};
 use crate::config::{Config, masked};
 use crate::mirror::{Mirror, MirrorError, RedisFacts};
-use crate::preflight::Found;
+use crate::preflight::{self, Found};
 
 const CHECKS: [&str; 4] = ["redis.memory", "redis.role", "redis.cluster", "redis.latency"];
 
 pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
     let Some(settings) = &config.mirror else {
-        for check in ["redis.reach"].into_iter().chain(CHECKS) {
+        for check in ["redis.reach", "redis.tls"].into_iter().chain(CHECKS) {
             found.skipped(check, "there is no [redis] url: PostgreSQL answers for all duplicates");
         }
         return;
@@ -21,9 +21,15 @@ pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
         Err(error) => return away(found, &server, &error),
     };
     if let Err(error) = mirror.ping().await {
-        return away(found, &server, &error);
+        return match mirror.tls_fault(&error) {
+            Some(fault) => preflight::REDIS.broken(fault, &server, &error.to_string(), found),
+            None => away(found, &server, &error),
+        };
     }
     found.read("redis.reach", server);
+    if let Ok(tls) = settings.redis_tls() {
+        preflight::REDIS.kept(tls.as_ref(), settings.allow_plaintext, found);
+    }
     if scope.at_start {
         return;
     }

@@ -31,6 +31,7 @@ use crate::config::{Config, Problems, masked};
 use crate::pg;
 use crate::preflight::{self, Found};
 pub use crate::preflight::{Finding, Verdict};
+pub use crate::tls::TlsFault;
 
 /// How long one question may take where nobody waits for its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -64,6 +65,7 @@ fn configuration(config: Option<&Config>, problems: &Problems, found: &mut Found
     if let Some(config) = config {
         let names: Vec<_> = config.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
         found.read("config", format!("consumers {}", names.join(", ")));
+        preflight::secret_files(config, found);
     }
 }
 

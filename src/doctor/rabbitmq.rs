@@ -25,11 +25,29 @@ pub(super) async fn look(
     if scope.at_start {
         return;
     }
+    nodes(config, found).await;
     consumers(&reports, found);
     publishing(config, limit, &reports, found).await;
     match Management::new(&config.rabbitmq, limit) {
         Ok(management) => broker_api::look(config, &management, found).await,
         Err(error) => broker_api::skip(config, &error.to_string(), found),
+    }
+}
+
+/// Of several nodes one is enough to go on, and so none is missed by others.
+async fn nodes(config: &Config, found: &mut Found) {
+    let nodes: Vec<_> = config.rabbitmq.each_node().collect();
+    if nodes.len() < 2 {
+        return;
+    }
+    for node in nodes {
+        match connect(&node, "oncely doctor").await {
+            Ok(connection) => preflight::close(connection).await,
+            Err(error) => {
+                let what = format!("{}: {error}; the other nodes are used", node.shown());
+                found.warning("mq.reach", "rabbitmq.url", what);
+            }
+        }
     }
 }
 

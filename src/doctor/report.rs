@@ -50,6 +50,7 @@ impl Report {
                 verdict: if check.group() == "redis" { Verdict::Warning } else { Verdict::Error },
                 about: String::new(),
                 text: text.clone(),
+                kind: None,
             }));
             let read: Vec<String> =
                 found.read.iter().filter(|(of, _)| *of == check.id).map(|(_, what)| what.clone()).collect();
@@ -60,6 +61,7 @@ impl Report {
                     verdict: Verdict::Skipped,
                     about: String::new(),
                     text,
+                    kind: None,
                 });
             }
             findings.sort_by_key(|finding| std::cmp::Reverse(finding.verdict));

@@ -10,7 +10,7 @@ use sqlx::{Connection as _, PgConnection};
 use super::copy;
 use super::plan::Change;
 use crate::amqp::{Copy, Publisher, connect};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::letter::{Letter, Memory};
 use crate::pg::{self, Begun, Named, Planned, Session};
 use crate::reason::Reason;
@@ -137,9 +137,9 @@ impl Requeue {
         application: &str,
         even_if_forgotten: bool,
     ) -> anyhow::Result<Self> {
-        let connection = connect(&config.rabbitmq, application).await.with_context(|| {
-            format!("nothing was changed: cannot connect to {}", masked(&config.rabbitmq.url))
-        })?;
+        let connection = connect(&config.rabbitmq, application)
+            .await
+            .with_context(|| format!("nothing was changed: cannot connect to {}", config.rabbitmq.shown()))?;
         if let Err(error) = connection.close(200, "done".into()).await {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }

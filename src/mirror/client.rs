@@ -4,37 +4,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Pipeline, RedisResult, Value};
-use secrecy::ExposeSecret as _;
+use redis::{Pipeline, RedisResult, Value};
 
 use super::Breaker;
+use super::error::MirrorError;
 use super::layout::Layout;
+use super::link::{ANSWER_TIME, Link, info};
 use super::tag::{Tag, TagKey};
 use crate::config::{MirrorSettings, Problems};
-
-/// Why the mirror gave no answer. Never a reason to fail a message.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum MirrorError {
-    #[error("Redis: {0}")]
-    Redis(#[from] redis::RedisError),
-    #[error("Redis: no answer within {0:?}")]
-    Budget(Duration),
-    #[error("Redis: {0} answers to {1} questions")]
-    Answers(usize, usize),
-}
-
-impl MirrorError {
-    /// Redis is there and refuses user or password: a matter of the configuration.
-    pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Redis(error) if error.kind() == redis::ErrorKind::AuthenticationFailed)
-    }
-}
+use crate::tls::{TlsFault, fault_of};
 
 /// Redis as a mirror of completed keys.
 #[derive(Clone)]
 pub(crate) struct Mirror {
-    client: Client,
+    settings: MirrorSettings,
     layout: Layout,
     budget: Duration,
     state: Arc<Mutex<State>>,
@@ -42,20 +25,19 @@ pub(crate) struct Mirror {
 
 #[derive(Default)]
 struct State {
-    connection: Option<MultiplexedConnection>,
+    link: Option<Link>,
     connecting: bool,
     breaker: Breaker,
 }
 
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// For the relay, which has all the time in the world, and for connecting.
-pub(super) const ANSWER_TIME: Duration = Duration::from_secs(5);
-
 impl Mirror {
     pub(crate) fn new(settings: &MirrorSettings) -> Result<Self, MirrorError> {
+        // Looked at now, used later.
+        info(settings)?;
         Ok(Self {
-            client: Client::open(settings.url.expose_secret())?,
+            settings: settings.clone(),
             layout: Layout::new(settings.ttl, settings.buckets),
             budget: settings.budget,
             state: Arc::default(),
@@ -75,29 +57,27 @@ impl Mirror {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn connect(&self) -> Result<MultiplexedConnection, MirrorError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(ANSWER_TIME))
-            .set_response_timeout(Some(ANSWER_TIME));
-        let connecting = self.client.get_multiplexed_async_connection_with_config(&config);
-        // The client library's own limits do not cover every step.
-        match tokio::time::timeout(ANSWER_TIME * 2, connecting).await {
-            Ok(connection) => Ok(connection?),
-            Err(_) => Err(MirrorError::Budget(ANSWER_TIME * 2)),
-        }
+    pub(super) async fn connect(&self) -> Result<Link, MirrorError> {
+        Link::open(&self.settings).await
+    }
+
+    /// Why Redis and this program did not trust each other; `None` for every other error.
+    pub(crate) fn tls_fault(&self, error: &MirrorError) -> Option<TlsFault> {
+        let tls = self.settings.redis_tls().ok().flatten();
+        fault_of(error, tls.is_some_and(|tls| tls.cert.is_some()))
     }
 
     /// Which tags are there, with the evidence that belongs to them: one round trip, within the budget. `None` where the mirror
     /// gave no answer, for whatever reason: the caller asks PostgreSQL. Never waits for a connection: one is opened in the
     /// background meanwhile.
     pub(crate) async fn look_up(&self, key: &TagKey, tags: &[Tag], now: DateTime<Utc>) -> Option<Vec<bool>> {
-        let mut connection = {
+        let mut link = {
             let mut state = self.state();
             if !state.breaker.allows(Instant::now()) {
                 return None;
             }
-            match state.connection.clone() {
-                Some(connection) => connection,
+            match state.link.clone() {
+                Some(link) => link,
                 None => {
                     if !std::mem::replace(&mut state.connecting, true) {
                         let mirror = self.clone();
@@ -115,7 +95,7 @@ impl Mirror {
         for (tag, bucket) in &questions {
             pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
         }
-        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
         let error = match tokio::time::timeout(self.budget, asked).await {
             Ok(Ok(answers)) if answers.len() == questions.len() => {
                 self.state().breaker.succeeded();
@@ -154,7 +134,7 @@ impl Mirror {
         let mut state = self.state();
         state.connecting = false;
         match connected {
-            Ok(connection) => state.connection = Some(connection),
+            Ok(link) => state.link = Some(link),
             Err(error) => {
                 drop(state);
                 self.failed(&error);
@@ -165,7 +145,7 @@ impl Mirror {
     /// After a failure the connection is not used again: a late answer must not be taken for the next question's.
     fn failed(&self, error: &MirrorError) {
         let mut state = self.state();
-        state.connection = None;
+        state.link = None;
         if state.breaker.failed(Instant::now()) {
             tracing::warn!(error = %error, "Redis does not answer: PostgreSQL decides alone until it does");
         } else {
@@ -191,12 +171,12 @@ impl Mirror {
         now: DateTime<Utc>,
     ) -> Result<(), MirrorError> {
         // Not in a match on the guard itself: that would hold the lock while connecting.
-        let open = self.state().connection.clone();
-        let mut connection = match open {
-            Some(connection) => connection,
+        let open = self.state().link.clone();
+        let mut link = match open {
+            Some(link) => link,
             None => {
                 let fresh = self.connect().await?;
-                self.state().connection = Some(fresh.clone());
+                self.state().link = Some(fresh.clone());
                 fresh
             }
         };
@@ -209,7 +189,7 @@ impl Mirror {
             pipeline.cmd("HSET").arg(&bucket).arg(&tag.field()).arg(&evidence);
             pipeline.cmd("PEXPIRE").arg(&bucket).arg(remaining);
         }
-        let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+        let written = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
         let error = match tokio::time::timeout(ANSWER_TIME, written).await {
             // A bucket that somebody made another type stays without our tags: a miss each, until it expires.
             Ok(Ok(answers)) => match answers
@@ -222,7 +202,7 @@ impl Mirror {
             Ok(Err(error)) => error.into(),
             Err(_) => MirrorError::Budget(ANSWER_TIME),
         };
-        self.state().connection = None;
+        self.state().link = None;
         Err(error)
     }
 
@@ -233,11 +213,11 @@ impl Mirror {
         tag: &Tag,
         now: DateTime<Utc>,
     ) -> Result<bool, MirrorError> {
-        let mut connection = self.connect().await?;
+        let mut link = self.connect().await?;
         for bucket in self.layout.read_from(tag, now) {
             let mut command = redis::cmd("HGET");
             command.arg(&bucket).arg(&tag.field());
-            let asked = command.query_async::<Value>(&mut connection);
+            let asked = command.query_async::<Value>(&mut link.connection);
             match tokio::time::timeout(ANSWER_TIME, asked).await {
                 Ok(answer) => {
                     if is_hit(key, tag, &bucket, &Ok(answer?)) {
@@ -252,9 +232,9 @@ impl Mirror {
 
     /// Is Redis there?
     pub(crate) async fn ping(&self) -> Result<(), MirrorError> {
-        let mut connection = self.connect().await?;
-        let answer =
-            tokio::time::timeout(ANSWER_TIME, redis::cmd("PING").query_async::<Value>(&mut connection)).await;
+        let mut link = self.connect().await?;
+        let ping = redis::cmd("PING");
+        let answer = tokio::time::timeout(ANSWER_TIME, ping.query_async::<Value>(&mut link.connection)).await;
         match answer {
             Ok(result) => Ok(result.map(|_| ())?),
             Err(_) => Err(MirrorError::Budget(ANSWER_TIME)),

@@ -3,7 +3,9 @@
 use chrono::{DateTime, Utc};
 use redis::{Pipeline, RedisResult, Value};
 
-use super::client::{ANSWER_TIME, Mirror, MirrorError, is_hit};
+use super::client::{Mirror, is_hit};
+use super::error::MirrorError;
+use super::link::ANSWER_TIME;
 use super::tag::{Tag, TagKey};
 
 /// What was found in a tag's place.
@@ -28,7 +30,7 @@ impl Mirror {
         tags: &[Tag],
         now: DateTime<Utc>,
     ) -> Result<Vec<Found>, MirrorError> {
-        let mut connection = self.connect().await?;
+        let mut link = self.connect().await?;
         let mut found = Vec::with_capacity(tags.len());
         for chunk in tags.chunks(CHUNK) {
             let mut pipeline = Pipeline::with_capacity(chunk.len() * 2);
@@ -40,7 +42,7 @@ impl Mirror {
                     pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
                 }
             }
-            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
             let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
                 Ok(answers) => answers?,
                 Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),

@@ -5,16 +5,19 @@
 mod breaker;
 mod client;
 mod epoch;
+mod error;
 mod judge;
 mod layout;
+mod link;
 mod removal;
 mod server;
 mod tag;
 mod watch;
 
 pub(crate) use breaker::Breaker;
-pub(crate) use client::{Mirror, MirrorError};
+pub(crate) use client::Mirror;
 pub(crate) use epoch::{DatabaseStatus, EpochWatch};
+pub(crate) use error::MirrorError;
 pub(crate) use judge::Found;
 pub(crate) use server::RedisFacts;
 pub use tag::{Tag, TagKey};

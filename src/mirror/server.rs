@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::client::{ANSWER_TIME, Mirror, MirrorError};
+use super::client::Mirror;
+use super::error::MirrorError;
+use super::link::ANSWER_TIME;
 
 /// A Redis, as far as it matters to a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,15 +33,15 @@ const ROUNDS: usize = 5;
 impl Mirror {
     /// Asks. For a person who asks: patient, and without the breaker.
     pub(crate) async fn facts(&self) -> Result<RedisFacts, MirrorError> {
-        let mut connection = self.connect().await?;
+        let mut link = self.connect().await?;
         let mut rounds = Vec::with_capacity(ROUNDS);
         for _ in 0..ROUNDS {
             let asked = Instant::now();
-            timely(redis::cmd("PING").query_async::<Value>(&mut connection)).await?;
+            timely(redis::cmd("PING").query_async::<Value>(&mut link.connection)).await?;
             rounds.push(asked.elapsed());
         }
         rounds.sort_unstable();
-        let info = timely(redis::cmd("INFO").query_async::<String>(&mut connection)).await?;
+        let info = timely(redis::cmd("INFO").query_async::<String>(&mut link.connection)).await?;
         Ok(RedisFacts { latency: rounds[ROUNDS / 2], ..read(&info) })
     }
 }

@@ -2,6 +2,7 @@
 //! `.sql` files beside the Rust that calls them and are checked at compile time.
 
 mod ability;
+mod address;
 mod audit;
 mod audit_seal;
 mod backlog;
@@ -46,6 +47,7 @@ pub(crate) mod said;
 mod search_path;
 mod server;
 mod session;
+mod settings;
 mod stats;
 mod suspect;
 mod tenant;
@@ -55,6 +57,7 @@ mod vacuum;
 mod written;
 
 pub(crate) use ability::{Abilities, abilities};
+pub(crate) use address::{Address, AddressError, files_of_url, tls_fault};
 pub use audit::AuditRecord;
 pub(crate) use audit::append as append_audit;
 pub use audit_seal::Seal;
@@ -137,7 +140,8 @@ pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
     process, read_by_index, secret, take_time, within,
 };
-pub use session::{Cell, Clock, PgSettings, Session};
+pub use session::{Cell, Clock, Session};
+pub use settings::PgSettings;
 pub(crate) use stats::{
     ConsumerStats, RelayStats, consumer_stats, prune_stats, record_relay_stats, record_stats, relay_stats,
     roll_up_stats,

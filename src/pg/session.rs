@@ -1,30 +1,17 @@
 //! A connection to PostgreSQL, with what must hold for all its life.
 
-use std::str::FromStr as _;
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
-use sqlx::postgres::{PgArgumentBuffer, PgConnectOptions, PgConnection, PgTypeInfo};
+use sqlx::postgres::{PgArgumentBuffer, PgConnection, PgTypeInfo};
 use sqlx::{ConnectOptions as _, Connection as _, Encode, Postgres, Row as _, Type};
 
+use super::address::Address;
 use super::search_path::{PINNED, pin, unpin};
-
-/// How to connect.
-#[derive(Clone, Debug)]
-pub struct PgSettings {
-    /// `postgres://user:password@host:port/database`.
-    pub url: SecretString,
-    /// For a connection attempt.
-    pub connect_timeout: Duration,
-    /// Server-side limit of one statement; a whole batch of SQL-function handlers is one statement.
-    pub statement_timeout: Duration,
-    /// Server-side limit of waiting for a lock, such as for another worker's claim of the same key.
-    pub lock_timeout: Duration,
-}
+use super::settings::PgSettings;
 
 /// Waits for an answer of PostgreSQL, with a limit of our own: a peer that vanished without a word never answers, and the
 /// server's limits vanished with it. After it the connection must not be used again.
@@ -42,16 +29,11 @@ pub(crate) async fn within<T>(
 }
 
 impl PgSettings {
-    /// Longer than any statement may take on a server that is there.
-    pub(crate) fn client_timeout(&self) -> Duration {
-        self.statement_timeout + Duration::from_secs(5)
-    }
-
     /// Opens a connection that says who it is, has server-side limits, and looks names up in pg_catalog alone: our statements,
     /// and those of migrations, name the schema of everything else.
     ///
     /// # Errors
-    /// When the URL is malformed or the server does not answer in time.
+    /// When the URL is malformed, the server does not answer in time, or can't be trusted.
     pub async fn connect(&self, application: &str) -> Result<PgConnection, sqlx::Error> {
         self.connect_with(application, Some(PINNED)).await
     }
@@ -62,7 +44,11 @@ impl PgSettings {
         search_path: Option<&str>,
     ) -> Result<PgConnection, sqlx::Error> {
         let millis = |limit: Duration| limit.as_millis().to_string();
-        let options = PgConnectOptions::from_str(self.url.expose_secret())?
+        // Not there for a moment, perhaps: an outage, and tried again.
+        let settings = self.current().map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
+        let options = Address::of(&settings)?
+            .into_options()
+            .await?
             .application_name(application)
             .options([
                 ("statement_timeout", millis(self.statement_timeout)),

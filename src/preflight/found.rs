@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::config::Problems;
+use crate::tls::TlsFault;
 
 /// What a check says of what it looked at; the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -48,6 +49,9 @@ pub struct Finding {
     pub about: String,
     /// What is so, and what to do about it. Holds no secret, and nothing of a message.
     pub text: String,
+    /// Where it is about trust in a server: what was wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<TlsFault>,
 }
 
 /// Everything that checks have found, as they ran.
@@ -68,7 +72,14 @@ impl Found {
         about: impl Into<String>,
         text: impl Into<String>,
     ) {
-        self.findings.push(Finding { check, verdict, about: about.into(), text: text.into() });
+        self.findings.push(Finding { check, verdict, about: about.into(), text: text.into(), kind: None });
+    }
+
+    /// Says of the last finding what was wrong with a server that can't be trusted.
+    pub(crate) fn kind(&mut self, fault: TlsFault) {
+        if let Some(last) = self.findings.last_mut() {
+            last.kind = Some(fault);
+        }
     }
 
     pub(crate) fn error(&mut self, check: &'static str, about: impl Into<String>, text: impl Into<String>) {

@@ -1,16 +1,20 @@
 //! Do the servers hold what the configuration says? What worker and relay ask before they start, and the doctor among other things.
 
+mod files;
 mod found;
 mod handlers;
 mod postgres;
 mod rabbitmq;
+mod trust;
 
+pub(crate) use files::{secret_files, warn_of_secret_files};
 pub(crate) use found::Found;
 pub use found::{Finding, Verdict};
 pub(crate) use handlers::{consumers, handlers};
 use postgres::pauses;
 pub(crate) use postgres::{postgres, read_secret, unexpected};
 pub(crate) use rabbitmq::{close, queues, reach};
+pub(crate) use trust::{RABBITMQ, REDIS};
 
 use crate::config::{Config, Problems};
 use crate::pg::Session;

@@ -3,6 +3,7 @@
 use sqlx::Connection as _;
 
 use super::Found;
+use super::trust::POSTGRES;
 use crate::config::{Config, masked};
 use crate::fault::FaultClass;
 use crate::pg::{self, PgFault, Session, classify};
@@ -22,6 +23,10 @@ pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Sessi
         }
         Err(error) => {
             let text = pg::describe(&error);
+            if let Some(fault) = pg::tls_fault(&error, &config.postgres) {
+                POSTGRES.broken(fault, &server, &text, found);
+                return None;
+            }
             match classify(error) {
                 PgFault::Outage(_) => found.away("pg.reach", format!("PostgreSQL at {server}: {text}")),
                 PgFault::Fault(fault) => {
@@ -31,6 +36,9 @@ pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Sessi
             return None;
         }
     };
+    if let Ok(address) = pg::Address::of(&config.postgres) {
+        POSTGRES.kept(address.tls.as_ref(), config.postgres.allow_plaintext, found);
+    }
     match fitting(config, &server, &mut connection, found).await {
         Ok(true) => {}
         Ok(false) => return None,

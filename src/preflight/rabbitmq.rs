@@ -5,8 +5,9 @@ use std::time::Duration;
 use lapin::Connection;
 
 use super::Found;
+use super::trust::RABBITMQ;
 use crate::amqp::{AmqpError, Topology, TopologyReport, connect};
-use crate::config::{Config, masked};
+use crate::config::Config;
 
 /// What a queue must be, for people.
 const FIT: &str = "it must be durable, classic or quorum (no stream), not exclusive, not auto-delete, without x-expires, and what it \
@@ -16,13 +17,20 @@ const FIT: &str = "it must be durable, classic or quorum (no stream), not exclus
 
 /// Connects.
 pub(crate) async fn reach(config: &Config, found: &mut Found) -> Option<Connection> {
-    let server = masked(&config.rabbitmq.url);
+    let server = config.rabbitmq.shown();
     match connect(&config.rabbitmq, "oncely preflight").await {
         Ok(connection) => {
             found.read("mq.reach", server);
+            if let Ok(tls) = config.rabbitmq.amqp_tls() {
+                RABBITMQ.kept(tls.as_ref(), config.rabbitmq.allow_plaintext, found);
+            }
             Some(connection)
         }
         Err(error) => {
+            if let Some(fault) = error.tls_fault(&config.rabbitmq) {
+                RABBITMQ.broken(fault, &server, &error.to_string(), found);
+                return None;
+            }
             match error.reply_code() {
                 // ACCESS_REFUSED, NOT_ALLOWED: user, password or virtual host.
                 Some(403 | 530) => {
@@ -53,7 +61,7 @@ pub(crate) async fn queues(
     limit: Duration,
     found: &mut Found,
 ) -> Vec<(String, Topology, TopologyReport)> {
-    let server = masked(&config.rabbitmq.url);
+    let server = config.rabbitmq.shown();
     let mut reports = Vec::new();
     for consumer in &config.consumers {
         for topology in Topology::of(consumer) {

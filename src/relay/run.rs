@@ -19,7 +19,7 @@ use crate::maintenance;
 use crate::metrics::{DoctorMetrics, GcMetrics, RelayMetrics};
 use crate::mirror::{Mirror, MirrorWatch};
 use crate::pg::{Clock, Door, Readiness, Timelines};
-use crate::preflight::preflight;
+use crate::preflight::{preflight, warn_of_secret_files};
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
 use crate::vitals::{Vitals, unheard};
@@ -141,6 +141,7 @@ impl Relay {
 
     /// Waits for the database; its clock. `None`: told to stop.
     async fn start(&self, vitals: &Vitals, stop: &CancellationToken) -> Result<Option<Clock>, Problems> {
+        warn_of_secret_files(&self.config);
         let mut backoff = Backoff::default();
         loop {
             let found = preflight(&self.config, false).await;

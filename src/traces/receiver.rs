@@ -29,7 +29,10 @@ pub(super) fn exporter(
         .with_timeout(TIMEOUT)
         .with_headers(headers.collect());
     #[cfg(feature = "tls")]
-    let builder = builder.with_http_client(tls::client().map_err(|error| error.to_string())?);
+    let builder = match &settings.tls {
+        Some(tls) => builder.with_http_client(tls::client(tls).map_err(|error| error.to_string())?),
+        None => builder,
+    };
     let mut exporter = builder.build().map_err(|error| error.to_string())?;
     exporter.set_resource(&resource(config, program));
     Ok(exporter)
@@ -50,17 +53,25 @@ fn resource(config: &Config, program: &str) -> Resource {
 
 #[cfg(feature = "tls")]
 mod tls {
-    use hyper_rustls::HttpsConnectorBuilder;
+    use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
     use opentelemetry_http::HttpClient;
     use opentelemetry_http::hyper::HyperClient;
+    use rustls::pki_types::ServerName;
 
     use super::TIMEOUT;
+    use crate::tls::{TlsError, TlsSettings, client_config};
 
-    /// One that speaks TLS where the endpoint says so, and trusts whom this machine trusts.
-    pub(super) fn client() -> Result<impl HttpClient, std::io::Error> {
-        // Named: an embedding program may bring other providers.
-        let provider = rustls::crypto::aws_lc_rs::default_provider();
-        let connector = HttpsConnectorBuilder::new().with_provider_and_native_roots(provider)?;
-        Ok(HyperClient::new(connector.https_or_http().enable_http1().build(), TIMEOUT, None))
+    /// One with certificates as the files have them now: it makes its connections itself, for as long as the process lives.
+    pub(super) fn client(settings: &TlsSettings) -> Result<impl HttpClient + use<>, TlsError> {
+        let connector = HttpsConnectorBuilder::new().with_tls_config(client_config(settings)?).https_only();
+        let connector = match &settings.server_name {
+            Some(name) => {
+                let wrong = |_| TlsError::Name(name.clone());
+                let name = ServerName::try_from(name.clone()).map_err(wrong)?;
+                connector.with_server_name_resolver(FixedServerNameResolver::new(name))
+            }
+            None => connector,
+        };
+        Ok(HyperClient::new(connector.enable_http1().build(), TIMEOUT, None))
     }
 }

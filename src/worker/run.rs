@@ -25,7 +25,7 @@ use crate::heartbeat::Heartbeat;
 use crate::metrics::{ConsumerMetrics, MirrorMetrics};
 use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
 use crate::pg::{Pause, Readiness, Session, Timelines};
-use crate::preflight::preflight;
+use crate::preflight::{preflight, warn_of_secret_files};
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
 use crate::vitals::{Vitals, unheard};
@@ -361,6 +361,7 @@ impl Worker {
         vitals: &Vitals,
         stop: &CancellationToken,
     ) -> Result<Option<(Session, Vec<u8>)>, WorkerError> {
+        warn_of_secret_files(&self.config);
         let mut backoff = Backoff::default();
         loop {
             let mut found = preflight(&self.config, true).await;

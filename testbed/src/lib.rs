@@ -6,6 +6,8 @@
 //! Shares no code with the product, so that what it counts is independent of what it checks.
 
 mod arena;
+#[cfg(feature = "authority")]
+mod authority;
 mod broker;
 mod browser;
 pub mod checker;
@@ -35,6 +37,8 @@ mod usage;
 mod wait;
 
 pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neighbour, Server};
+#[cfg(feature = "authority")]
+pub use authority::{Authority, Credentials};
 pub use broker::Broker;
 pub use browser::{Answer, Browser};
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};

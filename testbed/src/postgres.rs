@@ -1,5 +1,6 @@
 //! A private PostgreSQL server.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,17 @@ impl Postgres {
             command.arg("-c").arg(setting);
         }
         spawner::spawn(command).context("cannot start postgres")
+    }
+
+    /// Writes a file into its data folder, for it alone to read: certificates, keys, `pg_hba.conf`.
+    pub fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.scratch.path().join("data").join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        if install::is_root() {
+            std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY))?;
+        }
+        Ok(())
     }
 
     /// Process id of the postmaster, while it runs.

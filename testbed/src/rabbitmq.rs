@@ -21,6 +21,8 @@ pub struct RabbitMq {
     dist_port: u16,
     /// Of the HTTP API, where it is on.
     management_port: Option<u16>,
+    /// Further lines of its configuration.
+    settings: String,
     epmd: Option<Child>,
     child: Option<Child>,
 }
@@ -28,12 +30,17 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// Starts an empty broker (4 to 10 seconds).
     pub async fn start() -> anyhow::Result<Self> {
-        Self::start_with(None).await
+        Self::start_with(None, "").await
     }
 
     /// Starts one with its HTTP API (plugin `rabbitmq_management`).
     pub async fn start_with_management() -> anyhow::Result<Self> {
-        let broker = Self::start_with(Some(ports::free_port()?)).await?;
+        Self::start_with_settings("").await
+    }
+
+    /// The same with further lines of its configuration.
+    pub async fn start_with_settings(settings: &str) -> anyhow::Result<Self> {
+        let broker = Self::start_with(Some(ports::free_port()?), settings).await?;
         let port = broker.management_port.context("no port")?;
         wait::eventually_within(Duration::from_secs(60), "the HTTP API listens", || async move {
             tokio::net::TcpStream::connect(("127.0.0.1", port)).await.map(drop)
@@ -42,7 +49,7 @@ impl RabbitMq {
         Ok(broker)
     }
 
-    async fn start_with(management_port: Option<u16>) -> anyhow::Result<Self> {
+    async fn start_with(management_port: Option<u16>, settings: &str) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::RabbitMq])?;
         let scratch = Scratch::new("rabbitmq")?;
         let mut broker = Self {
@@ -50,6 +57,7 @@ impl RabbitMq {
             epmd_port: ports::free_port()?,
             dist_port: ports::free_port()?,
             management_port,
+            settings: settings.to_owned(),
             epmd: None,
             child: None,
             scratch,
@@ -158,6 +166,7 @@ impl RabbitMq {
         if let Some(port) = self.management_port {
             settings.push_str(&format!("management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n"));
         }
+        settings.push_str(&self.settings);
         std::fs::write(folder.join("rabbitmq.conf"), settings)?;
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 19] = [
+const ROOMS: [&[&str]; 20] = [
     &[
         "identity",
         "message",
@@ -23,6 +23,7 @@ const ROOMS: [&[&str]; 19] = [
     &["reason"],
     &["extract", "outcome", "decide", "blame", "signing", "letter"],
     &["failpoint"],
+    &["tls", "url_file"],
     &["pg"],
     &["handler"],
     &["config"],

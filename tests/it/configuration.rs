@@ -8,14 +8,14 @@ use crate::support::{World, message, program};
 
 #[test]
 fn the_shipped_defaults_are_valid_and_name_every_default() {
-    let urls = "[postgres]\nurl = \"postgres://u@h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n";
+    let urls = "[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n";
     let shipped = DEFAULTS
-        .replace("[postgres]\n", "[postgres]\nurl = \"postgres://u@h/d\"\n")
-        .replace("[rabbitmq]\n", "[rabbitmq]\nurl = \"amqp://h\"\n")
-        .replace("[redis]\n", "[redis]\nurl = \"redis://h\"\n");
+        .replace("[postgres]\n", "[postgres]\nurl = \"postgres://u@localhost/d\"\n")
+        .replace("[rabbitmq]\n", "[rabbitmq]\nurl = \"amqp://localhost\"\n")
+        .replace("[redis]\n", "[redis]\nurl = \"redis://localhost\"\n");
     let consumer = "[[consumers]]\nname = \"payments\"\nqueue = \"payments\"\ntenant = { header = \"x-tenant-id\" }\n\
                     key = { property = \"message_id\" }\nhandler = { function = \"app.capture_payment\" }\n";
-    let bare = format!("{urls}[redis]\nurl = \"redis://h\"\n{consumer}");
+    let bare = format!("{urls}[redis]\nurl = \"redis://localhost\"\n{consumer}");
     let mut shipped = Config::parse(&shipped).unwrap();
     let mut bare = Config::parse(&bare).unwrap();
     // The one key whose absence is not its default: a consumer without it follows [mirror].
@@ -232,7 +232,7 @@ fn wrong_usage_exits_2() {
 fn a_toml_error_shows_its_place_and_not_the_line() {
     let scratch = testbed::Scratch::new("config").unwrap();
     let file = scratch.path().join("oncely.toml");
-    std::fs::write(&file, "[postgres]\nurl = \"postgres://u:tops3cret@h/d\n").unwrap();
+    std::fs::write(&file, "[postgres]\nurl = \"postgres://u:tops3cret@localhost/d\n").unwrap();
     let output = Command::new(program("worker")).env_clear().env("ONCELY_CONFIG", &file).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(78), "{text}");
@@ -242,7 +242,7 @@ fn a_toml_error_shows_its_place_and_not_the_line() {
 
 fn parse(postgres: &str, consumer: &str) -> Result<Config, String> {
     let text = format!(
-        "[postgres]\nurl = \"postgres://u@h/d\"\n{postgres}\n[rabbitmq]\nurl = \"amqp://h\"\n[[consumers]]\nname = \"payments\"\n\
+        "[postgres]\nurl = \"postgres://u@localhost/d\"\n{postgres}\n[rabbitmq]\nurl = \"amqp://localhost\"\n[[consumers]]\nname = \"payments\"\n\
          queue = \"payments\"\ntenant = \"user_id\"\nkey = \"body_hash\"\n{consumer}"
     );
     Config::parse(&text).map_err(|problems| problems.to_string())
@@ -292,7 +292,7 @@ async fn a_function_may_run_as_long_as_its_deadline_says() {
 #[cfg(not(feature = "tls"))]
 #[test]
 fn tls_is_missed_by_its_name_where_a_program_has_none() {
-    let text = "[postgres]\nurl = \"postgres://u@h/d\"\n[rabbitmq]\nurl = \"amqps://u:secret@h\"\n[redis]\nurl = \"rediss://h\"\n";
+    let text = "[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqps://u:secret@h\"\n[redis]\nurl = \"rediss://h\"\n";
     let refused = Config::parse(text).unwrap_err().to_string();
     for scheme in ["amqps", "rediss"] {
         let what = format!("{scheme}:// needs TLS, and this program is built without the feature `tls`");

@@ -172,7 +172,7 @@ fn what_manifests_name_is_there_and_shut_in() {
             }
             "ConfigMap" => {
                 let config = Config::parse(&format!(
-                    "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n{}",
+                    "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n{}",
                     text(object, "/data/oncely.toml")
                 ));
                 let config = config.unwrap_or_else(|problems| panic!("{problems}"));

@@ -150,7 +150,8 @@ fn the_dockerfile_copies_what_is_there_and_runs_as_nobody() {
 #[test]
 fn the_example_configurations_are_valid() {
     for name in ["examples/tour/oncely.toml", "examples/oncely.toml"] {
-        let text = read(name) + "\n[postgres]\nurl = \"postgres://u@h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n";
+        let text = read(name)
+            + "\n[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n";
         Config::parse(&text).unwrap_or_else(|problems| panic!("{name}: {problems}"));
     }
 }

@@ -297,7 +297,7 @@ async fn what_can_have_no_outcome_says_why() {
         matches!(&unfit, Err(HarnessError::Refused(error)) if error.to_string().contains("app.not_there")),
         "{unfit:?}"
     );
-    let text = "[postgres]\nurl = \"postgres://u:tops3cret@127.0.0.1:1/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n\
+    let text = "[postgres]\nurl = \"postgres://u:tops3cret@127.0.0.1:1/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n\
                 [[consumers]]\nname = \"rust\"\nqueue = \"q\"\ntenant = { fixed = \"t\" }\nkey = { body_hash = true }\n";
     let config = Config::parse(text).unwrap();
     let elsewhere = Worker::builder(config).handler("rust", Obedient::default()).build().unwrap();

@@ -50,7 +50,7 @@ fn servers(config: &Config, picture: &Picture) -> Vec<String> {
             // It names the server.
             Err(missing) => format!("✗ PostgreSQL  {}", safe(&missing.text)),
         },
-        line("RabbitMQ", masked(&config.rabbitmq.url), picture.rabbitmq.as_ref().err()),
+        line("RabbitMQ", config.rabbitmq.shown(), picture.rabbitmq.as_ref().err()),
         redis,
     ]
 }

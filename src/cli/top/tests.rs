@@ -131,7 +131,7 @@ fn view() -> View {
             "[[consumers]]\nname = \"{name}\"\nqueue = \"{name}\"\ntenant = {{ fixed = \"t\" }}\nkey = \"body_hash\"\nprefetch = 256\nbatch = 64\n"
         )
     };
-    let servers = "[postgres]\nurl = \"postgres://u@h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n";
+    let servers = "[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n";
     let text = format!("{servers}{}{}", consumer("payments"), consumer("ledger"));
     let mut view = View::new(&Config::parse(&text).unwrap(), Times { utc: true });
     view.take(asked());
@@ -262,7 +262,8 @@ fn where_there_are_more_consumers_than_lines_the_selected_one_is_seen() {
 }
 
 fn view_config() -> Config {
-    Config::parse("[postgres]\nurl = \"postgres://u@h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n").unwrap()
+    Config::parse("[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n")
+        .unwrap()
 }
 
 fn type_in(view: &mut View, keys: &[KeyCode]) -> Command {

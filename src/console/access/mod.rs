@@ -272,7 +272,7 @@ mod tests {
     use crate::config::Config;
 
     fn settings(text: &str) -> ConsoleSettings {
-        let base = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n[console]\n";
+        let base = "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n[console]\n";
         Config::parse(&format!("{base}{text}")).unwrap().console
     }
 
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn a_proxy_on_the_same_machine_is_known_by_its_secret() {
         use std::os::unix::fs::PermissionsExt as _;
-        let base = "[postgres]\nurl = \"postgres://h/d\"\n[rabbitmq]\nurl = \"amqp://h\"\n[console]\n";
+        let base = "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n[console]\n";
         let proxy = "header = \"x-user\", from = [\"127.0.0.0/8\"], operators = [\"bo\"]";
         let without = Config::parse(&format!("{base}proxy = {{ {proxy} }}")).unwrap_err().to_string();
         assert!(without.contains("console.proxy.secret: is missing"), "{without}");

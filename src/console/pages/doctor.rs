@@ -77,7 +77,7 @@ fn servers(config: &Config, view: &View, database: &Database) -> Markup {
                     thead { tr { th scope="col" { "Server" } th scope="col" { "State" } th scope="col" { "URL" } th scope="col" { "" } } }
                     tbody {
                         (row("PostgreSQL", masked(&config.postgres.url), None, html! { "epoch " (code(&database.epoch)) }))
-                        (row("RabbitMQ", masked(&config.rabbitmq.url), view.picture.rabbitmq.as_ref().err(), Markup::default()))
+                        (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
                         @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
                             (row("Redis", masked(&mirror.url), answer.as_ref().err(), html! { "only makes duplicates cheaper" }))
                         }
@@ -109,7 +109,7 @@ fn configuration(config: &Config) -> Markup {
         ("cell.name", config.cell.clone()),
         ("postgres.url", masked(&config.postgres.url)),
         ("postgres.statement_timeout", time(config.postgres.statement_timeout)),
-        ("rabbitmq.url", masked(&config.rabbitmq.url)),
+        ("rabbitmq.url", config.rabbitmq.shown()),
         ("rabbitmq.heartbeat", time(config.rabbitmq.heartbeat)),
         ("redis.url", config.mirror.as_ref().map_or_else(|| "none".to_owned(), |mirror| masked(&mirror.url))),
         ("gc.schedule", config.gc.expression.clone()),

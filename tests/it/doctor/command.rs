@@ -1,9 +1,13 @@
 //! `oncely doctor` as a person or a script uses it.
 
-use oncely::doctor::{CHECKS, Verdict};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use oncely::doctor::{CHECKS, Limits, Verdict};
 use serde_json::Value;
 
-use super::of;
+use super::{of, only, says};
 use crate::command_line::stdout;
 use crate::rights::state;
 use crate::support::World;
@@ -61,6 +65,35 @@ async fn a_section_with_problems_is_told_and_its_server_is_not_asked() {
     for (check, verdict) in [("config", Verdict::Error), ("mq.reach", Verdict::Skipped)] {
         assert_eq!(of(&report, check).verdict, verdict, "{report:#?}");
     }
+}
+
+#[tokio::test]
+async fn a_file_with_a_url_that_everybody_may_read_is_told_and_a_worker_warns_of_it_once() {
+    let world = world().await;
+    let folder = testbed::Scratch::new("secrets").unwrap();
+    let file = folder.path().join("database-url");
+    std::fs::write(&file, world.database.url()).unwrap();
+    let mut config = world.config();
+    config.postgres.url_file = Some(file.clone());
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let scope = only("config.files", Limits::default());
+    mode(folder.path(), 0o755);
+    for (of_file, of_folder, verdict) in
+        [(0o644, 0o755, Verdict::Warning), (0o600, 0o755, Verdict::Ok), (0o644, 0o700, Verdict::Ok)]
+    {
+        mode(&file, of_file);
+        mode(folder.path(), of_folder);
+        let part = if verdict == Verdict::Ok { "" } else { "postgres.url_file: " };
+        says(&config, &scope, "config.files", verdict, part).await;
+    }
+    mode(folder.path(), 0o755);
+    says(&config, &scope, "config.files", Verdict::Warning, "(mode 0644): `chmod o= ").await;
+
+    let environment = [("DATABASE_URL_FILE", file.display().to_string())];
+    let worker = world.start_with("worker", "worker", &environment);
+    world.wait_for_line(&worker, "subscribed").await;
+    let log = world.stopped_log(worker).await;
+    assert_eq!(log.matches("may be read by everybody on this machine").count(), 1, "{log}");
 }
 
 #[tokio::test]

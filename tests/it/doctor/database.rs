@@ -235,11 +235,43 @@ async fn a_database_without_migrations_is_told_and_nothing_else_is_taken_for_fin
     assert!(schema.findings[0].text.contains("run `oncely migrate`"), "{schema:#?}");
     for examined in report.checks.iter().filter(|examined| {
         examined.check.group() == "pg"
-            && !["pg.schema", "pg.pooler", "pg.version"].contains(&examined.check.id)
+            && !["pg.schema", "pg.pooler", "pg.version", "pg.tls"].contains(&examined.check.id)
     }) {
         assert_eq!(examined.verdict, Verdict::Skipped, "{examined:#?}");
         assert_eq!(examined.findings[0].text, "looked at when pg.schema is mended", "{examined:#?}");
     }
+}
+
+#[tokio::test]
+async fn plaintext_is_told_where_it_is_allowed_and_refused_where_it_is_not() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.with_redis(&world.urls.redis.clone(), "");
+    let mut config = world.config();
+    config.postgres.allow_plaintext = true;
+    config.rabbitmq.allow_plaintext = true;
+    if let Some(mirror) = &mut config.mirror {
+        mirror.allow_plaintext = true;
+    }
+    for (check, verdict) in
+        [("pg.tls", Verdict::Info), ("mq.tls", Verdict::Info), ("redis.tls", Verdict::Info)]
+    {
+        says(&config, &Scope::default(), check, verdict, "allow_plaintext: is true").await;
+    }
+    let mut config = world.config();
+    // Of a network for documents: nobody is there, and nobody is asked.
+    config.postgres.url = SecretString::from("postgres://somebody:S3CR3T@192.0.2.1/db");
+    config.rabbitmq.url = SecretString::from("amqp://somebody:S3CR3T@192.0.2.1/%2f");
+    if let Some(mirror) = &mut config.mirror {
+        mirror.url = SecretString::from("redis://:S3CR3T@192.0.2.1/");
+    }
+    for (check, verdict) in
+        [("pg.tls", Verdict::Error), ("mq.tls", Verdict::Error), ("redis.tls", Verdict::Error)]
+    {
+        says(&config, &Scope::default(), check, verdict, "goes to 192.0.2.1 in plaintext").await;
+    }
+    let report = all(&config).await;
+    assert!(report.unreachable.is_empty() && !format!("{report:?}").contains("S3CR3T"), "{report:?}");
 }
 
 #[tokio::test]
@@ -261,7 +293,7 @@ async fn servers_that_do_not_answer_are_told_and_what_they_know_is_skipped() {
     for examined in report
         .checks
         .iter()
-        .filter(|examined| !examined.check.id.ends_with(".reach") && examined.check.id != "config")
+        .filter(|examined| !examined.check.id.ends_with(".reach") && examined.check.group() != "config")
     {
         assert_eq!(examined.verdict, Verdict::Skipped, "{examined:#?}");
     }

@@ -206,6 +206,9 @@ impl World {
         more: &[(&'static str, String)],
     ) -> Process {
         let mut environment = self.environment();
+        // One that stands in a file is said nowhere else.
+        let in_file = |name: &str| more.iter().any(|(other, _)| other.strip_suffix("_FILE") == Some(name));
+        environment.retain(|(name, _)| !in_file(name));
         environment.extend(more.iter().cloned());
         environment.push(("ONCELY_WORKER__NAME", as_name.to_owned()));
         let environment: Vec<(&str, &str)> =
@@ -215,7 +218,10 @@ impl World {
         // its own stack.
         let program = program(name);
         let program = program.to_str().expect("path");
-        let mut all = vec!["-u", "REDIS_URL", "-u", "RUST_MIN_STACK", program];
+        let unset = ["REDIS_URL", "RUST_MIN_STACK", "DATABASE_URL", "AMQP_URL"];
+        let unset = unset.iter().filter(|name| !environment.iter().any(|(set, _)| set == *name));
+        let mut all: Vec<&str> = unset.flat_map(|name| ["-u", *name]).collect();
+        all.push(program);
         all.extend(arguments);
         Process::start("/usr/bin/env".as_ref(), &all, &environment, &log).expect("program")
     }

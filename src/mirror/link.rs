@@ -1,0 +1,112 @@
+//! A connection to Redis.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _};
+use secrecy::ExposeSecret as _;
+
+use super::error::MirrorError;
+use crate::config::MirrorSettings;
+#[cfg(feature = "tls")]
+use crate::tls::TlsError;
+
+/// For an answer that needs no work.
+#[cfg(feature = "tls")]
+const PROBE: Duration = Duration::from_secs(1);
+
+/// For the relay, which has all the time in the world, and for connecting.
+pub(super) const ANSWER_TIME: Duration = Duration::from_secs(5);
+
+/// A connection that several may ask at once.
+#[derive(Clone)]
+pub(super) struct Link {
+    pub(super) connection: MultiplexedConnection,
+    /// What moves the bytes of a connection with TLS; it ends with the last of its users.
+    #[cfg(feature = "tls")]
+    _driver: Option<std::sync::Arc<tokio_util::task::AbortOnDropHandle<()>>>,
+}
+
+impl Link {
+    /// Connects.
+    pub(super) async fn open(settings: &MirrorSettings) -> Result<Self, MirrorError> {
+        let settings = &*settings.current()?;
+        let opening = async {
+            match settings.redis_tls()? {
+                None => Self::plain(settings).await,
+                #[cfg(feature = "tls")]
+                Some(tls) => Self::with_tls(settings, &tls).await,
+                #[cfg(not(feature = "tls"))]
+                Some(_) => Err(crate::tls::TlsError::NotBuilt.into()),
+            }
+        };
+        // The client library's own limits do not cover every step.
+        match tokio::time::timeout(ANSWER_TIME * 2, opening).await {
+            Ok(link) => link,
+            Err(_) => Err(MirrorError::Budget(ANSWER_TIME * 2)),
+        }
+    }
+
+    async fn plain(settings: &MirrorSettings) -> Result<Self, MirrorError> {
+        let client = Client::open(info(settings)?)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&limits()).await?;
+        Ok(Self {
+            connection,
+            #[cfg(feature = "tls")]
+            _driver: None,
+        })
+    }
+
+    /// By a handshake of our own: the client library's takes no name for the server, and asks a provider that there may be two of.
+    #[cfg(feature = "tls")]
+    async fn with_tls(settings: &MirrorSettings, tls: &crate::tls::TlsSettings) -> Result<Self, MirrorError> {
+        let info = info(settings)?;
+        let redis::ConnectionAddr::Tcp(host, port) = info.addr() else { return Err(MirrorError::Url) };
+        let client = crate::tls::Client::load(tls).await?;
+        let stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await?;
+        stream.set_nodelay(true)?;
+        let stream = match client.handshake(host, stream, ANSWER_TIME).await {
+            Ok(stream) => stream,
+            Err(error) if is_silence(&error) && answers_in_plaintext(host, *port).await => {
+                return Err(TlsError::NotTls.into());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(info.redis_settings(), stream, limits()).await?;
+        let driver = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(driver));
+        Ok(Self { connection, _driver: Some(std::sync::Arc::new(driver)) })
+    }
+}
+
+#[cfg(feature = "tls")]
+fn is_silence(error: &std::io::Error) -> bool {
+    crate::tls::fault_of(error, false) == Some(crate::tls::TlsFault::Silent)
+}
+
+/// A Redis without TLS takes a handshake for the beginning of a command, and waits for the rest: its silence is told from a server's that
+/// hangs by a question without a secret.
+#[cfg(feature = "tls")]
+async fn answers_in_plaintext(host: &str, port: u16) -> bool {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    let asked = async {
+        let mut stream = tokio::net::TcpStream::connect((host, port)).await?;
+        stream.write_all(b"PING\r\n").await?;
+        stream.read_u8().await
+    };
+    matches!(tokio::time::timeout(PROBE, asked).await, Ok(Ok(b'+' | b'-')))
+}
+
+fn limits() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(ANSWER_TIME))
+        .set_response_timeout(Some(ANSWER_TIME))
+}
+
+/// What the URL says, as far as it is not about TLS.
+pub(super) fn info(settings: &MirrorSettings) -> Result<ConnectionInfo, MirrorError> {
+    let mut url = url::Url::parse(settings.url.expose_secret()).map_err(|_| MirrorError::Url)?;
+    url.set_scheme("redis").map_err(|()| MirrorError::Url)?;
+    Ok(url.into_connection_info()?)
+}

@@ -1,0 +1,98 @@
+//! Who may read the files that hold secrets?
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use super::Found;
+use crate::config::Config;
+use crate::pg;
+use crate::tls::TlsSettings;
+
+const CHECK: &str = "config.files";
+
+/// Looks at the files that hold a private key or a URL with a password. One that is not there is told where it is used.
+pub(crate) fn secret_files(config: &Config, found: &mut Found) {
+    let files = named(config);
+    for (setting, path) in &files {
+        if let Some(mode) = read_by_everybody(path) {
+            let what = format!(
+                "{} may be read by everybody on this machine (mode {mode:04o}): `chmod o= {0}`",
+                path.display()
+            );
+            found.warning(CHECK, *setting, what);
+        }
+    }
+    let files: Vec<String> = files.iter().map(|(_, path)| path.display().to_string()).collect();
+    found.read(CHECK, if files.is_empty() { "no files are named".to_owned() } else { files.join(", ") });
+}
+
+/// The same for a process that starts: into its log, once.
+pub(crate) fn warn_of_secret_files(config: &Config) {
+    let mut found = Found::default();
+    secret_files(config, &mut found);
+    for finding in found.findings {
+        tracing::warn!(place = finding.about, "{}", finding.text);
+    }
+}
+
+/// The files with secrets that a configuration names, by the setting that names them.
+fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
+    let key = |tls: Option<&TlsSettings>| tls.and_then(|tls| tls.key.clone());
+    let mirror = config.mirror.as_ref();
+    // With a key that the URL names as libpq has it.
+    let postgres = pg::Address::of(&config.postgres).ok().and_then(|address| address.tls);
+    let postgres = postgres.as_ref().or(config.postgres.tls.as_ref());
+    let files = [
+        ("postgres.url_file", config.postgres.url_file.clone()),
+        ("postgres.tls.key", key(postgres)),
+        ("rabbitmq.url_file", config.rabbitmq.url_file.clone()),
+        ("rabbitmq.tls.key", key(config.rabbitmq.tls.as_ref())),
+        ("redis.url_file", mirror.and_then(|mirror| mirror.url_file.clone())),
+        ("redis.tls.key", key(mirror.and_then(|mirror| mirror.tls.as_ref()))),
+        ("traces.tls.key", key(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
+    ];
+    files.into_iter().filter_map(|(setting, path)| Some((setting, path?))).collect()
+}
+
+/// The mode of a file that everybody may read: its own mode allows it, and so do all folders on the way there.
+fn read_by_everybody(path: &Path) -> Option<u32> {
+    let path = path.canonicalize().ok()?;
+    let mode = |path: &Path| std::fs::metadata(path).ok().map(|data| data.permissions().mode() & 0o7777);
+    let own = mode(&path).filter(|mode| mode & 0o004 != 0)?;
+    let is_open = path.ancestors().skip(1).all(|folder| mode(folder).is_some_and(|mode| mode & 0o001 != 0));
+    is_open.then_some(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{Permissions, set_permissions};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_everybody_s_where_it_and_all_folders_above_it_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inner, file) = (folder.path().join("inner"), folder.path().join("inner/url"));
+        std::fs::create_dir(&inner).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let set = |path: &Path, mode| set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        for (above, between, own, expected) in [
+            (0o755, 0o755, 0o644, Some(0o644)),
+            (0o711, 0o711, 0o604, Some(0o604)),
+            (0o755, 0o755, 0o640, None),
+            (0o755, 0o750, 0o644, None),
+            (0o700, 0o755, 0o644, None),
+        ] {
+            set(folder.path(), above);
+            set(&inner, between);
+            set(&file, own);
+            assert_eq!(read_by_everybody(&file), expected, "{above:o} {between:o} {own:o}");
+            // Whatever leads there.
+            let link = folder.path().join("link");
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(&file, &link).unwrap();
+            assert_eq!(read_by_everybody(&link), expected);
+        }
+        assert_eq!(read_by_everybody(&folder.path().join("missing")), None);
+    }
+}

@@ -1,0 +1,13 @@
+//! TLS on real servers, by programs that are built with it: `cargo xtask tls`.
+
+// Clippy's exception for tests covers functions marked #[test], not their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod files;
+mod matrix;
+mod messages;
+mod recorder;
+mod servers;
+#[allow(dead_code, unused_imports)]
+#[path = "../it/support/mod.rs"]
+mod support;
