@@ -3,7 +3,9 @@
 use chrono::{DateTime, Utc};
 use redis::{Pipeline, RedisResult, Value};
 
-use super::client::{ANSWER_TIME, Mirror, MirrorError};
+use super::client::Mirror;
+use super::error::MirrorError;
+use super::link::ANSWER_TIME;
 use super::tag::Tag;
 
 /// Tags of one round trip.
@@ -15,7 +17,7 @@ impl Mirror {
         if tags.is_empty() {
             return Ok(0);
         }
-        let mut connection = self.connect().await?;
+        let mut link = self.connect().await?;
         let mut removed = 0;
         for chunk in tags.chunks(CHUNK) {
             let mut pipeline = Pipeline::with_capacity(chunk.len() * 2);
@@ -25,7 +27,7 @@ impl Mirror {
                     pipeline.cmd("HDEL").arg(bucket).arg(&tag.field());
                 }
             }
-            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection);
+            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
             let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
                 Ok(answers) => answers?,
                 Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
