@@ -1,5 +1,5 @@
 # One image for worker, relay and oncely. The build needs no database: sqlx-data.json holds what the queries need.
-FROM rust:1.95-bookworm AS build
+FROM rust:1.95.0-bookworm AS build
 WORKDIR /build
 COPY Cargo.toml Cargo.lock build.rs sqlx.toml sqlx-data.json oncely.default.toml README.md ./
 COPY migrations migrations

@@ -12,11 +12,11 @@ use crate::install::{in_path, install};
 /// The clients below `target` are set up by one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A Python that has what `folder/requirements.txt` names, in a virtual environment below `target`; returns its program.
+/// A Python that has what `folder/requirements.txt` names, in a virtual environment in `home`, below `target`; returns its program.
 ///
 /// # Errors
 /// When there is no Python and none can be installed, or the packages can't be fetched: says what and what helps.
-pub fn python(folder: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+pub fn python(folder: &Path, home: &Path) -> anyhow::Result<PathBuf> {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Debian's Python is there without what makes virtual environments.
     let is_whole = || {
@@ -26,17 +26,16 @@ pub fn python(folder: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     install(|| (!is_whole()).then(|| ("Python 3".to_owned(), vec!["python3", "python3-venv"])))
         .map_err(|failure| anyhow::anyhow!(helps("Python 3 with venv", failure.why)))?;
     let python = in_path("python3").context("python3 has vanished")?;
-    let home = target.join("examples/python");
     let program = home.join("bin/python");
     let wanted = std::fs::read_to_string(folder.join("requirements.txt"))?;
-    if is_installed(&home, &wanted) && program.exists() {
+    if is_installed(home, &wanted) && program.exists() {
         return Ok(program);
     }
-    begin(&home)?;
-    run(Command::new(python).arg("-m").arg("venv").arg(&home))?;
+    begin(home)?;
+    run(Command::new(python).arg("-m").arg("venv").arg(home))?;
     let requirements = folder.join("requirements.txt");
     run(Command::new(&program).args(["-m", "pip", "install", "--quiet", "--requirement"]).arg(requirements))?;
-    end(&home, &wanted)?;
+    end(home, &wanted)?;
     Ok(program)
 }
 

@@ -8,6 +8,7 @@
 mod arena;
 #[cfg(feature = "authority")]
 mod authority;
+mod bare;
 mod broker;
 mod browser;
 pub mod checker;
@@ -39,6 +40,7 @@ mod wait;
 pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neighbour, Server};
 #[cfg(feature = "authority")]
 pub use authority::{Authority, Credentials};
+pub use bare::{BareRoot, Service};
 pub use broker::Broker;
 pub use browser::{Answer, Browser};
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};

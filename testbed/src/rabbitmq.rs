@@ -1,7 +1,9 @@
 //! A private RabbitMQ broker with an epmd of its own.
 
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -154,6 +156,32 @@ impl RabbitMq {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// A script in `folder` that is `rabbitmqctl` for this node; returns its path.
+    pub fn ctl_script(&self, folder: &Path) -> anyhow::Result<PathBuf> {
+        let program = install::Server::RabbitMq.program()?.beside("rabbitmqctl");
+        let mut command = program.command(User::Same);
+        self.environment(&mut command);
+        command.args(["-n", "n1@localhost"]);
+        let mut script = "#!/bin/sh\n".to_owned();
+        for (name, value) in command.get_envs() {
+            let value = value.unwrap_or_default();
+            script.push_str(&format!("export {}={}\n", name.display(), quoted(value)));
+        }
+        script.push_str(&format!(
+            "cd {}\nexec {}",
+            quoted(self.scratch.path().as_os_str()),
+            quoted(command.get_program())
+        ));
+        for argument in command.get_args() {
+            script.push_str(&format!(" {}", quoted(argument)));
+        }
+        script.push_str(" \"$@\"\n");
+        let path = folder.join("rabbitmqctl");
+        std::fs::write(&path, script)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    }
+
     fn write_configuration(&self) -> anyhow::Result<()> {
         let folder = self.scratch.path();
         std::fs::create_dir_all(folder.join("home"))?;
@@ -207,6 +235,11 @@ impl Drop for RabbitMq {
             let _ = epmd.wait();
         }
     }
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &OsStr) -> String {
+    format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"))
 }
 
 fn epmd() -> anyhow::Result<Program> {

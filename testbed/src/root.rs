@@ -1,4 +1,5 @@
-//! The root of another Debian release: made once by debootstrap, entered by each server that is started from it.
+//! The root of another Debian release: made once by debootstrap, entered by each server that is started from it, or bare, to be copied
+//! and installed into ([`crate::BareRoot`]).
 //!
 //! A server runs in a mount namespace of its own (unshare(1)), with the scratch folders at their own paths, and ends up as a
 //! child like any other: the same process id, the same signals, the same network. What was mounted goes with it, however it
@@ -14,8 +15,8 @@ use anyhow::Context as _;
 use crate::program::{Life, NOBODY, User};
 use crate::{Generation, files, install};
 
-/// What a root holds beside Debian's smallest base system.
-const PACKAGES: [&str; 4] = ["postgresql", "rabbitmq-server", "valkey-server", "pgbouncer"];
+/// What the root of the servers holds beside Debian's smallest base system.
+const SERVERS: [&str; 4] = ["postgresql", "rabbitmq-server", "valkey-server", "pgbouncer"];
 
 /// Written when a root is whole: what it holds.
 const STAMP: &str = "etc/oncely-testbed";
@@ -33,6 +34,8 @@ exec chroot "$root" "$@""#;
 #[derive(Debug)]
 pub(crate) struct Root {
     release: &'static str,
+    /// What it holds beside Debian's smallest base system.
+    packages: &'static [&'static str],
     folder: PathBuf,
 }
 
@@ -47,15 +50,29 @@ impl Root {
         static TRIXIE: OnceLock<Root> = OnceLock::new();
         match generation {
             Generation::Host => None,
-            // In the user's cache, where the next clone finds it, too.
-            Generation::Trixie => Some(TRIXIE.get_or_init(|| {
-                Self {
-                    release: "trixie",
-                    folder: files::cache()
-                        .unwrap_or_else(|| std::env::temp_dir().join("oncely"))
-                        .join("servers/trixie"),
-                }
+            Generation::Trixie => Some(TRIXIE.get_or_init(|| Self {
+                release: "trixie",
+                packages: &SERVERS,
+                folder: cached("servers/trixie"),
             })),
+        }
+    }
+
+    /// Debian's smallest base system, with nothing of ours and of nobody else.
+    pub(crate) fn bare(release: &'static str) -> Self {
+        Self { release, packages: &[], folder: cached("bare").join(release) }
+    }
+
+    /// Where it is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What it is, for a person.
+    fn what(&self) -> String {
+        match self.packages {
+            [] => format!("a bare Debian {}", self.release),
+            _ => format!("the servers of Debian {}", self.release),
         }
     }
 
@@ -83,11 +100,12 @@ impl Root {
 
     /// Makes it, unless it is there: one to three minutes, once.
     pub(crate) fn make(&self) -> anyhow::Result<()> {
-        let release = self.release;
+        let what = self.what();
+        // What else helps: a bare one has nothing that could do for it.
+        let instead = if self.packages.is_empty() { "" } else { ", or leave --servers out" };
         anyhow::ensure!(
             install::is_root(),
-            "the servers of Debian {release} run in a root of their own (debootstrap, chroot): run this as root, or leave \
-             --servers out"
+            "{what} is a root of its own (debootstrap, chroot): run this as root{instead}"
         );
         if self.is_whole() {
             return Ok(());
@@ -106,32 +124,30 @@ impl Root {
                 .then(|| ("debootstrap".to_owned(), vec!["debootstrap", "debian-archive-keyring"]))
         };
         install::install(missing).map_err(|failure| {
-            anyhow::anyhow!(
-                "the servers of Debian {release} need {}, which is not there: {}. Install it yourself, or leave --servers out",
-                failure.missing,
-                failure.why
-            )
+            let (missing, why) = (failure.missing, failure.why);
+            anyhow::anyhow!("{what} needs {missing}, which is not there: {why}. Install it yourself{instead}")
         })?;
-        eprintln!(
-            "servers of Debian {release} not found: installing {} into {} (700 MB, once)",
-            PACKAGES.join(", "),
-            self.folder.display()
-        );
+        let size = if self.packages.is_empty() { "200 MB" } else { "700 MB" };
+        eprintln!("{what} not found: installing it into {} ({size}, once)", self.folder.display());
         // Under another name until it is whole: what was broken off is no root.
-        let part = Self { release, folder: self.folder.with_extension("part") };
+        let part = Self {
+            release: self.release,
+            packages: self.packages,
+            folder: self.folder.with_extension("part"),
+        };
         for folder in [&part.folder, &self.folder] {
             if folder.exists() {
                 std::fs::remove_dir_all(folder)
                     .with_context(|| format!("cannot remove {}", folder.display()))?;
             }
         }
-        part.fill().with_context(|| format!("the servers of Debian {release} could not be installed"))?;
+        part.fill().with_context(|| format!("{what} could not be installed"))?;
         std::fs::rename(&part.folder, &self.folder)?;
         Ok(())
     }
 
     fn is_whole(&self) -> bool {
-        std::fs::read_to_string(self.folder.join(STAMP)).is_ok_and(|found| found == stamp())
+        std::fs::read_to_string(self.folder.join(STAMP)).is_ok_and(|found| found == self.stamp())
     }
 
     fn fill(&self) -> anyhow::Result<()> {
@@ -141,7 +157,15 @@ impl Root {
             .args(["--mount", "--", "debootstrap", "--variant=minbase", self.release])
             .arg(&self.folder)
             .args(mirror());
-        run("1/3 the base system (debootstrap)", debootstrap)?;
+        run("the base system (debootstrap)", debootstrap)?;
+        if !self.packages.is_empty() {
+            self.install()?;
+        }
+        std::fs::write(self.folder.join(STAMP), self.stamp())?;
+        Ok(())
+    }
+
+    fn install(&self) -> anyhow::Result<()> {
         // No service is started, no cluster is made.
         let policy = self.folder.join("usr/sbin/policy-rc.d");
         std::fs::write(&policy, "#!/bin/sh\nexit 101\n")?;
@@ -151,12 +175,14 @@ impl Root {
             self.folder.join("etc/postgresql-common/createcluster.conf"),
             "create_main_cluster = false\n",
         )?;
-        run("2/3 package lists", self.apt_get(&["update", "-q"]))?;
-        let install = [&["install", "-y", "-q", "--no-install-recommends"], &PACKAGES[..]].concat();
-        run("3/3 the servers", self.apt_get(&install))?;
-        run("clean", self.apt_get(&["clean"]))?;
-        std::fs::write(self.folder.join(STAMP), stamp())?;
-        Ok(())
+        run("package lists", self.apt_get(&["update", "-q"]))?;
+        let install = [&["install", "-y", "-q", "--no-install-recommends"], self.packages].concat();
+        run("the servers", self.apt_get(&install))?;
+        run("clean", self.apt_get(&["clean"]))
+    }
+
+    fn stamp(&self) -> String {
+        self.packages.join("\n") + "\n"
     }
 
     fn apt_get(&self, arguments: &[&str]) -> Command {
@@ -166,8 +192,9 @@ impl Root {
     }
 }
 
-fn stamp() -> String {
-    PACKAGES.join("\n") + "\n"
+/// A folder in the user's cache, where the next clone finds it, too.
+fn cached(name: &str) -> PathBuf {
+    files::cache().unwrap_or_else(|| std::env::temp_dir().join("oncely")).join(name)
 }
 
 /// Where this machine's own apt gets Debian from; without an answer debootstrap knows a place itself.

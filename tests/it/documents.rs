@@ -44,6 +44,16 @@ fn every_test_that_proves_a_failure_mode_is_there() {
     for folder in ["tests", "testbed/tests", "src"] {
         functions(&root().join(folder), &mut there);
     }
+    // What each role can't do, line by line.
+    let text = std::fs::read_to_string(root().join("SECURITY.md")).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("| ")).skip(2).collect();
+    assert!(lines.len() > 10, "{}", lines.len());
+    for line in lines {
+        let named = named(line);
+        assert!(!named.is_empty(), "SECURITY.md: no test shows {line}");
+        let gone: Vec<_> = named.into_iter().filter(|name| !there.contains(*name)).collect();
+        assert!(gone.is_empty(), "SECURITY.md names tests that are not there: {gone:?}");
+    }
     let text = std::fs::read_to_string(root().join("docs/src/explanation/failure-modes.md")).unwrap();
     let named = named(&text);
     assert!(named.len() > 40, "{}", named.len());

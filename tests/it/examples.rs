@@ -125,7 +125,7 @@ impl Shop {
 #[tokio::test]
 async fn the_shop_in_python_is_killed_and_invoices_each_order_once() {
     let folder = root().join("examples/python");
-    let python = testbed::python(&folder, &target()).unwrap();
+    let python = testbed::python(&folder, &target().join("examples/python")).unwrap();
     let script = |name: &str| folder.join(name).display().to_string();
     let (order, consumer, request) = (script("order.py"), script("consumer.py"), script("request.py"));
     let mut shop = Shop::open("shop.toml").await;

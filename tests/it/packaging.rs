@@ -148,6 +148,53 @@ fn the_dockerfile_copies_what_is_there_and_runs_as_nobody() {
 }
 
 #[test]
+fn the_dockerfile_builds_with_the_compiler_that_the_project_names() {
+    let toolchain = read("rust-toolchain.toml");
+    let channel =
+        toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).unwrap().trim_matches('"');
+    assert!(read("Dockerfile").contains(&format!("FROM rust:{channel}-")), "{channel}");
+}
+
+#[test]
+fn the_published_package_has_what_its_build_reads_and_no_more() {
+    let cargo = |arguments: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO")).args(arguments).current_dir(root()).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let listed = cargo(&["package", "--package", "oncely", "--list", "--allow-dirty"]);
+    let listed: BTreeSet<&str> = listed.lines().collect();
+    for needed in
+        ["build.rs", "sqlx.toml", "sqlx-data.json", "oncely.default.toml", "README.md", "LICENSE-MIT"]
+    {
+        assert!(listed.contains(needed), "{needed}");
+    }
+    for folder in ["src", "migrations"] {
+        let in_it = listed.iter().filter(|path| path.starts_with(&format!("{folder}/"))).count();
+        assert!(in_it > 10, "{folder}: {in_it}");
+    }
+    let foreign = ["tests/", "xtask/", "testbed/", "docs/", "deploy/", "browser/", "bench/"];
+    let foreign: Vec<_> =
+        listed.iter().filter(|path| foreign.iter().any(|folder| path.starts_with(folder))).collect();
+    assert!(foreign.is_empty(), "{foreign:?}");
+    // Whatever a published package needs is published.
+    let metadata: Value =
+        serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version=1"])).unwrap();
+    for package in metadata["packages"].as_array().unwrap() {
+        let is_published = package["publish"].is_null();
+        assert_eq!(is_published, package["name"] == "oncely", "{}", package["name"]);
+        if !is_published {
+            continue;
+        }
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let is_for_tests = dependency["kind"] == "dev";
+            assert!(is_for_tests || dependency["source"].is_string(), "{}: a path", dependency["name"]);
+        }
+    }
+}
+
+#[test]
 fn the_example_configurations_are_valid() {
     for name in ["examples/tour/oncely.toml", "examples/oncely.toml"] {
         let text = read(name)

@@ -3,6 +3,8 @@
 mod bench;
 mod browser;
 mod demo;
+mod deny;
+mod dist;
 mod docs;
 mod faults;
 mod fuzz;
@@ -17,6 +19,7 @@ mod servers;
 mod source_copy;
 mod suite;
 mod tls;
+mod tool;
 mod upgrade;
 
 use std::process::ExitCode;
@@ -48,6 +51,10 @@ enum Task {
     Plot(plot::Arguments),
     /// Write the generated references of the book, build the book, check its links
     Docs(docs::Arguments),
+    /// Hold what others have written against deny.toml: licences, sources, bans, known weaknesses
+    Deny,
+    /// Make a release's tarball from the last commit, with checksums, SBOM and notices, in target/dist
+    Dist(dist::Arguments),
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -87,6 +94,8 @@ async fn main() -> ExitCode {
         Task::Noticed(arguments) => noticed::run(&arguments).await,
         Task::Plot(arguments) => plot::run(&arguments),
         Task::Docs(arguments) => docs::run(&arguments).await,
+        Task::Deny => deny::run(),
+        Task::Dist(arguments) => dist::run(&arguments).await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Browser(arguments) => browser::run(&arguments),
         Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,

@@ -3,6 +3,7 @@
 mod attacks;
 mod bounds;
 mod grants;
+mod servers;
 mod tenants;
 mod walk;
 mod work;
