@@ -150,10 +150,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("tenant", &["oncely tenant export acme", "oncely tenant erase acme --dry-run"]),
     (
         "tenant export",
-        &[
-            "oncely tenant export acme > acme.ndjson",
-            "oncely tenant export acme --reveal --note 'asked for, 2026-11-25'",
-        ],
+        &["oncely tenant export acme", "oncely tenant export acme --reveal --note 'asked for, 2026-11-25'"],
     ),
     (
         "tenant erase",
