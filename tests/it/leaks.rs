@@ -149,6 +149,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["consumers", "list"],
         vec!["grant", "--list"],
         vec!["handler", "test", lines.to_str().unwrap()],
+        vec!["tenant", "erase", TENANT, "--dry-run"],
         vec!["check"],
         vec!["doctor"],
     ];
@@ -180,6 +181,10 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
             );
         }
     }
+    // It has no other form than lines of JSON.
+    let output = world.oncely(&["tenant", "export", TENANT]).await;
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\\u202e") && !text.contains(is_hidden), "{text:?}");
     assert!(seen > 10, "the names were not there to be seen: {seen}");
 }
 

@@ -232,6 +232,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("mirror rebuild", vec![0]),
         ("config show", vec![0]),
         ("grant --list", vec![1]),
+        ("tenant export acme", vec![0]),
         ("handler test examples/testing/payments.jsonl --consumer one", vec![1]),
         ("handler test examples/testing/payments.jsonl --consumer many", vec![1]),
     ];
@@ -260,6 +261,10 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
          select oncely.emit('', 'nobody', '{}'::pg_catalog.jsonb, '{\"a\": 1}'::pg_catalog.jsonb, ordering_key => 'o', type => 't', source => 's')",
     )
     .await;
+    let erase = ["tenant", "erase", "acme", "--forget-keys", "--yes"];
+    let output = world.oncely_with(&erase, &[("REDIS_URL", &redis.url())]).await;
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys where tenant = 'acme'").await, 0);
     nobody_ran_a_strangers(&mut world.sql).await;
     drop_stranger(&mut world.sql, &stranger).await;
 }
