@@ -129,18 +129,23 @@ as $$
         case
             when d.tenant = '' or d.key = '' then 'NONE'
             when i.status is not null then i.status::text
-            -- No key of the consumer is ever collected; or this one would still be there.
-            when c.retention is null
-                or d.dead_lettered_at > oncely.forgotten_before(letter_memories.at, c.retention, c.paused)
-            then 'NONE'
+            -- No key of the consumer is ever collected.
+            when c.retention is null then 'NONE'
+            -- Asked whatever the letter's age: a key may have been collected by a retention that was shorter than
+            -- today's, or by its claim's own. What took effect longer before than a key is remembered is nobody's
+            -- promise.
             when exists (
                 select from oncely.audit as a
                 where hashtextextended(a.key, 0) = hashtextextended(d.key, 0) and a.key = d.key
                   and a.tenant = d.tenant and a.consumer = d.consumer and a.outcome in ('completed', 'refused')
+                  and a.occurred_at > m.began
                 offset 0
             ) then 'TOOK_EFFECT'
-            -- What took effect longer before than a key is remembered is nobody's promise.
-            when s.until_time <= oncely.forgotten_before(d.dead_lettered_at, c.retention, c.paused) then 'NONE'
+            when s.until_time <= m.began then 'NONE'
+            -- Before it became a dead letter its key was not known; since then the trail knows of nothing.
+            when s.until_time <= d.dead_lettered_at and d.dead_lettered_at
+                > oncely.forgotten_before(letter_memories.at, c.retention, c.paused)
+            then 'NONE'
             else 'FORGOTTEN'
         end
     from unnest(letter_memories.tenants, letter_memories.letters) as l (tenant, id)
@@ -151,6 +156,12 @@ as $$
         limit 1
     ) as i on true
     left join oncely.consumers as c on c.consumer = d.consumer
+    cross join lateral (
+        select case when i.status is null then
+                oncely.forgotten_before(d.dead_lettered_at, greatest(c.retention, c.former_retention), c.paused)
+            end as began
+        offset 0
+    ) as m
     cross join (
         select coalesce(max(a.until_time), '-infinity') as until_time from oncely.audit_seals as a
         where a.kind = 'dropped'

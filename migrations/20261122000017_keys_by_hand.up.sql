@@ -12,6 +12,7 @@ as $$
 declare
     at timestamptz := clock_timestamp();
     settled boolean;
+    run integer;
 begin
     if settle_claim.took_effect is null then
         raise exception using errcode = 'ONC11',
@@ -21,9 +22,20 @@ begin
     set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
         completed_at = case when took_effect then i.completed_at end, reason = null, last_error = null
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
-      and i.status = 'FAILED' and i.reason = 'incomplete_claim';
+      and i.status = 'FAILED' and i.reason = 'incomplete_claim'
+    returning i.attempts into run;
     settled := found;
     if settled then
+        -- When the key is collected, the trail alone remembers it: a letter of it must not run then.
+        if settle_claim.took_effect then
+            insert into oncely.audit (
+                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login
+            )
+            values (
+                settle_claim.tenant, at, run, settle_claim.consumer, settle_claim.key, '', 'completed',
+                'settled by hand', oncely.worker_name(null), session_user
+            );
+        end if;
         insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
         values (
             settle_claim.tenant, oncely.uuid_v7(at), at, session_user, 'settle_claim',

@@ -101,6 +101,37 @@ async fn a_letter_whose_key_is_gone_though_it_took_effect_is_told_and_not_publis
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
 }
 
+#[tokio::test]
+async fn a_letter_that_is_younger_than_a_retention_of_today_runs_only_where_the_trail_knows_of_no_effect() {
+    let (mut world, worker) = letters(&["stale", "other"]).await;
+    half_requeued(&mut world, "stale").await;
+    sqlx::query("update oncely.dead_letters set state = 'waiting'").execute(&mut world.sql).await.unwrap();
+    // Collected by a retention that was shorter than the one of today, or by the claim's own.
+    age(&mut world, 3).await;
+    sqlx::query("delete from oncely.idempotency_keys").execute(&mut world.sql).await.unwrap();
+    let refused = refused(&world, &["requeue", "--key", "stale", "--yes"]).await;
+    assert!(refused.contains("took effect, says the audit trail"), "{refused}");
+    let done = failed(&world, 0, &["requeue", "--key", "other", "--yes"]).await;
+    assert_eq!(done["done"], 1, "it never took effect");
+    world.wait_for("select count(*) from app.effects where key = 'other'", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects where key = 'stale'").await, 1);
+}
+
+#[tokio::test]
+async fn a_young_letter_whose_time_the_trail_has_lost_runs_only_where_a_person_says_so() {
+    let (mut world, worker) = letters(&["stale"]).await;
+    age(&mut world, 3).await;
+    sqlx::query("delete from oncely.idempotency_keys").execute(&mut world.sql).await.unwrap();
+    sqlx::query("select oncely.append_seal('dropped', 'epoch', now() - interval '2 days')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let why = refused(&world, &["requeue", "--all", "--yes"]).await;
+    assert!(why.contains("nobody can say whether they took effect"), "{why}");
+    world.stop(worker).await;
+}
+
 /// Why nothing matches.
 async fn refused(world: &World, arguments: &[&str]) -> String {
     let plan: Value = failed(world, 1, arguments).await;

@@ -175,6 +175,39 @@ async fn a_claim_that_is_committed_without_complete_is_neither_done_nor_run_agai
 }
 
 #[tokio::test]
+async fn a_claim_that_was_settled_as_done_is_remembered_by_the_trail_when_its_key_is_gone() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let mut sql = world.database.connect().await.unwrap();
+    assert_eq!(claim(&mut sql, "autocommit", "{}").await.unwrap().outcome, "granted");
+    effect(&mut sql, "autocommit").await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "autocommit"), "{}").await;
+    world.wait_for("select count(*) from oncely.dead_letters where reason = 'incomplete_claim'", 1).await;
+    world.stop(worker).await;
+    let settle = "set role oncely_operator; select oncely.settle_claim('acme', 'payments', 'autocommit', true); reset role";
+    sqlx::raw_sql(settle).execute(&mut world.sql).await.unwrap();
+    let processed = "select count(*) from oncely.processed_keys where key = 'autocommit' and attempt = 1 and login is not null";
+    assert_eq!(world.count(processed).await, 1);
+    // Weeks later.
+    for statement in [
+        "update oncely.dead_letters set dead_lettered_at = dead_lettered_at - interval '20 days'",
+        "update oncely.idempotency_keys set created_at = created_at - interval '20 days', completed_at = completed_at - interval '20 days', expires_at = expires_at - interval '20 days'",
+        "update oncely.audit set occurred_at = occurred_at - interval '20 days'",
+    ] {
+        sqlx::query(statement).execute(&mut world.sql).await.unwrap();
+    }
+    let collected = world.oncely(&["gc", "run"]).await;
+    assert!(collected.status.success(), "{collected:?}");
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 0);
+    let refused = world.oncely(&["failed", "requeue", "--key", "autocommit", "--yes"]).await;
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned() + &String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("took effect, says the audit trail"), "{said}");
+    assert_eq!(effects(&mut world, "autocommit").await, 1, "not run again");
+}
+
+#[tokio::test]
 async fn a_client_that_is_told_of_a_duplicate_waits_for_the_synchronous_standby() {
     let postgres = Postgres::start(&[]).await.unwrap();
     let mut urls = servers().await.urls().clone();
