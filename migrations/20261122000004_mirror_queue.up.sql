@@ -11,16 +11,15 @@ create table oncely.mirror_queue (
     created_at timestamptz not null,
     expires_at timestamptz not null,
     completed_at timestamptz,
+    consumer text collate "C" not null,
     tags bytea,
-    consumer text collate "C",
     key text collate "C",
     fingerprint bytea,
     constraint mirror_queue_pkey primary key (tenant, id),
     constraint mirror_queue_kind check (kind in ('mirror', 'identity')),
     constraint mirror_queue_tags check (octet_length(tags) > 0 and octet_length(tags) % 16 = 0),
     constraint mirror_queue_identity check (
-        (kind = 'identity') = (consumer is not null) and (kind = 'identity') = (key is not null)
-        and (kind = 'mirror') = (tags is not null)
+        (kind = 'identity') = (key is not null) and (kind = 'mirror') = (tags is not null)
         and octet_length(tenant) between 1 and 255
         and octet_length(consumer) between 1 and 255
         and octet_length(key) between 1 and 255
@@ -44,11 +43,12 @@ comment on column oncely.mirror_queue.created_at is
     'When the batch was claimed; of a key that is said again, when that was. The garbage collection deletes no key '
     'that is not older than the oldest of these, or of completed_at where a record has one.';
 comment on column oncely.mirror_queue.expires_at is
-    'When the first of the mirrored keys may be collected: no mirror entry may live longer.';
+    'When the first of the mirrored keys may be collected, as whoever wrote the record knew it: no mirror entry may '
+    'live longer. The relay heeds a retention that was shortened meanwhile.';
+comment on column oncely.mirror_queue.consumer is 'The consumer of the keys that took effect.';
 comment on column oncely.mirror_queue.completed_at is
     'identity: when the key took effect, where it is said again (oncely.mirror_again).';
 comment on column oncely.mirror_queue.tags is 'mirror: tags of 16 bytes each, of the keys that the batch completed.';
-comment on column oncely.mirror_queue.consumer is 'identity: the consumer of the key that took effect.';
 comment on column oncely.mirror_queue.key is 'identity: the key that took effect.';
 comment on column oncely.mirror_queue.fingerprint is
     'identity: its fingerprint, as in idempotency_keys; null where nothing is compared.';

@@ -8,8 +8,6 @@ create table oncely.consumers (
     redelivery_horizon interval not null,
     former_retention interval,
     former_until timestamptz,
-    mirror_ttl interval not null default interval '0',
-    mirror_ttl_until timestamptz,
     fingerprint text collate "C" not null,
     on_conflict text collate "C" not null,
     registered_at timestamptz not null,
@@ -23,12 +21,11 @@ create table oncely.consumers (
         redelivery_horizon between interval '1 second' and interval '3650 days'
     ),
     constraint consumers_former check ((former_retention is null) = (former_until is null)),
-    constraint consumers_mirror_ttl check (mirror_ttl between interval '0' and interval '3650 days'),
     constraint consumers_fingerprint check (octet_length(fingerprint) between 1 and 100000),
     constraint consumers_on_conflict check (on_conflict in ('dead_letter', 'duplicate')),
     constraint consumers_times check (
-        least(registered_at, changed_at, former_until, mirror_ttl_until) >= '1970-01-01 00:00:00+00'
-        and greatest(registered_at, changed_at, former_until, mirror_ttl_until) <= '9999-12-31 00:00:00+00'
+        least(registered_at, changed_at, former_until) >= '1970-01-01 00:00:00+00'
+        and greatest(registered_at, changed_at, former_until) <= '9999-12-31 00:00:00+00'
     )
 );
 comment on table oncely.consumers is
@@ -44,12 +41,6 @@ comment on column oncely.consumers.former_retention is
     'How long they were remembered before that was shortened: the garbage collection goes by it until former_until.';
 comment on column oncely.consumers.former_until is
     'When the last mirror entry is over that may have been written under former_retention.';
-comment on column oncely.consumers.mirror_ttl is
-    'mirror.ttl, the longest that a worker has started with: an entry may live for so long: no key is remembered for '
-    'less. Zero without a mirror.';
-comment on column oncely.consumers.mirror_ttl_until is
-    'When a worker has started with a shorter mirror.ttl: until when the longer one counts. Then the next worker '
-    'that starts replaces it.';
 comment on column oncely.consumers.fingerprint is
     'What is compared when a key comes back, as the worker that started last has it.';
 comment on column oncely.consumers.on_conflict is
@@ -59,8 +50,8 @@ comment on column oncely.consumers.changed_at is 'When something here last chang
 comment on column oncely.consumers.changed_by is
     'Who changed it: the database''s session user, and the worker or user that it named.';
 comment on column oncely.consumers.paused is
-    'When somebody had paused it, as far back as its memory reaches, and when somebody has: the last range is open '
-    'where nobody has said until when.';
+    'When somebody had paused it, as far back as any memory reaches (3650 days), and when somebody has: the last range '
+    'is open where nobody has said until when.';
 
 -- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
 -- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
@@ -110,7 +101,7 @@ revoke execute on function oncely.effective_retention from public;
 -- A worker may lengthen a retention, and never shorten one.
 create function oncely.register_consumer(
     consumer text, retention interval, redelivery_horizon interval, fingerprint text, on_conflict text, worker text,
-    mirror_ttl interval default interval '0', out known_retention interval, out former_fingerprint text
+    out known_retention interval, out former_fingerprint text
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -126,12 +117,11 @@ begin
     for update;
     insert into oncely.consumers as c
         (
-            consumer, retention, redelivery_horizon, mirror_ttl, fingerprint, on_conflict, registered_at, changed_at,
-            changed_by
+            consumer, retention, redelivery_horizon, fingerprint, on_conflict, registered_at, changed_at, changed_by
         )
     values (
         register_consumer.consumer, register_consumer.retention, register_consumer.redelivery_horizon,
-        register_consumer.mirror_ttl, register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
+        register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
     )
     on conflict (consumer) do update
     set retention = greatest(c.retention, excluded.retention), redelivery_horizon = excluded.redelivery_horizon,
@@ -142,19 +132,6 @@ begin
             excluded.on_conflict
         )
         is distinct from (c.retention, c.redelivery_horizon, c.fingerprint, c.on_conflict);
-    -- Entries of the longer one live on for as long as it is.
-    update oncely.consumers as c
-    set mirror_ttl = case
-            when register_consumer.mirror_ttl >= c.mirror_ttl or c.mirror_ttl_until < at
-                then register_consumer.mirror_ttl
-            else c.mirror_ttl
-        end,
-        mirror_ttl_until = case
-            when register_consumer.mirror_ttl >= c.mirror_ttl or c.mirror_ttl_until < at then null
-            else coalesce(c.mirror_ttl_until, at + c.mirror_ttl)
-        end
-    where c.consumer = register_consumer.consumer
-        and (register_consumer.mirror_ttl <> c.mirror_ttl or c.mirror_ttl_until is not null);
     select c.retention into known_retention
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer;
@@ -165,6 +142,42 @@ comment on function oncely.register_consumer is
     'before.';
 revoke execute on function oncely.register_consumer from public;
 
+-- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every
+-- hour, so that the longest of those at work counts.
+create function oncely.register_mirror_ttl(ttl interval) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz;
+begin
+    if register_mirror_ttl.ttl is null or register_mirror_ttl.ttl not between interval '0' and interval '3650 days' then
+        raise exception using errcode = 'ONC11', message = 'oncely: mirror.ttl is not between 0 and 3650 days';
+    end if;
+    if exists (
+        select from oncely.cell as c
+        where c.mirror_ttl = register_mirror_ttl.ttl and c.mirror_ttl_until is null
+    ) then
+        return;
+    end if;
+    -- In turn with set_retention, which counts on what is said here.
+    perform from oncely.cell for update;
+    at := clock_timestamp();
+    update oncely.cell as c
+    set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null
+    where c.mirror_ttl <= register_mirror_ttl.ttl or c.mirror_ttl_until < at;
+    if not found then
+        -- Entries of the longer one live on for as long as it is.
+        update oncely.cell as c set mirror_ttl_until = at + c.mirror_ttl where c.mirror_ttl_until is null;
+    end if;
+end
+$$;
+comment on function oncely.register_mirror_ttl is
+    'Notes for how long a relay''s mirror entries live; a shorter one than is known counts when the entries of the '
+    'longer one are over.';
+revoke execute on function oncely.register_mirror_ttl from public;
+
 create function oncely.set_retention(consumer text, retention interval, os_user text, reason text) returns interval
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -172,9 +185,12 @@ as $$
 #variable_conflict use_column
 declare
     known record;
-    at timestamptz := clock_timestamp();
+    longest_entry interval;
+    at timestamptz;
 begin
-    select c.retention, c.redelivery_horizon, c.mirror_ttl, c.former_retention, c.former_until into known
+    -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
+    select c.mirror_ttl into longest_entry from oncely.cell as c for update;
+    select c.retention, c.redelivery_horizon, c.former_retention, c.former_until into known
     from oncely.consumers as c
     where c.consumer = set_retention.consumer
     for update;
@@ -189,18 +205,21 @@ begin
             ),
             hint = 'A copy that may still come would not be recognised.';
     end if;
-    if set_retention.retention < known.mirror_ttl then
+    if set_retention.retention < longest_entry then
         raise exception using errcode = 'ONC11',
-            message = format('oncely: the retention would be shorter than mirror.ttl, %s', known.mirror_ttl),
-            hint = 'A mirror entry would outlive its key: shorten mirror.ttl, and wait for as long as it was.';
+            message = format('oncely: the retention would be shorter than mirror.ttl, %s', longest_entry),
+            hint = 'A mirror entry would outlive its key: shorten mirror.ttl, restart the relays, and wait for as '
+                'long as it was.';
     end if;
-    -- The collection goes by the longest that entries may have been written under, until they are over.
-    if set_retention.retention < known.retention and known.mirror_ttl > interval '0' then
+    at := clock_timestamp();
+    -- The collection goes by the longest that entries may have been written under, until they are over: those, too, of
+    -- a relay that has read its records and sees this a moment later.
+    if set_retention.retention < known.retention and longest_entry > interval '0' then
         update oncely.consumers as c
         set former_retention = oncely.effective_retention(
                 at, known.retention, known.former_retention, known.former_until
             ),
-            former_until = at + known.mirror_ttl
+            former_until = at + longest_entry + interval '1 hour'
         where c.consumer = set_retention.consumer;
     end if;
     update oncely.consumers as c

@@ -96,8 +96,11 @@ begin
         raise exception 'oncely: % audit rows were written instead of %', written, wanted;
     end if;
     if tags is not null then
-        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-        values ((messages[1]).tenant, record_id, 'mirror', at, record_fresh.expires_at, record_fresh.tags);
+        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+        values (
+            (messages[1]).tenant, record_id, 'mirror', at, record_fresh.expires_at, record_fresh.consumer,
+            record_fresh.tags
+        );
     end if;
 end
 $$;

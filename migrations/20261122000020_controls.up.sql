@@ -54,11 +54,10 @@ begin
     on conflict (consumer) do update
     set paused_at = excluded.paused_at, paused_until = excluded.paused_until, paused_by = excluded.paused_by,
         reason = excluded.reason;
-    -- Ranges that the memory does not reach back to any more are dropped, with a reserve for a retention that is
-    -- lengthened.
+    -- Ranges that no memory reaches back to are dropped: a claim's own may be longer than the consumer's.
     update oncely.consumers as k
     set paused = k.paused * tstzmultirange(tstzrange(
-            oncely.forgotten_before(at, 2 * greatest(k.retention, k.former_retention), k.paused), at
+            oncely.forgotten_before(at, interval '3650 days', k.paused), at
         )) + tstzmultirange(tstzrange(at, pause_consumer.paused_until))
     where k.consumer = pause_consumer.consumer;
     perform oncely.record_action(

@@ -95,7 +95,7 @@ begin
             ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
-                'oncely.summarize_audit, oncely.beat, oncely.leave, '
+                'oncely.register_mirror_ttl, oncely.summarize_audit, oncely.beat, oncely.leave, '
                 'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
             -- A person with the command line.
@@ -135,7 +135,7 @@ begin
             ('oncely_tenant_auditor', 'usage on schema oncely'),
             ('oncely_tenant_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
             ('oncely_tenant_auditor', 'select (consumer, retention, redelivery_horizon, fingerprint, on_conflict, '
-                'registered_at, changed_at, paused, former_retention, former_until, mirror_ttl) on oncely.consumers'),
+                'registered_at, changed_at, paused, former_retention, former_until) on oncely.consumers'),
             ('oncely_tenant_auditor', 'select on oncely.audit, oncely.processed_keys, oncely.dead_letter_groups, '
                 'oncely.ordering_keys'),
             ('oncely_tenant_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),

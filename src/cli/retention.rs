@@ -116,11 +116,12 @@ async fn change(
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }
-    if set.retention < before.mirror_ttl {
+    let longest_entry = pg::mirror_ttl(&mut session.connection).await?;
+    if set.retention < longest_entry {
         output::note(&format!(
             "nothing was changed: a mirror entry may live for {} (mirror.ttl), and must not outlive its key; shorten mirror.ttl first, \
-             restart the workers, and once more when that time is over",
-            show(before.mirror_ttl)
+             restart the relays, and once more when that time is over",
+            show(longest_entry)
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }

@@ -19,9 +19,6 @@ pub struct KnownConsumer {
     /// The oldest copy that may still come, as the worker that started last has it.
     #[serde(serialize_with = "seconds")]
     pub redelivery_horizon: Duration,
-    /// The longest `mirror.ttl` that a worker has started with; zero without a mirror.
-    #[serde(skip)]
-    pub mirror_ttl: Duration,
     /// What is compared when a key comes back ([`crate::fingerprint::FingerprintPolicy::name`]).
     pub fingerprint: String,
     /// What happens to a key that comes back with another payload: `dead_letter` or `duplicate`.
@@ -52,7 +49,6 @@ pub(super) fn interval(duration: Duration) -> PgInterval {
 pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownConsumer>, sqlx::Error> {
     let rows = sqlx::query!(
         r#"select consumer, (extract(epoch from retention) * 1000000)::bigint as "retention!",
-            (extract(epoch from mirror_ttl) * 1000000)::bigint as "mirror_ttl!",
             (extract(epoch from redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", fingerprint, on_conflict,
             changed_at, changed_by
         from oncely.consumers
@@ -65,7 +61,6 @@ pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownC
         .map(|row| KnownConsumer {
             consumer: row.consumer,
             retention: duration(row.retention),
-            mirror_ttl: duration(row.mirror_ttl),
             redelivery_horizon: duration(row.redelivery_horizon),
             fingerprint: row.fingerprint,
             on_conflict: row.on_conflict,
@@ -127,8 +122,6 @@ pub(crate) struct Registration<'a> {
     pub(crate) consumer: &'a str,
     pub(crate) retention: Duration,
     pub(crate) redelivery_horizon: Duration,
-    /// `None` without a mirror.
-    pub(crate) mirror_ttl: Option<Duration>,
     pub(crate) fingerprint: &'a str,
     /// `dead_letter` or `duplicate`.
     pub(crate) on_conflict: &'static str,
@@ -151,18 +144,42 @@ pub(crate) async fn register_consumer(
 ) -> Result<Registered, sqlx::Error> {
     let row = sqlx::query!(
         r#"select (extract(epoch from r.known_retention) * 1000000)::bigint as "retention!", r.former_fingerprint
-        from oncely.register_consumer($1, $2, $3, $4, $5, $6, $7) as r"#,
+        from oncely.register_consumer($1, $2, $3, $4, $5, $6) as r"#,
         with.consumer,
         interval(with.retention),
         interval(with.redelivery_horizon),
         with.fingerprint,
         with.on_conflict,
-        with.worker,
-        interval(with.mirror_ttl.unwrap_or_default())
+        with.worker
     )
     .fetch_one(connection)
     .await?;
     Ok(Registered { retention: duration(row.retention), former_fingerprint: row.former_fingerprint })
+}
+
+/// Notes for how long a relay's mirror entries live, before it writes any. Harmless if it is repeated.
+///
+/// # Errors
+/// When the query fails; `42501` where the login is no relay.
+pub(crate) async fn register_mirror_ttl(
+    connection: &mut PgConnection,
+    ttl: Duration,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!("select oncely.register_mirror_ttl($1)", interval(ttl)).fetch_one(connection).await?;
+    Ok(())
+}
+
+/// The longest that a mirror entry may live: the longest `mirror.ttl` of the relays; zero without a mirror.
+///
+/// # Errors
+/// When the query fails.
+pub(crate) async fn mirror_ttl(connection: &mut PgConnection) -> Result<Duration, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select (extract(epoch from mirror_ttl) * 1000000)::bigint as "ttl!" from oncely.cell"#
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(duration(row.ttl))
 }
 
 /// Sets a retention, shorter too, on behalf of a person; recorded in the same transaction.

@@ -33,16 +33,19 @@ pub(crate) enum Mirrored {
 pub(crate) async fn append_mirror(
     connection: &mut PgConnection,
     tenant: &str,
+    consumer: &str,
     tags: &[u8],
     created_at: DateTime<Utc>,
     expires_at: DateTime<Utc>,
 ) -> Result<u64, sqlx::Error> {
     let done = sqlx::query!(
-        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags) values ($1, $2, 'mirror', $3, $4, $5)",
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+         values ($1, $2, 'mirror', $3, $4, $5, $6)",
         tenant,
         Uuid::now_v7(),
         created_at,
         expires_at,
+        consumer,
         tags
     )
     .execute(connection)
@@ -57,10 +60,10 @@ pub(crate) async fn take_mirror(
 ) -> Result<Vec<MirrorRecord>, sqlx::Error> {
     let rows = sqlx::query_file!("src/pg/take_mirror.sql", limit).fetch_all(connection).await?;
     let records = rows.into_iter().map(|row| {
-        let content = match (row.tags, row.consumer, row.key) {
-            (Some(tags), _, _) => Mirrored::Tags(tags),
-            (None, Some(consumer), Some(key)) => key_of(&row.tenant, &consumer, &key, row.fingerprint),
-            (None, _, _) => Mirrored::Unreadable,
+        let content = match (row.tags, row.key) {
+            (Some(tags), _) => Mirrored::Tags(tags),
+            (None, Some(key)) => key_of(&row.tenant, &row.consumer, &key, row.fingerprint),
+            (None, None) => Mirrored::Unreadable,
         };
         let (tenant, id) = (row.tenant, row.id);
         MirrorRecord { tenant, id, content, expires_at: row.expires_at, created_at: row.created_at }

@@ -1,9 +1,22 @@
 -- Takes the oldest records that no other relay holds. Never "id > last": ids commit out of order.
-select tenant, id, tags, consumer, key, fingerprint,
-    greatest(least(expires_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "expires_at!",
-    greatest(least(created_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "created_at!"
-from oncely.mirror_queue
-where kind in ('mirror', 'identity')
-order by created_at
+--
+-- A worker's record has the retention of the file that it started with, one that is said again that of the time when it
+-- was: a retention that was shortened since then counts. A claim's own end is exact.
+select q.tenant, q.id, q.tags, q.consumer, q.key, q.fingerprint,
+    greatest(
+        least(
+            q.expires_at,
+            case when q.tags is not null or q.completed_at is not null
+                then coalesce(q.completed_at, q.created_at) + c.retention
+            end,
+            '9999-12-31 00:00:00+00'
+        ),
+        '1970-01-01 00:00:00+00'
+    ) as "expires_at!",
+    greatest(least(q.created_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "created_at!"
+from oncely.mirror_queue as q
+left join oncely.consumers as c on c.consumer = q.consumer
+where q.kind in ('mirror', 'identity')
+order by q.created_at
 limit $1
-for update skip locked
+for update of q skip locked

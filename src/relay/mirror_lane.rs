@@ -13,10 +13,20 @@ use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::metrics::{RelayResult, Target};
 use crate::mirror::{Mirror, TagKey};
-use crate::pg::{Door, Session, secret, within};
+use crate::pg::{self, Door, Session, secret, within};
 
 /// Longest pause between two looks.
 const LONGEST: Duration = Duration::from_secs(60);
+/// How often the database is told again for how long entries live, in case another relay or an operator has changed it.
+const TELL_TTL_EVERY: Duration = Duration::from_secs(3_600);
+
+/// What a lane works with while its connections live.
+struct Open {
+    sessions: Sessions,
+    tag_key: Option<TagKey>,
+    /// When the database was told for how long entries live.
+    told_ttl: Option<Instant>,
+}
 
 /// Drains the mirror queue: a full batch means go on at once, an empty one a pause that grows up to `relay.poll`.
 pub(super) async fn relay_mirror_records(
@@ -27,7 +37,7 @@ pub(super) async fn relay_mirror_records(
     stop: CancellationToken,
 ) {
     let application = format!("oncely relay {}", config.worker.name);
-    let mut session: Option<(Sessions, Option<TagKey>)> = None;
+    let mut open: Option<Open> = None;
     let mut backoff = Backoff::default();
     let mut idle = Idle::new(config.relay.poll);
     let mut total = MirrorReport::default();
@@ -36,7 +46,7 @@ pub(super) async fn relay_mirror_records(
     while !stop.is_cancelled() {
         watched.beat.expect(LONGEST + config.postgres.client_timeout() * 4);
         let began = Instant::now();
-        let pause = match relay_batch(&config, &application, &door, &mut session, mirror.as_ref()).await {
+        let pause = match relay_batch(&config, &application, &door, &mut open, mirror.as_ref()).await {
             Ok(report) => {
                 backoff.reset();
                 total.records += report.records;
@@ -52,7 +62,7 @@ pub(super) async fn relay_mirror_records(
                 tracing::warn!(error, "the mirror queue was not relayed; tried again");
                 watched.pulse.count(Target::Redis, RelayResult::Failed, 1);
                 watched.pulse.failed(Target::Redis, error);
-                session = None;
+                open = None;
                 backoff.next()
             }
         };
@@ -71,8 +81,8 @@ pub(super) async fn relay_mirror_records(
     if total.records > 0 {
         tracing::info!(records = total.records, tags = total.tags, "relayed");
     }
-    if let Some((sessions, _)) = session {
-        sessions.close().await;
+    if let Some(open) = open {
+        open.sessions.close().await;
     }
 }
 
@@ -80,23 +90,31 @@ async fn relay_batch(
     config: &Config,
     application: &str,
     door: &Door,
-    session: &mut Option<(Sessions, Option<TagKey>)>,
+    open: &mut Option<Open>,
     mirror: Option<&Mirror>,
 ) -> Result<MirrorReport, String> {
-    let (open, tag_key) = match session {
+    let Open { sessions, tag_key, told_ttl } = match open {
         Some(open) => open,
         None => {
             let mut sessions = Sessions::open(door, application).await.map_err(|error| error.to_string())?;
             let tag_key = tag_key(config, &mut sessions.records).await?;
-            session.insert((sessions, tag_key))
+            open.insert(Open { sessions, tag_key, told_ttl: None })
         }
     };
-    let witness = open.standby_witness.as_mut().map(|witness| &mut witness.connection);
+    // Before the first entry: whoever shortens a retention asks for how long entries live.
+    if told_ttl.is_none_or(|at| at.elapsed() >= TELL_TTL_EVERY) {
+        let ttl = config.mirror.as_ref().map(|settings| settings.ttl).unwrap_or_default();
+        let told = pg::register_mirror_ttl(&mut sessions.records.connection, ttl);
+        within(config.postgres.client_timeout(), told)
+            .await
+            .map_err(|error| format!("mirror.ttl can't be registered (role oncely_relay): {error}"))?;
+        *told_ttl = Some(Instant::now());
+    }
+    let witness = sessions.standby_witness.as_mut().map(|witness| &mut witness.connection);
     let mirror = mirror.zip(tag_key.as_ref());
     let limit = config.postgres.client_timeout() * 2;
-    match tokio::time::timeout(limit, mirror_batch(&mut open.records, witness, mirror, config.relay.batch))
-        .await
-    {
+    let batch = mirror_batch(&mut sessions.records, witness, mirror, config.relay.batch);
+    match tokio::time::timeout(limit, batch).await {
         Ok(done) => done.map_err(|error| error.to_string()),
         // Its connection is dropped with it, by the caller.
         Err(_) => Err(format!("no answer within {limit:?}")),

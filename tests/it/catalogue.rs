@@ -277,7 +277,7 @@ async fn each_role_can_do_its_work_and_no_more() {
     for (role, statement, allowed) in [
         (
             "oncely_worker",
-            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags) values ('a', gen_random_uuid(), 'mirror', now(), now(), decode(repeat('ab', 16), 'hex'))",
+            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags) values ('a', gen_random_uuid(), 'mirror', now(), now(), 'payments', decode(repeat('ab', 16), 'hex'))",
             true,
         ),
         (

@@ -59,8 +59,8 @@ async fn a_key_whose_mirror_record_is_pending_is_not_collected() {
     let mut world = with_keys("10d").await;
     // Written 15 days ago and not relayed since: a collection must stop before it.
     sqlx::query(
-        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-         values ('acme', gen_random_uuid(), 'mirror', now() - interval '15 days', now(), decode(repeat('ab', 16), 'hex'))",
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+         values ('acme', gen_random_uuid(), 'mirror', now() - interval '15 days', now(), 'payments', decode(repeat('ab', 16), 'hex'))",
     )
     .execute(&mut world.sql)
     .await

@@ -264,8 +264,8 @@ async fn a_record_whose_keys_are_about_to_be_collected_is_not_mirrored() {
     let mut world = world(&redis, "").await;
     // An entry would outlive this key.
     sqlx::query(
-        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-         values ('acme', gen_random_uuid(), 'mirror', now() - interval '7 days', now() + interval '1 second', decode(repeat('ab', 16), 'hex'))",
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+         values ('acme', gen_random_uuid(), 'mirror', now() - interval '7 days', now() + interval '1 second', 'payments', decode(repeat('ab', 16), 'hex'))",
     )
     .execute(&mut world.sql)
     .await

@@ -188,6 +188,33 @@ async fn pauses_that_follow_each_other_are_counted_one_by_one() {
 }
 
 #[tokio::test]
+async fn a_pause_of_long_ago_counts_for_a_claim_that_is_remembered_longer_than_its_consumers_keys() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retention = \"7d\"\nredelivery_horizon = \"1h\"");
+    world.apply_topology().await;
+    world.register("payments", "7d").await;
+    // Claimed for a year, with a pause of two months in it: remembered for fourteen. Then it is paused for a moment.
+    sqlx::raw_sql(
+        "insert into oncely.idempotency_keys
+            (tenant, consumer, key, status, attempts, created_at, completed_at, expires_at)
+         values ('acme', 'payments', 'claimed', 'COMPLETED', 1, now() - interval '400 days', now() - interval '400 days',
+            now() - interval '35 days');
+         update oncely.consumers
+         set paused = tstzmultirange(tstzrange(now() - interval '300 days', now() - interval '240 days'));
+         select oncely.pause_consumer('payments', null, 'a deployment', 'ana');
+         select oncely.resume_consumer('payments', 'done', 'ana')",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    collect(&world).await;
+    assert_eq!(keys(&mut world).await, "claimed");
+    sqlx::query("update oncely.consumers set paused = '{}'").execute(&mut world.sql).await.unwrap();
+    collect(&world).await;
+    assert_eq!(keys(&mut world).await, "");
+}
+
+#[tokio::test]
 async fn a_consumer_that_is_resumed_does_not_wait_for_what_was_at_work_before_the_pause() {
     let mut world = World::new().await;
     world.consumer("payments", "batch = 1\nlanes = 2\nprefetch = 10\ndeadline = \"3m\"");

@@ -215,6 +215,9 @@ async fn a_retention_is_not_shortened_below_what_the_mirror_still_says() {
     let worker = world.start("worker");
     world.wait_for("select count(*) from oncely.consumers", 1).await;
     world.stop(worker).await;
+    let relay = world.start("relay");
+    world.wait_for("select count(*) from oncely.cell where mirror_ttl = '1 h'", 1).await;
+    world.stop(relay).await;
     let key = "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
         select 'acme', 'payments', 'k', 'COMPLETED', 1, now() - interval '3 hours', now() - interval '3 hours'";
     sqlx::query(key).execute(&mut world.sql).await.unwrap();
@@ -233,6 +236,76 @@ async fn a_retention_is_not_shortened_below_what_the_mirror_still_says() {
         .unwrap();
     gc(&world, 0).await;
     assert_eq!(world.count(KEYS).await, 0);
+}
+
+#[tokio::test]
+async fn of_relays_with_different_lifetimes_of_entries_the_longest_counts_as_long_as_it_is_at_work() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.register("payments", "30d").await;
+    let set = "select oncely.set_retention('payments', interval '2 days', 'ana', null)";
+    let refused = async |world: &mut World| {
+        let error = sqlx::query(set).execute(&mut world.sql).await.unwrap_err();
+        assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("ONC11"), "{error}");
+    };
+    let tell = async |world: &mut World, ttl: &'static str| {
+        sqlx::query("select oncely.register_mirror_ttl($1::text::interval)")
+            .bind(ttl)
+            .execute(&mut world.sql)
+            .await
+            .unwrap();
+    };
+    tell(&mut world, "7 days").await;
+    tell(&mut world, "1 hour").await;
+    refused(&mut world).await;
+    let later = "update oncely.cell set mirror_ttl_until = mirror_ttl_until - interval '7 days 1 second'";
+    // Both are at work: each tells it every hour.
+    tell(&mut world, "7 days").await;
+    sqlx::query(later).execute(&mut world.sql).await.unwrap();
+    tell(&mut world, "1 hour").await;
+    refused(&mut world).await;
+    // The first one is gone, for longer than its entries live.
+    sqlx::query(later).execute(&mut world.sql).await.unwrap();
+    tell(&mut world, "1 hour").await;
+    sqlx::query(set).execute(&mut world.sql).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_mirror_entry_outlives_a_retention_that_was_shortened_while_its_worker_was_at_work() {
+    let redis = testbed::Redis::start().await.unwrap();
+    let mut world = World::new().await;
+    world.with_redis(&redis.url(), "ttl = \"1h\"");
+    world.consumer("payments", "retention = \"7d\"\nredelivery_horizon = \"30m\"");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let records = "select count(*) from oncely.mirror_queue";
+    let mut entries = async |world: &mut World| {
+        let relay = world.start("relay");
+        world.wait_for(records, 0).await;
+        world.stop(relay).await;
+        let client = redis::Client::open(redis.url()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let found: Vec<String> = redis::AsyncCommands::keys(&mut connection, "oncely:2:*").await.unwrap();
+        found.len()
+    };
+    world.publish("payments", message("acme", "before"), "{}").await;
+    world.wait_for(records, 1).await;
+    let done = world.oncely(&["retention", "set", "payments", "1h"]).await;
+    assert!(done.status.success(), "{done:?}");
+    world.publish("payments", message("acme", "after"), "{}").await;
+    world.wait_for(records, 2).await;
+    // The relay comes to them much later.
+    sqlx::query("update oncely.mirror_queue set created_at = created_at - interval '2 hours'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    assert_eq!(entries(&mut world).await, 0, "their keys may be collected");
+    let done = world.oncely(&["retention", "set", "payments", "2h"]).await;
+    assert!(done.status.success(), "{done:?}");
+    world.publish("payments", message("acme", "longer"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 3).await;
+    assert_eq!(entries(&mut world).await, 1);
+    world.stop(worker).await;
 }
 
 #[tokio::test]
