@@ -76,8 +76,8 @@ pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{
-    Memory, Registered, Registration, memories, mirror_ttl, register_consumer, register_mirror_ttl, retentions,
-    set_retention,
+    Memory, Registered, Registration, memories, mirror_ttl, register_consumer, register_mirror_ttl,
+    retentions, set_retention,
 };
 pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};

@@ -106,7 +106,8 @@ pub(crate) async fn record(
             let expires_at = now + consumer.retention;
             let tenant = first.identity.tenant.as_str();
             step("worker.mirror_queue.before");
-            let written = pg::append_mirror(transaction, tenant, consumer.name.as_str(), &tags, now, expires_at).await;
+            let written =
+                pg::append_mirror(transaction, tenant, consumer.name.as_str(), &tags, now, expires_at).await;
             expect_rows("mirror records", written, 1)?;
             step("worker.mirror_queue.after");
         }

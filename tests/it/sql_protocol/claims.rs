@@ -202,7 +202,8 @@ async fn a_claim_that_was_settled_as_done_is_remembered_by_the_trail_when_its_ke
     assert!(collected.status.success(), "{collected:?}");
     assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 0);
     let refused = world.oncely(&["failed", "requeue", "--key", "autocommit", "--yes"]).await;
-    let said = String::from_utf8_lossy(&refused.stdout).into_owned() + &String::from_utf8_lossy(&refused.stderr);
+    let said =
+        String::from_utf8_lossy(&refused.stdout).into_owned() + &String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("took effect, says the audit trail"), "{said}");
     assert_eq!(effects(&mut world, "autocommit").await, 1, "not run again");
 }
