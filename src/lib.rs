@@ -107,6 +107,7 @@ pub mod reason;
 pub mod relay;
 #[doc(hidden)]
 pub mod retry;
+pub(crate) mod server_url;
 #[doc(hidden)]
 pub mod settlement;
 pub(crate) mod shown;

@@ -10,7 +10,7 @@ use clap_complete::engine::ArgValueCompleter;
 
 use super::output::{List, Output, Row, Times};
 use super::{audit_verify, completions, since};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::pg::{self, AuditRow, TrailFilter};
 use crate::trail::{Look, look};
 
@@ -65,7 +65,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     };
     let settings = Config::load_postgres(file)?;
     let connected = settings.connect("oncely audit").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
     pg::read_by_index(&mut connection).await?;
     let now = pg::database_time(&mut connection).await?;
     let wanted = Look {

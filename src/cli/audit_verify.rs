@@ -12,7 +12,7 @@ use serde_json::json;
 use sqlx::PgConnection;
 
 use super::output::{self, Times, age, counted};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::exit;
 use crate::maintenance::hexadecimal;
 use crate::pg::{self, Seal};
@@ -64,7 +64,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let mut connection = settings
         .connect("oncely audit verify")
         .await
-        .with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+        .with_context(|| format!("cannot connect to {}", settings.shown()))?;
     let anchor = arguments.anchor.as_deref().map(str::to_lowercase);
     let mut found = look(&mut connection, anchor.as_deref()).await?;
     if anchor.is_some() && !found.has_anchor {

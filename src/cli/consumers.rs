@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 
 use super::output::{self, List, Output, Row, Times, age, safe, seconds};
 use super::{completions, consent};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::exit;
 use crate::overview::{ConsumerOverview, ConsumerState, Overview};
 use crate::pg;
@@ -83,7 +83,7 @@ const SCHEMA: &str = "oncely.consumers/1";
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let settings = Config::load_postgres(file)?;
     let connected = settings.connect("oncely consumers").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
     match arguments.verb {
         Verb::List(listing) => {
             let configured = Config::examine(file).0.map(|config| config.consumer_names());

@@ -9,7 +9,7 @@ use serde_json::json;
 use sqlx::Connection as _;
 
 use super::output::{self, List, Output, Row, Times, safe};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::exit;
 use crate::pg::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 
@@ -88,7 +88,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     }
     let settings = Config::load_postgres(file)?;
     let connected = settings.connect("oncely grant").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
     let mut transaction = connection.begin().await?;
     let login = arguments.login.as_deref().unwrap_or_default();
     let mut changed = 0;

@@ -13,7 +13,7 @@ use super::consent::agree;
 use super::migration_plan;
 use super::migration_wait::Patient;
 use super::output::{self, List, Output, Row, Times};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::exit;
 use crate::pg::{MIGRATOR, MigrationState, PgSettings, migration_state};
 
@@ -95,7 +95,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         return Ok(ExitCode::from(exit::USAGE));
     }
     let settings = Config::load_postgres(file)?;
-    let server = masked(&settings.url);
+    let server = settings.shown();
     let mut connection =
         settings.connect("oncely migrate").await.with_context(|| format!("cannot connect to {server}"))?;
     let before = migration_state(&mut connection).await?;
@@ -152,7 +152,7 @@ async fn apply(
     before: &MigrationState,
     wait: Duration,
 ) -> anyhow::Result<ExitCode> {
-    let server = masked(&settings.url);
+    let server = settings.shown();
     let migrating = || format!("migrating {server}");
     // Building an index on a big table takes longer than a statement may at work.
     sqlx::query("select set_config('statement_timeout', '0', false)").execute(&mut connection).await?;

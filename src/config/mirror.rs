@@ -7,7 +7,7 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use super::server_url::{GivenUrl, url};
+use super::given_url::{GivenUrl, url};
 use super::tls::{allow_plaintext, note, tls};
 use super::{Problems, Section};
 use crate::decide::PrecheckMode;

@@ -4,6 +4,7 @@ mod console;
 mod consumer;
 mod consumer_source;
 mod events;
+mod given_url;
 mod mirror;
 mod origin;
 mod postgres;
@@ -12,7 +13,6 @@ mod queue;
 mod rabbitmq;
 mod reference;
 mod section;
-mod server_url;
 mod tasks;
 mod tls;
 mod traces;
@@ -34,7 +34,6 @@ pub use queue::{QueueArgument, QueueBinding};
 pub use rabbitmq::RabbitSettings;
 pub(crate) use reference::{Part, Setting, Worth, reference};
 pub(crate) use section::Section;
-pub use server_url::masked;
 pub(crate) use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
@@ -42,6 +41,7 @@ pub use tasks::{
 pub use traces::{SpanParent, Told, TraceSettings};
 
 use crate::pg::PgSettings;
+pub use crate::server_url::masked;
 use crate::signing::SigningKeys;
 pub use crate::tls::TlsSettings;
 

@@ -7,8 +7,8 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 
 use super::reference::{Worth, reference};
-use super::server_url::masked_all;
 use super::{Problems, without_source};
+use crate::server_url::masked_all;
 
 /// The variables that are widely known by another name, and what they set.
 const VARIABLES: [(&str, &str); 6] = [

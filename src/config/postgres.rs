@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use super::server_url::{GivenUrl, url};
+use super::given_url::urls;
 use super::tls::{allow_plaintext, tls};
 use super::{Problems, Section};
-use crate::pg::{Address, AddressError, PgSettings, files_of_url};
+use crate::pg::{Address, AddressError, PgSettings, Turn, files_of_url};
+use crate::server_url::differ_by_host_alone;
 use crate::tls::TlsSettings;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSettings {
-    let GivenUrl { url, file, place, is_sound, .. } = url(
+    let given = urls(
         &mut section,
         &["postgres", "postgresql"],
         "postgres://user:password@host:5432/database",
@@ -20,13 +21,15 @@ pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSetti
         problems,
     );
     let settings = PgSettings {
-        url,
-        url_file: file,
+        url: given.url,
+        other_hosts: given.others,
+        url_file: given.file,
         tls: tls(&mut section, problems),
         allow_plaintext: allow_plaintext(&mut section, problems),
         connect_timeout: section.duration("connect_timeout", 5 * SECOND, SECOND..=300 * SECOND, problems),
         statement_timeout: section.duration("statement_timeout", 30 * SECOND, SECOND..=HOUR, problems),
         lock_timeout: section.duration("lock_timeout", 5 * SECOND, Duration::from_millis(1)..=HOUR, problems),
+        turn: Turn::default(),
     };
     if settings.lock_timeout > settings.statement_timeout {
         problems.add(section.place("lock_timeout"), "must not be longer than statement_timeout");
@@ -35,17 +38,30 @@ pub(super) fn postgres(mut section: Section, problems: &mut Problems) -> PgSetti
         let what = "is not for PostgreSQL: its driver verifies the host of the URL; call the server by a name that is in its certificate";
         problems.add(section.place("tls.server_name"), what);
     }
-    if is_sound {
-        match Address::of(&settings) {
-            Ok(_) => named_by_url(files_of_url(&settings.url), settings.tls.as_ref(), &place, problems),
-            Err(AddressError::Url) => {
-                problems.add(place, "PostgreSQL's driver does not understand its options");
-            }
-            Err(AddressError::Tls(error)) => problems.add(place, error.to_string()),
+    if given.is_sound {
+        if !differ_by_host_alone(std::iter::once(&settings.url).chain(&settings.other_hosts)) {
+            let what = "has URLs that differ in more than host and port: they must be a primary and its standbys, with the same user, \
+                        password, database and options";
+            problems.add(&given.place, what);
         }
+        reachable(&settings, &given.place, problems);
     }
     section.finish(problems);
     settings
+}
+
+/// Is it said for all hosts how they are reached?
+fn reachable(settings: &PgSettings, place: &str, problems: &mut Problems) {
+    for host in settings.each_host() {
+        match Address::of(&host) {
+            Ok(_) => {}
+            Err(AddressError::Url) => {
+                return problems.add(place, "PostgreSQL's driver does not understand its options");
+            }
+            Err(AddressError::Tls(error)) => return problems.add(place, error.to_string()),
+        }
+    }
+    named_by_url(files_of_url(&settings.url), settings.tls.as_ref(), place, problems);
 }
 
 /// What is wrong with the files that the URL names (`sslrootcert`, `sslcert`, `sslkey`); those of `tls` were looked at.

@@ -7,9 +7,10 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use super::server_url::{AMBIGUOUS, hides_its_password, masked, several, urls};
+use super::given_url::urls;
 use super::tls::{allow_plaintext, note, tls};
 use super::{Problems, Section};
+use crate::server_url::{AMBIGUOUS, differ_by_host_alone, hides_its_password, masked, several};
 use crate::tls::{TlsError, TlsSettings, of_scheme};
 use crate::url_file::{self, UrlFileError};
 
@@ -115,14 +116,7 @@ pub(super) fn rabbitmq(mut section: Section, problems: &mut Problems) -> RabbitS
 
 /// Nodes of one cluster differ by host and port alone.
 fn of_one_cluster(settings: &RabbitSettings, place: &str, problems: &mut Problems) -> bool {
-    let without_place = |url: &SecretString| {
-        let mut url = Url::parse(url.expose_secret()).ok()?;
-        url.set_host(Some("localhost")).ok()?;
-        url.set_port(None).ok()?;
-        Some(url)
-    };
-    let first = without_place(&settings.url);
-    let is_one = settings.other_nodes.iter().all(|other| without_place(other) == first);
+    let is_one = differ_by_host_alone(settings.urls());
     if !is_one {
         let what = "has URLs that differ in more than host and port: they must be nodes of one cluster, with the same user, password, \
                     virtual host and scheme";

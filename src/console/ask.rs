@@ -137,7 +137,7 @@ async fn finish(ask: &Ask, headers: &HeaderMap, answer: Answer) -> Response {
             if let PageError::Failed(why) = &error {
                 tracing::error!(page = ask.visitor.here.split('?').next(), "{why}");
             }
-            error.page(&ask.app.config.postgres.url)
+            error.page(&ask.app.config.postgres)
         }
     };
     let nav = nav(ask).await;

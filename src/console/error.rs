@@ -4,8 +4,8 @@ use axum::http::StatusCode;
 use maud::html;
 
 use super::page::Page;
-use crate::config::masked;
 use crate::pg;
+use crate::pg::PgSettings;
 
 /// Why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl PageError {
     }
 
     /// The page in place of the one that was asked for.
-    pub(crate) fn page(&self, postgres: &secrecy::SecretString) -> Page {
+    pub(crate) fn page(&self, postgres: &PgSettings) -> Page {
         let (title, said) = match self {
             Self::TooWide => (
                 "Too wide: narrow the time",
@@ -78,7 +78,7 @@ impl PageError {
             Self::Away(why) => (
                 "PostgreSQL does not answer",
                 html! {
-                    p { "Asked: " code { (masked(postgres)) } ". It said: " (why) "." }
+                    p { "Asked: " code { (postgres.shown()) } ". It said: " (why) "." }
                     p { "Workers wait for it: no message is lost, and no attempt is spent. Do not purge queues. This page comes back by itself when it is loaded again." }
                 },
             ),

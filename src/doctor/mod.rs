@@ -7,6 +7,7 @@ mod asking;
 mod broker_api;
 mod catalogue;
 mod check;
+mod hosts;
 mod identity;
 mod live;
 mod login;
@@ -27,7 +28,7 @@ pub use self::check::Check;
 pub use self::report::{Examined, Report};
 pub use self::role::Role;
 pub use self::scope::{Limits, Scope};
-use crate::config::{Config, Problems, masked};
+use crate::config::{Config, Problems};
 use crate::pg;
 use crate::preflight::{self, Found};
 pub use crate::preflight::{Finding, Verdict};
@@ -94,6 +95,9 @@ async fn look(config: &Config, problems: &Problems, scope: &Scope) -> (Found, Ro
         true => None,
         false => preflight::postgres(config, &mut in_database).await,
     };
+    if !bad("postgres.") && !scope.at_start {
+        hosts::look(config, &mut in_database).await;
+    }
     let mut role = scope.role.unwrap_or(Role::Worker);
     let asking = match session {
         None => None,
@@ -107,7 +111,7 @@ async fn look(config: &Config, problems: &Problems, scope: &Scope) -> (Found, Ro
                     Some(asking)
                 }
                 Err(error) => {
-                    let server = masked(&config.postgres.url);
+                    let server = config.postgres.shown();
                     preflight::unexpected(&mut in_database, "pg.reach", &server, error);
                     None
                 }

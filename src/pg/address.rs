@@ -151,18 +151,21 @@ pub(crate) fn tls_fault(error: &sqlx::Error, settings: &PgSettings) -> Option<Tl
 mod tests {
     use std::time::Duration;
 
+    use super::super::settings::Turn;
     use super::*;
 
     fn address(url: &str, tls: Option<TlsSettings>, allow_plaintext: bool) -> Result<Address, AddressError> {
         let second = Duration::from_secs(1);
         Address::of(&PgSettings {
             url: url.to_owned().into(),
+            other_hosts: Vec::new(),
             url_file: None,
             tls,
             allow_plaintext,
             connect_timeout: second,
             statement_timeout: second,
             lock_timeout: second,
+            turn: Turn::default(),
         })
     }
 

@@ -54,6 +54,7 @@ impl Door {
         if !self.admits(&session) {
             let epoch = session.cell.epoch.clone();
             session.close().await;
+            self.settings.turn.pass();
             return Err(NoSession::OldTimeline(epoch));
         }
         Ok(session)

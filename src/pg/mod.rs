@@ -138,11 +138,12 @@ pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, 
 #[cfg(feature = "testing")]
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{
-    Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, limit_lock_wait,
-    process, read_by_index, secret, take_time, within,
+    Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, is_standby,
+    limit_lock_wait, process, read_by_index, secret, take_time, within,
 };
 pub use session::{Cell, Clock, Session};
 pub use settings::PgSettings;
+pub(crate) use settings::Turn;
 pub(crate) use stats::{
     ConsumerStats, RelayStats, consumer_stats, prune_stats, record_relay_stats, record_stats, relay_stats,
     roll_up_stats,

@@ -10,6 +10,7 @@ use sqlx::postgres::{PgArgumentBuffer, PgConnection, PgTypeInfo};
 use sqlx::{ConnectOptions as _, Connection as _, Encode, Postgres, Row as _, Type};
 
 use super::address::Address;
+use super::error::describe;
 use super::search_path::{PINNED, pin, unpin};
 use super::settings::PgSettings;
 
@@ -28,12 +29,19 @@ pub(crate) async fn within<T>(
     }
 }
 
+/// As good as away: it takes no writes, and becomes a primary or is replaced by one.
+fn standby() -> sqlx::Error {
+    let text = "the server is a standby: it takes no writes";
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text))
+}
+
 impl PgSettings {
     /// Opens a connection that says who it is, has server-side limits, and looks names up in pg_catalog alone: our statements,
     /// and those of migrations, name the schema of everything else.
     ///
     /// # Errors
-    /// When the URL is malformed, the server does not answer in time, or can't be trusted.
+    /// When the URL is malformed, the server does not answer in time, or can't be trusted. Of several hosts, when none of them takes
+    /// writes.
     pub async fn connect(&self, application: &str) -> Result<PgConnection, sqlx::Error> {
         self.connect_with(application, Some(PINNED)).await
     }
@@ -43,10 +51,46 @@ impl PgSettings {
         application: &str,
         search_path: Option<&str>,
     ) -> Result<PgConnection, sqlx::Error> {
-        let millis = |limit: Duration| limit.as_millis().to_string();
         // Not there for a moment, perhaps: an outage, and tried again.
         let settings = self.current().map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
-        let options = Address::of(&settings)?
+        let hosts: Vec<Self> = settings.each_host().collect();
+        if let [alone] = hosts.as_slice() {
+            return alone.connect_to_host(application, search_path, false).await;
+        }
+        let mut kept = None;
+        for index in self.turn.order(hosts.len()) {
+            let Some(host) = hosts.get(index) else { continue };
+            match host.connect_to_host(application, search_path, true).await {
+                Ok(connection) => {
+                    self.turn.keep(index);
+                    return Ok(connection);
+                }
+                Err(error) => {
+                    tracing::debug!(
+                        server = host.shown(),
+                        error = describe(&error),
+                        "PostgreSQL: not this host"
+                    );
+                    // One that is away may be the primary, so what another one says is not the last word.
+                    let is_away = matches!(error, sqlx::Error::Io(_));
+                    if is_away || kept.is_none() {
+                        kept = Some(error);
+                    }
+                }
+            }
+        }
+        Err(kept.unwrap_or_else(standby))
+    }
+
+    /// `takes_writes`: a standby is refused.
+    async fn connect_to_host(
+        &self,
+        application: &str,
+        search_path: Option<&str>,
+        takes_writes: bool,
+    ) -> Result<PgConnection, sqlx::Error> {
+        let millis = |limit: Duration| limit.as_millis().to_string();
+        let options = Address::of(self)?
             .into_options()
             .await?
             .application_name(application)
@@ -64,13 +108,18 @@ impl PgSettings {
         let connected = async {
             let mut connection = options.connect().await?;
             // A pooler may drop them, and then a lock or a statement would be waited for without end.
-            let row = sqlx::raw_sql("select setting from pg_settings where name = 'lock_timeout'")
-                .fetch_one(&mut connection)
-                .await?;
+            let row = sqlx::raw_sql(
+                "select setting, pg_is_in_recovery() from pg_settings where name = 'lock_timeout'",
+            )
+            .fetch_one(&mut connection)
+            .await?;
             if row.try_get::<String, _>(0)? != millis(self.lock_timeout) {
                 let text = "start-up options are not in force: is there a pooler in between that drops them? Connect to PostgreSQL \
                             directly, or let it pass them on in session mode";
                 return Err(sqlx::Error::Configuration(text.into()));
+            }
+            if takes_writes && row.try_get::<bool, _>(1)? {
+                return Err(standby());
             }
             Ok(connection)
         };
@@ -82,6 +131,11 @@ impl PgSettings {
             ))),
         }
     }
+}
+
+/// Does the server only read?
+pub(crate) async fn is_standby(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::raw_sql("select pg_is_in_recovery()").fetch_one(connection).await?.try_get(0)
 }
 
 /// The database's clock, carried on by this machine's monotonic one: the database decides what time it is, and a jump of
@@ -200,9 +254,7 @@ impl Session {
         );
         let server = within(settings.client_timeout(), server.fetch_one(&mut connection)).await?;
         if server.is_standby {
-            // As good as away: it takes no writes, and becomes a primary or is replaced by one.
-            let text = "the server is a standby: it takes no writes";
-            return Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text)));
+            return Err(standby());
         }
         let asked = Instant::now();
         let row = sqlx::query!(

@@ -2,30 +2,60 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 
+use crate::server_url::{masked, several};
 use crate::tls::TlsSettings;
 use crate::url_file::{self, UrlFileError};
 
 /// How to connect.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PgSettings {
     /// `postgres://user:password@host:port/database`.
     pub url: SecretString,
-    /// A file that holds the URL, read again for each connection; `url` is what it held at the start.
+    /// The URLs of further servers, one of which may be the primary: the same user, password and database at another host or port. The
+    /// one that takes writes is used.
+    pub other_hosts: Vec<SecretString>,
+    /// A file that holds the URLs, read again for each connection; `url` and `other_hosts` are what it held at the start.
     pub url_file: Option<PathBuf>,
     /// Certificates. Where there are some, or the URL's `sslmode` asks for TLS, the server is verified (`verify-full`), always.
     pub tls: Option<TlsSettings>,
     /// Without TLS a connection may go to another machine.
     pub allow_plaintext: bool,
-    /// For a connection attempt.
+    /// For a connection attempt, to one host.
     pub connect_timeout: Duration,
     /// Server-side limit of one statement; a whole batch of SQL-function handlers is one statement.
     pub statement_timeout: Duration,
     /// Server-side limit of waiting for a lock, such as for another worker's claim of the same key.
     pub lock_timeout: Duration,
+    pub(crate) turn: Turn,
+}
+
+/// Which of several hosts is asked first: the one that was right the last time, for all of a process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Turn(Arc<AtomicUsize>);
+
+impl Turn {
+    /// All of so many hosts, in the order in which they are asked.
+    pub(super) fn order(&self, hosts: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = self.0.load(Ordering::Relaxed);
+        (0..hosts).map(move |step| (first + step) % hosts)
+    }
+
+    /// This one is right.
+    pub(super) fn keep(&self, host: usize) {
+        self.0.store(host, Ordering::Relaxed);
+    }
+
+    /// The one that was right is not any more: the next one is asked first.
+    pub(super) fn pass(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl PgSettings {
@@ -34,11 +64,32 @@ impl PgSettings {
         self.statement_timeout + Duration::from_secs(5)
     }
 
-    /// With the URL that the file holds now, where there is one.
+    /// With the URLs that the file holds now, where there is one.
     pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
-        Ok(match &self.url_file {
-            None => Cow::Borrowed(self),
-            Some(file) => Cow::Owned(Self { url: url_file::read(file)?, ..self.clone() }),
-        })
+        let Some(file) = &self.url_file else { return Ok(Cow::Borrowed(self)) };
+        let mut urls = several(url_file::read(file)?.expose_secret()).into_iter();
+        let url = urls.next().unwrap_or_default();
+        Ok(Cow::Owned(Self { url, other_hosts: urls.collect(), ..self.clone() }))
+    }
+
+    /// The same settings for each of the hosts alone.
+    pub(crate) fn each_host(&self) -> impl Iterator<Item = Self> + '_ {
+        let alone = move |url: &SecretString| Self {
+            url: url.clone(),
+            other_hosts: Vec::new(),
+            url_file: None,
+            turn: Turn::default(),
+            ..self.clone()
+        };
+        self.urls().map(alone)
+    }
+
+    fn urls(&self) -> impl Iterator<Item = &SecretString> {
+        std::iter::once(&self.url).chain(&self.other_hosts)
+    }
+
+    /// Where PostgreSQL is, for people.
+    pub(crate) fn shown(&self) -> String {
+        self.urls().map(masked).collect::<Vec<_>>().join(" ")
     }
 }

@@ -1,13 +1,13 @@
 //! Are the functions of the consumers there; and does the database know the consumers as the configuration has them?
 
 use super::{Found, unexpected};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::handler::SqlFunction;
 use crate::pg::{self, HandlerFunction, Session};
 
 /// Asks about every consumer's function.
 pub(crate) async fn handlers(config: &Config, session: &mut Session, found: &mut Found) {
-    let server = masked(&config.postgres.url);
+    let server = config.postgres.shown();
     for consumer in &config.consumers {
         let Some(function) = &consumer.handler else {
             found.read("pg.handler", format!("{}: the program brings the handler", consumer.name));
@@ -31,7 +31,7 @@ pub(crate) async fn handlers(config: &Config, session: &mut Session, found: &mut
 /// Compares what decides about keys with what the database knows of it.
 pub(crate) async fn consumers(config: &Config, session: &mut Session, found: &mut Found) {
     if let Err(error) = compare(config, session, found).await {
-        unexpected(found, "retention", &masked(&config.postgres.url), error);
+        unexpected(found, "retention", &config.postgres.shown(), error);
     }
 }
 

@@ -4,7 +4,7 @@ use sqlx::Connection as _;
 
 use super::Found;
 use super::trust::POSTGRES;
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::fault::FaultClass;
 use crate::pg::{self, PgFault, Session, classify};
 
@@ -14,7 +14,7 @@ const OLDEST: i32 = 150_000;
 /// Connects, and asks whether the database is the one that is meant. One question follows the other: the first that finds an error is the
 /// last.
 pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Session> {
-    let server = masked(&config.postgres.url);
+    let server = config.postgres.shown();
     let mut connection = match config.postgres.connect("oncely preflight").await {
         Ok(connection) => connection,
         Err(error) if is_pooler(&error) => {
@@ -154,7 +154,7 @@ pub(crate) async fn read_secret(
     match pg::within(config.postgres.client_timeout(), asked).await {
         Ok(secret) => Some(secret),
         Err(error) => {
-            let server = masked(&config.postgres.url);
+            let server = config.postgres.shown();
             let what = format!(
                 "{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay, oncely_operator)"
             );
@@ -166,7 +166,7 @@ pub(crate) async fn read_secret(
 
 /// May the worker read who is paused? One that may not would never begin.
 pub(super) async fn pauses(config: &Config, session: &mut Session, found: &mut Found) {
-    let server = masked(&config.postgres.url);
+    let server = config.postgres.shown();
     let asked = pg::missing_privileges(&mut session.connection, &[("select", "oncely.controls")]);
     match pg::within(config.postgres.client_timeout(), asked).await {
         Ok(missing) if missing.is_empty() => {}

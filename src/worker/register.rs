@@ -1,7 +1,7 @@
 //! What a worker tells the database at its start: what decides about its consumers' keys.
 
 use super::error::WorkerError;
-use crate::config::{Config, Consumer, Problems, masked};
+use crate::config::{Config, Consumer, Problems};
 use crate::decide::OnConflict;
 use crate::fault::FaultClass;
 use crate::pg::{self, PgFault, Registered, Registration, Session, classify};
@@ -38,7 +38,7 @@ pub(super) async fn register(config: &Config, session: &mut Session) -> Result<b
                     return Ok(false);
                 }
                 PgFault::Fault(fault) => {
-                    let server = masked(&config.postgres.url);
+                    let server = config.postgres.shown();
                     let mut problems = Problems::default();
                     problems.add(
                         format!("consumers.{}", consumer.name),

@@ -23,7 +23,7 @@ const ROOMS: [&[&str]; 20] = [
     &["reason"],
     &["extract", "outcome", "decide", "blame", "signing", "letter"],
     &["failpoint"],
-    &["tls", "url_file"],
+    &["server_url", "tls", "url_file"],
     &["pg"],
     &["handler"],
     &["config"],

@@ -30,6 +30,7 @@ mod garbage;
 mod handler_test;
 mod health;
 mod hostile_redis;
+mod hosts;
 mod identities;
 mod isolation;
 mod json;

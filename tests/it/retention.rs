@@ -279,7 +279,7 @@ async fn no_mirror_entry_outlives_a_retention_that_was_shortened_while_its_worke
     world.apply_topology().await;
     let worker = world.start("worker");
     let records = "select count(*) from oncely.mirror_queue";
-    let mut entries = async |world: &mut World| {
+    let entries = async |world: &mut World| {
         let relay = world.start("relay");
         world.wait_for(records, 0).await;
         world.stop(relay).await;

@@ -42,6 +42,7 @@ impl Mask {
         let mut mask = Self { salt, replaced: Vec::new() };
         let Some(config) = config else { return mask };
         let mut secrets = vec![&config.postgres.url, &config.rabbitmq.url];
+        secrets.extend(&config.postgres.other_hosts);
         secrets.extend(&config.rabbitmq.other_nodes);
         secrets.extend(&config.rabbitmq.management);
         secrets.extend(config.mirror.iter().map(|mirror| &mirror.url));

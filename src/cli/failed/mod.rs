@@ -23,7 +23,7 @@ use sqlx::PgConnection;
 
 use super::output::Times;
 use super::{completions, since};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::pg::{self, LetterFilter};
 
 /// The schema of every verb's object.
@@ -131,7 +131,7 @@ impl Which {
 async fn reader(file: &Path) -> anyhow::Result<PgConnection> {
     let settings = Config::load_postgres(file)?;
     let connected = settings.connect("oncely failed").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
     pg::read_by_index(&mut connection).await?;
     Ok(connection)
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::super::output::{self, List, Output, Row, Times};
 use super::super::{completions, since};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, KeyRow, KeyWalk};
@@ -63,7 +63,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     };
     let settings = Config::load_postgres(file)?;
     let connected = settings.connect("oncely keys").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
     let rows = pg::keys(&mut connection, &walk, arguments.limit).await?;
     let is_full = i64::try_from(rows.len()).is_ok_and(|count| count == arguments.limit);
     let next = rows.last().filter(|_| is_full).map(|row| place(&walk, row));

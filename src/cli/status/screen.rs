@@ -46,7 +46,7 @@ fn servers(config: &Config, picture: &Picture) -> Vec<String> {
     };
     vec![
         match &picture.postgres {
-            Ok(_) => line("PostgreSQL", masked(&config.postgres.url), None),
+            Ok(_) => line("PostgreSQL", config.postgres.shown(), None),
             // It names the server.
             Err(missing) => format!("✗ PostgreSQL  {}", safe(&missing.text)),
         },

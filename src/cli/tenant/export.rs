@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 
 use super::super::{consent, output};
 use super::unnamed;
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::exit;
 use crate::letter::Letter;
 use crate::mask::{Masks, Sight};
@@ -51,7 +51,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         false => None,
     };
     let connected = settings.connect("oncely tenant export").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
     pg::read_by_index(&mut connection).await?;
     if arguments.reveal {
         let action = pg::Action {

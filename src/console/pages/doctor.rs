@@ -76,7 +76,7 @@ fn servers(config: &Config, view: &View, database: &Database) -> Markup {
                     caption.unseen { "Servers" }
                     thead { tr { th scope="col" { "Server" } th scope="col" { "State" } th scope="col" { "URL" } th scope="col" { "" } } }
                     tbody {
-                        (row("PostgreSQL", masked(&config.postgres.url), None, html! { "epoch " (code(&database.epoch)) }))
+                        (row("PostgreSQL", config.postgres.shown(), None, html! { "epoch " (code(&database.epoch)) }))
                         (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
                         @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
                             (row("Redis", masked(&mirror.url), answer.as_ref().err(), html! { "only makes duplicates cheaper" }))
@@ -107,7 +107,7 @@ fn configuration(config: &Config) -> Markup {
     let time = length;
     let rows = [
         ("cell.name", config.cell.clone()),
-        ("postgres.url", masked(&config.postgres.url)),
+        ("postgres.url", config.postgres.shown()),
         ("postgres.statement_timeout", time(config.postgres.statement_timeout)),
         ("rabbitmq.url", config.rabbitmq.shown()),
         ("rabbitmq.heartbeat", time(config.rabbitmq.heartbeat)),

@@ -1,0 +1,111 @@
+//! The URL of a server, or those of several, as a section gives it: read and checked.
+
+use std::path::PathBuf;
+
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::{Problems, Section};
+use crate::server_url::{AMBIGUOUS, hides_its_password, several};
+use crate::tls::NOT_BUILT;
+use crate::url_file;
+
+/// A URL, or those of several nodes, as it was given.
+#[derive(Default)]
+pub(super) struct GivenUrl {
+    pub(super) url: SecretString,
+    /// Those of further nodes.
+    pub(super) others: Vec<SecretString>,
+    /// Where they stand, if not in the configuration itself.
+    pub(super) file: Option<PathBuf>,
+    /// The key that says it.
+    pub(super) place: String,
+    /// Nothing is wrong with it: more may be said of it.
+    pub(super) is_sound: bool,
+}
+
+/// Reads `url` or `url_file`, one of which has to be there.
+pub(super) fn url(
+    section: &mut Section,
+    schemes: &[&str],
+    example: &str,
+    variable: &str,
+    problems: &mut Problems,
+) -> GivenUrl {
+    let given = section.text("url", problems).map(|text| vec![SecretString::from(text)]);
+    let one = |text: &str| vec![SecretString::from(text)];
+    read(section, given, one, &Wanted { schemes, example, variable }, problems)
+}
+
+/// The same where there may be several: as a list, or with blanks or line ends in between.
+pub(super) fn urls(
+    section: &mut Section,
+    schemes: &[&str],
+    example: &str,
+    variable: &str,
+    problems: &mut Problems,
+) -> GivenUrl {
+    let given = match section.has_list("url") {
+        true => {
+            section.texts("url", problems).map(|texts| texts.into_iter().map(SecretString::from).collect())
+        }
+        false => section.text("url", problems).map(|text| several(&text)),
+    };
+    read(section, given, several, &Wanted { schemes, example, variable }, problems)
+}
+
+struct Wanted<'a> {
+    schemes: &'a [&'a str],
+    example: &'a str,
+    variable: &'a str,
+}
+
+fn read(
+    section: &mut Section,
+    given: Option<Vec<SecretString>>,
+    of_file: impl Fn(&str) -> Vec<SecretString>,
+    wanted: &Wanted<'_>,
+    problems: &mut Problems,
+) -> GivenUrl {
+    let Wanted { example, variable, .. } = wanted;
+    let file = section.text("url_file", problems).map(PathBuf::from);
+    let place = section.place(if file.is_some() { "url_file" } else { "url" });
+    let before = problems.list().len();
+    let mut wrong = |what: String| {
+        problems.add(&place, what);
+        Vec::new()
+    };
+    let urls = match (given.filter(|urls| !urls.is_empty()), &file) {
+        (None, None) => wrong(format!("is missing; set it (like {example}) or export {variable}")),
+        (Some(_), Some(_)) => {
+            wrong(format!("says it once more: leave out url or url_file ({variable} or {variable}_FILE)"))
+        }
+        (Some(urls), None) => urls,
+        (None, Some(file)) => match url_file::read(file) {
+            Ok(url) => of_file(url.expose_secret()),
+            Err(error) => wrong(error.to_string()),
+        },
+    };
+    for (index, url) in urls.iter().enumerate() {
+        let place = if urls.len() == 1 { place.clone() } else { format!("{place}[{index}]") };
+        check(url.expose_secret(), wanted.schemes, example, &place, problems);
+    }
+    let mut urls = urls.into_iter();
+    let url = urls.next().unwrap_or_default();
+    GivenUrl { url, others: urls.collect(), file, place, is_sound: problems.list().len() == before }
+}
+
+/// The text itself is not shown: it may hold a password.
+fn check(text: &str, schemes: &[&str], example: &str, place: &str, problems: &mut Problems) {
+    if hides_its_password(text) {
+        problems.add(place, format!("has an '@' where none can be; {AMBIGUOUS}"));
+        return;
+    }
+    match url::Url::parse(text) {
+        Ok(url) if url.fragment().is_some() => problems.add(place, "must not have a part behind a '#'"),
+        Ok(url) if schemes.contains(&url.scheme()) && (url.has_host() || url.query().is_some()) => {}
+        Ok(url) if !cfg!(feature = "tls") && ["amqps", "rediss"].contains(&url.scheme()) => {
+            problems.add(place, format!("{}:// {NOT_BUILT}", url.scheme()));
+        }
+        _ => problems.add(place, format!("is not a URL like {example}")),
+    }
+}

@@ -1,0 +1,31 @@
+//! Several hosts of PostgreSQL: which of them takes writes, and which can't be reached.
+
+use sqlx::Connection as _;
+
+use crate::config::Config;
+use crate::pg;
+use crate::preflight::Found;
+
+/// One is enough to go on, and so none is missed by others.
+pub(super) async fn look(config: &Config, found: &mut Found) {
+    let hosts: Vec<_> = config.postgres.each_host().collect();
+    if hosts.len() < 2 {
+        return;
+    }
+    for host in hosts {
+        let is_standby = async {
+            let mut connection = host.connect("oncely doctor").await?;
+            let is_standby = pg::within(host.client_timeout(), pg::is_standby(&mut connection)).await?;
+            connection.close().await?;
+            Ok::<_, sqlx::Error>(is_standby)
+        };
+        match is_standby.await {
+            Ok(true) => found.read("pg.reach", format!("{}: a standby", host.shown())),
+            Ok(false) => found.read("pg.reach", format!("{}: takes writes", host.shown())),
+            Err(error) => {
+                let what = format!("{}: {}; the other hosts are used", host.shown(), pg::describe(&error));
+                found.warning("pg.reach", "postgres.url", what);
+            }
+        }
+    }
+}

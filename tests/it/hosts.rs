@@ -1,0 +1,93 @@
+//! Several hosts of PostgreSQL: whichever of them takes writes is used.
+
+use oncely::config::Config;
+use testbed::Postgres;
+
+use crate::support::{World, message, servers};
+
+fn refused(postgres: &str) -> String {
+    let text = format!("[postgres]\n{postgres}\n[rabbitmq]\nurl = \"amqp://localhost\"\n");
+    Config::parse(&text).err().map(|problems| problems.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn hosts_that_are_not_of_one_database_are_refused() {
+    for good in [
+        "url = [\"postgres://u:p@127.0.0.1:1/d\", \"postgres://u:p@localhost/d\"]",
+        "url = \"postgres://u:p@127.0.0.1:1/d postgres://u:p@127.0.0.1:2/d\"",
+        "url = [\"postgres://localhost/d\"]",
+        "url = [\"postgres://a/d\", \"postgres://b/d\"]\nallow_plaintext = true",
+    ] {
+        assert_eq!(refused(good), "", "{good}");
+    }
+    for (bad, what) in [
+        ("url = []", "postgres.url: is missing"),
+        ("url = [\"postgres://localhost/d\", \"S3CR3T\"]", "postgres.url[1]: is not a URL like"),
+        (
+            "url = [\"postgres://u:S3CR3T@localhost/d\", \"postgres://u:other@localhost:1/d\"]",
+            "they must be a primary and its standbys",
+        ),
+        ("url = [\"postgres://localhost/d\", \"postgres://localhost:1/e\"]", "a primary and its standbys"),
+        (
+            "url = [\"postgres://u:S3CR3T@localhost/d\", \"postgres://u:S3CR3T@far/d\"]",
+            "postgres.url: goes to far in plaintext",
+        ),
+    ] {
+        let told = refused(bad);
+        assert!(told.contains(what), "{bad}: {told}");
+        assert!(!told.contains("S3") && !told.contains("CR3T"), "{bad}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn the_host_that_takes_writes_is_used_before_and_after_a_failover_and_an_old_primary_never() {
+    let mut old = Postgres::start(&[]).await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.postgres = old.url();
+    let mut world = World::on(urls).await;
+    world.consumer("payments", "");
+    world.configure("[relay]\npoll = \"20ms\"");
+    world.apply_topology().await;
+    let mut new = old.standby().await.unwrap();
+    let name = world.database.url().rsplit('/').next().unwrap().to_owned();
+    let at = |server: &Postgres| format!("{}/{name}", server.url().rsplit_once('/').unwrap().0);
+    let both = format!("{} {}", at(&new), at(&old));
+    let environment = [("DATABASE_URL", both.clone())];
+    let (worker, relay) = (
+        world.start_with("worker", "worker", &environment),
+        world.start_with("relay", "relay", &environment),
+    );
+    world.publish("payments", message("acme", "before"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    let told = world.oncely_with(&["doctor", "--only", "pg.reach", "--json"], &[("DATABASE_URL", both.as_str())]).await;
+    let text = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(text.contains("a standby") && text.contains("takes writes"), "{text}");
+    old.wait_for_standby().await.unwrap();
+
+    old.kill().unwrap();
+    new.promote().await.unwrap();
+    let new_url = at(&new);
+    world.sql = <sqlx::PgConnection as sqlx::Connection>::connect(&new_url).await.unwrap();
+    world.publish("payments", message("acme", "after"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 2).await;
+    let told = world.oncely_with(&["doctor", "--only", "pg.reach"], &[("DATABASE_URL", both.as_str())]).await;
+    let text = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(text.contains("the other hosts are used"), "{text}");
+
+    // The old one comes back and takes writes, which nobody would ever read, and the new one goes away for a while.
+    old.restart().await.unwrap();
+    new.kill().unwrap();
+    world.publish("payments", message("acme", "meanwhile"), "{}").await;
+    world.wait_for_line(&worker, "an old primary has come back").await;
+    new.restart().await.unwrap();
+    world.sql = <sqlx::PgConnection as sqlx::Connection>::connect(&new_url).await.unwrap();
+    world.wait_for("select count(*) from app.effects", 3).await;
+    for process in [worker, relay] {
+        assert!(std::path::Path::new("/proc").join(process.id().to_string()).exists(), "none was restarted");
+        world.stop(process).await;
+    }
+    let mut past = <sqlx::PgConnection as sqlx::Connection>::connect(&at(&old)).await.unwrap();
+    let effects: i64 =
+        sqlx::query_scalar("select count(*) from app.effects").fetch_one(&mut past).await.unwrap();
+    assert_eq!(effects, 1, "nothing was done in the past");
+}
