@@ -424,3 +424,34 @@ async fn a_span_is_sealed_only_when_nobody_can_still_write_into_it() {
     .unwrap();
     verify(&world, 0, &[]).await;
 }
+
+#[tokio::test]
+async fn a_list_of_what_came_fast_reads_it_a_few_times_and_not_forty() {
+    const ROWS: i64 = 240_000;
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    // Twelve thousand a second, as they come.
+    sqlx::query(
+        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+         select 'acme', now() - n * interval '1 second' / 12000, 1, 'payments', 'k' || n, 'q', 'completed', 'w' from generate_series($1, 1, -1) as n",
+    )
+    .bind(ROWS)
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    sqlx::raw_sql("select oncely.summarize_audit(); select pg_stat_force_next_flush()")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let read = "select coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::bigint from pg_stat_user_tables
+        where schemaname = 'oncely' and relname like 'audit%'";
+    let before = world.count(read).await;
+    let listed = world.oncely(&["audit", "list", "--tenant", "nobody", "--since", "10m"]).await;
+    assert_eq!(listed.status.code(), Some(1), "{listed:?}");
+    // A session tells what it has counted when it ends.
+    let sessions = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'oncely audit'";
+    world.wait_for(sessions, 0).await;
+    sqlx::raw_sql("select pg_stat_clear_snapshot()").execute(&mut world.sql).await.unwrap();
+    let read = world.count(read).await - before;
+    assert!((ROWS..5 * ROWS).contains(&read), "{read} rows were read to look through {ROWS}");
+}
