@@ -92,6 +92,12 @@ pub fn is_outage(error: &sqlx::Error) -> bool {
     fault_of(error).is_none()
 }
 
+/// Did a statement take longer than it may (57014), or wait too long for a lock (55P03)? The session goes on.
+pub(crate) fn is_slow(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(DatabaseError::code);
+    matches!(code.as_deref(), Some("57014" | "55P03"))
+}
+
 /// An error in one line, for people: what is [`told`] of it with its SQLSTATE, without the line of the server's source code.
 pub(crate) fn describe(error: &sqlx::Error) -> String {
     match error.as_database_error() {

@@ -64,7 +64,7 @@ pub use audit_seal::Seal;
 pub(crate) use audit_seal::{
     Dropped, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit, seals,
 };
-pub(crate) use backlog::{Backlog, backlog, waiting_letters};
+pub(crate) use backlog::{Backlog, WaitingLetters, backlog, waiting_letters};
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
 pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};
@@ -83,7 +83,7 @@ pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub(crate) use door::{Door, NoSession};
 pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_outage};
-pub(crate) use error::{describe, fault_within, tell_server_texts, told};
+pub(crate) use error::{describe, fault_within, is_slow, tell_server_texts, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
 pub(crate) use event_operator::{EventChange, change_events};

@@ -113,10 +113,15 @@ pub(crate) async fn rows_of_trail(
     .await
 }
 
-/// Brings the trail's index on time up to date for what came last, so that whoever looks at it does not read the trail. Returns how many
-/// ranges that were.
-pub(crate) async fn summarize_trail(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
-    sqlx::query_scalar!(r#"select oncely.summarize_audit() as "ranges!""#).fetch_one(connection).await
+/// Brings the trail's index on time up to date for what came last, so that whoever looks at it does not read the trail; `anew`: also where
+/// there are summaries, which may be broken. Newest first, without the first `skip` ranges. Returns how many to skip next time, or `None`
+/// when all is done; the same number where somebody is at work there.
+pub(crate) async fn summarize_trail(
+    connection: &mut PgConnection,
+    anew: bool,
+    skip: i32,
+) -> Result<Option<i32>, sqlx::Error> {
+    sqlx::query_scalar!("select oncely.summarize_audit($1, $2)", anew, skip).fetch_one(connection).await
 }
 
 /// When the oldest row of a span was decided: whoever asks chooses one that holds few.

@@ -10,5 +10,6 @@ mod observe;
 mod pulse;
 mod run;
 mod sessions;
+mod trail_index;
 
 pub use run::Relay;

@@ -9,11 +9,12 @@ use lapin::Connection;
 use tokio_util::sync::CancellationToken;
 
 use super::pulse::Pulse;
+use super::trail_index::TrailIndex;
 use crate::amqp::{AmqpError, Topology, connect, depth};
 use crate::config::{Config, Consumer};
 use crate::metrics::{Server, Target};
 use crate::mirror::MirrorWatch;
-use crate::pg::{self, Backlog, Door, NoSession, PgSettings, Readiness, Session, Timelines};
+use crate::pg::{self, Backlog, Door, NoSession, PgSettings, Readiness, Session, Timelines, WaitingLetters};
 use crate::vitals::Vitals;
 
 /// How often shared state is read.
@@ -45,12 +46,13 @@ impl Observer {
         let door = Door::new(settings, self.config.cell.clone(), self.timelines.clone());
         let beat = self.vitals.liveness.watch("gauges");
         let mut session = None;
+        let mut index = TrailIndex::default();
         let mut broker = None;
         while !stop.is_cancelled() {
             beat.expect(
                 INTERVAL + self.config.postgres.client_timeout() * 4 + self.config.rabbitmq.timeout * 8,
             );
-            let read = self.read_database(&door, &name, &mut session).await;
+            let read = self.read_database(&door, &name, &mut session, &mut index).await;
             self.vitals.metrics.set_connected(Server::Postgres, read.is_ok());
             if let Err(error) = &read {
                 tracing::debug!(%error, "what waits can't be read");
@@ -101,26 +103,33 @@ impl Observer {
         door: &Door,
         name: &str,
         slot: &mut Option<Session>,
+        index: &mut TrailIndex,
     ) -> Result<(), NoSession> {
         let session = match slot {
             // An old primary that lives on knows nothing of what waits.
             Some(session) if door.admits(session) => session,
-            _ => slot.insert(door.open(name).await?),
+            _ => {
+                // Whatever ended the session before may have ended it while it summarised.
+                *index = TrailIndex::default();
+                slot.insert(door.open(name).await?)
+            }
         };
         let limit = LIMIT * 2;
         let asked = Instant::now();
         let now = pg::within(limit, pg::database_time(&mut session.connection)).await?;
         session.clock.set(now, asked);
-        let backlog = pg::within(limit, pg::backlog(&mut session.connection, now)).await?;
-        let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await?;
-        match pg::within(limit, pg::summarize_trail(&mut session.connection)).await {
-            // Then looking at the trail costs more, and nothing else.
-            Err(error) if !pg::is_outage(&error) => {
-                tracing::debug!(error = pg::describe(&error), "the trail's index was not brought up to date");
-            }
-            other => drop(other?),
+        let backlog = pg::within(limit, pg::backlog(&mut session.connection, now)).await;
+        if let Some(backlog) = unless_slow(backlog)? {
+            self.tell(&backlog, now);
         }
-        self.tell(&backlog, now);
+        let letters = pg::within(limit, pg::waiting_letters(&mut session.connection)).await;
+        if let Some(letters) = unless_slow(letters)? {
+            self.tell_letters(&letters, now);
+        }
+        Ok(index.bring_up_to_date(&mut session.connection, limit).await?)
+    }
+
+    fn tell_letters(&self, letters: &[WaitingLetters], now: DateTime<Utc>) {
         let metrics = &self.pulse.metrics;
         for (name, told) in metrics.letters.all() {
             // Those that are not in the configuration are told together.
@@ -129,7 +138,6 @@ impl Observer {
             let age = own.map(|one| one.oldest).min().map(|oldest| now - oldest);
             told.oldest_age.set(age.and_then(|age| age.to_std().ok()).unwrap_or_default().as_secs_f64());
         }
-        Ok(())
     }
 
     fn tell(&self, backlog: &Backlog, now: DateTime<Utc>) {
@@ -190,6 +198,18 @@ impl Observer {
             metrics.consumers[index].set(f64::from(subscriptions));
         }
         Ok(())
+    }
+}
+
+/// A gauge that takes too long, or waits for somebody's lock, keeps its last value: the server answers, and says so.
+fn unless_slow<T>(read: Result<T, sqlx::Error>) -> Result<Option<T>, sqlx::Error> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if pg::is_slow(&error) => {
+            tracing::debug!(error = pg::describe(&error), "what waits can't be counted in time");
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -240,6 +240,34 @@ async fn a_relay_without_redis_says_so_is_ready_and_tells_its_backlog() {
 }
 
 #[tokio::test]
+async fn a_gauge_that_takes_too_long_keeps_a_relay_neither_from_being_ready_nor_from_telling_the_others() {
+    let mut world = world("").await;
+    world.with_redis("redis://127.0.0.1:1", "");
+    let relay = world.start("relay");
+    let address = address(&relay).await;
+    wait_for(&address, "/readyz", 200, "ready").await;
+    // Dead letters can't be counted meanwhile.
+    let mut other = world.database.connect().await.unwrap();
+    other.execute("begin; lock table oncely.dead_letters in access exclusive mode").await.unwrap();
+    // Where the second record is told, the look that told the first was judged.
+    for waiting in 1..=2 {
+        sqlx::query(
+            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
+             values ('a', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', decode(repeat('ab', 16), 'hex'))",
+        )
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+        let told = format!("oncely_relay_backlog_records{{target=\"redis\"}} {waiting}\n");
+        wait_for(&address, "/metrics", 200, &told).await;
+        let (status, told) = get(&address, "/readyz").await.unwrap();
+        assert_eq!(status, 200, "{told}");
+    }
+    other.execute("rollback").await.unwrap();
+    world.stop(relay).await;
+}
+
+#[tokio::test]
 async fn an_address_that_is_none_is_refused_at_the_start() {
     let mut world = World::new().await;
     world.configure("[worker]\nlisten = \"9464\"");
@@ -289,6 +317,7 @@ async fn a_subscription_that_waits_for_a_lane_is_alive() {
     while began.elapsed() < std::time::Duration::from_secs(12) {
         let (status, told) = get(&address, "/livez").await.unwrap();
         assert_eq!(status, 200, "{told}");
+        // No hope: twelve seconds of waiting are what is tried, and this is how often somebody looks meanwhile.
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
     // The end of a channel is noticed while something waits for a lane.

@@ -66,6 +66,7 @@ mod testing;
 mod top;
 mod traces;
 mod trail;
+mod trail_index;
 mod unsettled;
 mod url_files;
 mod webhooks;

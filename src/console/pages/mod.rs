@@ -6,6 +6,7 @@ mod consumers;
 mod doctor;
 mod export;
 mod failed;
+mod following;
 mod key;
 mod keys;
 mod letter;

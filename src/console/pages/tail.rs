@@ -1,12 +1,11 @@
 //! Following the trail: rows as they come, over one connection that stays open while somebody looks.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use tokio::sync::mpsc;
 
 use super::super::ask::{Answer, Ask, Reply, parts, too_many};
@@ -14,15 +13,13 @@ use super::super::error::PageError;
 use super::super::pool::DEAD;
 use super::super::search::Search;
 use super::super::turns::Turn;
+use super::following::Following;
 use super::rows::row;
 use crate::pg::{self, Position, TrailFilter};
 use crate::trail::{Look, look};
 
 /// How often is looked.
 const EVERY: Duration = Duration::from_secs(2);
-/// A decision is told when its transaction has committed, and carries the time when it began: what is not told yet may be so old. What is
-/// committed later still is in the list, and not in what is followed.
-const LATE: chrono::Duration = chrono::Duration::seconds(10);
 /// Rows of one look: nobody reads more.
 const ROWS: usize = 200;
 /// What was decided while it is asked.
@@ -30,14 +27,11 @@ const AHEAD: chrono::Duration = chrono::Duration::minutes(1);
 /// A connection's life: browsers come again by themselves, and go on behind the last row.
 const LIFE: Duration = Duration::from_secs(600);
 
-/// How far somebody has followed.
+/// Somebody who follows.
 struct State {
     ask: Ask,
     filter: TrailFilter,
-    /// Of the newest row that was told.
-    newest: DateTime<Utc>,
-    /// Rows that were told and may be found again.
-    told: HashSet<Position>,
+    following: Following,
     began: tokio::time::Instant,
     is_first: bool,
     /// A few for each person.
@@ -58,11 +52,9 @@ pub(super) async fn page(ask: Ask) -> Answer {
     let question = Search::parse(ask.parameters.get("q").unwrap_or_default()).question(now);
     let filter = question.map_err(PageError::Wrong)?.filter;
     let after = ask.last_event.as_deref().or(ask.parameters.word("after")).and_then(Position::parse);
-    // Not further back than a page shows: who was away for long looks at the list.
-    let newest = after.as_ref().map_or(now, |after| after.at.max(now - chrono::Duration::minutes(5)));
-    let told = after.into_iter().collect();
+    let following = Following::begin(now, after);
     let began = tokio::time::Instant::now();
-    let mut state = State { ask, filter, newest, told, began, is_first: true, _turn: turn };
+    let mut state = State { ask, filter, following, began, is_first: true, _turn: turn };
     let rows = parts(|sender| async move {
         while let Some(part) = state.next(&sender).await {
             if sender.send(Ok(Bytes::from(part))).await.is_err() {
@@ -106,29 +98,22 @@ impl State {
     }
 
     async fn look(&mut self) -> Result<String, PageError> {
-        let since = self.newest - LATE;
         let mut lease = self.ask.app.pool.lease().await?;
         let now = lease.session.clock.now();
+        let since = self.following.since(now);
         let wanted =
             Look { filter: self.filter.clone(), since, until: now + AHEAD, after: None, limit: ROWS };
         let found = look(&mut lease.session.connection, now, &wanted, None).await?;
         lease.give_back();
         let mut events = String::new();
-        for (position, decision) in found.rows.into_iter().rev() {
-            if self.told.contains(&position) || (self.told.is_empty() && position.at < self.newest) {
-                continue;
-            }
+        for (position, decision) in self.following.take(now, found.rows.into_iter().rev()) {
             let html = row(&self.ask, &position, &decision).into_string();
             // No line break in it: every value is shown without.
             events.push_str(&format!(
                 "id: {position}\nevent: row\ndata: {}\n\n",
                 html.replace(['\n', '\r'], " ")
             ));
-            self.newest = self.newest.max(position.at);
-            self.told.insert(position);
         }
-        let newest = self.newest;
-        self.told.retain(|position| position.at >= newest - LATE);
         Ok(events)
     }
 }

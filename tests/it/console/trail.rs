@@ -234,6 +234,10 @@ async fn whoever_follows_gets_what_comes_and_goes_on_behind_the_last_row() {
     comes(&mut world, "globex", "somebody-elses").await;
     comes(&mut world, "acme", "first").await;
     read_until(&mut stream, &mut text, ">first<").await;
+    // The looks behind the first new row find nothing.
+    let mut later = String::new();
+    read_until(&mut stream, &mut later, "nothing new").await;
+    text.push_str(&later);
     assert!(!text.contains(">before<") && !text.contains("somebody-elses"), "{text}");
     let id = text.split("id: ").nth(1).unwrap().lines().next().unwrap().to_owned();
     drop(stream);
@@ -243,6 +247,20 @@ async fn whoever_follows_gets_what_comes_and_goes_on_behind_the_last_row() {
     read_until(&mut stream, &mut text, ">second<").await;
     assert!(!text.contains(">first<"), "{text}");
     assert_eq!(operator.get("/keys/tail?q=since%3Asoon").await.status, 400);
+    drop(running);
+}
+
+#[tokio::test]
+async fn whoever_followed_a_primary_whose_clock_was_ahead_is_told_what_comes() {
+    let mut world = world().await;
+    let (running, operator) = console(&world).await;
+    let ahead = (chrono::Utc::now() + chrono::Duration::hours(1)).timestamp_micros();
+    let mut text = String::new();
+    let last = format!("{ahead}.1.0.1");
+    let mut stream = operator.open("GET", "/keys/tail", &[("Last-Event-ID", &last)], None).await;
+    read_until(&mut stream, &mut text, "retry: 3000").await;
+    comes(&mut world, "acme", "after-the-failover").await;
+    read_until(&mut stream, &mut text, ">after-the-failover<").await;
     drop(running);
 }
 
