@@ -35,6 +35,7 @@ pub use rabbitmq::RabbitSettings;
 pub(crate) use reference::{Part, Setting, Worth, reference};
 pub(crate) use section::Section;
 pub use server_url::masked;
+pub(crate) use server_url::without_logins;
 pub(crate) use tasks::host;
 pub use tasks::{
     AuditSettings, DeadLetterSettings, GcSettings, LogFormat, LogSettings, RelaySettings, WorkerSettings,
