@@ -59,6 +59,15 @@ pub(crate) fn masked_all(text: &str) -> String {
     pieces(text).into_iter().map(|url| masked(&SecretString::from(url))).collect::<Vec<_>>().join(" ")
 }
 
+/// A text without who logs in, where a URL in it says so: from `://` to the last `@` of the word, since a password may hold anything.
+pub(crate) fn without_logins(text: &str, instead: &str) -> String {
+    let word = |word: &str| match (word.find("://"), word.rfind('@')) {
+        (Some(from), Some(to)) if from + 3 <= to => format!("{}{instead}{}", &word[..from + 3], &word[to..]),
+        _ => word.to_owned(),
+    };
+    text.split_inclusive(char::is_whitespace).map(word).collect()
+}
+
 /// Do these URLs differ by host and port alone? Then they are several hosts of one service.
 pub(crate) fn differ_by_host_alone<'a>(urls: impl IntoIterator<Item = &'a SecretString>) -> bool {
     let without_host = |url: &SecretString| {
@@ -122,6 +131,18 @@ mod tests {
             ),
         ] {
             assert_eq!(masked_all(urls), shown);
+        }
+    }
+
+    #[test]
+    fn a_login_in_a_url_is_hidden_wherever_it_stands() {
+        for (text, told) in [
+            ("at postgres://u:p@h/d: gone", "at postgres://(masked)@h/d: gone"),
+            ("amqp://u:p@s/s\"w@h and http://h/a", "amqp://(masked)@h and http://h/a"),
+            ("http://h a@b", "http://h a@b"),
+            ("a@b://c", "a@b://c"),
+        ] {
+            assert_eq!(without_logins(text, "(masked)"), told);
         }
     }
 }

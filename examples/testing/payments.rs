@@ -1,11 +1,12 @@
 //! A handler's tests on a database, without a broker: one effect, whatever happens. The test suite runs them
-//! (`tests/it/testing.rs`); `sqlx::Result<i64>` counts what is there.
+//! (`tests/it/testing.rs`).
 
 // ANCHOR: setup
 use oncely::handler::handler_fn;
 use oncely::testing::{Harness, Incoming, Outcome, Step};
 use oncely::{Config, Context, HandlerError, Message, Worker};
 use serde_json::json;
+use sqlx::Connection as _;
 
 async fn pay(mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
     let payload: serde_json::Value = message.json()?;
@@ -31,6 +32,23 @@ fn payment(order: &str, amount: i64) -> Incoming {
 }
 // ANCHOR_END: setup
 
+// ANCHOR: database
+/// A configuration that leads to a database of the tests' own, and a connection that looks into it. `rabbitmq.url` must be set; nobody
+/// connects to it.
+async fn database(url: &str) -> anyhow::Result<(Config, sqlx::PgConnection)> {
+    let config = Config::from_value(json!({
+        "postgres": { "url": url },
+        "rabbitmq": { "url": "amqp://localhost" },
+        "consumers": [{
+            "name": "payments",
+            "queue": "payments",
+            "tenant": { "header": "x-tenant-id" },
+            "key": { "property": "message_id" },
+        }],
+    }))?;
+    Ok((config, sqlx::PgConnection::connect(url).await?))
+}
+
 /// Payments of an order that are there.
 async fn payments(sql: &mut sqlx::PgConnection, order: &str) -> sqlx::Result<i64> {
     sqlx::query_scalar("select count(*) from app.payments where order_id = $1")
@@ -38,12 +56,11 @@ async fn payments(sql: &mut sqlx::PgConnection, order: &str) -> sqlx::Result<i64
         .fetch_one(sql)
         .await
 }
+// ANCHOR_END: database
 
 // ANCHOR: kills
-pub(crate) async fn a_payment_is_made_once_wherever_the_worker_dies(
-    config: Config,
-    sql: &mut sqlx::PgConnection,
-) -> anyhow::Result<()> {
+pub(crate) async fn a_payment_is_made_once_wherever_the_worker_dies(url: &str) -> anyhow::Result<()> {
+    let (config, mut sql) = database(url).await?;
     let mut test = Harness::connect(worker(config)?).await?;
     for step in Step::ALL {
         let order = format!("order {step:?}");
@@ -51,24 +68,22 @@ pub(crate) async fn a_payment_is_made_once_wherever_the_worker_dies(
         test.kill_at(step, "payments", &message).await?;
         let outcome = test.redeliver("payments", &message).await?;
         assert!(outcome.took_effect(), "{step:?}: {outcome:?}");
-        assert_eq!(payments(sql, &order).await?, 1, "{step:?}");
+        assert_eq!(payments(&mut sql, &order).await?, 1, "{step:?}");
     }
     Ok(())
 }
 // ANCHOR_END: kills
 
 // ANCHOR: verdicts
-pub(crate) async fn what_comes_twice_or_cannot_be_paid(
-    config: Config,
-    sql: &mut sqlx::PgConnection,
-) -> anyhow::Result<()> {
+pub(crate) async fn what_comes_twice_or_cannot_be_paid(url: &str) -> anyhow::Result<()> {
+    let (config, mut sql) = database(url).await?;
     let mut test = Harness::connect(worker(config)?).await?;
     let message = payment("order-1182", 20);
     assert!(test.deliver("payments", &message).await?.is_completed());
     assert_eq!(test.deliver("payments", &message).await?, Outcome::Duplicate);
     let other = test.deliver("payments", &payment("order-1182", 25)).await?;
     assert_eq!(other.dead_lettered(), Some(oncely::reason::Reason::KeyConflict));
-    assert_eq!(payments(sql, "order-1182").await?, 1);
+    assert_eq!(payments(&mut sql, "order-1182").await?, 1);
 
     let nothing = test.deliver("payments", &payment("order-1183", 0)).await?;
     assert_eq!(nothing.dead_lettered(), Some(oncely::reason::Reason::HandlerRejected));

@@ -64,7 +64,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "failed requeue",
         &[
             "oncely failed requeue --group attempts_exhausted/P0001/1f3a5c7d --dry-run",
-            "oncely failed requeue --key order-1182 --note 'account opened'",
+            "oncely failed requeue --key order-1182 --tenant acme --consumer payments --note 'account opened'",
             "oncely failed requeue --consumer payments --since 2h --yes",
         ],
     ),
@@ -72,7 +72,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "failed discard",
         &[
             "oncely failed discard --reason body_too_large --dry-run",
-            "oncely failed discard --key order-1182 --yes",
+            "oncely failed discard --key order-1182 --tenant acme --note 'sent by mistake'",
         ],
     ),
     ("failed park", &["oncely failed park order-1182 --tenant acme --note 'kills the worker'"]),

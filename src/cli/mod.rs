@@ -103,7 +103,7 @@ enum Other {
     Consumers(consumers::Arguments),
     /// Keys, page by page, and all facts of one
     Keys(keys::Arguments),
-    /// Completed keys in Redis: what waits, what is missing, say them again
+    /// Completed keys in Redis: what waits, what is missing, write them once more
     Mirror(mirror::Arguments),
     /// Everything that is known about a key, in words
     Explain(explain::Arguments),

@@ -42,6 +42,7 @@ pub use traces::{SpanParent, Told, TraceSettings};
 
 use crate::pg::PgSettings;
 pub use crate::server_url::masked;
+pub(crate) use crate::server_url::without_logins;
 use crate::signing::SigningKeys;
 pub use crate::tls::TlsSettings;
 

@@ -8,7 +8,7 @@ use figment::{Figment, Metadata, Profile, Provider};
 
 use super::reference::{Worth, reference};
 use super::{Problems, without_source};
-use crate::server_url::masked_all;
+use crate::server_url::{masked_all, without_logins};
 
 /// The variables that are widely known by another name, and what they set.
 const VARIABLES: [(&str, &str); 6] = [
@@ -65,7 +65,8 @@ pub(crate) struct Held {
 }
 
 /// Settings that are secret.
-const SECRET: [&str; 3] = ["cell.signing_key", "cell.known_keys", "mirror.key"];
+const SECRET: [&str; 5] =
+    ["cell.signing_key", "cell.known_keys", "mirror.key", "console.key", "traces.headers"];
 
 /// What holds, by part and setting; with `defaults` also what was not said.
 ///
@@ -151,7 +152,7 @@ fn shown(setting: &str, value: &Value) -> String {
         }
         // Something else than a URL, and nobody knows what.
         _ if is_url(setting) => UNKNOWN.to_owned(),
-        value => toml(value),
+        value => without_logins(&toml(value), "***"),
     }
 }
 

@@ -54,7 +54,7 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "pg.tls",
         "The connection to PostgreSQL is protected",
-        "the handshake with `postgres.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "`sslmode` in the URL, and the handshake with `postgres.tls` where one of them asks for TLS",
         "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
          certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
         "name the authority in `postgres.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
@@ -221,7 +221,7 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "mq.tls",
         "The connections to RabbitMQ are protected",
-        "the handshake with `rabbitmq.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "the scheme of the URL, and the handshake with `rabbitmq.tls` where it asks for TLS",
         "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
          certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
         "name the authority in `rabbitmq.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",
@@ -324,7 +324,7 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "redis.tls",
         "The connection to Redis is protected",
-        "the handshake with `redis.tls` and the scheme or `sslmode` of the URL, or that there is none",
+        "the scheme of the URL, and the handshake with `redis.tls` where it asks for TLS",
         "error: no authority that is trusted here vouches for the server, its certificate is for other names or not valid now, it demands a \
          certificate or refuses ours, it speaks no TLS, a file can't be used (a finding's `kind` says which); info: `allow_plaintext`",
         "name the authority in `redis.tls.ca`, call the server by a name that is in its certificate, renew what has expired (TLS)",

@@ -10,7 +10,7 @@ use super::scope::Limits;
 use super::words::delta;
 use crate::config::Config;
 use crate::pg::{self, Pause, ProcessRow};
-use crate::preflight::Found;
+use crate::preflight::{Found, Quoted};
 
 /// Who is silent for so long is gone.
 const GONE: TimeDelta = TimeDelta::hours(1);
@@ -47,6 +47,8 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
     let Some(rows) = ask!(asking, "live.processes", pg::processes, now - GONE) else {
         return skip_all(asking.found);
     };
+    let names = rows.iter().flat_map(|row| [&row.name, &row.host]);
+    asking.found.quoted.extend(names.cloned().map(Quoted::Name));
     let (living, silent): (Vec<Seen>, Vec<Seen>) =
         rows.into_iter().map(seen).partition(|seen| now - seen.row.last_seen_at <= pg::SILENT);
     for check in CHECKS {
@@ -159,6 +161,7 @@ async fn paused(limits: &Limits, asking: &mut Asking<'_>) {
     asking.found.read(CHECK, format!("{} pauses", pauses.len()));
     for Pause { consumer, paused_at, paused_until, paused_by, reason } in pauses {
         let age = clock.database - paused_at;
+        asking.found.quoted.push(Quoted::Words(reason.clone()));
         let until = paused_until.map_or_else(
             || "until somebody resumes it".to_owned(),
             |at| format!("until {}", at.format("%Y-%m-%d %H:%M:%SZ")),

@@ -6,7 +6,7 @@ use super::catalogue::CHECKS;
 use super::check::Check;
 use super::role::Role;
 use super::scope::Scope;
-use crate::preflight::{Finding, Found, Verdict};
+use crate::preflight::{Finding, Found, Quoted, Verdict};
 
 /// What a check says.
 #[derive(Clone, Debug, Serialize)]
@@ -35,6 +35,9 @@ pub struct Report {
     pub checks: Vec<Examined>,
     /// Servers that do not answer.
     pub unreachable: Vec<String>,
+    /// What an archive must not say of the above.
+    #[serde(skip)]
+    pub(crate) quoted: Vec<Quoted>,
 }
 
 impl Report {
@@ -74,7 +77,7 @@ impl Report {
             });
         }
         let unreachable = found.unreachable.into_iter().map(|(_, text)| text).collect();
-        Self { role, checks, unreachable }
+        Self { role, checks, unreachable, quoted: found.quoted }
     }
 
     /// The worst of all.

@@ -129,7 +129,7 @@ pub const CATALOGUE: &[Metric] = &[
         Counter,
         &["consumer"],
         "worker",
-        "Batches that failed as a whole and were told apart",
+        "Batches that failed as a whole, so that their messages ran again in parts",
     ),
     metric(
         "oncely_outages_total",

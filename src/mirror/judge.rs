@@ -1,11 +1,10 @@
 //! What stands in Redis where a tag should be.
 
 use chrono::{DateTime, Utc};
-use redis::{Pipeline, RedisResult, Value};
+use redis::{Pipeline, Value};
 
 use super::client::{Mirror, is_hit};
 use super::error::MirrorError;
-use super::link::ANSWER_TIME;
 use super::tag::{Tag, TagKey};
 
 /// What was found in a tag's place.
@@ -42,14 +41,7 @@ impl Mirror {
                     pipeline.cmd("HGET").arg(bucket).arg(&tag.field());
                 }
             }
-            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
-            let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
-                Ok(answers) => answers?,
-                Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
-            };
-            if answers.len() != chunk.len() * 2 {
-                return Err(MirrorError::Answers(answers.len(), chunk.len() * 2));
-            }
+            let answers = link.answers(&pipeline, chunk.len() * 2).await?;
             for ((tag, buckets), pair) in chunk.iter().zip(&buckets).zip(answers.chunks(2)) {
                 let is_there =
                     pair.iter().zip(buckets).any(|(answer, bucket)| is_hit(key, tag, bucket, answer));

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _, Pipeline, RedisResult, Value,
+};
 use secrecy::ExposeSecret as _;
 
 use super::error::MirrorError;
@@ -44,6 +46,23 @@ impl Link {
         match tokio::time::timeout(ANSWER_TIME * 2, opening).await {
             Ok(link) => link,
             Err(_) => Err(MirrorError::Budget(ANSWER_TIME * 2)),
+        }
+    }
+
+    /// The answers to a pipeline of so many commands, for whoever has the time: each command has its own, or its own error.
+    pub(super) async fn answers(
+        &mut self,
+        pipeline: &Pipeline,
+        commands: usize,
+    ) -> Result<Vec<RedisResult<Value>>, MirrorError> {
+        let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut self.connection);
+        let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
+            Ok(answers) => answers?,
+            Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
+        };
+        match answers.len() == commands {
+            true => Ok(answers),
+            false => Err(MirrorError::Answers(answers.len(), commands)),
         }
     }
 

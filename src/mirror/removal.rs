@@ -1,11 +1,10 @@
 //! Takes tags out of Redis.
 
 use chrono::{DateTime, Utc};
-use redis::{Pipeline, RedisResult, Value};
+use redis::{Pipeline, Value};
 
 use super::client::Mirror;
 use super::error::MirrorError;
-use super::link::ANSWER_TIME;
 use super::tag::Tag;
 
 /// Tags of one round trip.
@@ -27,14 +26,7 @@ impl Mirror {
                     pipeline.cmd("HDEL").arg(bucket).arg(&tag.field());
                 }
             }
-            let asked = pipeline.query_async::<Vec<RedisResult<Value>>>(&mut link.connection);
-            let answers = match tokio::time::timeout(ANSWER_TIME, asked).await {
-                Ok(answers) => answers?,
-                Err(_) => return Err(MirrorError::Budget(ANSWER_TIME)),
-            };
-            if answers.len() != chunk.len() * 2 {
-                return Err(MirrorError::Answers(answers.len(), chunk.len() * 2));
-            }
+            let answers = link.answers(&pipeline, chunk.len() * 2).await?;
             for answer in answers {
                 match answer {
                     Ok(Value::Int(count)) => removed += count,

@@ -62,6 +62,17 @@ pub(crate) struct Found {
     pub(crate) read: Vec<(&'static str, String)>,
     /// Servers that do not answer, by the check that says so: they may come back.
     pub(crate) unreachable: Vec<(&'static str, String)>,
+    /// What findings quote and an archive for strangers must not say.
+    pub(crate) quoted: Vec<Quoted>,
+}
+
+/// A part of a finding's text that is nobody else's business.
+#[derive(Clone, Debug)]
+pub(crate) enum Quoted {
+    /// A name of a process or a host.
+    Name(String),
+    /// What a person wrote.
+    Words(String),
 }
 
 impl Found {
@@ -114,6 +125,7 @@ impl Found {
         self.findings.extend(other.findings);
         self.read.extend(other.read);
         self.unreachable.extend(other.unreachable);
+        self.quoted.extend(other.quoted);
     }
 
     /// The errors, as what keeps a process from starting.

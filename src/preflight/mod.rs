@@ -8,8 +8,8 @@ mod rabbitmq;
 mod trust;
 
 pub(crate) use files::{secret_files, warn_of_secret_files};
-pub(crate) use found::Found;
 pub use found::{Finding, Verdict};
+pub(crate) use found::{Found, Quoted};
 pub(crate) use handlers::{consumers, handlers};
 use postgres::pauses;
 pub(crate) use postgres::{postgres, read_secret, unexpected};

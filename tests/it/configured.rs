@@ -34,6 +34,12 @@ ttl = "30m"
 kye = "S3CR3T"
 [mirorr]
 key = "S3CR3T"
+[console]
+key = "S3CR3T-S3CR3T-S3CR3T"
+trace_url = "https://u:S3CR3T@tempo.example.com/trace/{trace_id}"
+[traces]
+endpoint = "http://u:S3CR3T@127.0.0.1:4318"
+headers = { authorization = "Bearer S3CR3T" }
 [[consumers]]
 name = "payments"
 queue = "payments"
@@ -81,6 +87,10 @@ fn config_show_says_which_value_holds_and_where_it_was_said_and_no_secret() {
         ("mirror.budget", "\"5ms\"", "ONCELY_MIRROR__BUDGET"),
         ("mirror.key", "***", "ONCELY_MIRROR__KEY"),
         ("mirror.kye", "(unknown: not shown)", "oncely.toml"),
+        ("console.key", "***", "oncely.toml"),
+        ("console.trace_url", "\"https://***@tempo.example.com/trace/{trace_id}\"", "oncely.toml"),
+        ("traces.endpoint", "\"http://***@127.0.0.1:4318\"", "oncely.toml"),
+        ("traces.headers", "***", "oncely.toml"),
         ("mirorr", "(unknown: not shown)", "oncely.toml"),
         ("relay.batch", "7", "ONCELY_RELAY__BATCH"),
         ("consumers[0].batch", "64", "oncely.toml"),

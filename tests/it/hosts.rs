@@ -59,7 +59,9 @@ async fn the_host_that_takes_writes_is_used_before_and_after_a_failover_and_an_o
     );
     world.publish("payments", message("acme", "before"), "{}").await;
     world.wait_for("select count(*) from app.effects", 1).await;
-    let told = world.oncely_with(&["doctor", "--only", "pg.reach", "--json"], &[("DATABASE_URL", both.as_str())]).await;
+    let told = world
+        .oncely_with(&["doctor", "--only", "pg.reach", "--json"], &[("DATABASE_URL", both.as_str())])
+        .await;
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
     assert!(text.contains("a standby") && text.contains("takes writes"), "{text}");
     old.wait_for_standby().await.unwrap();

@@ -21,6 +21,18 @@ async fn world() -> World {
     world
 }
 
+/// A worker that has given everything back holds no subscription.
+const GIVEN_BACK: &str =
+    "select count(*) from oncely.processes where consumers -> 0 -> 'unacknowledged' = '{}'";
+
+/// INFLIGHT of the consumer in `oncely consumers list`.
+async fn inflight(world: &World) -> Option<u64> {
+    let listed = world.oncely(&["consumers", "list", "--json"]).await;
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let consumers = listed["consumers"].as_array().unwrap();
+    consumers.iter().find(|row| row["consumer"] == "payments")?["inflight"].as_u64()
+}
+
 async fn say(world: &mut World, what: &'static str) {
     sqlx::query(what).execute(&mut world.sql).await.unwrap();
 }
@@ -37,12 +49,15 @@ async fn a_pause_lets_what_has_begun_end_and_returns_the_rest() {
     }
     say(&mut world, PAUSE).await;
     world.wait_for(OBEYED, 1).await;
+    assert!(inflight(&world).await > Some(0), "one is at work");
     gate.open().await;
     world.wait_for(EFFECTS, 1).await;
     world.wait_for_line(&worker, "paused: not subscribed").await;
     // All of them are back, and the one that was at work is acknowledged.
     world.wait_for_ready(&world.queue("payments"), 3).await;
     assert_eq!(world.count(EFFECTS).await, 1);
+    world.wait_for(GIVEN_BACK, 1).await;
+    assert_eq!(inflight(&world).await, Some(0));
     // Others go on.
     world.publish("invoices", message("acme", "i"), "{}").await;
     world.wait_for(EFFECTS, 2).await;

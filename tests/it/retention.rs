@@ -17,6 +17,18 @@ async fn old_keys(world: &mut World, days: i32) {
     .unwrap();
 }
 
+/// The trail has a decision of each of these days, counted back from today.
+async fn decisions(world: &mut World, days: impl Iterator<Item = i32>) {
+    sqlx::query(
+        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+         select 'acme', now() - make_interval(days => n), 1, 'payments', 'k', 'q', 'completed', 'w' from unnest($1) as n",
+    )
+    .bind(days.collect::<Vec<_>>())
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+}
+
 const KEYS: &str = "select count(*) from oncely.idempotency_keys";
 
 async fn gc(world: &World, code: i32) -> String {
@@ -127,24 +139,10 @@ async fn a_time_without_a_relay_is_explained_by_what_was_decided_meanwhile() {
     old_keys(&mut world, 40).await;
     jump(&mut world, 30).await;
     // A decision every two days, but for a hole of ten.
-    sqlx::query(
-        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
-         select 'acme', now() - make_interval(days => n), 1, 'payments', 'k', 'q', 'completed', 'w'
-         from generate_series(0, 30, 2) as n where n not between 11 and 19",
-    )
-    .execute(&mut world.sql)
-    .await
-    .unwrap();
+    decisions(&mut world, (0..=30).step_by(2).filter(|day| !(11..=19).contains(day))).await;
     gc(&world, 4).await;
     assert_eq!(world.count(KEYS).await, 5);
-    sqlx::query(
-        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
-         select 'acme', now() - make_interval(days => n), 1, 'payments', 'k', 'q', 'completed', 'w'
-         from generate_series(11, 19) as n",
-    )
-    .execute(&mut world.sql)
-    .await
-    .unwrap();
+    decisions(&mut world, 11..=19).await;
     gc(&world, 0).await;
     assert_eq!(world.count(KEYS).await, 0);
 }

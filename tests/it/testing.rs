@@ -179,12 +179,10 @@ async fn the_handlers_of_the_book_keep_their_tests() {
         let mut world = World::new().await;
         let table = "create table app.payments (tenant text, order_id text, amount numeric)";
         sqlx::raw_sql(table).execute(&mut world.sql).await.unwrap();
-        world.consumer("payments", "handler = { function = \"app.handle\" }");
-        world.reconfigure("handler = { function = \"app.handle\" }\n", "");
-        let config = world.config();
+        let url = world.database.url();
         match rust {
-            true => payments::a_payment_is_made_once_wherever_the_worker_dies(config, &mut world.sql).await,
-            false => payments::what_comes_twice_or_cannot_be_paid(config, &mut world.sql).await,
+            true => payments::a_payment_is_made_once_wherever_the_worker_dies(url).await,
+            false => payments::what_comes_twice_or_cannot_be_paid(url).await,
         }
         .unwrap();
     }

@@ -13,7 +13,7 @@ use super::mask::{Mask, settings};
 use crate::config::Config;
 use crate::doctor::Report;
 use crate::pg::{self, LetterFilter, Session};
-use crate::preflight::preflight;
+use crate::preflight::{Quoted, preflight};
 
 const READ_ME: &str = "\
 What `oncely doctor --bundle` wrote. Each file is JSON:
@@ -26,8 +26,9 @@ processes.json            heartbeats; names of processes, hosts and logins are h
 stats.json                the counters of the last two hours, by minute
 dead_letter_groups.json   how many dead letters of which reason; without details, which may hold what a message held
 
-Nothing of a message is in it, no tenant and no key. Names of consumers and queues, of other sessions' applications and of the
-database's users are: look at it before you send it to anybody.
+Nothing of a message is in it, no tenant and no key, and no reason that a person wrote. Names of consumers, queues and functions, of other
+sessions' applications and of the database's users are (the book has a table, \"Let the doctor look\"): look at it before you send it to
+anybody.
 ";
 
 /// How far back the counters go.
@@ -47,13 +48,19 @@ pub(super) async fn write(
     report: &Report,
 ) -> anyhow::Result<()> {
     let mut mask = Mask::new(config);
+    for quoted in &report.quoted {
+        match quoted {
+            Quoted::Name(name) => mask.hide(name),
+            Quoted::Words(words) => mask.silence(words),
+        }
+    }
     let mut entries = vec![
         ("doctor", serde_json::to_value(report)?),
         ("configuration", Config::written(file).map_or(Value::Null, settings)),
         ("versions", versions()),
     ];
     entries.extend(match config {
-        Some(config) => database(config, &mut mask).await,
+        Some(config) => database(config, &mask).await,
         None => Vec::new(),
     });
     let out = std::fs::OpenOptions::new()
@@ -97,7 +104,7 @@ fn versions() -> Value {
 }
 
 /// What the database says; each part by itself, because a login may read one and not the other.
-async fn database(config: &Config, mask: &mut Mask) -> Vec<(&'static str, Value)> {
+async fn database(config: &Config, mask: &Mask) -> Vec<(&'static str, Value)> {
     let found = preflight(config, false).await;
     let Some(mut session) = found.session else {
         return vec![("migrations", migrations(config).await)];
@@ -137,15 +144,10 @@ async fn migrations(config: &Config) -> Value {
     }))
 }
 
-async fn processes(config: &Config, session: &mut Session, mask: &mut Mask) -> Result<Value, sqlx::Error> {
+async fn processes(config: &Config, session: &mut Session, mask: &Mask) -> Result<Value, sqlx::Error> {
     let since = session.clock.now() - SPAN;
     let asked = pg::processes(&mut session.connection, since);
     let rows = pg::within(config.postgres.client_timeout(), asked).await?;
-    // The doctor's findings name them, too.
-    for row in &rows {
-        mask.hide(&row.name);
-        mask.hide(&row.host);
-    }
     let shown = rows.into_iter().map(|row| {
         let consumers: Vec<Value> = row.consumers.as_array().into_iter().flatten().map(consumer).collect();
         json!({

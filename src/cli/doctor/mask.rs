@@ -3,7 +3,7 @@
 use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
 
-use crate::config::{Config, Part, masked, reference};
+use crate::config::{Config, Part, masked, reference, without_logins};
 use crate::extract::Source;
 
 /// In place of what is not said.
@@ -59,17 +59,29 @@ impl Mask {
         let keys = keys.chain(config.traces.iter().flat_map(|traces| traces.headers.values()));
         replaced.extend(keys.map(|key| (key.expose_secret().to_owned(), HIDDEN.to_owned())));
         for consumer in &config.consumers {
-            if consumer.tenant == Source::Queue || consumer.key == Source::Queue {
+            let sources = [&consumer.tenant, &consumer.key];
+            if sources.contains(&&Source::Queue) {
                 replaced.extend(consumer.queues.iter().map(|queue| (queue.clone(), mask.name(queue))));
             }
-            for source in [&consumer.tenant, &consumer.key] {
+            if sources.iter().any(|source| matches!(source, Source::Queue | Source::RoutingKey(_))) {
+                let bindings = consumer.bindings.iter();
+                let names = bindings.flat_map(|binding| [&binding.exchange, &binding.routing_key]);
+                replaced.extend(names.map(|name| (name.clone(), mask.name(name))));
+            }
+            for source in sources {
                 if let Source::Fixed(value) = source {
                     replaced.push((value.clone(), HIDDEN.to_owned()));
                 }
             }
         }
         replaced.into_iter().for_each(|(text, instead)| mask.replace(text, instead));
+        mask.hide(&config.worker.name);
         mask
+    }
+
+    /// Hides what somebody wrote in their own words.
+    pub(super) fn silence(&mut self, text: &str) {
+        self.replace(text.to_owned(), HIDDEN.to_owned());
     }
 
     /// Hides a name wherever it stands; not one that says nothing.
@@ -82,6 +94,12 @@ impl Mask {
     fn replace(&mut self, text: String, instead: String) {
         // A text of one or two letters is in every word.
         if text.len() > 2 {
+            // As a finding may quote it.
+            let quoted = format!("{text:?}");
+            let quoted = quoted.trim_matches('"');
+            if quoted != text {
+                self.replaced.push((quoted.to_owned(), instead.clone()));
+            }
             self.replaced.push((text, instead));
             self.replaced.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
         }
@@ -113,7 +131,7 @@ impl Mask {
                 text = text.replace(secret.as_str(), instead);
             }
         }
-        without_logins(&text)
+        without_logins(&text, HIDDEN)
     }
 }
 
@@ -145,7 +163,9 @@ fn table(part: &Part, fields: Map<String, Value>) -> Value {
         let is_known = part.settings.iter().any(|setting| setting.name == name)
             // Another way to say `queue`.
             || (part.is_list && name == "queues");
-        let is_secret = SECRET.contains(&name.as_str()) && !(part.is_list && name == "key");
+        let is_secret = SECRET.contains(&name.as_str()) && !(part.is_list && name == "key")
+            // A process's name; the heartbeats have its hash.
+            || (part.name == "worker" && name == "name");
         let told = if is_known && !is_secret { known(&name, value) } else { Value::from(HIDDEN) };
         (name, told)
     };
@@ -178,32 +198,37 @@ fn plain(value: Value) -> Value {
     }
 }
 
-/// Where tenant and key are is told; what they are is not: neither what they always are, nor a queue that is named after them.
+/// Where tenant and key are is told; what they are is not: neither what they always are, nor queues, exchanges and routing keys that are
+/// named after them.
 fn consumer(part: &Part, mut fields: Map<String, Value>) -> Value {
-    if ["tenant", "key"].iter().any(|source| fields.get(*source).is_some_and(|source| source == "queue")) {
-        for name in ["queue", "queues"] {
-            if let Some(queue) = fields.get_mut(name) {
-                *queue = Value::from(HIDDEN);
-            }
+    let is_from = |place: &str| {
+        // `"queue"` is short for `{ queue = true }`.
+        let names = |source: &Value| source == place || source.get(place).is_some();
+        ["tenant", "key"].iter().any(|name| fields.get(*name).is_some_and(names))
+    };
+    let hidden: &[&str] = match (is_from("queue"), is_from("routing_key")) {
+        (true, _) => &["queue", "queues", "bindings"],
+        (false, true) => &["bindings"],
+        (false, false) => &[],
+    };
+    for name in hidden {
+        if let Some(value) = fields.get_mut(*name) {
+            *value = Value::from(HIDDEN);
         }
     }
     table(part, fields)
 }
 
-/// Hides who logs in where a URL says it: from `://` to the last `@` of the word, since a password may hold anything.
-fn without_logins(text: &str) -> String {
-    let word = |word: &str| match (word.find("://"), word.rfind('@')) {
-        (Some(from), Some(to)) if from + 3 <= to => format!("{}{HIDDEN}{}", &word[..from + 3], &word[to..]),
-        _ => word.to_owned(),
-    };
-    text.split_inclusive(char::is_whitespace).map(word).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use figment::Figment;
+    use figment::providers::{Format as _, Toml};
     use serde_json::json;
 
     use super::*;
+    use crate::config::Setting;
 
     #[test]
     fn settings_keep_their_names_and_lose_their_secrets() {
@@ -222,7 +247,16 @@ mod tests {
                     "bindings": [{ "exchange": "orders", "arguments": { "x": "S3CR3T" } }],
                 },
                 { "name": "shops", "queue": "S3CR3T", "tenant": "queue" },
+                {
+                    "name": "stalls", "queues": ["S3CR3T"], "tenant": { "queue": true },
+                    "bindings": [{ "exchange": "S3CR3T", "routing_key": "S3CR3T" }],
+                },
+                {
+                    "name": "stores", "queue": "stores", "tenant": { "routing_key": 2 },
+                    "bindings": [{ "exchange": "S3CR3T", "routing_key": "order.S3CR3T" }],
+                },
             ],
+            "worker": { "name": "S3CR3T", "threads": 2 },
         }));
         assert!(!shown.to_string().contains("S3CR3T"), "{shown}");
         assert_eq!(shown["postgres"]["lock_timeout"], "5s");
@@ -232,18 +266,40 @@ mod tests {
         assert_eq!(shown["console"]["proxy"]["from"][0], "10.1.2.0/24");
         assert_eq!(shown["consumers"][0]["retry"]["delays"][0], "1s");
         assert_eq!(shown["consumers"][0]["bindings"][0]["exchange"], "orders");
+        assert_eq!(shown["consumers"][3]["queue"], "stores");
+        assert_eq!(shown["worker"]["threads"], 2);
+    }
+
+    /// Does nothing of a setting's documented value stay?
+    fn is_masked(part: &Part, setting: &Setting) -> bool {
+        fn leaves(value: &Value, found: &mut Vec<Value>) {
+            match value {
+                Value::Array(values) => values.iter().for_each(|value| leaves(value, found)),
+                Value::Object(fields) => fields.values().for_each(|value| leaves(value, found)),
+                leaf => found.push(leaf.clone()),
+            }
+        }
+        let text = format!("value = {}", setting.value);
+        let value: Value = Figment::from(Toml::string(&text)).extract_inner("value").expect(&text);
+        let table = json!({ setting.name: value });
+        let table = if part.is_list { json!([table]) } else { table };
+        let mut found = Vec::new();
+        leaves(&settings(json!({ part.name: table })), &mut found);
+        !found.is_empty() && found.iter().all(|leaf| leaf == HIDDEN)
     }
 
     #[test]
-    fn a_login_in_a_url_is_hidden_wherever_it_stands() {
-        for (text, told) in [
-            ("at postgres://u:p@h/d: gone", "at postgres://(masked)@h/d: gone"),
-            ("amqp://u:p@s/s\"w@h and http://h/a", "amqp://(masked)@h and http://h/a"),
-            ("http://h a@b", "http://h a@b"),
-            ("a@b://c", "a@b://c"),
-        ] {
-            assert_eq!(without_logins(text), told);
-        }
+    fn the_book_lists_the_settings_that_are_masked() {
+        let (_, parts) = reference();
+        let all = parts.iter().flat_map(|part| part.settings.iter().map(move |setting| (part, setting)));
+        let masked = all.filter(|(part, setting)| is_masked(part, setting));
+        let masked: BTreeSet<String> =
+            masked.map(|(part, setting)| format!("{}.{}", part.name, setting.name)).collect();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/src/how-to/doctor.md");
+        let book = std::fs::read_to_string(path).expect(path);
+        let row = book.lines().find(|line| line.ends_with("| masked |")).expect("a row of masked settings");
+        let listed: BTreeSet<String> = row.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        assert_eq!(listed, masked);
     }
 
     #[test]

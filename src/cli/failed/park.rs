@@ -22,7 +22,7 @@ use crate::pg::{self, KeyDetails, Parked};
 #[derive(Debug, Args)]
 #[command(
     after_help = "The next delivery of the key becomes a dead letter (reason parked) without having run; `oncely failed requeue --key \
-                  KEY` lets it run again. Works for a key that is tried again, that a worker is stuck at, or that was not seen yet. \
+                  KEY --tenant TENANT` lets it run again. Works for a key that is tried again, that a worker is stuck at, or that was not seen yet. \
                   Exit 1: it took effect, was given up before, or somebody has it in an open transaction. 4: nobody agreed."
 )]
 pub(super) struct Arguments {

@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     /// At most this many rows
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     limit: i64,
-    /// The page after this place, as the page before has told it
+    /// The page after this place, which the page before printed
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
     #[command(flatten)]
@@ -109,7 +109,7 @@ fn walk(asked: &Arguments) -> Result<KeyWalk, &'static str> {
     }
 }
 
-const PLACE: &str = "--after takes the place that the page before has told, of the same question";
+const PLACE: &str = "--after takes the place that the page before printed, for the same question";
 
 /// Where a page ends.
 fn place(walk: &KeyWalk, last: &KeyRow) -> String {

@@ -28,7 +28,7 @@ enum Verb {
     /// All facts of one key
     #[command(
         after_help = "Exit 1 where nothing is known, 2 where it is known for several tenants or consumers: name one. \
-                            `oncely explain` tells the story."
+                            `oncely explain` shows all that happened to it."
     )]
     Show(show::Arguments),
 }

@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     /// Most keys a second
     #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
-    /// Go on where an earlier run was broken off, as it has told
+    /// Go on where an earlier run was broken off: the place that it printed
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
     /// Why, for the record
@@ -52,7 +52,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let after: Option<Told> = match arguments.after.as_deref().map(serde_json::from_str).transpose() {
         Ok(after) => after,
         Err(_) => {
-            output::note("--after takes the place that an earlier run has told");
+            output::note("--after takes the place that an earlier run printed");
             return Ok(ExitCode::from(exit::USAGE));
         }
     };

@@ -9,7 +9,6 @@ use serde_json::json;
 use super::super::consent;
 use super::super::output::{self, Times, counted, safe};
 use super::super::session;
-use super::unnamed;
 use crate::amqp::Topology;
 use crate::config::Config;
 use crate::erasure::{Erasure, Receipt};
@@ -21,7 +20,7 @@ const SCHEMA: &str = "oncely.tenant_erase/1";
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The tenant
-    tenant: String,
+    pub(super) tenant: String,
     /// What becomes of its rows in the trail
     #[arg(long, value_enum, default_value_t = Trail::Pseudonym)]
     trail: Trail,
@@ -52,9 +51,6 @@ enum Trail {
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let tenant = arguments.tenant.as_str();
-    if let Some(code) = unnamed(tenant) {
-        return Ok(code);
-    }
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
     let powers = pg::login_powers(&mut session.connection).await?;
@@ -200,7 +196,7 @@ fn remarks(receipt: &Receipt) -> Vec<String> {
     }
     if receipt.broken_spans > 0 {
         lines.push(format!(
-            "! {} of the trail were not as they had been sealed before: `oncely audit verify` goes on to say so",
+            "! {} of the trail were not as they had been sealed before: `oncely audit verify` goes on reporting them",
             counted(receipt.broken_spans, "span")
         ));
     }

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 
 use super::super::{consent, output};
-use super::unnamed;
 use crate::config::Config;
 use crate::exit;
 use crate::letter::Letter;
@@ -23,7 +22,7 @@ use crate::trail::{Look, look};
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The tenant
-    tenant: String,
+    pub(super) tenant: String,
     /// With responses, bodies, headers and payloads; recorded
     #[arg(long)]
     reveal: bool,
@@ -39,9 +38,6 @@ const MESSAGES: i64 = 50;
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let tenant = arguments.tenant.as_str();
-    if let Some(code) = unnamed(tenant) {
-        return Ok(code);
-    }
     let settings = Config::load_postgres(file)?;
     let masks = match arguments.reveal {
         true => {

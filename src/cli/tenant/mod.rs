@@ -33,21 +33,21 @@ enum Verb {
                       first. Keys that are not past their retention are refused, since a copy of their message that still comes would run again; \
                       --forget-keys accepts that. What waits in your own queues and in retry queues, and the effects of messages in your tables, \
                       are yours. Prints a receipt, and records it under the pseudonym in oncely.operator_actions. Repeat it where it was broken \
-                      off. Exit 1: something is left, and what is said. 4: refused, or nobody agreed."
+                      off. Exit 1: something is left, which the receipt lists. 4: refused, or nobody agreed."
     )]
     Erase(erase::Arguments),
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let (Verb::Export(export::Arguments { tenant, .. }) | Verb::Erase(erase::Arguments { tenant, .. })) =
+        &arguments.verb;
+    // What can't be a tenant's name is a slip.
+    if let Err(error) = IdentityPart::new(tenant.as_bytes()) {
+        output::note(&format!("{:?} is no tenant: {error}", safe(tenant)));
+        return Ok(ExitCode::from(exit::USAGE));
+    }
     match arguments.verb {
         Verb::Export(arguments) => export::run(file, arguments).await,
         Verb::Erase(arguments) => erase::run(file, arguments, times).await,
     }
-}
-
-/// What can't be a tenant's name is a slip.
-fn unnamed(tenant: &str) -> Option<ExitCode> {
-    let error = IdentityPart::new(tenant.as_bytes()).err()?;
-    output::note(&format!("{:?} is no tenant: {error}", safe(tenant)));
-    Some(ExitCode::from(exit::USAGE))
 }

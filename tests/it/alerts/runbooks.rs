@@ -8,7 +8,14 @@ use crate::support::World;
 const PAGE: &str = "docs/src/how-to/runbooks.md";
 /// What stands in alerts.yml for wherever somebody puts the book.
 const BOOK: &str = "https://oncely.example/book/";
-const PARTS: [&str; 5] = ["**What it means.**", "**Is data at risk?**", "**Look.**", "**Do.**", "**Never.**"];
+const PARTS: [&str; 6] = [
+    "**What it means.**",
+    "**Is data at risk?**",
+    "**Look.**",
+    "**Do.**",
+    "**It is over when**",
+    "**Never.**",
+];
 
 /// The page's sections, by the alert that each is about.
 fn sections(page: &str) -> BTreeMap<&str, &str> {

@@ -11,7 +11,7 @@ use testbed::Scratch;
 use crate::support::{World, message};
 
 /// Whatever holds one of these must not be in the archive.
-const PLANTED: [&str; 9] = [
+const PLANTED: [&str; 12] = [
     "S3CR3T",
     "planted-tenant",
     "planted-key",
@@ -21,6 +21,9 @@ const PLANTED: [&str; 9] = [
     "planted-fixed",
     "planted-host",
     "planted-worker",
+    "planted-process",
+    "planted-route",
+    "planted-reason",
 ];
 
 fn unpack(path: &Path) -> BTreeMap<String, String> {
@@ -62,7 +65,14 @@ async fn nothing_that_was_planted_is_in_the_archive() {
         "[[consumers]]\nname = \"shops\"\nqueue = {tenants:?}\ntenant = \"queue\"\nkey = {{ property = \"message_id\" }}\n\
          handler = {{ function = \"app.handle\" }}\nqueue_type = \"classic\""
     ));
+    world.consumer(
+        "routes",
+        "tenant = { routing_key = 2 }\nbindings = [{ exchange = \"amq.topic\", routing_key = \"order.planted-route.#\" }]",
+    );
     world.apply_topology().await;
+    world.register("fixed", "7d").await;
+    let pause = ["consumers", "pause", "fixed", "--reason", "planted-reason"];
+    assert!(world.oncely(&pause).await.status.success());
     let worker = world.start_with("worker", "planted-worker", &[("HOSTNAME", "planted-host".to_owned())]);
     let body = r#"{"do": "reject", "what": "planted-payload"}"#;
     world.publish("payments", message("planted-tenant", "planted-key"), body).await;
@@ -86,7 +96,9 @@ async fn nothing_that_was_planted_is_in_the_archive() {
     let scratch = Scratch::new("bundle").unwrap();
     let path = scratch.path().join("bundle.tar.gz");
     let bundle = ["doctor", "--bundle", path.to_str().unwrap()];
-    let output = world.oncely_with(&bundle, &[("DATABASE_URL", &with_password)]).await;
+    let output = world
+        .oncely_with(&bundle, &[("DATABASE_URL", &with_password), ("ONCELY_WORKER__NAME", "planted-process")])
+        .await;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(told.contains("look at it before you send it"), "{told}");
     let mut worker = worker;

@@ -23,7 +23,7 @@ use sha2::{Digest as _, Sha256};
 use self::crates::Crates;
 use self::programs::Compiler;
 use self::source::Source;
-use crate::process;
+use crate::{docs, process};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -99,7 +99,8 @@ fn make(root: &Path, folder: &Path, compiler: &Compiler, profile: &str) -> anyho
     let programs = programs::build(&source, &folder.join("build"), compiler, profile)?;
     let crates = Crates::read(&source)?;
     let sbom = sbom::document(&source, &crates)?;
-    let tree = tree::collect(&source, &programs, &sbom, &notices::text(&source, &crates)?)?;
+    let book = docs::build_book(&source.folder)?;
+    let tree = tree::collect(&source, &programs, &book, &sbom, &notices::text(&source, &crates)?)?;
     let name = format!("oncely-{}-{}-linux-gnu", source.version, std::env::consts::ARCH);
     let bytes = archive::pack(&tree, &name, source.time)?;
     Ok(Release {

@@ -32,7 +32,9 @@ pub(super) fn text(source: &Source, crates: &Crates) -> anyhow::Result<String> {
     }
     let head = format!(
         "Oncely {} contains these crates of other people, under the licences that they name, and Rust's standard library (MIT OR Apache-2.0).\n\
-         The numbers are those of the texts below.\n\n",
+         The numbers are those of the texts below.\n\n\
+         The book is made with mdBook (MPL-2.0, https://github.com/rust-lang/mdBook); scripts and fonts of others in it name their licences in \
+         their own files.\n\n",
         source.version
     );
     Ok(head + &list + &texts.all())

@@ -45,10 +45,11 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("zsh", "usr/share/zsh/site-functions/_oncely"),
 ];
 
-/// Collects programs, documents, units and what the programs write about themselves.
+/// Collects programs, documents, the built book, units and what the programs write about themselves.
 pub(super) fn collect(
     source: &Source,
     programs: &BTreeMap<&'static str, PathBuf>,
+    book: &Path,
     sbom: &str,
     notices: &str,
 ) -> anyhow::Result<Tree> {
@@ -66,6 +67,7 @@ pub(super) fn collect(
     for (from, to) in FOLDERS {
         add_folder(&mut tree, &source.folder.join(from), Path::new(to))?;
     }
+    add_all(&mut tree, book, &Path::new(DOCUMENTS).join("book"))?;
     let oncely = programs.get("oncely").context("oncely was not built")?;
     for (shell, path) in COMPLETIONS {
         add(&mut tree, path.into(), 0o644, output(oncely, &["completions", shell])?);
@@ -87,6 +89,18 @@ fn add_folder(tree: &mut Tree, folder: &Path, to: &Path) -> anyhow::Result<()> {
         let entry = entry?;
         if entry.file_type()?.is_file() {
             add(tree, to.join(entry.file_name()), 0o644, std::fs::read(entry.path())?);
+        }
+    }
+    Ok(())
+}
+
+/// A folder with all that is below it.
+fn add_all(tree: &mut Tree, folder: &Path, to: &Path) -> anyhow::Result<()> {
+    add_folder(tree, folder, to)?;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            add_all(tree, &entry.path(), &to.join(entry.file_name()))?;
         }
     }
     Ok(())

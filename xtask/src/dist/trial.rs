@@ -67,6 +67,13 @@ fn install(root: &BareRoot, folder: &Path, tarball: &str) -> anyhow::Result<()> 
     root.run(&["sh", "-c", "cd /root && sha256sum --check --ignore-missing SHA256SUMS"])?;
     let file = format!("/root/{tarball}");
     root.run(&["tar", "--extract", "--file", &file, "--strip-components=1", "--directory=/"])?;
+    // Where the alerts lead.
+    root.run(&[
+        "grep",
+        "--quiet",
+        "id=\"oncelypostgresaway\"",
+        "/usr/share/doc/oncely/book/how-to/runbooks.html",
+    ])?;
     root.run(&["oncely", "--version"])
 }
 

@@ -31,7 +31,7 @@ Exit codes: 0 where there is nothing worse than info (skipped is no worse), 1 fo
 answer. Each answer is\nwaited for up to two seconds; the checks of one server run one after the other, the servers beside each other.
 
 What a check may read is what the login may read: with the login of a worker the doctor sees what a worker sees. `oncely_operator` and \
-`oncely_auditor`\nsee most; `pg_read_all_stats` beside it shows other users' transactions. What AMQP tells nobody (policies, bindings, \
+`oncely_auditor`\nsee most; `pg_read_all_stats` beside it shows other users' transactions. What AMQP does not show (policies, bindings, \
 limits) is read from RabbitMQ's\nHTTP API where [`rabbitmq.management`](../reference/configuration.md) names it.
 
 `oncely check` is the part of it that a worker or a relay needs before it starts (marked *start* below), with exit codes for a deployment \
@@ -43,10 +43,26 @@ script: 0, 78, 3.
 oncely doctor --bundle oncely-report.tar.gz
 ```
 
-writes an archive: what the doctor found, the settings, versions, migrations, heartbeats, the counters of the last two hours, and how many \
-dead letters of\nwhich reason wait. Passwords, keys, URLs, tenants, keys of messages and what failed messages were refused for are not in it; names of hosts, \
-processes and logins in the heartbeats are hashes\nthat mean nothing elsewhere. Names of consumers are in it. Look at it before you send \
-it to anybody.
+writes an archive of JSON files for somebody who does not know your system: what the doctor found, the settings, versions, migrations, heartbeats, \
+the\ncounters of the last two hours, and how many dead letters of which reason wait. A text that is masked is `(masked)`, a name that is hashed \
+is `#` and\neight hexadecimal digits: equal names are equal within one archive, and nobody can try names out. Look at the archive before you send it to anybody.
+
+| of | in the archive |
+| --- | --- |
+| `cell.known_keys` `cell.signing_key` `console.key` `console.url` `consumers.queue_arguments` `mirror.key` `postgres.tls` `postgres.url` `rabbitmq.management` \
+`rabbitmq.tls` `rabbitmq.url` `redis.tls` `redis.url` `traces.headers` `traces.tls` `worker.name` | masked |
+| `tenant`, `key` of a consumer | the place that they are taken from; `fixed` is masked, wherever it stands |
+| queues of a consumer whose tenant or key is the queue's name | masked in the settings, hashed elsewhere |
+| `bindings` of a consumer whose tenant or key is the queue's name or a part of the routing key | masked in the settings, hashed elsewhere |
+| `console.proxy` | header and networks; operators and secret are masked |
+| a key that is no setting | its name; its value is masked |
+| all other settings, names of consumers, queues, exchanges and SQL functions among them | as they are, a URL without its login |
+| processes and their hosts, logins in the heartbeats | hashed |
+| a pause | since when, until when, and by which login; the reason that a person gave is masked |
+| dead letters | consumer, reason code, SQLSTATE, counts, times; no tenant, key or detail |
+| the database | names of its users, of other sessions' applications and of replication slots |
+
+So a customer's name is in the archive where a consumer, a queue or a function is named after one, and no setting says that it is a tenant.
 
 ";
 

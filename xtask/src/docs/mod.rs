@@ -10,7 +10,7 @@ mod public_items;
 mod reasons;
 mod sql;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -63,10 +63,16 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.no_book {
         return Ok(());
     }
-    let built = book::build(&root)?;
+    build_book(&root)?;
+    Ok(())
+}
+
+/// Builds the book of a folder with the sources, and checks its links; returns the folder that it is in.
+pub(crate) fn build_book(root: &Path) -> anyhow::Result<PathBuf> {
+    let built = book::build(root)?;
     let links = links::check(&built)?;
     eprintln!("the book is in {}: {links} links lead somewhere", built.display());
-    Ok(())
+    Ok(built)
 }
 
 async fn pages(root: &Path) -> anyhow::Result<Vec<Page>> {

@@ -9,8 +9,13 @@ use super::head;
 use crate::process;
 
 /// Members by the id that rustdoc gives them.
-const MEMBERS: [(&str, &str); 4] =
-    [("id=\"variant.", ""), ("id=\"structfield.", ""), ("id=\"tymethod.", "()"), ("id=\"method.", "()")];
+const MEMBERS: [(&str, &str); 5] = [
+    ("id=\"variant.", ""),
+    ("id=\"structfield.", ""),
+    ("id=\"associatedconstant.", ""),
+    ("id=\"tymethod.", "()"),
+    ("id=\"method.", "()"),
+];
 
 /// Documents the crate as its users see it, and lists the items with their own members.
 pub(super) fn page(root: &Path) -> anyhow::Result<String> {
