@@ -1,5 +1,6 @@
 //! The audit trail: its partitions under load, its floor, its seals.
 
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 use sqlx::Connection as _;
 
@@ -423,4 +424,39 @@ async fn a_span_is_sealed_only_when_nobody_can_still_write_into_it() {
     .await
     .unwrap();
     verify(&world, 0, &[]).await;
+}
+
+#[tokio::test]
+async fn a_list_of_what_came_fast_reads_it_a_few_times_and_no_more() {
+    const ROWS: i64 = 240_000;
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    // Twelve thousand a second, up to the end of what is asked for: no step is short of rows.
+    let until: DateTime<Utc> = sqlx::query_scalar("select now()").fetch_one(&mut world.sql).await.unwrap();
+    sqlx::query(
+        "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
+         select 'acme', $2 - n * interval '1 second' / 12000, 1, 'payments', 'k' || n, 'q', 'completed', 'w' from generate_series($1, 1, -1) as n",
+    )
+    .bind(ROWS)
+    .bind(until)
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    sqlx::raw_sql("select oncely.summarize_audit(); select pg_stat_force_next_flush()")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let read = "select coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::bigint from pg_stat_user_tables
+        where schemaname = 'oncely' and relname like 'audit%'";
+    let before = world.count(read).await;
+    let (since, until) = ((until - TimeDelta::seconds(20)).to_rfc3339(), until.to_rfc3339());
+    let listed = ["audit", "list", "--tenant", "nobody", "--since", &since, "--until", &until];
+    let listed = world.oncely(&listed).await;
+    assert_eq!(listed.status.code(), Some(1), "{listed:?}");
+    // A session tells what it has counted when it ends.
+    let sessions = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'oncely audit'";
+    world.wait_for(sessions, 0).await;
+    sqlx::raw_sql("select pg_stat_clear_snapshot()").execute(&mut world.sql).await.unwrap();
+    let read = world.count(read).await - before;
+    assert!((ROWS..5 * ROWS).contains(&read), "{read} rows were read to look through {ROWS}");
 }
