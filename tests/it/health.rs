@@ -317,6 +317,7 @@ async fn a_subscription_that_waits_for_a_lane_is_alive() {
     while began.elapsed() < std::time::Duration::from_secs(12) {
         let (status, told) = get(&address, "/livez").await.unwrap();
         assert_eq!(status, 200, "{told}");
+        // No hope: twelve seconds of waiting are what is tried, and this is how often somebody looks meanwhile.
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
     // The end of a channel is noticed while something waits for a lane.

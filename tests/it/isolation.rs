@@ -2,34 +2,39 @@
 
 use std::time::Duration;
 
-use sqlx::Connection;
-use testbed::Process;
+use sqlx::{AssertSqlSafe, Connection};
 use testbed::proxy::Mode;
+use testbed::{Process, eventually_within};
 
 use crate::support::gate::{Gate, WAITING};
 use crate::support::{Login, World, message};
 
 /// Starts the worker again whenever it has died, until `done`; returns how often it died.
 async fn keep_alive(
-    world: &mut World,
+    world: &World,
     environment: &[(&'static str, String)],
-    done: &str,
+    done: &'static str,
     wanted: i64,
 ) -> (usize, Process) {
-    let mut deaths = 0;
-    let mut worker = world.start_with("worker", "worker", environment);
-    for _ in 0..2_000 {
+    let sql = world.database.connect().await.unwrap();
+    let at_work = tokio::sync::Mutex::new((0, world.start_with("worker", "worker", environment), sql));
+    let done = eventually_within(Duration::from_secs(120), done, || async {
+        let (deaths, worker, sql) = &mut *at_work.lock().await;
         if !worker.is_running() {
-            deaths += 1;
-            assert!(deaths < 20, "it dies again and again: {}", worker.output());
-            worker = world.start_with("worker", "worker", environment);
+            *deaths += 1;
+            assert!(*deaths < 20, "it dies again and again: {}", worker.output());
+            *worker = world.start_with("worker", "worker", environment);
         }
-        if world.count(done).await == wanted {
-            return (deaths, worker);
+        match sqlx::query_scalar::<_, i64>(AssertSqlSafe(done)).fetch_one(sql).await {
+            Ok(found) if found == wanted => Ok(()),
+            Ok(found) => Err(format!("{found} instead of {wanted}")),
+            Err(error) => Err(error.to_string()),
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("never {wanted}: {done}: {}", worker.output());
+    });
+    let done = done.await;
+    let (deaths, worker, _) = at_work.into_inner();
+    done.unwrap_or_else(|error| panic!("{error}: {}", worker.output()));
+    (deaths, worker)
 }
 
 #[tokio::test]
@@ -47,7 +52,7 @@ async fn a_message_that_kills_its_process_is_found_out_and_costs_no_neighbour_it
     world.broker.publish_all("", messages).await.unwrap();
     let deadly = [("FAILPOINT", "worker.handle.before=key:kill".to_owned())];
     let ended = "select count(*) from oncely.audit where outcome in ('completed', 'dead_lettered')";
-    let (deaths, worker) = keep_alive(&mut world, &deadly, ended, 60).await;
+    let (deaths, worker) = keep_alive(&world, &deadly, ended, 60).await;
     world.wait_for_ready(&format!("{queue}.dead"), 1).await;
     world.stop(worker).await;
     // Among strangers, among suspects, and twice alone.
@@ -84,7 +89,7 @@ async fn two_messages_that_kill_their_process_take_no_innocent_with_them() {
     let deadly = [("FAILPOINT", "worker.handle.before=key:kill".to_owned())];
     let ended =
         "select count(distinct key) from oncely.audit where outcome in ('completed', 'dead_lettered')";
-    let (_, worker) = keep_alive(&mut world, &deadly, ended, 40).await;
+    let (_, worker) = keep_alive(&world, &deadly, ended, 40).await;
     world.stop(worker).await;
     assert_eq!(world.count("select count(*) from app.effects").await, 38);
     let dead = "select string_agg(distinct key || ' ' || reason, ', ') from oncely.audit where outcome = 'dead_lettered'";

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lapin::ExchangeKind;
 use sqlx::Row as _;
-use testbed::{Corpus, RawConnection, RawMessage};
+use testbed::{Corpus, RawConnection, RawMessage, eventually_within};
 
 use crate::support::World;
 
@@ -106,22 +106,21 @@ impl Stage {
     async fn decided(&mut self, wanted: usize) -> Result<(), String> {
         let wanted = i64::try_from(wanted).unwrap();
         let query = "select count(*) from oncely.audit where outcome <> 'retried'";
-        let (mut last, mut since) = (-1, std::time::Instant::now());
-        loop {
-            let found = self.world.count(query).await;
-            if found != last {
-                (last, since) = (found, std::time::Instant::now());
-            }
-            if found >= wanted {
-                return Ok(());
-            }
-            if since.elapsed() > Duration::from_secs(20) {
-                return Err(format!(
-                    "the worker decided about {found} of {wanted} messages, then stood still"
-                ));
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut decided = self.world.count(query).await;
+        while decided < wanted {
+            let sql = tokio::sync::Mutex::new(&mut self.world.sql);
+            let progress = eventually_within(Duration::from_secs(20), "a decision", || async {
+                let mut sql = sql.lock().await;
+                match sqlx::query_scalar::<_, i64>(query).fetch_one(&mut **sql).await {
+                    Ok(found) if found == decided => Err("none".to_owned()),
+                    found => found.map_err(|error| error.to_string()),
+                }
+            });
+            decided = progress.await.map_err(|error| {
+                format!("the worker decided about {decided} of {wanted} messages, then stood still: {error}")
+            })?;
         }
+        Ok(())
     }
 
     async fn effects(&mut self) -> BTreeMap<(String, String), Vec<Seen>> {
