@@ -208,8 +208,8 @@ begin
     if set_retention.retention < longest_entry then
         raise exception using errcode = 'ONC11',
             message = format('oncely: the retention would be shorter than mirror.ttl, %s', longest_entry),
-            hint = 'A mirror entry would outlive its key: shorten mirror.ttl, restart the relays, and wait for as '
-                'long as it was.';
+            hint = 'A mirror entry would outlive its key: shorten mirror.ttl, restart the relays, and try again when '
+                'as much time has passed as it was, and an hour.';
     end if;
     at := clock_timestamp();
     -- The collection goes by the longest that entries may have been written under, until they are over: those, too, of
