@@ -9,6 +9,7 @@ mod bad_messages;
 mod blame;
 mod catalogue;
 mod command_line;
+mod compose;
 mod configuration;
 mod configured;
 mod console;
