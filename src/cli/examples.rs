@@ -134,6 +134,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "keys seed",
+        &[
+            "oncely keys seed processed.csv --consumer payments --dry-run",
+            "oncely keys seed processed.csv --consumer payments --note 'cut-over, 25 November'",
+            "oncely keys seed - --consumer invoices --tenant acme --retention 7d --json",
+        ],
+    ),
+    (
         "explain",
         &["oncely explain order-1182", "oncely explain order-1182 --tenant acme --consumer payments --json"],
     ),

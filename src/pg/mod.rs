@@ -45,6 +45,7 @@ mod reply;
 mod right;
 pub(crate) mod said;
 mod search_path;
+mod seed;
 mod server;
 mod session;
 mod settings;
@@ -133,6 +134,7 @@ pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
+pub(crate) use seed::{MOST_SEEDS, Seed, SeedConflict, seed_keys};
 pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, server_version};
 #[cfg(feature = "testing")]
 pub(crate) use session::end_backend_now;

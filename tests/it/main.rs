@@ -34,6 +34,7 @@ mod identities;
 mod isolation;
 mod json;
 mod keys;
+mod keys_seed;
 mod leaks;
 mod memory;
 mod migrations;
