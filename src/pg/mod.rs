@@ -34,6 +34,7 @@ mod migration_lock;
 mod migration_plan;
 mod mirror_again;
 mod mirror_queue;
+mod observed;
 mod operator_action;
 mod ordering_key;
 mod park;
@@ -120,6 +121,7 @@ pub use migration_lock::{KeptOut, LockedWork, TableLock, UnclearLock, migration_
 pub(crate) use migration_plan::{PlannedLock, measure_locked, pending_locks};
 pub(crate) use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
+pub(crate) use observed::{ConflictingKey, ObservedCount, conflicting_keys, observed_counts};
 pub(crate) use operator_action::{Action, ActionRow, one_tenant, recent_actions, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use park::{Parked, park};

@@ -17,7 +17,8 @@ pub(super) async fn register(config: &Config, session: &mut Session) -> Result<b
             consumer: consumer.name.as_str(),
             retention: consumer.retention,
             redelivery_horizon: consumer.redelivery_horizon,
-            mirror_ttl: config.mirror.as_ref().map(|mirror| mirror.ttl),
+            // Nothing that is observed is mirrored.
+            mirror_ttl: config.mirror.as_ref().filter(|_| !consumer.observes()).map(|mirror| mirror.ttl),
             fingerprint: &fingerprint,
             on_conflict: match consumer.on_conflict {
                 OnConflict::DeadLetter => "dead_letter",

@@ -148,6 +148,8 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["keys", "list", "--tenant", TENANT],
         vec!["keys", "show", KEY, "--consumer", "payments"],
         vec!["keys", "seed", keys.to_str().unwrap(), "--consumer", "payments"],
+        vec!["adopt", "report", "--consumer", "c\u{202e}"],
+        vec!["adopt", "check"],
         vec!["config", "show"],
         vec!["consumers", "pause", "payments", "--reason", "c\u{202e}"],
         vec!["consumers", "list"],
