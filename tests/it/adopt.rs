@@ -1,12 +1,14 @@
 //! An existing queue on its way to Oncely: observed beside its consumer, then taken over.
 
+use std::path::Path;
+
 use lapin::BasicProperties;
 use lapin::types::FieldTable;
 use serde_json::{Value, json};
 use testbed::RabbitMq;
 
 use crate::command_line::stdout;
-use crate::support::{World, message, servers};
+use crate::support::{World, message, program, servers};
 
 fn told(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -160,6 +162,20 @@ async fn a_queue_that_nobody_can_be_bound_like_is_told_what_to_do() {
     );
     let (code, object) = report(&world).await;
     assert_eq!((code, &object["messages"], &object["verdict"]), (1, &json!(0), &Value::Null));
+}
+
+#[tokio::test]
+async fn a_consumer_in_python_with_a_backlog_is_taken_over_back_and_over_again_while_all_are_killed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = program("oncely").parent().and_then(Path::parent).unwrap().to_path_buf();
+    let target = std::fs::canonicalize(target).unwrap();
+    let python = testbed::python(&root.join("examples/python"), &target.join("examples/python")).unwrap();
+    let urls = servers().await.urls().clone();
+    let programs = program("oncely").parent().unwrap().to_path_buf();
+    let report = testbed::adopt(&programs, root, python, &urls, 2_000, 17).await.unwrap();
+    assert!(report.is_good(), "{report:#?}");
+    assert_eq!((report.sent.unsure, report.verdict.as_str()), (0, "incomplete"));
+    assert!(report.kills >= 4 && report.seeded > 0, "{report:#?}");
 }
 
 /// What `oncely adopt check` says: its exit code, and each remark's level with what was found.
