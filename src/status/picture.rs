@@ -219,7 +219,8 @@ async fn queue_state(
         queue: queue.to_owned(),
         ready: work.map(|depth| depth.ready),
         retrying: found.values().map(|depth| u64::from(depth.ready)).sum(),
-        dead: dead.map(|depth| depth.ready),
+        // Who only observes has no dead letters, and needs no queue for them.
+        dead: dead.map(|depth| depth.ready).or(consumer.observes().then_some(0)),
         subscriptions: work.map(|depth| depth.subscriptions),
         missing,
     })

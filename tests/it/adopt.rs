@@ -74,6 +74,8 @@ async fn an_observer_is_bound_as_the_queue_is_sees_each_message_and_leaves_all_a
     let output = world.oncely(&["adopt", "report", "--consumer", "payments.observe"]).await;
     assert!(stdout(&output).contains("tenant_missing"), "{}", stdout(&output));
     assert!(told(&output).contains("2 doubles would have been stopped"), "{}", told(&output));
+    let status = world.oncely(&["status"]).await;
+    assert!(!stdout(&status).contains(" missing"), "it needs no queues around it: {}", stdout(&status));
     // Nothing of it was anybody's business.
     assert_eq!(world.broker.ready(&queue).await.unwrap(), 7, "the old queue has all of its messages");
     for table in ["dead_letters", "mirror_queue", "events", "processed_keys"] {
