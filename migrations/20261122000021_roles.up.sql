@@ -115,7 +115,7 @@ begin
                 'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
                 'oncely.record_action, oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
-                'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer'),
+                'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer'),
 
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),

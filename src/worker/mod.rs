@@ -21,6 +21,7 @@ mod progress;
 mod register;
 mod run;
 mod settle;
+mod shadow;
 mod shared;
 mod subscribe;
 mod transaction;

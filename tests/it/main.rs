@@ -3,6 +3,7 @@
 // Clippy's exception for tests covers functions marked #[test], not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod adopt;
 mod alerts;
 mod architecture;
 mod bad_messages;
@@ -36,6 +37,7 @@ mod identities;
 mod isolation;
 mod json;
 mod keys;
+mod keys_seed;
 mod leaks;
 mod memory;
 mod migrations;
