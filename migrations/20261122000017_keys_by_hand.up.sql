@@ -26,14 +26,15 @@ begin
     returning i.attempts into run;
     settled := found;
     if settled then
-        -- When the key is collected, the trail alone remembers it: a letter of it must not run then.
+        -- When the key is collected, the trail alone remembers it: a letter of it must not run then. Who it was stands in
+        -- operator_actions, which not everybody reads who reads the trail.
         if settle_claim.took_effect then
             insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login
+                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker
             )
             values (
                 settle_claim.tenant, at, run, settle_claim.consumer, settle_claim.key, '', 'completed',
-                'settled by hand', oncely.worker_name(null), session_user
+                'settled by hand', 'operator'
             );
         end if;
         insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)

@@ -11,6 +11,7 @@ mod clock_check;
 mod collection;
 mod complete;
 mod condition;
+mod connection;
 mod consumers;
 mod control;
 mod dead_letter;
@@ -20,6 +21,7 @@ mod event;
 mod event_operator;
 mod event_relay;
 mod first_run;
+mod hosts;
 mod identity_sample;
 mod inspect;
 mod key_list;
@@ -76,6 +78,7 @@ pub(crate) use collection::{
 };
 pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
+pub(crate) use connection::within;
 pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{
     Memory, Registered, Registration, memories, mirror_ttl, register_consumer, register_mirror_ttl,
@@ -143,7 +146,7 @@ pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, 
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, is_standby,
-    limit_lock_wait, process, read_by_index, secret, take_time, within,
+    limit_lock_wait, process, read_by_index, secret, take_time,
 };
 pub use session::{Cell, Clock, Session};
 pub use settings::PgSettings;

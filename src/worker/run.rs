@@ -193,7 +193,10 @@ impl Worker {
             Some(settings) => Some((Mirror::open(settings)?, settings.precheck)),
         };
         let clock = session.clock.clone();
-        let first = DatabaseStatus::ask(&mut session.connection, &clock).await.ok();
+        let first = DatabaseStatus::ask(&mut session.connection).await.ok();
+        if let Some(first) = &first {
+            first.set(&clock);
+        }
         let session_epoch = session.cell.epoch.clone();
         if first.as_ref().is_some_and(|status| status.may_lose_commits) && !session.synchronous {
             tracing::warn!(

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::super::output::{self, List, Output, Row, Times, counted, safe};
 use super::super::{completions, since};
-use crate::config::{Config, OBSERVER, masked};
+use crate::config::{Config, OBSERVER};
 use crate::exit;
 use crate::pg::{self, ConflictingKey, ObservedCount};
 
@@ -147,7 +147,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         false => format!("{}{OBSERVER}", arguments.consumer),
     };
     let connected = settings.connect("oncely adopt report").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", masked(&settings.url)))?;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
     let since = arguments.since.unwrap_or(DateTime::UNIX_EPOCH);
     let counts = pg::observed_counts(&mut connection, &name, since).await?;
     let conflicting: Vec<ConflictingKey> =
