@@ -50,8 +50,8 @@ comment on column oncely.cell.mirror_ttl is
     'mirror.ttl, the longest of the relays: a mirror entry may live for so long, and no retention is shortened below '
     'it. Zero without a mirror.';
 comment on column oncely.cell.mirror_ttl_until is
-    'A relay has a shorter mirror.ttl: until when entries of the longer one may live. Then mirror_ttl_next replaces it, '
-    'unless a relay has the longer one still.';
+    'A relay has a shorter mirror.ttl: until when entries of the longer one may live. Then mirror_ttl_next replaces '
+    'it, unless a relay has the longer one still.';
 comment on column oncely.cell.mirror_ttl_next is 'The longest of the shorter ones that relays have meanwhile.';
 insert into oncely.cell default values;
 

@@ -140,7 +140,8 @@ begin
     on conflict (consumer) do update
     set retention = greatest(c.retention, excluded.retention),
         longest_retention = greatest(c.longest_retention, excluded.retention),
-        redelivery_horizon = excluded.redelivery_horizon, fingerprint = excluded.fingerprint, on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
+        redelivery_horizon = excluded.redelivery_horizon, fingerprint = excluded.fingerprint,
+        on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
         changed_by = excluded.changed_by
     where (
             greatest(c.retention, excluded.retention), excluded.redelivery_horizon, excluded.fingerprint,
@@ -181,13 +182,15 @@ begin
     at := clock_timestamp();
     -- The longer one is over: the longest of those at work replaces it.
     update oncely.cell as c
-    set mirror_ttl = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl), mirror_ttl_until = null, mirror_ttl_next = null
+    set mirror_ttl = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl), mirror_ttl_until = null,
+        mirror_ttl_next = null
     where c.mirror_ttl_until < at;
     update oncely.cell as c
     set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null, mirror_ttl_next = null
     where c.mirror_ttl <= register_mirror_ttl.ttl;
     if not found then
-        -- Entries of the longer one live on for as long as it is, and whoever has it writes some until he tells it again.
+        -- Entries of the longer one live on for as long as it is, and a relay that has it writes some until it tells it
+        -- again.
         update oncely.cell as c
         set mirror_ttl_until = coalesce(c.mirror_ttl_until, at + c.mirror_ttl + interval '2 hours'),
             mirror_ttl_next = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl);

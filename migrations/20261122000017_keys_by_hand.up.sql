@@ -26,8 +26,8 @@ begin
     returning i.attempts into run;
     settled := found;
     if settled then
-        -- When the key is collected, the trail alone remembers it: a letter of it must not run then. Who it was stands in
-        -- operator_actions, which not everybody reads who reads the trail.
+        -- When the key is collected, the trail alone remembers it: a letter of it must not run then. Who it was stands
+        -- in operator_actions, which not everybody reads who reads the trail.
         if settle_claim.took_effect then
             insert into oncely.audit (
                 tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker

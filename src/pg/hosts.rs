@@ -174,7 +174,8 @@ mod tests {
     #[test]
     fn of_what_hosts_say_the_weightiest_is_told() {
         let away = || Unfit::Error(sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into()));
-        let refused = || Unfit::Error(sqlx::Error::Configuration("password".into()));
+        // A fault, as what a server says of a login is.
+        let refused = || Unfit::Error(sqlx::Error::RowNotFound);
         let standby = || Unfit::Standby;
         let old = || Unfit::Old { timeline: "7001-00000001".to_owned() };
         for (first, second, expected) in [

@@ -318,8 +318,8 @@ async fn a_collection_dies_at_every_step_with_every_batch() {
                  from unnest(array['COMPLETED', 'FAILED', 'IN_PROGRESS']) as status
                  cross join unnest(array[1, 10, 30]) as age
                  cross join generate_series(1, 120) as n;
-                 insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-                 values ('acme', gen_random_uuid(), 'mirror', now() - interval '20 days', now(), '\\x00112233445566778899aabbccddeeff')",
+                 insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+                 values ('acme', gen_random_uuid(), 'mirror', now() - interval '20 days', now(), 'payments', '\\x00112233445566778899aabbccddeeff')",
             )
             .execute(&mut world.sql)
             .await

@@ -225,8 +225,8 @@ async fn a_relay_without_redis_says_so_is_ready_and_tells_its_backlog() {
     let relay = world.start("relay");
     let address = address(&relay).await;
     sqlx::query(
-        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-         values ('a', gen_random_uuid(), 'mirror', now() - interval '1 minute', now() + interval '1 day', decode(repeat('ab', 16), 'hex'))",
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+         values ('a', gen_random_uuid(), 'mirror', now() - interval '1 minute', now() + interval '1 day', 'payments', decode(repeat('ab', 16), 'hex'))",
     )
     .execute(&mut world.sql)
     .await
@@ -252,8 +252,8 @@ async fn a_gauge_that_takes_too_long_keeps_a_relay_neither_from_being_ready_nor_
     // Where the second record is told, the look that told the first was judged.
     for waiting in 1..=2 {
         sqlx::query(
-            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-             values ('a', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', decode(repeat('ab', 16), 'hex'))",
+            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+             values ('a', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', 'payments', decode(repeat('ab', 16), 'hex'))",
         )
         .execute(&mut world.sql)
         .await

@@ -78,8 +78,8 @@ async fn a_relay_without_events_needs_no_broker() {
     world.urls.rabbitmq = "amqp://guest:guest@127.0.0.1:9/%2f".to_owned();
     run(
         &mut world,
-        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-         values ('acme', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', '\\x00112233445566778899aabbccddeeff')",
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+         values ('acme', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', 'payments', '\\x00112233445566778899aabbccddeeff')",
     )
     .await;
     let relay = world.start("relay");
@@ -90,8 +90,8 @@ async fn a_relay_without_events_needs_no_broker() {
     world.wait_for_line(&relay, "events were not published; tried again").await;
     run(
         &mut world,
-        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags)
-         values ('acme', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', '\\x00112233445566778899aabbccddeeff')",
+        "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+         values ('acme', gen_random_uuid(), 'mirror', now(), now() + interval '1 day', 'payments', '\\x00112233445566778899aabbccddeeff')",
     )
     .await;
     world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
