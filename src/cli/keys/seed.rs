@@ -21,7 +21,7 @@ use crate::{exit, shutdown};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// CSV whose first line names the columns (tenant,key[,completed_at]), or JSON Lines with these fields; "-": standard input
+    /// CSV whose first line names the columns (tenant,key,completed_at; the last may be missing), or JSON Lines with these fields; "-": standard input
     #[arg(value_name = "FILE")]
     keys: PathBuf,
     /// Whose keys they are
