@@ -219,7 +219,7 @@ async fn a_worker_changes_no_key_that_is_done_and_writes_no_event_past_emit() {
         ("update oncely.dead_letters set tenant = 'mine'", "42501"),
         ("update oncely.dead_letters set updated_at = 'infinity'", "23514"),
         ("insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload) values ('acme', gen_random_uuid(), 'infinity', now(), '', 'q', '')", "42501"),
-        ("insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags) values ('acme', gen_random_uuid(), 'mirror', '-infinity', now(), decode(repeat('00', 16), 'hex'))", "23514"),
+        ("insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags) values ('acme', gen_random_uuid(), 'mirror', '-infinity', now(), 'payments', decode(repeat('00', 16), 'hex'))", "23514"),
         ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker, login) values ('acme', now(), 1, 'c', 'k', 'q', 'completed', 'w', 'somebody')", "42501"),
         ("insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker) values ('acme', 'infinity', 1, 'c', 'k', 'q', 'completed', 'w')", "23514"),
         ("select oncely.free_keys(array['acme'], array['00000000-0000-8000-8000-000000000001'::uuid])", "42501"),

@@ -31,7 +31,7 @@ const ROWS: &str = "
     from generate_series(1, 2) as number;
     insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, tags, consumer, key, fingerprint)
     values ('{t}', gen_random_uuid(), 'identity', now(), now(), null, '{x}', '{x}', convert_to(rpad('{x}', 16, '.'), 'UTF8')),
-        ('{t}', gen_random_uuid(), 'mirror', now(), now(), convert_to(rpad('{x}', 16, '.'), 'UTF8'), null, null, null);
+        ('{t}', gen_random_uuid(), 'mirror', now(), now(), convert_to(rpad('{x}', 16, '.'), 'UTF8'), '{x}', null, null);
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     select '{t}', gen_random_uuid(), now(), '{x}', '{x}', '{\"is\": \"{x}\"}', 1, '{x}' from generate_series(1, 2);
     insert into oncely.rights (tenant, verb, object, login, granted_at, granted_by)
