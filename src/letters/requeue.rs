@@ -130,7 +130,7 @@ impl Requeue {
     /// Gets ready. Nothing is changed: a broker that is away must not leave letters half done.
     ///
     /// # Errors
-    /// When the broker does not answer, or the database's secret can't be read.
+    /// When the broker does not answer, or the database's keys can't be read.
     pub(crate) async fn prepare(
         config: &Config,
         session: &mut Session,
@@ -144,7 +144,7 @@ impl Requeue {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }
         pg::announce_requeue(&mut session.connection).await?;
-        let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
+        let signing_keys = config.signing_keys(&pg::signing_secrets(&mut session.connection).await?);
         let publisher = Publisher::new(config.rabbitmq.clone(), application.to_owned());
         Ok(Self { publisher, signing_keys, even_if_forgotten })
     }

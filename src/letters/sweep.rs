@@ -92,7 +92,7 @@ async fn pass(
     asked: &[Named],
     erased: Option<&str>,
 ) -> anyhow::Result<Option<Swept>> {
-    let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
+    let signing_keys = config.signing_keys(&pg::signing_secrets(&mut session.connection).await?);
     let dead = Topology::dead_letter_queue(queue);
     let (reader, ready) = QueueReader::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
     if most.is_some_and(|most| ready > most) {

@@ -66,7 +66,8 @@ impl UnreadableMarks {
             (
                 self.unknown_key,
                 format!(
-                    "marked with a signing key that this configuration does not have (id {}): add it to known_keys in [cell], and {again}",
+                    "marked with a key that is not accepted (id {}): if it was a configuration's, add it to known_keys in [cell], and {again}; \
+                     keys of the database end (oncely secrets list)",
                     keys.join(", ")
                 ),
             ),

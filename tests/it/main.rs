@@ -56,6 +56,7 @@ mod retention;
 mod rights;
 mod rust_handlers;
 mod search_path;
+mod secrets;
 mod silence;
 mod sql_protocol;
 mod stats;

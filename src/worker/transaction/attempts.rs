@@ -375,6 +375,19 @@ impl Attempts {
         }
     }
 
+    /// Reads the keys that sign and are accepted.
+    pub(crate) async fn learn_keys(&mut self) -> Result<(), Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let connection = &mut self.session().await?.connection;
+            let asked = async { shared.keys.ask(connection).await.map_err(Interrupt::of_ours) };
+            match in_time(&shared, asked).await {
+                Ok(()) => return Ok(()),
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
     pub(crate) async fn reject(
         &mut self,
         rejected: &mut [(Box<Delivery>, Known, Outcome)],
