@@ -17,11 +17,15 @@ create table oncely.cell (
     audit_floor interval not null default interval '30 days',
     mirror_ttl interval not null default interval '0',
     mirror_ttl_until timestamptz,
+    mirror_ttl_next interval,
     constraint cell_pkey primary key (only_row),
     constraint cell_has_one_row check (only_row),
     constraint cell_name_length check (octet_length(name) between 1 and 255),
     constraint cell_audit_floor check (audit_floor between interval '1 day' and interval '3650 days'),
-    constraint cell_mirror_ttl check (mirror_ttl between interval '0' and interval '3650 days'),
+    constraint cell_mirror_ttl check (
+        mirror_ttl between interval '0' and interval '3650 days'
+        and mirror_ttl_next between interval '0' and interval '3650 days'
+    ),
     constraint cell_times check (
         mirror_ttl_until between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00'
     )
@@ -40,8 +44,9 @@ comment on column oncely.cell.mirror_ttl is
     'mirror.ttl, the longest of the relays: a mirror entry may live for so long, and no retention is shortened below '
     'it. Zero without a mirror.';
 comment on column oncely.cell.mirror_ttl_until is
-    'A relay has a shorter mirror.ttl: until when entries of the longer one may live. Then the shorter one replaces '
-    'it, unless a relay has the longer one still.';
+    'A relay has a shorter mirror.ttl: until when entries of the longer one may live. Then mirror_ttl_next replaces it, '
+    'unless a relay has the longer one still.';
+comment on column oncely.cell.mirror_ttl_next is 'The longest of the shorter ones that relays have meanwhile.';
 insert into oncely.cell default values;
 
 -- A server's identity is not enough: two databases of one server share the system identifier, a promoted standby

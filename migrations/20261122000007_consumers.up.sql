@@ -6,6 +6,7 @@ create table oncely.consumers (
     consumer text collate "C" not null,
     retention interval not null,
     redelivery_horizon interval not null,
+    longest_retention interval not null,
     former_retention interval,
     former_until timestamptz,
     fingerprint text collate "C" not null,
@@ -37,6 +38,8 @@ comment on column oncely.consumers.retention is
     '(oncely retention set).';
 comment on column oncely.consumers.redelivery_horizon is
     'The oldest copy of a message that may still come, as the worker that started last has it.';
+comment on column oncely.consumers.longest_retention is
+    'The longest that its keys were ever remembered: for letters whose key was known under that one.';
 comment on column oncely.consumers.former_retention is
     'How long they were remembered before that was shortened: the garbage collection goes by it until former_until.';
 comment on column oncely.consumers.former_until is
@@ -61,20 +64,30 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- In seconds: a day is one of 24 hours, whatever the session's time zone says.
-    before timestamptz := at - make_interval(secs => extract(epoch from retention)::double precision);
+    seconds constant double precision := extract(epoch from retention);
+    before timestamptz := at - make_interval(secs => seconds);
+    -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
+    horizon timestamptz := at - make_interval(secs => 2 * seconds);
     span record;
 begin
     if isempty(paused) then
         return before;
     end if;
-    for span in
-        select lower(p.pause) as began, least(coalesce(upper(p.pause), at), at) as ended
-        from unnest(paused) as p (pause)
-        where lower(p.pause) < at
-        order by lower(p.pause) desc
     loop
-        exit when span.ended <= before;
-        before := before - make_interval(secs => extract(epoch from span.ended - span.began)::double precision);
+        before := at - make_interval(secs => seconds);
+        for span in
+            select lower(p.pause) as began, upper(p.pause) as ended
+            from unnest(paused * tstzmultirange(tstzrange(horizon, at))) as p (pause)
+            order by lower(p.pause) desc
+        loop
+            exit when span.ended <= before;
+            before := before - make_interval(secs => extract(epoch from span.ended - span.began)::double precision);
+        end loop;
+        -- A pause that the horizon cuts moves it beyond the horizon, if it counts at all.
+        exit when before > horizon or horizon <= lower(paused);
+        horizon := at - make_interval(
+            secs => 1 + 2 * extract(epoch from at - least(before, horizon))::double precision
+        );
     end loop;
     return before;
 end
@@ -117,15 +130,17 @@ begin
     for update;
     insert into oncely.consumers as c
         (
-            consumer, retention, redelivery_horizon, fingerprint, on_conflict, registered_at, changed_at, changed_by
+            consumer, retention, longest_retention, redelivery_horizon, fingerprint, on_conflict, registered_at,
+            changed_at, changed_by
         )
     values (
-        register_consumer.consumer, register_consumer.retention, register_consumer.redelivery_horizon,
-        register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
+        register_consumer.consumer, register_consumer.retention, register_consumer.retention,
+        register_consumer.redelivery_horizon, register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
     )
     on conflict (consumer) do update
-    set retention = greatest(c.retention, excluded.retention), redelivery_horizon = excluded.redelivery_horizon,
-        fingerprint = excluded.fingerprint, on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
+    set retention = greatest(c.retention, excluded.retention),
+        longest_retention = greatest(c.longest_retention, excluded.retention),
+        redelivery_horizon = excluded.redelivery_horizon, fingerprint = excluded.fingerprint, on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
         changed_by = excluded.changed_by
     where (
             greatest(c.retention, excluded.retention), excluded.redelivery_horizon, excluded.fingerprint,
@@ -164,12 +179,18 @@ begin
     -- In turn with set_retention, which counts on what is said here.
     perform from oncely.cell for update;
     at := clock_timestamp();
+    -- The longer one is over: the longest of those at work replaces it.
     update oncely.cell as c
-    set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null
-    where c.mirror_ttl <= register_mirror_ttl.ttl or c.mirror_ttl_until < at;
+    set mirror_ttl = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl), mirror_ttl_until = null, mirror_ttl_next = null
+    where c.mirror_ttl_until < at;
+    update oncely.cell as c
+    set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null, mirror_ttl_next = null
+    where c.mirror_ttl <= register_mirror_ttl.ttl;
     if not found then
-        -- Entries of the longer one live on for as long as it is.
-        update oncely.cell as c set mirror_ttl_until = at + c.mirror_ttl where c.mirror_ttl_until is null;
+        -- Entries of the longer one live on for as long as it is, and whoever has it writes some until he tells it again.
+        update oncely.cell as c
+        set mirror_ttl_until = coalesce(c.mirror_ttl_until, at + c.mirror_ttl + interval '2 hours'),
+            mirror_ttl_next = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl);
     end if;
 end
 $$;
@@ -209,7 +230,7 @@ begin
         raise exception using errcode = 'ONC11',
             message = format('oncely: the retention would be shorter than mirror.ttl, %s', longest_entry),
             hint = 'A mirror entry would outlive its key: shorten mirror.ttl, restart the relays, and try again when '
-                'as much time has passed as it was, and an hour.';
+                'as much time has passed as it was, and two hours.';
     end if;
     at := clock_timestamp();
     -- The collection goes by the longest that entries may have been written under, until they are over: those, too, of
@@ -223,7 +244,8 @@ begin
         where c.consumer = set_retention.consumer;
     end if;
     update oncely.consumers as c
-    set retention = set_retention.retention, changed_at = at,
+    set retention = set_retention.retention,
+        longest_retention = greatest(c.longest_retention, set_retention.retention), changed_at = at,
         changed_by = concat(session_user, ' (', left(set_retention.os_user, 255), ')')
     where c.consumer = set_retention.consumer;
     perform oncely.record_action(

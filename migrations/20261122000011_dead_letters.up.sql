@@ -157,8 +157,14 @@ as $$
     ) as i on true
     left join oncely.consumers as c on c.consumer = d.consumer
     cross join lateral (
-        select case when i.status is null then
-                oncely.forgotten_before(d.dead_lettered_at, greatest(c.retention, c.former_retention), c.paused)
+        select case
+                when i.status is not null then null
+                -- Claimed anew: what was completed before is another message's.
+                when d.reason = 'incomplete_claim' then d.dead_lettered_at
+                -- Under a retention of before its key was known for longer; a clock may have been ahead.
+                else oncely.forgotten_before(
+                    least(d.dead_lettered_at, letter_memories.at), c.longest_retention, c.paused
+                )
             end as began
         offset 0
     ) as m

@@ -1,5 +1,6 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.seed_keys;
 drop function oncely.mirror_again;
 drop function oncely.park;
 drop function oncely.settle_claim;

@@ -120,7 +120,7 @@ begin
                 'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
                 'oncely.record_action, oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
-                'oncely.mirror_again, oncely.pause_consumer, oncely.resume_consumer, '
+                'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
                 -- It requeues, and looks for what is mirrored.
                 'oncely.mirror_keys, oncely.signing_keys, oncely.rotate_secret, oncely.forget_secrets'),
 

@@ -119,8 +119,8 @@ impl Erasure<'_> {
     ) -> anyhow::Result<()> {
         let now = session.clock.now();
         pg::close_letters(&mut session.connection, self.tenant, now).await?;
-        let configured: Vec<String> =
-            config.consumers.iter().flat_map(|consumer| consumer.queues.clone()).collect();
+        let working = config.consumers.iter().filter(|consumer| !consumer.observes());
+        let configured: Vec<String> = working.flat_map(|consumer| consumer.queues.clone()).collect();
         let mut queues = pg::tenant_queues(&mut session.connection, self.tenant).await?;
         queues.extend(configured);
         queues.sort();

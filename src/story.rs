@@ -123,7 +123,9 @@ pub(crate) fn verdict(story: &Story) -> String {
         0 => String::new(),
         count => format!(" {} came with this key and ANOTHER payload.", counted(count, "message")),
     };
+    let is_observed = story.timeline.iter().any(|row| row.outcome == "observed");
     let main = match story.details.as_ref().map(|d| (d.status.as_str(), d)) {
+        _ if is_observed => "OBSERVED: nothing ran, and whoever takes over does not take it for done.".to_owned(),
         Some(("COMPLETED", d)) if d.reason.as_deref() == Some("refused") => {
             "REFUSED: the handler said no, and that is the answer: a duplicate gets it again, and does not run.".to_owned()
         }

@@ -74,6 +74,8 @@ pub(crate) struct BindingFacts {
     /// The exchange; empty for the default one.
     pub(crate) source: String,
     pub(crate) routing_key: String,
+    #[serde(default)]
+    pub(crate) arguments: Map<String, Value>,
 }
 
 /// The API of the broker's virtual host.

@@ -33,7 +33,7 @@ pub(crate) use depth::{Depth, depth};
 pub(crate) use frames::properties as fit_properties;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
-pub(crate) use management::{Management, ManagementError, QueueFacts};
+pub(crate) use management::{BindingFacts, Management, ManagementError, QueueFacts};
 pub(crate) use probe::{Taking, probe};
 pub(crate) use publish_connection::{Outgoing, PublishConnection, PublishResult};
 pub(crate) use publisher::{PublishError, Publisher};

@@ -15,7 +15,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ExchangeKind};
 
 use super::connection::{AmqpError, answer};
-use crate::config::{Consumer, QueueArgument, QueueBinding, QueueType};
+use crate::config::{Consumer, OBSERVER, QueueArgument, QueueBinding, QueueType};
 use crate::own_headers;
 use crate::retry::rung_name;
 
@@ -29,6 +29,8 @@ pub struct Topology {
     is_foreign: bool,
     arguments: Vec<(String, QueueArgument)>,
     bindings: Vec<QueueBinding>,
+    /// The queue beside which this one only observes.
+    beside: Option<String>,
 }
 
 /// What is there and what is missing.
@@ -65,11 +67,31 @@ impl Topology {
                 queue: queue.clone(),
                 queue_type: consumer.queue_type,
                 delays: delays.clone(),
-                is_foreign: !consumer.declare,
+                is_foreign: !consumer.declare && !consumer.observes(),
                 arguments: consumer.queue_arguments.clone(),
                 bindings: consumer.bindings.clone(),
+                beside: queue.strip_suffix(OBSERVER).filter(|_| consumer.observes()).map(str::to_owned),
             })
             .collect()
+    }
+
+    /// Is it only for looking? Then there is nothing around it.
+    #[must_use]
+    pub fn observes(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    /// The queue that it needs a copy of each message of, and nobody has said yet what that is bound to.
+    #[must_use]
+    pub fn wants_bindings_of(&self) -> Option<&str> {
+        self.beside.as_deref().filter(|_| self.bindings.is_empty())
+    }
+
+    /// Binds it as another queue is bound.
+    #[must_use]
+    pub fn bound_like(mut self, bindings: Vec<QueueBinding>) -> Self {
+        self.bindings = bindings;
+        self
     }
 
     /// The work queue.
@@ -115,6 +137,10 @@ impl Topology {
     }
 
     fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
+        // Who only observes gives nothing up and publishes nothing.
+        if self.beside.is_some() {
+            return Vec::new();
+        }
         let mut exchanges = vec![
             (Self::dead_letter_exchange(&self.queue), ExchangeKind::Fanout),
             // Without retries too: requeued dead letters go this way.
@@ -129,6 +155,9 @@ impl Topology {
     /// The queues with their arguments, the work queue first.
     fn queues(&self) -> Vec<(String, FieldTable)> {
         let queue = &self.queue;
+        if self.beside.is_some() {
+            return vec![(queue.clone(), observing())];
+        }
         // A message that the broker gives up itself (delivery limit, length, TTL) must land where ours do.
         let mut work = self.queue_arguments(&Self::dead_letter_exchange(queue));
         let mut dead = arguments([("x-queue-type", text(self.queue_type.as_str()))]);
@@ -181,9 +210,11 @@ impl Topology {
             routing_key: String::new(),
             arguments: FieldTable::default(),
         };
-        steps.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
-        steps.push(bind(queue.clone(), return_exchange));
-        for delay in &self.delays {
+        if self.beside.is_none() {
+            steps.push(bind(Self::dead_letter_queue(queue), Self::dead_letter_exchange(queue)));
+            steps.push(bind(queue.clone(), return_exchange));
+        }
+        for delay in self.delays.iter().filter(|_| self.beside.is_none()) {
             let rung = arguments([("x-match", text("all")), (own_headers::RUNG, text(&rung_name(*delay)))]);
             steps.push(Step::Binding {
                 queue: Self::retry_queue(queue, *delay),
@@ -356,6 +387,17 @@ const DELIVERY_LIMIT: i64 = 1_000;
 /// fresh copy behind each message that stays. "No limit" is -1 from RabbitMQ 4.0 on only, and another value than the one
 /// that a queue was declared with would be refused (406).
 const LOOKS_LIMIT: i64 = 1_000_000;
+
+/// For a queue beside another one, with whatever that is: it must never be what stops a producer, nor fill a disk when nobody looks any more.
+/// One copy of each message is enough, and a queue that nobody has read for a day goes.
+fn observing() -> FieldTable {
+    arguments([
+        ("x-queue-type", text(QueueType::Classic.as_str())),
+        ("x-expires", AMQPValue::LongLongInt(UNREAD_MILLISECONDS)),
+    ])
+}
+
+const UNREAD_MILLISECONDS: i64 = 86_400_000;
 
 /// One thing to declare.
 enum Step {

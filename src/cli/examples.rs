@@ -107,6 +107,15 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("consumers resume", &["oncely consumers resume payments"]),
     #[cfg(feature = "console")]
     ("console", &["oncely console --open", "oncely console --listen 127.0.0.1:7421"]),
+    ("adopt", &["oncely adopt check", "oncely adopt report --consumer payments"]),
+    ("adopt check", &["oncely adopt check", "oncely adopt check --consumer payments -o json"]),
+    (
+        "adopt report",
+        &[
+            "oncely adopt report --consumer payments",
+            "oncely adopt report --consumer payments --since 2h -o json",
+        ],
+    ),
     ("mirror", &["oncely mirror stats", "oncely mirror verify"]),
     ("mirror stats", &["oncely mirror stats", "oncely mirror stats --json"]),
     ("mirror verify", &["oncely mirror verify", "oncely mirror verify --sample 10000"]),
@@ -131,6 +140,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "oncely keys show order-1182",
             "oncely keys show order-1182 --tenant acme --consumer payments --json",
+        ],
+    ),
+    (
+        "keys seed",
+        &[
+            "oncely keys seed processed.csv --consumer payments --dry-run",
+            "oncely keys seed processed.csv --consumer payments --note 'cut-over, 25 November'",
+            "oncely keys seed - --consumer invoices --tenant acme --retention 7d --json",
         ],
     ),
     (

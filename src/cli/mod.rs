@@ -4,6 +4,7 @@
 //! are only added. Exit codes: 0 done or yes, 1 no, 2 wrong usage, 3 a server does not answer, 4 refused
 //! (nobody agreed to it), 5 danger (`status`) or errors (`doctor`), 78 refused configuration.
 
+mod adopt;
 mod audit;
 mod audit_verify;
 mod check;
@@ -102,8 +103,10 @@ enum Other {
     Outbox(outbox::Arguments),
     /// Consumers as they stand; pause one, let it go on
     Consumers(consumers::Arguments),
-    /// Keys, page by page, and all facts of one
+    /// Keys, page by page, and all facts of one; keys that were processed before
     Keys(keys::Arguments),
+    /// An existing queue and its consumer, on their way to Oncely
+    Adopt(adopt::Arguments),
     /// Completed keys in Redis: what waits, what is missing, write them once more
     Mirror(mirror::Arguments),
     /// Everything that is known about a key, in words
@@ -174,6 +177,7 @@ impl Other {
             Self::Outbox(arguments) => outbox::run(config, arguments, times).await,
             Self::Consumers(arguments) => consumers::run(config, arguments, times).await,
             Self::Keys(arguments) => keys::run(config, arguments, times).await,
+            Self::Adopt(arguments) => adopt::run(config, arguments, times).await,
             Self::Mirror(arguments) => mirror::run(config, arguments, times).await,
             Self::Explain(arguments) => explain::run(config, arguments, times).await,
             Self::Publish(arguments) => publish::run(config, arguments).await,

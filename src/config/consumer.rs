@@ -43,12 +43,27 @@ pub enum LargeResponse {
     Compress,
 }
 
+/// Does a consumer work, or only look?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Its messages take effect.
+    Consume,
+    /// Beside another consumer: it reads a copy of each message from a queue of its own, and runs nothing.
+    Observe,
+}
+
+/// Behind the names of a consumer that only observes, and of its queues: what it claims must never be taken for processed.
+pub(crate) const OBSERVER: &str = ".observe";
+
 /// A consumer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Consumer {
-    /// Part of the identity: stays the same when queues are split or renamed.
+    /// Part of the identity: stays the same when queues are split or renamed. Ends with `.observe` where it only observes, and so do its queues.
     pub name: IdentityPart,
+    /// Does it work, or only look?
+    pub mode: Mode,
     /// The queues it reads.
     pub queues: Vec<String>,
     /// The kind of queue that `oncely topology apply` declares.
@@ -109,6 +124,12 @@ impl Consumer {
     pub fn horizon(&self) -> Duration {
         self.redelivery_horizon.max(self.retry.horizon() + CONSUMER_TIMEOUT)
     }
+
+    /// Does it only look?
+    #[must_use]
+    pub fn observes(&self) -> bool {
+        self.mode == Mode::Observe
+    }
 }
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -135,7 +156,16 @@ pub(super) fn consumer(
             }
         },
     };
-    let queues = queues(&mut section, problems);
+    let modes = [("consume", Mode::Consume), ("observe", Mode::Observe)];
+    let mode = section.choice("mode", Mode::Consume, &modes, problems);
+    let mut queues = queues(&mut section, problems);
+    let name = match mode {
+        Mode::Consume => name,
+        Mode::Observe => {
+            queues.iter_mut().flatten().for_each(|queue| queue.push_str(OBSERVER));
+            name.and_then(|name| observer(&name, &section, problems))
+        }
+    };
     let queue_types = [("quorum", QueueType::Quorum), ("classic", QueueType::Classic)];
     let queue_type = section.choice("queue_type", QueueType::Quorum, &queue_types, problems);
     let QueueSettings { declare, arguments: queue_arguments, bindings } = queue(&mut section, problems);
@@ -163,6 +193,7 @@ pub(super) fn consumer(
     section.finish(problems);
     Some(Consumer {
         name: name?,
+        mode,
         queues: queues?,
         queue_type,
         declare,
@@ -188,6 +219,18 @@ pub(super) fn consumer(
         response_limit,
         on_large_response,
     })
+}
+
+/// The name of who only observes for a consumer.
+fn observer(name: &IdentityPart, section: &Section, problems: &mut Problems) -> Option<IdentityPart> {
+    let name = IdentityPart::new(format!("{}{OBSERVER}", name.as_str()).as_bytes());
+    let name = name.map_err(|error| {
+        problems.add(
+            section.place("name"),
+            format!("with {OBSERVER:?} behind it (mode = \"observe\") it {error}"),
+        );
+    });
+    name.ok()
 }
 
 /// How long one statement may take, and whether somebody said so.

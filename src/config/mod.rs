@@ -25,7 +25,8 @@ use figment::value::Dict;
 use secrecy::{ExposeSecret as _, SecretString};
 
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
-pub use consumer::{Consumer, LargeResponse, QueueType};
+pub(crate) use consumer::OBSERVER;
+pub use consumer::{Consumer, LargeResponse, Mode, QueueType};
 pub use events::EventSettings;
 pub use mirror::MirrorSettings;
 pub(crate) use origin::{Held, held};
@@ -189,6 +190,12 @@ impl Config {
     /// The consumers' names, in the order of the file.
     pub(crate) fn consumer_names(&self) -> Vec<String> {
         self.consumers.iter().map(|consumer| consumer.name.as_str().to_owned()).collect()
+    }
+
+    /// The names of those whose keys come to the mirror: nothing that is only observed does.
+    pub(crate) fn mirrored_consumers(&self) -> Vec<String> {
+        let working = self.consumers.iter().filter(|consumer| !consumer.observes());
+        working.map(|consumer| consumer.name.as_str().to_owned()).collect()
     }
 
     /// What `file` and the environment say, unread and unjudged, secrets among it; `None` where that is no TOML.

@@ -20,7 +20,7 @@ pub(super) fn skip(config: &Config, why: &str, found: &mut Found) {
     for check in ["mq.version", "mq.policies", "mq.limits", "mq.routes"] {
         found.skipped(check, format!("AMQP does not tell, and {why}"));
     }
-    if config.consumers.iter().any(|consumer| !consumer.declare) {
+    if config.consumers.iter().any(|consumer| !consumer.declare && !consumer.observes()) {
         let what = format!("the arguments of queues that somebody else declares are not seen: {why}");
         found.skipped("mq.queue", what);
     }
@@ -77,7 +77,7 @@ async fn queue(
         facts.lowest("delivery-limit").or(default).filter(|limit| (0..DELIVERIES).contains(limit))
     };
     if let Some(facts) = management.queue(work).await? {
-        if !consumer.declare {
+        if !consumer.declare && !consumer.observes() {
             foreign(work, &facts, &place, found);
         }
         policies(work, &facts, &place, found);
@@ -182,6 +182,11 @@ async fn routes(
     let work = topology.queue();
     let dead = Topology::dead_letter_queue(work);
     let place = format!("consumers.{}.queue", consumer.name);
+    let bound = management.bindings(work).await?;
+    if topology.observes() && bound.iter().all(|binding| binding.source.is_empty()) {
+        let what = format!("{work} is bound to nothing, so nothing is observed: run `oncely topology apply`");
+        found.error(CHECK, place.as_str(), what);
+    }
     let mut ways = vec![
         (Topology::dead_letter_exchange(work), dead),
         (Topology::return_exchange(work), work.to_owned()),
@@ -191,7 +196,7 @@ async fn routes(
     ways.extend(
         delays.iter().map(|delay| (Topology::retry_exchange(work), Topology::retry_queue(work, *delay))),
     );
-    for (exchange, queue) in ways {
+    for (exchange, queue) in ways.into_iter().filter(|_| !topology.observes()) {
         let is_bound = management.bindings(&queue).await?.iter().any(|binding| binding.source == exchange);
         found.read(CHECK, format!("{exchange} → {queue}: {}", if is_bound { "bound" } else { "not bound" }));
         // One that is missing is told as such.
@@ -200,7 +205,6 @@ async fn routes(
             found.error(CHECK, place.as_str(), what);
         }
     }
-    let bound = management.bindings(work).await?;
     for wanted in &consumer.bindings {
         let has = bound
             .iter()

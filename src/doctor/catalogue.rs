@@ -48,7 +48,7 @@ pub const CHECKS: &[Check] = &[
         "pg.reach",
         "PostgreSQL answers",
         "a connection with the login of `postgres.url`, and the database's epoch; where that names several hosts, one to each",
-        "error: no connection, a refused login, a standby; warning: one of several hosts does not answer",
+        "error: no connection, a refused login, a standby; several hosts that take writes; warning: one of several hosts does not answer",
         "mend the network, the server or `postgres.url`; name the primary, or all hosts that may become one",
     ),
     at_start(

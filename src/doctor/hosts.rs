@@ -12,6 +12,7 @@ pub(super) async fn look(config: &Config, found: &mut Found) {
     if hosts.len() < 2 {
         return;
     }
+    let mut primaries = Vec::new();
     for host in hosts {
         let is_standby = async {
             let mut connection = host.connect("oncely doctor").await?;
@@ -21,11 +22,21 @@ pub(super) async fn look(config: &Config, found: &mut Found) {
         };
         match is_standby.await {
             Ok(true) => found.read("pg.reach", format!("{}: a standby", host.shown())),
-            Ok(false) => found.read("pg.reach", format!("{}: takes writes", host.shown())),
+            Ok(false) => {
+                found.read("pg.reach", format!("{}: takes writes", host.shown()));
+                primaries.push(host.shown());
+            }
             Err(error) => {
                 let what = format!("{}: {}; the other hosts are used", host.shown(), pg::describe(&error));
                 found.warning("pg.reach", "postgres.url", what);
             }
         }
+    }
+    if primaries.len() > 1 {
+        let what = format!(
+            "{} take writes, all of them: what is written to an old primary is lost, and is done again; stop all but the one that is meant",
+            primaries.join(" and ")
+        );
+        found.error("pg.reach", "postgres.url", what);
     }
 }

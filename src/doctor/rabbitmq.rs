@@ -108,7 +108,7 @@ async fn permission(
 ) {
     const CHECK: &str = "mq.user";
     let exchange = Topology::retry_exchange(topology.queue());
-    if !topology.has_retries() || report.missing_exchanges.contains(&exchange) {
+    if !topology.has_retries() || topology.observes() || report.missing_exchanges.contains(&exchange) {
         return;
     }
     match probe(connection, &exchange, limit).await {

@@ -97,6 +97,13 @@ pub const CATALOGUE: &[Metric] = &[
         "Duplicates, by who knew them: runs saved",
     ),
     metric(
+        "oncely_observed_messages_total",
+        Counter,
+        &["consumer", "result"],
+        "worker",
+        "Messages seen by a consumer in mode = \"observe\": first (a new key), duplicate, conflict (another payload), unidentified, unsure (redelivered to the observer, and its key is known)",
+    ),
+    metric(
         "oncely_dead_letters_total",
         Counter,
         &["consumer", "reason"],

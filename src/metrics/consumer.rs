@@ -54,6 +54,9 @@ impl Stage {
 /// Outcomes of settled deliveries, as labels.
 const OUTCOMES: [&str; 6] = ["completed", "refused", "duplicate", "retried", "postponed", "dead_lettered"];
 
+/// What an observer may see, as labels: what is neither is an identity that is missing or can't be one.
+const SIGHTS: [&str; 5] = ["first", "duplicate", "unsure", "conflict", "unidentified"];
+
 /// Handles of one outcome.
 struct PerOutcome {
     messages: Counter,
@@ -74,6 +77,7 @@ pub(crate) struct ConsumerMetrics {
     precheck: [Counter; 3],
     pub(crate) precheck_duration: Histogram,
     acknowledgements: [Counter; 2],
+    observed: [Counter; 5],
     pub(crate) age: Histogram,
     pub(crate) crash_attempts: Counter,
     pub(crate) commit_unknown: Counter,
@@ -150,6 +154,8 @@ impl ConsumerMetrics {
             precheck_duration: histogram!("oncely_precheck_duration_seconds", "consumer" => c()),
             acknowledgements: ["sent", "stale"]
                 .map(|result| counter!("oncely_acknowledgements_total", "consumer" => c(), "result" => result)),
+            observed: SIGHTS
+                .map(|result| counter!("oncely_observed_messages_total", "consumer" => c(), "result" => result)),
             age: histogram!("oncely_delivery_age_seconds", "consumer" => c()),
             crash_attempts: counter!("oncely_crash_attempts_total", "consumer" => c()),
             commit_unknown: counter!("oncely_commit_unknown_total", "consumer" => c()),
@@ -171,6 +177,18 @@ impl ConsumerMetrics {
     /// The broker handed over a delivery.
     pub(crate) fn delivered(&self, redelivered: bool) {
         self.deliveries[usize::from(redelivered)].increment(1);
+    }
+
+    /// A message was observed, and was this as the trail says it.
+    pub(crate) fn observed(&self, reason: Option<&str>) {
+        let index = match reason {
+            None => 0,
+            Some("duplicate") => 1,
+            Some("unsure") => 2,
+            Some(reason) if reason == Reason::KeyConflict.as_str() => 3,
+            Some(_) => 4,
+        };
+        self.observed[index].increment(1);
     }
 
     /// A delivery is settled, so long after it arrived.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 
@@ -22,16 +23,21 @@ pub(crate) struct DatabaseStatus {
     /// A standby is connected, was connected since this process started, or has a slot, that may take over without the latest
     /// commits; or a crash may lose some.
     pub(crate) may_lose_commits: bool,
+    now: DateTime<Utc>,
     asked: Instant,
 }
 
 impl DatabaseStatus {
     /// Asks.
-    pub(crate) async fn ask(connection: &mut PgConnection, clock: &Clock) -> Result<Self, sqlx::Error> {
+    pub(crate) async fn ask(connection: &mut PgConnection) -> Result<Self, sqlx::Error> {
         let asked = Instant::now();
         let (epoch, may_lose_commits, now) = within(LIMIT, database_status(connection)).await?;
-        clock.set(now, asked);
-        Ok(Self { epoch, may_lose_commits, asked })
+        Ok(Self { epoch, may_lose_commits, now, asked })
+    }
+
+    /// Sets a clock by the database's.
+    pub(crate) fn set(&self, clock: &Clock) {
+        clock.set(self.now, self.asked);
     }
 
     /// Is the answer fresh enough to believe a mirror entry without asking again?
@@ -71,13 +77,19 @@ impl EpochWatch {
                         Err(_) => continue,
                     },
                 };
-                match DatabaseStatus::ask(&mut open, &clock).await {
-                    Ok(status) => {
-                        // A past that has come back to life says nothing about the present.
-                        if timelines.admits(&status.epoch) {
-                            shared.note(status);
-                        }
+                match DatabaseStatus::ask(&mut open).await {
+                    Ok(status) if timelines.admits(&status.epoch) => {
+                        status.set(&clock);
+                        shared.note(status);
                         connection = Some(open);
+                    }
+                    // A past that has come back to life says nothing about the present, not even the time; perhaps somebody else answers
+                    // the next time.
+                    Ok(status) => {
+                        tracing::debug!(
+                            epoch = status.epoch,
+                            "the database is on an older timeline than it was"
+                        )
                     }
                     Err(error) => {
                         tracing::debug!(error = %error, "the database did not say its epoch")

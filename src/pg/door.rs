@@ -54,7 +54,6 @@ impl Door {
         if !self.admits(&session) {
             let epoch = session.cell.epoch.clone();
             session.close().await;
-            self.settings.turn.pass();
             return Err(NoSession::OldTimeline(epoch));
         }
         Ok(session)

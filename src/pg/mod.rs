@@ -11,6 +11,7 @@ mod clock_check;
 mod collection;
 mod complete;
 mod condition;
+mod connection;
 mod consumers;
 mod control;
 mod dead_letter;
@@ -20,6 +21,7 @@ mod event;
 mod event_operator;
 mod event_relay;
 mod first_run;
+mod hosts;
 mod identity_sample;
 mod inspect;
 mod key_list;
@@ -34,6 +36,7 @@ mod migration_lock;
 mod migration_plan;
 mod mirror_again;
 mod mirror_queue;
+mod observed;
 mod operator_action;
 mod ordering_key;
 mod park;
@@ -46,6 +49,7 @@ mod right;
 pub(crate) mod said;
 mod search_path;
 mod secret;
+mod seed;
 mod server;
 mod session;
 mod settings;
@@ -75,6 +79,7 @@ pub(crate) use collection::{
 };
 pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
+pub(crate) use connection::within;
 pub use consumers::{KnownConsumer, known_consumers};
 pub(crate) use consumers::{
     Memory, Registered, Registration, memories, mirror_ttl, register_consumer, register_mirror_ttl,
@@ -121,6 +126,7 @@ pub use migration_lock::{KeptOut, LockedWork, TableLock, UnclearLock, migration_
 pub(crate) use migration_plan::{PlannedLock, measure_locked, pending_locks};
 pub(crate) use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
 pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
+pub(crate) use observed::{ConflictingKey, ObservedCount, conflicting_keys, observed_counts};
 pub(crate) use operator_action::{Action, ActionRow, one_tenant, recent_actions, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;
 pub(crate) use park::{Parked, park};
@@ -138,12 +144,13 @@ pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
 pub(crate) use secret::{
     SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,
 };
+pub(crate) use seed::{MOST_SEEDS, Seed, SeedConflict, seed_keys};
 pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, server_version};
 #[cfg(feature = "testing")]
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, is_standby,
-    limit_lock_wait, process, read_by_index, take_time, within,
+    limit_lock_wait, process, read_by_index, take_time,
 };
 pub use session::{Cell, Clock, Session};
 pub use settings::PgSettings;

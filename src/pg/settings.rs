@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use secrecy::{ExposeSecret as _, SecretString};
 
+use super::timelines::Timelines;
 use crate::server_url::{masked, several};
 use crate::tls::TlsSettings;
 use crate::url_file::{self, UrlFileError};
@@ -36,25 +37,40 @@ pub struct PgSettings {
     pub(crate) turn: Turn,
 }
 
-/// Which of several hosts is asked first: the one that was right the last time, for all of a process.
+/// What a process knows of several hosts: which of them is asked first, the one that was right the last time, and the newest timeline that
+/// it has seen.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Turn(Arc<AtomicUsize>);
+pub(crate) struct Turn {
+    first: Arc<AtomicUsize>,
+    timelines: Timelines,
+}
 
 impl Turn {
     /// All of so many hosts, in the order in which they are asked.
     pub(super) fn order(&self, hosts: usize) -> impl Iterator<Item = usize> + use<> {
-        let first = self.0.load(Ordering::Relaxed);
+        let first = self.first.load(Ordering::Relaxed);
         (0..hosts).map(move |step| (first + step) % hosts)
     }
 
     /// This one is right.
     pub(super) fn keep(&self, host: usize) {
-        self.0.store(host, Ordering::Relaxed);
+        self.first.store(host, Ordering::Relaxed);
     }
 
-    /// The one that was right is not any more: the next one is asked first.
-    pub(super) fn pass(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// This one is not: where nobody has found another one meanwhile, the next one is asked first.
+    pub(super) fn pass(&self, host: usize, hosts: usize) {
+        let next = (host + 1) % hosts.max(1);
+        let _ = self.first.compare_exchange(host, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Is nothing older than what was seen before? Notes it.
+    pub(super) fn admits(&self, timeline: &str) -> bool {
+        self.timelines.admits(timeline)
+    }
+
+    /// Was no host reached yet?
+    pub(super) fn is_new(&self) -> bool {
+        self.timelines.is_empty()
     }
 }
 
@@ -62,6 +78,11 @@ impl PgSettings {
     /// Longer than any statement may take on a server that is there.
     pub(crate) fn client_timeout(&self) -> Duration {
         self.statement_timeout + Duration::from_secs(5)
+    }
+
+    /// How long it may take to find none of the hosts.
+    pub(crate) fn longest_connect(&self) -> Duration {
+        self.connect_timeout * u32::try_from(self.urls().count() * 2).unwrap_or(u32::MAX)
     }
 
     /// With the URLs that the file holds now, where there is one.

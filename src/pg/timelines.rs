@@ -9,6 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Timelines(Arc<Mutex<HashMap<String, u32>>>);
 
 impl Timelines {
+    /// Was none noted yet?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Notes an epoch (`oncely.epoch()`); `false` where a newer timeline of the same server was seen before.
     pub(crate) fn admits(&self, epoch: &str) -> bool {
         // System identifier, timeline in eight hexadecimal digits, and more.

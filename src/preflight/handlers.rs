@@ -9,6 +9,10 @@ use crate::pg::{self, HandlerFunction, Session};
 pub(crate) async fn handlers(config: &Config, session: &mut Session, found: &mut Found) {
     let server = config.postgres.shown();
     for consumer in &config.consumers {
+        if consumer.observes() {
+            found.read("pg.handler", format!("{}: it only observes, and calls none", consumer.name));
+            continue;
+        }
         let Some(function) = &consumer.handler else {
             found.read("pg.handler", format!("{}: the program brings the handler", consumer.name));
             continue;

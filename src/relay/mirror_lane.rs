@@ -47,7 +47,9 @@ pub(super) async fn relay_mirror_records(
     let mut reported = tokio::time::Instant::now();
     tracing::info!("relaying");
     while !stop.is_cancelled() {
-        watched.beat.expect(LONGEST + config.postgres.client_timeout() * 4);
+        watched
+            .beat
+            .expect(LONGEST + config.postgres.client_timeout() * 4 + config.postgres.longest_connect() * 2);
         let began = Instant::now();
         let pause = match relay_batch(&config, &application, &door, &mut open, mirror.as_ref()).await {
             Ok(report) => {

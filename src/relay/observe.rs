@@ -185,7 +185,11 @@ impl Observer {
         let mut delays = consumer.retry.delays.clone();
         delays.dedup();
         let retry = delays.iter().map(|delay| Topology::retry_queue(queue, *delay)).collect();
-        let roles = [vec![queue.to_owned()], retry, vec![Topology::dead_letter_queue(queue)]];
+        let mut roles = [vec![queue.to_owned()], retry, vec![Topology::dead_letter_queue(queue)]];
+        if consumer.observes() {
+            // There is nothing around it.
+            roles[1..].iter_mut().for_each(Vec::clear);
+        }
         for (index, names) in roles.into_iter().enumerate() {
             let (mut ready, mut subscriptions) = (0, 0);
             for name in names {

@@ -195,8 +195,12 @@ async fn queue_state(
     queue: &str,
 ) -> Result<QueueState, AmqpError> {
     let dead = Topology::dead_letter_queue(queue);
-    let mut names = vec![queue.to_owned(), dead.clone()];
-    names.extend(consumer.retry.delays.iter().map(|delay| Topology::retry_queue(queue, *delay)));
+    let mut names = vec![queue.to_owned()];
+    // Around a queue that is only observed there is nothing.
+    if !consumer.observes() {
+        names.push(dead.clone());
+        names.extend(consumer.retry.delays.iter().map(|delay| Topology::retry_queue(queue, *delay)));
+    }
     names.dedup();
     let mut found = BTreeMap::new();
     let mut missing = Vec::new();
@@ -215,7 +219,8 @@ async fn queue_state(
         queue: queue.to_owned(),
         ready: work.map(|depth| depth.ready),
         retrying: found.values().map(|depth| u64::from(depth.ready)).sum(),
-        dead: dead.map(|depth| depth.ready),
+        // Who only observes has no dead letters, and needs no queue for them.
+        dead: dead.map(|depth| depth.ready).or(consumer.observes().then_some(0)),
         subscriptions: work.map(|depth| depth.subscriptions),
         missing,
     })

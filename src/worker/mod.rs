@@ -22,6 +22,7 @@ mod progress;
 mod register;
 mod run;
 mod settle;
+mod shadow;
 mod shared;
 mod subscribe;
 mod transaction;

@@ -16,10 +16,11 @@ use super::lane::Lane;
 use super::observe::Observer;
 use super::register::register;
 use super::settle::settle_copies::settle_copies;
+use super::shadow::{shadow, unused_handler};
 use super::shared::{Common, Precheck, Shared};
 use super::subscribe::subscribe;
 use crate::backoff::Backoff;
-use crate::config::{Config, Problems};
+use crate::config::{Config, OBSERVER, Problems};
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::{ConsumerMetrics, MirrorMetrics};
@@ -115,6 +116,12 @@ impl WorkerBuilder {
         for consumer in &self.config.consumers {
             let name = consumer.name.as_str();
             let place = format!("consumers.{name}.handler");
+            if consumer.observes() {
+                // A program may bring the handler that takes over later.
+                self.runs.remove(name.strip_suffix(OBSERVER).unwrap_or(name));
+                runs.insert(name.to_owned(), unused_handler(consumer));
+                continue;
+            }
             match (&consumer.handler, self.runs.remove(name)) {
                 (Some(function), None) => {
                     runs.insert(name.to_owned(), Run::Sql(Arc::new(SqlHandler::new(function.clone()))));
@@ -186,7 +193,10 @@ impl Worker {
             Some(settings) => Some((Mirror::open(settings)?, settings.precheck)),
         };
         let clock = session.clock.clone();
-        let first = DatabaseStatus::ask(&mut session.connection, &clock).await.ok();
+        let first = DatabaseStatus::ask(&mut session.connection).await.ok();
+        if let Some(first) = &first {
+            first.set(&clock);
+        }
         let session_epoch = session.cell.epoch.clone();
         if first.as_ref().is_some_and(|status| status.may_lose_commits) && !session.synchronous {
             tracing::warn!(
@@ -249,6 +259,14 @@ impl Worker {
             // As much as the broker sends: then sending into it never waits, except after reconnects.
             let capacity = usize::from(consumer.prefetch) * consumer.queues.len();
             let (sender, receiver) = mpsc::channel(capacity.max(1));
+            for queue in &consumer.queues {
+                subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
+            }
+            if consumer.observes() {
+                lanes.spawn(shadow(Arc::clone(&shared), receiver));
+                consumers.push(shared);
+                continue;
+            }
             let most = usize::try_from(consumer.batch).unwrap_or(usize::MAX);
             let count = usize::try_from(consumer.lanes).unwrap_or(usize::MAX);
             // A quarter of what deliveries may hold; as much may be unsettled.
@@ -259,9 +277,6 @@ impl Worker {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&arrivals)).run());
             }
             copies.spawn(settle_copies(Arc::clone(&shared)));
-            for queue in &consumer.queues {
-                subscriptions.spawn(subscribe(Arc::clone(&shared), queue.clone(), sender.clone()));
-            }
             consumers.push(shared);
         }
 

@@ -5,6 +5,7 @@
 //! Debian's packages, and stops it when the value is dropped or the process dies. [`Generation`] says whose servers those are.
 //! Shares no code with the product, so that what it counts is independent of what it checks.
 
+mod adoption;
 mod arena;
 #[cfg(feature = "authority")]
 mod authority;
@@ -37,6 +38,7 @@ mod tool;
 mod usage;
 mod wait;
 
+pub use adoption::{AdoptionReport, Sightings, adopt};
 pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neighbour, Server};
 #[cfg(feature = "authority")]
 pub use authority::{Authority, Credentials};

@@ -76,8 +76,23 @@ async fn the_host_that_takes_writes_is_used_before_and_after_a_failover_and_an_o
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
     assert!(text.contains("the other hosts are used"), "{text}");
 
-    // The old one comes back and takes writes, which nobody would ever read, and the new one goes away for a while.
+    // The old one comes back and takes writes, which nobody would ever read.
     old.restart().await.unwrap();
+    let told = world.oncely_with(&["doctor", "--only", "pg.reach"], &[("DATABASE_URL", both.as_str())]).await;
+    let text = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(!told.status.success() && text.contains("take writes, all of them"), "{text}");
+    // What starts now has seen nothing, and asks all of them, whichever stands first.
+    let old_first = format!("{} {}", at(&old), at(&new));
+    let pause = ["consumers", "pause", "payments", "--reason", "a trial"];
+    let paused = world.oncely_with(&pause, &[("DATABASE_URL", old_first.as_str())]).await;
+    assert!(paused.status.success(), "{paused:?}");
+    assert_eq!(world.count("select count(*) from oncely.controls").await, 1);
+    sqlx::query("select oncely.resume_consumer('payments', 'done', 'ana')")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+
+    // The new one goes away for a while.
     new.kill().unwrap();
     world.publish("payments", message("acme", "meanwhile"), "{}").await;
     world.wait_for_line(&worker, "an old primary has come back").await;

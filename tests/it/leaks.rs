@@ -126,6 +126,9 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
     let line = json!({ "tenant": TENANT, "message_id": KEY, "payload": { "do": "reject" } }).to_string();
     let lines = world.file().with_file_name("lines.jsonl");
     std::fs::write(&lines, format!("{line}\n{line}\n")).unwrap();
+    let keys = world.file().with_file_name("keys\u{202e}.jsonl");
+    let seeds = [json!({ "tenant": TENANT, "key": KEY }), json!({ "tenant": TENANT, "k\u{202e}": KEY })];
+    std::fs::write(&keys, format!("{}\n{}\n", seeds[0], seeds[1])).unwrap();
     let verbs = [
         vec!["audit", "list"],
         vec!["explain", KEY],
@@ -145,6 +148,9 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["secrets", "list"],
         vec!["keys", "list", "--tenant", TENANT],
         vec!["keys", "show", KEY, "--consumer", "payments"],
+        vec!["keys", "seed", keys.to_str().unwrap(), "--consumer", "payments"],
+        vec!["adopt", "report", "--consumer", "c\u{202e}"],
+        vec!["adopt", "check"],
         vec!["config", "show"],
         vec!["consumers", "pause", "payments", "--reason", "c\u{202e}"],
         vec!["consumers", "list"],

@@ -3,12 +3,14 @@
 // Clippy's exception for tests covers functions marked #[test], not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod adopt;
 mod alerts;
 mod architecture;
 mod bad_messages;
 mod blame;
 mod catalogue;
 mod command_line;
+mod compose;
 mod configuration;
 mod configured;
 mod console;
@@ -35,6 +37,7 @@ mod identities;
 mod isolation;
 mod json;
 mod keys;
+mod keys_seed;
 mod leaks;
 mod memory;
 mod migrations;

@@ -1,5 +1,5 @@
-//! Files that no compiler reads: the Compose file against its schema and against the repository, the Dockerfile, the
-//! example configuration, and the README's commands. No container engine is needed.
+//! Files that no compiler reads: the Dockerfile, the example configuration, the package, and the README's commands. No container
+//! engine is needed.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,106 +13,6 @@ fn root() -> &'static Path {
 
 fn read(name: &str) -> String {
     std::fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
-}
-
-/// The Compose file with its merge keys (`<<`) resolved.
-fn compose() -> Value {
-    let mut yaml: serde_yaml_ng::Value = serde_yaml_ng::from_str(&read("docker-compose.yml")).unwrap();
-    yaml.apply_merge().unwrap();
-    serde_json::to_value(yaml).unwrap()
-}
-
-#[test]
-fn the_compose_file_follows_its_schema() {
-    let schema: Value = serde_json::from_str(&read("tests/data/compose-spec.json")).unwrap();
-    let validator = jsonschema::validator_for(&schema).unwrap();
-    let errors: Vec<String> = validator
-        .iter_errors(&compose())
-        .map(|error| format!("{}: {error}", error.instance_path()))
-        .collect();
-    assert_eq!(errors, Vec::<String>::new());
-    // The check can fail.
-    let mut broken = compose();
-    broken["services"]["worker"]["restart_polcy"] = Value::from("always");
-    assert!(!validator.is_valid(&broken));
-}
-
-#[test]
-fn every_image_is_pinned_and_every_server_has_a_health_check() {
-    let compose = compose();
-    for (name, service) in compose["services"].as_object().unwrap() {
-        let image = service["image"].as_str().unwrap();
-        let tag = image.rsplit_once(':').unwrap_or_else(|| panic!("{name}: {image} has no tag")).1;
-        assert!(tag.chars().filter(|c| *c == '.').count() >= 1, "{name}: {tag} names no version");
-        let is_server = ["postgres", "rabbitmq", "redis"].contains(&name.as_str());
-        assert_eq!(service["healthcheck"].is_object(), is_server, "{name}");
-        for (on, how) in service["depends_on"].as_object().into_iter().flatten() {
-            let target = &compose["services"][on.as_str()];
-            assert!(target.is_object(), "{name} waits for {on}, which is not there");
-            match how["condition"].as_str().unwrap() {
-                "service_healthy" => assert!(target["healthcheck"].is_object(), "{on} has no health check"),
-                "service_completed_successfully" => {
-                    assert_eq!(target["restart"], "no", "{on} never completes")
-                }
-                other => panic!("{name}: {other}"),
-            }
-        }
-    }
-    assert!(compose["services"]["postgres"]["image"].as_str().unwrap().starts_with("postgres:17"));
-    assert!(compose["services"]["rabbitmq"]["image"].as_str().unwrap().starts_with("rabbitmq:4"));
-}
-
-#[test]
-fn every_path_variable_and_program_that_the_compose_file_names_is_there() {
-    let compose = compose();
-    let declared: BTreeSet<&str> =
-        compose["volumes"].as_object().unwrap().keys().map(String::as_str).collect();
-    for (name, service) in compose["services"].as_object().unwrap() {
-        for volume in service["volumes"].as_array().into_iter().flatten() {
-            let source = volume.as_str().unwrap().split(':').next().unwrap();
-            match source.strip_prefix("./") {
-                Some(path) => assert!(root().join(path).exists(), "{name}: {path}"),
-                None => assert!(declared.contains(source), "{name}: {source}"),
-            }
-        }
-        if service["build"].is_string() {
-            let program = service["command"][0].as_str().unwrap();
-            crate::support::program(program);
-        }
-    }
-    // Compose would put an empty text where a variable without a default is not set.
-    let text = read("docker-compose.yml");
-    for part in text.split("${").skip(1) {
-        let variable = part.split('}').next().unwrap();
-        assert!(variable.contains(":-"), "${{{variable}}} has no default");
-    }
-}
-
-#[test]
-fn the_programs_accept_the_environment_that_the_compose_file_gives_them() {
-    let compose = compose();
-    let scratch = testbed::Scratch::new("compose").unwrap();
-    let file = scratch.path().join("oncely.toml");
-    std::fs::copy(root().join("examples/tour/oncely.toml"), &file).unwrap();
-    let mut command = std::process::Command::new(crate::support::program("oncely"));
-    command.env_clear().env("ONCELY_CONFIG", &file).args(["check", "--json"]);
-    for (name, value) in compose["services"]["worker"]["environment"].as_object().unwrap() {
-        let value = value.as_str().unwrap();
-        let plain = value.split("${").map(|part| match part.split_once(":-") {
-            Some((_, rest)) => rest.replacen('}', "", 1),
-            None => part.to_owned(),
-        });
-        // Nobody listens there; the names of the Compose network mean nothing here.
-        let plain = plain
-            .collect::<String>()
-            .replace("@postgres:5432", "@127.0.0.1:1")
-            .replace("@rabbitmq:5672", "@127.0.0.1:1");
-        command.env(name, plain.replace("redis:6379", "127.0.0.1:1"));
-    }
-    let output = command.output().unwrap();
-    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(object["problems"], Value::Array(vec![]), "{object}");
-    assert_eq!(output.status.code(), Some(3), "valid, and nobody is there");
 }
 
 #[test]

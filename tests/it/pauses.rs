@@ -203,6 +203,43 @@ async fn pauses_that_follow_each_other_are_counted_one_by_one() {
 }
 
 #[tokio::test]
+async fn pauses_are_counted_as_if_all_of_them_were_looked_at() {
+    let mut world = World::new().await;
+    // Word by word what the memory is: from the newest pause to the oldest, those that end within it make it longer.
+    sqlx::raw_sql(
+        "create function pg_temp.simply(at timestamptz, retention interval, paused tstzmultirange) returns timestamptz
+         language plpgsql as $$
+         declare before timestamptz := at - retention; span record;
+         begin
+            for span in select lower(p) as began, least(upper(p), at) as ended from unnest(paused) as p where lower(p) < at order by 1 desc loop
+                exit when span.ended <= before;
+                before := before - (span.ended - span.began);
+            end loop;
+            return before;
+         end $$",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let wrong = "
+        select count(*)
+        from generate_series(1, 500) as n
+        cross join lateral (
+            select range_agg(tstzrange(b, b + make_interval(secs => length))) as paused
+            from (
+                select timestamptz '2030-01-01 00:00+00' - make_interval(secs => (random() * 100000 - 1000)::int + 0 * n) as b,
+                    1 + (random() * random() * random() * 20000)::int as length
+                from generate_series(0, (n % 40)) as g
+            ) as one
+        ) as p
+        cross join lateral (select make_interval(secs => 1 + (random() * 50000)::int + 0 * n) as retention) as r
+        where oncely.forgotten_before('2030-01-01 00:00+00', retention, paused)
+            is distinct from pg_temp.simply('2030-01-01 00:00+00', retention, paused)";
+    sqlx::query("set time zone 'UTC'").execute(&mut world.sql).await.unwrap();
+    assert_eq!(world.count(wrong).await, 0);
+}
+
+#[tokio::test]
 async fn a_pause_of_long_ago_counts_for_a_claim_that_is_remembered_longer_than_its_consumers_keys() {
     let mut world = World::new().await;
     world.consumer("payments", "retention = \"7d\"\nredelivery_horizon = \"1h\"");

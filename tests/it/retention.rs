@@ -256,13 +256,17 @@ async fn of_relays_with_different_lifetimes_of_entries_the_longest_counts_as_lon
     tell(&mut world, "7 days").await;
     tell(&mut world, "1 hour").await;
     refused(&mut world).await;
-    let later = "update oncely.cell set mirror_ttl_until = mirror_ttl_until - interval '7 days 1 second'";
+    let later = "update oncely.cell set mirror_ttl_until = mirror_ttl_until - interval '8 days'";
     // Both are at work: each tells it every hour.
     tell(&mut world, "7 days").await;
     sqlx::query(later).execute(&mut world.sql).await.unwrap();
     tell(&mut world, "1 hour").await;
     refused(&mut world).await;
-    // The first one is gone, for longer than its entries live.
+    // The first one is gone, for longer than its entries live. Of the others the longest counts, whoever tells it first.
+    tell(&mut world, "3 days").await;
+    sqlx::query(later).execute(&mut world.sql).await.unwrap();
+    tell(&mut world, "1 hour").await;
+    refused(&mut world).await;
     sqlx::query(later).execute(&mut world.sql).await.unwrap();
     tell(&mut world, "1 hour").await;
     sqlx::query(set).execute(&mut world.sql).await.unwrap();

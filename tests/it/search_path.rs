@@ -203,6 +203,9 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     world.wait_for("select count(*) from app.notes", expected).await;
     let parked = "select count(*) from oncely.events where state = 'pending'";
     world.wait_within(Duration::from_secs(60), parked, 0).await;
+    let keys = world.file().with_file_name("keys.csv");
+    std::fs::write(&keys, "tenant,key\nacme,seeded\n").unwrap();
+    let seed = format!("keys seed {} --consumer one", keys.display());
     let verbs = [
         ("check", vec![0, 1]),
         // A superuser.
@@ -215,6 +218,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("consumers list", vec![0]),
         ("keys list --consumer one --status completed", vec![0]),
         ("keys show k1 --consumer one", vec![0]),
+        (&seed, vec![0]),
+        ("adopt report --consumer one", vec![1]),
         ("consumers pause one --reason why --for 1h", vec![0]),
         ("failed groups", vec![0]),
         ("failed list", vec![0]),

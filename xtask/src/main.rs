@@ -1,5 +1,6 @@
 //! `cargo xtask …`: the project's tasks.
 
+mod adopt;
 mod bench;
 mod browser;
 mod demo;
@@ -41,6 +42,8 @@ enum Task {
     Bench(bench::Arguments),
     /// Random traffic and random faults on real processes, then an independent check
     Faults(faults::Arguments),
+    /// A consumer in Python with a backlog is observed, taken over, given back and taken over again, while all are killed; then the count
+    Adopt(adopt::Arguments),
     /// The programs of a commit under load while those of this checkout migrate and roll; then the same check
     Upgrade(upgrade::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
@@ -89,6 +92,7 @@ async fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments).await,
         Task::Bench(arguments) => bench::run(&arguments).await,
         Task::Faults(arguments) => faults::run(&arguments).await,
+        Task::Adopt(arguments) => adopt::run(&arguments).await,
         Task::Upgrade(arguments) => upgrade::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
         Task::Noticed(arguments) => noticed::run(&arguments).await,

@@ -30,7 +30,12 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     let mut session = session::open(&config).await?;
     let queues: Vec<String> = match arguments.queue {
         Some(queue) => vec![queue],
-        None => config.consumers.iter().flat_map(|consumer| consumer.queues.clone()).collect(),
+        None => config
+            .consumers
+            .iter()
+            .filter(|consumer| !consumer.observes())
+            .flat_map(|consumer| consumer.queues.clone())
+            .collect(),
     };
     let mut passes = Vec::new();
     for queue in &queues {

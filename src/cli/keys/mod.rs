@@ -1,6 +1,8 @@
-//! `oncely keys list|show`.
+//! `oncely keys list|show|seed`.
 
+mod lines;
 mod list;
+mod seed;
 mod show;
 
 use std::path::Path;
@@ -31,11 +33,21 @@ enum Verb {
                             `oncely explain` shows all that happened to it."
     )]
     Show(show::Arguments),
+    /// Make keys known that were processed before the consumer had Oncely, so that their copies are duplicates
+    #[command(
+        after_help = "Run it again whenever you like: what is known stays as it is. Keys are COMPLETED then, without a payload to compare and \
+                      without a mirror record (`oncely mirror rebuild` writes those), each with a row of the trail; recorded in \
+                      oncely.operator_actions. A line that can't be seeded is told with its number, and keeps no other from it. From a \
+                      database: psql -c '\\copy (select …) to stdout with (format csv, header)' piped into `oncely keys seed - …`. Exit 1: \
+                      lines were refused, keys are FAILED or IN_PROGRESS here, or it was broken off. 4: the login may not (role oncely_operator)."
+    )]
+    Seed(seed::Arguments),
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     match arguments.verb {
         Verb::List(arguments) => list::run(file, arguments, times).await,
         Verb::Show(arguments) => show::run(file, arguments, times).await,
+        Verb::Seed(arguments) => seed::run(file, arguments).await,
     }
 }

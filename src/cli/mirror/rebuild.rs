@@ -56,7 +56,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    let mut names = config.consumer_names();
+    let mut names = config.mirrored_consumers();
     names.sort();
     names.retain(|name| arguments.consumer.as_ref().is_none_or(|wanted| wanted == name));
     names.retain(|name| after.as_ref().is_none_or(|(consumer, ..)| consumer <= name));

@@ -48,7 +48,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     let ttl = TimeDelta::from_std(settings.ttl)?;
     let span = (now - ttl / 2, now);
     let mut counted = Vec::new();
-    for consumer in config.consumer_names() {
+    for consumer in config.mirrored_consumers() {
         let each = (arguments.sample / 20).max(1);
         let sample = pg::mirrored_sample(&mut session.connection, &consumer, span, now + ttl, each).await?;
         let tags: Vec<Tag> = sample

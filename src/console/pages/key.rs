@@ -158,6 +158,7 @@ impl Known<'_> {
             "duplicate" => ("○", "quiet"),
             "retried" => ("↻", "look"),
             "refused" => ("⊘", "look"),
+            "observed" => ("◌", "quiet"),
             _ => ("✗", "bad"),
         };
         let took = row.duration_us.map(|micros| duration(micros as f64 / 1_000_000.0));

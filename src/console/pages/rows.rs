@@ -25,6 +25,7 @@ pub(super) fn outcome(outcome: &str) -> Markup {
         "retried" => "↻",
         "refused" => "⊘",
         "dead_lettered" => "✗",
+        "observed" => "◌",
         _ => "·",
     };
     html! { span class=(format!("outcome {outcome}")) { span aria-hidden="true" { (sign) } " " (outcome) } }

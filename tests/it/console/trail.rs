@@ -108,7 +108,7 @@ async fn a_burst_after_a_long_silence_is_walked_through_in_parts() {
     // Sixty thousand within three seconds, an hour ago: a step of an hour would hold all of them.
     sqlx::raw_sql(
         "insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, worker)
-         select case n when 59999 then 'globex' else 'acme' end, date_trunc('second', clock_timestamp()) - interval '1 hour' - n / 200 * interval '10 milliseconds',
+         select case n when 59999 then 'globex' else 'acme' end, date_trunc('second', now()) - interval '1 hour' - n / 200 * interval '10 milliseconds',
              1, 'payments', 'key-' || n, 'payments', 'completed', 'worker-1'
          from generate_series(0, 59999) as n",
     )

@@ -119,6 +119,40 @@ async fn a_letter_that_is_younger_than_a_retention_of_today_runs_only_where_the_
 }
 
 #[tokio::test]
+async fn an_effect_of_before_a_retention_was_shortened_is_remembered_for_letters_of_that_time() {
+    let (mut world, worker) = letters(&["stale"]).await;
+    half_requeued(&mut world, "stale").await;
+    sqlx::query("update oncely.dead_letters set state = 'waiting'").execute(&mut world.sql).await.unwrap();
+    sqlx::query("delete from oncely.idempotency_keys").execute(&mut world.sql).await.unwrap();
+    age(&mut world, 80).await;
+    sqlx::raw_sql(
+        "update oncely.dead_letters set dead_lettered_at = now() - interval '40 days';
+         select oncely.set_retention('payments', '90 days', 'ana', null);
+         select oncely.set_retention('payments', '30 days', 'ana', null)",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    let refused = refused(&world, &["requeue", "--key", "stale", "--yes"]).await;
+    assert!(refused.contains("took effect, says the audit trail"), "{refused}");
+    // A clock that was ahead when it became a dead letter hides nothing.
+    sqlx::query("update oncely.dead_letters set dead_lettered_at = now() + interval '400 days'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let refused = self::refused(&world, &["requeue", "--key", "stale", "--yes"]).await;
+    assert!(refused.contains("took effect, says the audit trail"), "{refused}");
+    // A claim that was made anew, and not completed: what was before is another message's.
+    sqlx::query("update oncely.dead_letters set dead_lettered_at = now() - interval '1 day', reason = 'incomplete_claim'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let done = failed(&world, 0, &["requeue", "--key", "stale", "--yes"]).await;
+    assert_eq!(done["done"], 1, "somebody has looked");
+    world.stop(worker).await;
+}
+
+#[tokio::test]
 async fn a_young_letter_whose_time_the_trail_has_lost_runs_only_where_a_person_says_so() {
     let (mut world, worker) = letters(&["stale"]).await;
     age(&mut world, 3).await;

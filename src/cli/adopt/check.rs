@@ -1,0 +1,227 @@
+//! `oncely adopt check`: can a queue that is there be taken over, and what is to be done before? Changes nothing.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::super::completions;
+use super::super::output::{List, Output, Row, Times, counted};
+use crate::amqp::{BindingFacts, Management, ManagementError, QueueFacts, Topology, connect, depth};
+use crate::config::{Config, Consumer, OBSERVER};
+use crate::exit;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Only this consumer's queues
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    consumer: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// One thing about a queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+struct Remark {
+    queue: String,
+    /// `fine`; `note`: to know; `must`: to be done before a worker starts.
+    level: &'static str,
+    found: String,
+    advice: String,
+}
+
+impl Row for Remark {
+    const SCHEMA: &'static str = "oncely.adopt.remark/1";
+    const HEADS: &'static [&'static str] = &["QUEUE", "LEVEL", "FOUND", "DO"];
+
+    fn cells(&self, _: Times) -> Vec<String> {
+        vec![self.queue.clone(), self.level.to_owned(), self.found.clone(), self.advice.clone()]
+    }
+}
+
+const FINE: &str = "fine";
+const NOTE: &str = "note";
+const MUST: &str = "must";
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let config = Config::load(file)?;
+    let server = config.rabbitmq.shown();
+    let connected = connect(&config.rabbitmq, "oncely adopt check").await;
+    let connection = connected.with_context(|| format!("cannot connect to {server}"))?;
+    let limit = config.rabbitmq.timeout;
+    let mut remarks = Vec::new();
+    let wanted = |consumer: &&Consumer| {
+        let name = consumer.name.as_str();
+        let base = name.strip_suffix(OBSERVER).unwrap_or(name);
+        arguments.consumer.as_deref().is_none_or(|named| named == base || named == name)
+    };
+    for consumer in config.consumers.iter().filter(wanted) {
+        for topology in Topology::of(consumer) {
+            // Beside whom it observes: that is the one to be taken over.
+            let queue = topology.queue().strip_suffix(OBSERVER).filter(|_| topology.observes());
+            let queue = queue.unwrap_or(topology.queue());
+            let mut queue = Queue { name: queue, remarks: &mut remarks };
+            let Some(depth) = depth(&connection, limit, queue.name).await? else {
+                queue.say(NOTE, "it is not there", "oncely topology apply declares it; nothing waits in it");
+                continue;
+            };
+            queue.depth(depth.ready, depth.subscriptions);
+            let facts = match Management::new(&config.rabbitmq, limit) {
+                Ok(management) => facts(&management, queue.name).await,
+                Err(error) => Err(error),
+            };
+            match facts {
+                Ok((facts, bindings)) => {
+                    queue.kind(&facts);
+                    queue.dead_letters(&facts);
+                    queue.bounds(&facts);
+                    queue.bindings(&bindings);
+                }
+                Err(ManagementError::NotSet) => queue.say(
+                    NOTE,
+                    "type, arguments and policies are not seen",
+                    "set rabbitmq.management, or look: rabbitmqctl list_queues name type durable auto_delete arguments policy",
+                ),
+                Err(error) => {
+                    queue.say(NOTE, format!("type, arguments and policies are not seen: {error}"), "")
+                }
+            }
+            if !topology.observes() && consumer.declare {
+                let report = topology.inspect(&connection, limit).await?;
+                let is_unfit = report.unfit_queues.iter().any(|unfit| unfit == queue.name);
+                queue.declared(is_unfit);
+            }
+        }
+    }
+    let list =
+        List { schema: "oncely.adopt.check/1", field: "remarks", rows: &remarks, none: "no such consumer" };
+    let code = list.print(arguments.output, times)?;
+    Ok(match remarks.iter().any(|remark| remark.level == MUST) {
+        true => ExitCode::from(exit::NO),
+        false => code,
+    })
+}
+
+/// What RabbitMQ's HTTP API says of a queue.
+async fn facts(
+    management: &Management,
+    queue: &str,
+) -> Result<(QueueFacts, Vec<BindingFacts>), ManagementError> {
+    let facts = management.queue(queue).await?.unwrap_or_default();
+    Ok((facts, management.bindings(queue).await?))
+}
+
+const NEW_QUEUE: &str =
+    "take a new queue (another name, with bindings), and let the old consumer empty this one";
+
+struct Queue<'a> {
+    name: &'a str,
+    remarks: &'a mut Vec<Remark>,
+}
+
+impl Queue<'_> {
+    fn say(&mut self, level: &'static str, found: impl Into<String>, advice: impl Into<String>) {
+        self.remarks.push(Remark {
+            queue: self.name.to_owned(),
+            level,
+            found: found.into(),
+            advice: advice.into(),
+        });
+    }
+
+    fn depth(&mut self, ready: u32, subscriptions: u32) {
+        let found = format!("{} ready", counted(ready, "message"));
+        self.say(FINE, found, "they stay: the worker finds them, and what comes back from the old consumer");
+        if subscriptions > 0 {
+            let found = counted(subscriptions, "subscription");
+            let advice = "stop whoever that is, wait until its database sessions are gone, and seed its keys, before a worker starts";
+            self.say(NOTE, found, advice);
+        }
+    }
+
+    fn kind(&mut self, facts: &QueueFacts) {
+        let found = format!(
+            "{}, durable {}, exclusive {}, auto-delete {}",
+            facts.kind, facts.durable, facts.exclusive, facts.auto_delete
+        );
+        let is_fit = ["classic", "quorum"].contains(&facts.kind.as_str())
+            && facts.durable
+            && !facts.exclusive
+            && !facts.auto_delete;
+        match is_fit {
+            true => self.say(FINE, found, "set queue_type to it where the configuration says another"),
+            false => self.say(MUST, found, NEW_QUEUE),
+        }
+        if let Some(value) = facts.setting("expires") {
+            self.say(MUST, format!("expires {value}: it goes when nobody reads it for so long"), NEW_QUEUE);
+        }
+    }
+
+    fn dead_letters(&mut self, facts: &QueueFacts) {
+        let ours = Topology::dead_letter_exchange(self.name);
+        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+        let (set, by_policy) =
+            (text(facts.setting("dead-letter-exchange")), text(facts.policy("dead-letter-exchange")));
+        match set {
+            Some(set) if set == ours => {
+                self.say(FINE, format!("what it drops goes to {ours}"), "");
+            }
+            None => self.say(
+                MUST,
+                "what the broker drops from it is gone: no dead-letter exchange",
+                format!("a policy (the guide has the command), or add to its policy: \"dead-letter-exchange\": \"{ours}\""),
+            ),
+            Some(other) if by_policy.as_ref() == Some(&other) => self.say(
+                MUST,
+                format!("its policy sends what it drops to {other:?}"),
+                format!("change that policy to {ours}"),
+            ),
+            Some(other) => self.say(
+                MUST,
+                format!("it was declared with the dead-letter exchange {other:?}, which no policy outweighs"),
+                format!("bind {} to it, or {NEW_QUEUE}", Topology::dead_letter_queue(self.name)),
+            ),
+        }
+    }
+
+    fn bounds(&mut self, facts: &QueueFacts) {
+        for setting in ["max-length", "max-length-bytes", "message-ttl"] {
+            if let Some(value) = facts.setting(setting) {
+                let advice = "what is over it becomes a dead letter once the dead-letter exchange is ours; better without";
+                self.say(NOTE, format!("{setting} {value}"), advice);
+            }
+        }
+    }
+
+    fn bindings(&mut self, bindings: &[BindingFacts]) {
+        let back = Topology::return_exchange(self.name);
+        let from: Vec<String> = bindings
+            .iter()
+            .filter(|one| !one.source.is_empty() && one.source != back)
+            .map(|one| format!("{} ({})", one.source, one.routing_key))
+            .collect();
+        match from.is_empty() {
+            true => self.say(
+                NOTE,
+                "bound to no exchange: producers reach it by its name",
+                "it can be taken over as it is; nothing can observe it beside",
+            ),
+            false => self.say(FINE, format!("bound to {}", from.join(", ")), "the bindings stay"),
+        }
+    }
+
+    fn declared(&mut self, is_unfit: bool) {
+        match is_unfit {
+            true => self.say(
+                MUST,
+                "not as Oncely would declare it, which RabbitMQ refuses then",
+                "set declare = false; or name its further arguments in queue_arguments, if that is all",
+            ),
+            false => self.say(FINE, "as Oncely would declare it", ""),
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! A consumer that only observes (`mode = "observe"`): it reads a queue of its own beside another consumer's, claims each message's key under
+//! a name of its own, runs no handler, and notes what it would have been: first, duplicate, conflict, or not to be identified.
+//!
+//! Beside the lanes, and not through them: nothing here fails, waits, is tried again or is published. One loop for each consumer, so that
+//! messages are judged in the order of the queue.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::batch::prepare::prepare;
+use super::candidate::{Candidate, Known, Rejected, text};
+use super::shared::Shared;
+use crate::amqp::{ChannelLife, Delivery};
+use crate::backoff::Backoff;
+use crate::decide::{KeyDecision, KeyRecord, KeyStatus, decide, leaders};
+use crate::failpoint::step;
+use crate::fault::{Fault, FaultClass};
+use crate::fingerprint::Fingerprint;
+use crate::handler::{Context, HandlerError, Message, Run, SqlHandler, handler_fn};
+use crate::identity::Identity;
+use crate::outcome::{DuplicateSource, Outcome};
+use crate::pg::{self, AuditRecord, NoSession, PgFault, Session, classify};
+use crate::reason::Rejection;
+
+/// What the trail calls it.
+pub(crate) const OBSERVED: &str = "observed";
+
+/// What a message would have been.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    /// Its key is new: it would have run.
+    First,
+    /// The same key and payload came before: it would have been stopped.
+    Duplicate,
+    /// The broker hands it over once more, and its key is known: a copy, or the message itself, noted before a connection was lost.
+    Unsure,
+    /// It would have been dead-lettered: another payload under a known key, or no identity.
+    Rejected(Rejection),
+}
+
+impl Sight {
+    /// As in the trail and in the metric; `None` in the trail for the first.
+    fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::First => None,
+            Self::Duplicate => Some("duplicate"),
+            Self::Unsure => Some("unsure"),
+            Self::Rejected(rejection) => Some(rejection.reason.as_str()),
+        }
+    }
+
+    /// Of a message that may have been noted before.
+    fn again(self) -> Self {
+        match self {
+            Self::First => Self::First,
+            Self::Duplicate | Self::Unsure | Self::Rejected(_) => Self::Unsure,
+        }
+    }
+}
+
+/// A message that was looked at.
+struct Looked {
+    queue: String,
+    trace_id: Option<String>,
+    /// It may have been noted before.
+    came_before: bool,
+    known: Known,
+    /// Who it is, and what is compared; or why it can't be anybody.
+    is: Result<(Identity, Option<Fingerprint>), Rejection>,
+    channel: Arc<ChannelLife>,
+    tag: u64,
+    arrived: Instant,
+}
+
+/// What is asked of each message before a handler: where one is named, whether it wants JSON. It is never called.
+pub(crate) fn unused_handler(consumer: &crate::config::Consumer) -> Run {
+    match &consumer.handler {
+        Some(function) => Run::Sql(Arc::new(SqlHandler::new(function.clone()))),
+        None => Run::Rust(Arc::new(handler_fn(async |_: Context<'_>, _: Message<'_>| {
+            Err::<(), HandlerError>(HandlerError::transient("nothing runs where messages are only observed"))
+        }))),
+    }
+}
+
+/// Takes what arrives until told to stop; what is noted then is acknowledged, and the rest comes again.
+pub(super) async fn shadow(shared: Arc<Shared>, mut arriving: mpsc::Receiver<Box<Delivery>>) {
+    let most = usize::try_from(shared.consumer.batch).unwrap_or(usize::MAX);
+    let beat = shared.liveness.watch(format!("observing for {}", shared.consumer.name));
+    let mut notebook = Notebook { shared: Arc::clone(&shared), session: None, backoff: Backoff::default() };
+    loop {
+        beat.idle();
+        let first = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => break,
+            first = arriving.recv() => first,
+        };
+        let Some(first) = first else { break };
+        let mut batch = vec![first];
+        while batch.len() < most
+            && let Ok(next) = arriving.try_recv()
+        {
+            batch.push(next);
+        }
+        // Paused: what was taken comes again with its channel.
+        let Some(_at_work) = shared.gate.begin() else { continue };
+        let mut looked: Vec<Looked> = batch
+            .into_iter()
+            .filter(|delivery| !delivery.channel.is_over())
+            .map(|delivery| look(&shared, delivery))
+            .collect();
+        beat.expect(shared.postgres.client_timeout().saturating_mul(4) + LONGEST_PAUSE);
+        while !looked.is_empty() {
+            match notebook.note(&mut looked).await {
+                Ok(sights) => {
+                    acknowledge(&shared, looked, &sights).await;
+                    break;
+                }
+                Err(fault) => {
+                    shared.health.stalled(&fault, None);
+                    shared.counters.outage();
+                    tracing::warn!(consumer = %shared.consumer.name, error = %fault, "what is observed can't be noted; tried again");
+                    tokio::select! {
+                        () = shared.stop.cancelled() => break,
+                        () = tokio::time::sleep(notebook.backoff.next()) => {}
+                    }
+                    beat.expect(shared.postgres.client_timeout().saturating_mul(4) + LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+    if let Some(session) = notebook.session.take() {
+        session.close().await;
+    }
+}
+
+/// Of [`Backoff`].
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+
+fn look(shared: &Shared, delivery: Box<Delivery>) -> Looked {
+    let (prepared, known) = match prepare(shared, delivery) {
+        Ok(Candidate { delivery, identity, fingerprint, .. }) => {
+            let known = Known::from(&identity);
+            ((delivery, Ok((identity, fingerprint))), known)
+        }
+        Err(rejected) => {
+            let Rejected { delivery, rejection, known } = *rejected;
+            ((delivery, Err(rejection)), known)
+        }
+    };
+    let (delivery, is) = prepared;
+    Looked {
+        queue: delivery.message.queue.clone(),
+        trace_id: delivery.message.trace_id().map(|id| id.to_string()),
+        came_before: delivery.message.redelivered,
+        known,
+        is,
+        channel: Arc::clone(&delivery.channel),
+        tag: delivery.tag,
+        arrived: delivery.arrived,
+    }
+}
+
+/// Where it is noted.
+struct Notebook {
+    shared: Arc<Shared>,
+    session: Option<Session>,
+    backoff: Backoff,
+}
+
+impl Notebook {
+    /// Notes what these messages are, in one transaction. After an error nothing was noted; or all of it, where the answer to COMMIT was
+    /// lost: then they may have come before.
+    async fn note(&mut self, looked: &mut [Looked]) -> Result<Vec<Sight>, Fault> {
+        let limit = self.shared.postgres.client_timeout();
+        let mut session = match self.session.take().filter(|session| self.shared.door.admits(session)) {
+            Some(session) => session,
+            None => {
+                let opened = self.shared.door.open(&self.shared.application()).await;
+                opened.map_err(|error| away(&error))?
+            }
+        };
+        let mut is_committing = false;
+        match pg::within(limit.saturating_mul(3), self.write(&mut session, looked, &mut is_committing)).await
+        {
+            Ok(Some(sights)) => {
+                self.session = Some(session);
+                self.backoff.reset();
+                self.shared.health.resumed();
+                Ok(sights)
+            }
+            Ok(None) => {
+                self.session = Some(session);
+                Err(Fault::new(FaultClass::Contention, None, "a key was collected meanwhile"))
+            }
+            // The session goes with whatever it is in.
+            Err(error) => {
+                if is_committing {
+                    looked.iter_mut().for_each(|one| one.came_before = true);
+                }
+                Err(match classify(error) {
+                    PgFault::Fault(fault) => fault,
+                    PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
+                })
+            }
+        }
+    }
+
+    /// `None`: a key that somebody had is gone; the transaction is taken back.
+    async fn write(
+        &self,
+        session: &mut Session,
+        looked: &[Looked],
+        is_committing: &mut bool,
+    ) -> Result<Option<Vec<Sight>>, sqlx::Error> {
+        let shared = &*self.shared;
+        let consumer = &shared.consumer.name;
+        let now = shared.clock.now();
+        let named: Vec<(usize, &Identity, Option<Fingerprint>)> = looked
+            .iter()
+            .enumerate()
+            .filter_map(|(index, one)| {
+                one.is.as_ref().ok().map(|(identity, print)| (index, identity, *print))
+            })
+            .collect();
+        let leader_of = leaders(named.iter().map(|(_, identity, _)| *identity));
+        let first: Vec<usize> = (0..named.len()).filter(|&place| leader_of[place].is_none()).collect();
+        let claims: Vec<(&Identity, Option<Fingerprint>)> =
+            first.iter().map(|&place| (named[place].1, named[place].2)).collect();
+        let mut transaction = pg::begin(&mut session.connection).await?;
+        let mut records: Vec<Option<KeyRecord>> = vec![None; named.len()];
+        if !claims.is_empty() {
+            let mut is_won = vec![false; claims.len()];
+            for position in pg::claim(&mut transaction, consumer, now, &claims).await? {
+                is_won[position] = true;
+            }
+            let lost: Vec<usize> = (0..claims.len()).filter(|&position| !is_won[position]).collect();
+            if !lost.is_empty() {
+                let identities: Vec<&Identity> = lost.iter().map(|&position| claims[position].0).collect();
+                // A statement of its own: it sees what the claim has lost to.
+                let found = pg::look_up(&mut transaction, consumer, &identities).await?;
+                for (position, record) in lost.into_iter().zip(found) {
+                    let Some(record) = record else {
+                        transaction.rollback().await?;
+                        return Ok(None);
+                    };
+                    records[first[position]] = Some(record);
+                }
+            }
+        }
+        let mut sights: Vec<Sight> = looked
+            .iter()
+            .map(|one| match &one.is {
+                Ok(_) => Sight::First,
+                Err(rejection) => Sight::Rejected(rejection.clone()),
+            })
+            .collect();
+        for (place, (index, _, print)) in named.iter().enumerate() {
+            // Whoever has the key: somebody before this batch, or the first of it.
+            let record = match (&records[place], leader_of[place]) {
+                (Some(record), _) => Some(record.clone()),
+                (None, None) => None,
+                (None, Some(leader)) => {
+                    Some(records[leader].clone().unwrap_or_else(|| claimed(named[leader].2)))
+                }
+            };
+            if let Some(record) = record {
+                sights[*index] = match decide(&record, print.as_ref(), shared.consumer.on_conflict) {
+                    KeyDecision::Reject(rejection) => Sight::Rejected(rejection),
+                    KeyDecision::Duplicate | KeyDecision::Retake => Sight::Duplicate,
+                };
+            }
+        }
+        let sights: Vec<Sight> = sights
+            .into_iter()
+            .zip(looked)
+            .map(|(sight, one)| if one.came_before { sight.again() } else { sight })
+            .collect();
+        let rows: Vec<AuditRecord<'_>> =
+            looked.iter().zip(&sights).map(|(one, sight)| audit_record(one, sight)).collect();
+        pg::append_audit(&mut transaction, consumer, &shared.worker, now, &rows).await?;
+        *is_committing = true;
+        step("observe.commit.before");
+        transaction.commit().await?;
+        step("observe.commit.after");
+        Ok(Some(sights))
+    }
+}
+
+/// A key that this very batch has claimed.
+fn claimed(fingerprint: Option<Fingerprint>) -> KeyRecord {
+    KeyRecord {
+        status: KeyStatus::Completed,
+        fingerprint,
+        attempts: 1,
+        crash_attempts: 0,
+        reason: None,
+        last_error: None,
+        error_code: None,
+        not_before: None,
+        is_running: false,
+    }
+}
+
+fn audit_record<'a>(one: &'a Looked, sight: &'a Sight) -> AuditRecord<'a> {
+    AuditRecord {
+        tenant: text(one.known.tenant.as_ref()),
+        key: text(one.known.key.as_ref()),
+        queue: &one.queue,
+        outcome: OBSERVED,
+        reason: sight.reason(),
+        error_code: None,
+        detail: match sight {
+            Sight::Rejected(rejection) => Some(&rejection.detail),
+            Sight::Unsure => Some("redelivered: a copy, or noted before"),
+            Sight::First | Sight::Duplicate => None,
+        },
+        attempt: 0,
+        duration_us: None,
+        trace_id: one.trace_id.as_deref(),
+    }
+}
+
+fn away(error: &NoSession) -> Fault {
+    Fault::new(FaultClass::Environment, None, error.to_string())
+}
+
+/// Acknowledges what is noted, and counts it.
+async fn acknowledge(shared: &Shared, looked: Vec<Looked>, sights: &[Sight]) {
+    let mut channels: Vec<(Arc<ChannelLife>, Vec<u64>)> = Vec::new();
+    let mut completed = false;
+    for (one, sight) in looked.into_iter().zip(sights) {
+        let took = one.arrived.elapsed();
+        shared.counters.metrics.observed(sight.reason());
+        match sight {
+            Sight::First => {
+                completed = true;
+                shared.counters.settled(&Outcome::Completed { attempt: 0, response: None }, took);
+            }
+            Sight::Duplicate | Sight::Unsure => {
+                shared.counters.settled(&Outcome::Duplicate(DuplicateSource::Postgres), took);
+            }
+            // It is no dead letter: nothing was.
+            Sight::Rejected(_) => {}
+        }
+        match channels.iter_mut().find(|(channel, _)| Arc::ptr_eq(channel, &one.channel)) {
+            Some((_, tags)) => tags.push(one.tag),
+            None => channels.push((one.channel, vec![one.tag])),
+        }
+    }
+    if completed {
+        shared.health.completed(shared.clock.now());
+    }
+    for (channel, tags) in channels {
+        let (count, is_stale) = (tags.len(), channel.is_over());
+        step("observe.ack.before");
+        let settled = channel.settle(tags).await;
+        step("observe.ack.after");
+        shared.counters.metrics.acknowledged(count, !is_stale && settled.is_ok());
+        if let Err(error) = settled {
+            tracing::debug!(consumer = %shared.consumer.name, error = %error, "an acknowledgement did not arrive");
+        }
+    }
+}
