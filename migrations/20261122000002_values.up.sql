@@ -48,6 +48,11 @@ begin
             ),
             hint = 'Tenant, consumer and key have 1 to 255 bytes each.';
     end if;
+    -- Whoever claimed under such a name would take what was observed for processed.
+    if name = 'consumer' and value like '%.observe' then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: a name that ends with .observe is that of a consumer that only observes';
+    end if;
 end
 $$;
 comment on function oncely.check_argument is 'Refuses a tenant, consumer or key that can''t be one (SQLSTATE ONC11).';

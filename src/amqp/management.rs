@@ -143,6 +143,17 @@ impl Management {
         Ok(bindings.unwrap_or_default())
     }
 
+    /// The type of an exchange; `None` where it is missing.
+    pub(crate) async fn exchange_type(&self, name: &str) -> Result<Option<String>, ManagementError> {
+        #[derive(Deserialize)]
+        struct Exchange {
+            #[serde(rename = "type")]
+            kind: String,
+        }
+        let exchange: Option<Exchange> = self.get(&["exchanges", &self.vhost, name]).await?;
+        Ok(exchange.map(|exchange| exchange.kind))
+    }
+
     #[cfg(not(feature = "management"))]
     async fn get<T: DeserializeOwned>(&self, _path: &[&str]) -> Result<Option<T>, ManagementError> {
         let _ = (&self.base, &self.credentials, &self.tls, self.limit);

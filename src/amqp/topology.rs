@@ -81,15 +81,21 @@ impl Topology {
         self.beside.is_some()
     }
 
-    /// The queue that it needs a copy of each message of, and nobody has said yet what that is bound to.
+    /// Where it only observes: the queue that it needs a copy of each message of.
     #[must_use]
-    pub fn wants_bindings_of(&self) -> Option<&str> {
-        self.beside.as_deref().filter(|_| self.bindings.is_empty())
+    pub fn beside(&self) -> Option<&str> {
+        self.beside.as_deref()
     }
 
-    /// Binds it as another queue is bound.
+    /// The exchanges of yours that it is to be bound to.
     #[must_use]
-    pub fn bound_like(mut self, bindings: Vec<QueueBinding>) -> Self {
+    pub fn bindings(&self) -> &[QueueBinding] {
+        &self.bindings
+    }
+
+    /// The same with other bindings.
+    #[must_use]
+    pub fn bound_to(mut self, bindings: Vec<QueueBinding>) -> Self {
         self.bindings = bindings;
         self
     }
@@ -389,15 +395,19 @@ const DELIVERY_LIMIT: i64 = 1_000;
 const LOOKS_LIMIT: i64 = 1_000_000;
 
 /// For a queue beside another one, with whatever that is: it must never be what stops a producer, nor fill a disk when nobody looks any more.
-/// One copy of each message is enough, and a queue that nobody has read for a day goes.
+/// One copy of each message is enough; a queue that nobody has read for a day goes, and one that is read by somebody who can't note anything
+/// forgets its oldest messages.
 fn observing() -> FieldTable {
     arguments([
         ("x-queue-type", text(QueueType::Classic.as_str())),
         ("x-expires", AMQPValue::LongLongInt(UNREAD_MILLISECONDS)),
+        ("x-max-length-bytes", AMQPValue::LongLongInt(UNREAD_BYTES)),
+        ("x-overflow", text("drop-head")),
     ])
 }
 
 const UNREAD_MILLISECONDS: i64 = 86_400_000;
+const UNREAD_BYTES: i64 = 1 << 30;
 
 /// One thing to declare.
 enum Step {

@@ -27,6 +27,7 @@ mod migrate;
 mod migration_plan;
 mod migration_wait;
 mod mirror;
+mod observer_bindings;
 mod outbox;
 mod output;
 mod publish;

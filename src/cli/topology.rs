@@ -7,9 +7,10 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use super::observer_bindings;
 use super::output::{self, List, Output, Row, Times};
-use crate::amqp::{Management, ManagementError, Topology, TopologyReport, connect};
-use crate::config::{Config, QueueBinding};
+use crate::amqp::{Topology, TopologyReport, connect};
+use crate::config::Config;
 use crate::exit;
 
 #[derive(Debug, Args)]
@@ -96,9 +97,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     }
     let mut code = ExitCode::SUCCESS;
     for mut topology in topologies {
-        if let Some(beside) = topology.wants_bindings_of() {
-            match bindings_of(beside, &config).await {
-                Ok(bindings) => topology = topology.bound_like(bindings),
+        if let Some(beside) = topology.beside() {
+            match observer_bindings::of(beside, topology.bindings(), &config).await {
+                Ok(bindings) => topology = topology.bound_to(bindings),
                 Err(why) => {
                     output::note(&format!("{}: {why}", topology.queue()));
                     code = ExitCode::from(exit::NO);
@@ -128,38 +129,4 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         }
     }
     Ok(code)
-}
-
-/// What a queue is bound to, for one that gets a copy of each of its messages; else what to do.
-async fn bindings_of(queue: &str, config: &Config) -> Result<Vec<QueueBinding>, String> {
-    let name_them = "name in bindings what it is bound to, and apply again";
-    let asked = match Management::new(&config.rabbitmq, config.rabbitmq.timeout) {
-        Ok(management) => management.bindings(queue).await,
-        Err(error) => Err(error),
-    };
-    let found = asked.map_err(|error| match error {
-        ManagementError::NotSet => {
-            format!("rabbitmq.management is not set, so nobody says what {queue} is bound to: {name_them}")
-        }
-        error => format!("what {queue} is bound to could not be read ({error}): {name_them}"),
-    })?;
-    let back = Topology::return_exchange(queue);
-    let bound: Vec<_> =
-        found.into_iter().filter(|one| !one.source.is_empty() && one.source != back).collect();
-    if bound.is_empty() {
-        return Err(format!(
-            "{queue} is bound to no exchange: messages reach it by its name alone, and no other queue can get a copy of them; have \
-             producers publish to an exchange, or do without observing"
-        ));
-    }
-    if let Some(odd) = bound.iter().find(|one| !one.arguments.is_empty()) {
-        return Err(format!(
-            "{queue} is bound to {} with arguments, which the configuration can't say: declare and bind it by hand",
-            odd.source
-        ));
-    }
-    Ok(bound
-        .into_iter()
-        .map(|one| QueueBinding { exchange: one.source, routing_key: one.routing_key })
-        .collect())
 }

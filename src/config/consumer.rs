@@ -160,7 +160,10 @@ pub(super) fn consumer(
     let mode = section.choice("mode", Mode::Consume, &modes, problems);
     let mut queues = queues(&mut section, problems);
     let name = match mode {
-        Mode::Consume => name,
+        Mode::Consume => {
+            reserved(name.as_ref(), queues.iter().flatten(), &section, problems);
+            name
+        }
         Mode::Observe => {
             queues.iter_mut().flatten().for_each(|queue| queue.push_str(OBSERVER));
             name.and_then(|name| observer(&name, &section, problems))
@@ -219,6 +222,24 @@ pub(super) fn consumer(
         response_limit,
         on_large_response,
     })
+}
+
+/// What ends as an observer's name is an observer's: whoever worked under it would take what was observed for processed, or the messages of the
+/// observer's queue for its own.
+fn reserved<'a>(
+    name: Option<&IdentityPart>,
+    mut queues: impl Iterator<Item = &'a String>,
+    section: &Section,
+    problems: &mut Problems,
+) {
+    let wrong =
+        format!("must not end with {OBSERVER:?}: such names are those of consumers in mode = \"observe\"");
+    if name.is_some_and(|name| name.as_str().ends_with(OBSERVER)) {
+        problems.add(section.place("name"), &wrong);
+    }
+    if queues.any(|queue| queue.ends_with(OBSERVER)) {
+        problems.add(section.place("queue"), &wrong);
+    }
 }
 
 /// The name of who only observes for a consumer.

@@ -130,6 +130,7 @@ struct Adoption<'a> {
     repository: &'a Path,
     python: PathBuf,
     urls: &'a Urls,
+    management: &'a str,
     database: Database,
     sql: PgConnection,
     broker: Broker,
@@ -139,7 +140,8 @@ struct Adoption<'a> {
     report: AdoptionReport,
 }
 
-/// Runs the trial with the programs of a folder and the examples of a repository; `python` as [`crate::python`] has installed it.
+/// Runs the trial with the programs of a folder and the examples of a repository; `python` as [`crate::python`] has installed it; `management` is
+/// the HTTP API of RabbitMQ.
 ///
 /// # Errors
 /// Where a step does not come to its end. What is lost or doubled is in the report.
@@ -148,6 +150,7 @@ pub async fn adopt(
     repository: &Path,
     python: PathBuf,
     urls: &Urls,
+    management: &str,
     messages: usize,
     seed: u64,
 ) -> anyhow::Result<AdoptionReport> {
@@ -158,6 +161,7 @@ pub async fn adopt(
         repository,
         python,
         urls,
+        management,
         sql: database.connect().await?,
         database,
         broker: Broker::connect(&urls.rabbitmq).await?,
@@ -309,11 +313,11 @@ impl Adoption<'_> {
 
     fn configure(&self, mode: &str) -> anyhow::Result<()> {
         let text = format!(
-            "[[consumers]]\nname = {CONSUMER:?}\nqueue = {:?}\n{mode}\nqueue_type = \"classic\"\n\
+            "[rabbitmq]\nmanagement = {:?}\n[[consumers]]\nname = {CONSUMER:?}\nqueue = {:?}\n{mode}\nqueue_type = \"classic\"\n\
              bindings = [{{ exchange = {:?}, routing_key = \"order.*\" }}]\ntenant = {{ header = \"x-tenant-id\" }}\n\
              key = {{ property = \"message_id\" }}\nhandler = {{ function = \"shop.slow_order\" }}\n\
              retry = {{ delays = [\"1s\"], max_attempts = 3 }}\nbatch = 10\nlanes = 1\n",
-            self.queue, self.exchange
+            self.management, self.queue, self.exchange
         );
         Ok(std::fs::write(self.scratch.path().join("oncely.toml"), text)?)
     }

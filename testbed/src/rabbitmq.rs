@@ -23,6 +23,8 @@ pub struct RabbitMq {
     dist_port: u16,
     /// Of the HTTP API, where it is on.
     management_port: Option<u16>,
+    /// Besides the HTTP API.
+    plugins: Vec<&'static str>,
     /// Further lines of its configuration.
     settings: String,
     epmd: Option<Child>,
@@ -32,7 +34,7 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// Starts an empty broker (4 to 10 seconds).
     pub async fn start() -> anyhow::Result<Self> {
-        Self::start_with(None, "").await
+        Self::start_with(None, &[], "").await
     }
 
     /// Starts one with its HTTP API (plugin `rabbitmq_management`).
@@ -42,7 +44,11 @@ impl RabbitMq {
 
     /// The same with further lines of its configuration.
     pub async fn start_with_settings(settings: &str) -> anyhow::Result<Self> {
-        let broker = Self::start_with(Some(ports::free_port()?), settings).await?;
+        Self::start_managed(&[], settings).await
+    }
+
+    async fn start_managed(plugins: &[&'static str], settings: &str) -> anyhow::Result<Self> {
+        let broker = Self::start_with(Some(ports::free_port()?), plugins, settings).await?;
         let port = broker.management_port.context("no port")?;
         wait::eventually_within(Duration::from_secs(60), "the HTTP API listens", || async move {
             tokio::net::TcpStream::connect(("127.0.0.1", port)).await.map(drop)
@@ -51,7 +57,16 @@ impl RabbitMq {
         Ok(broker)
     }
 
-    async fn start_with(management_port: Option<u16>, settings: &str) -> anyhow::Result<Self> {
+    /// The same with a further plugin.
+    pub async fn start_with_management_and(plugin: &'static str) -> anyhow::Result<Self> {
+        Self::start_managed(&[plugin], "").await
+    }
+
+    async fn start_with(
+        management_port: Option<u16>,
+        plugins: &[&'static str],
+        settings: &str,
+    ) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::RabbitMq])?;
         let scratch = Scratch::new("rabbitmq")?;
         let mut broker = Self {
@@ -59,6 +74,7 @@ impl RabbitMq {
             epmd_port: ports::free_port()?,
             dist_port: ports::free_port()?,
             management_port,
+            plugins: plugins.to_vec(),
             settings: settings.to_owned(),
             epmd: None,
             child: None,
@@ -188,8 +204,9 @@ impl RabbitMq {
         let cookie = folder.join("home/.erlang.cookie");
         std::fs::File::create(&cookie)?.write_all(b"ONCELYTESTBED")?;
         std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400))?;
-        let plugins = if self.management_port.is_some() { "[rabbitmq_management].\n" } else { "[].\n" };
-        std::fs::write(folder.join("plugins"), plugins)?;
+        let management = self.management_port.map(|_| "rabbitmq_management");
+        let plugins: Vec<&str> = management.into_iter().chain(self.plugins.iter().copied()).collect();
+        std::fs::write(folder.join("plugins"), format!("[{}].\n", plugins.join(",")))?;
         let mut settings = format!("listeners.tcp.1 = 127.0.0.1:{}\n", self.port);
         if let Some(port) = self.management_port {
             settings.push_str(&format!("management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {port}\n"));

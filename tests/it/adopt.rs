@@ -35,6 +35,30 @@ async fn report(world: &World) -> (i32, Value) {
     (output.status.code().unwrap(), serde_json::from_slice(&output.stdout).expect("an object"))
 }
 
+#[test]
+fn a_name_that_ends_as_an_observers_is_an_observers() {
+    let refused = |consumer: &str| {
+        let text = format!(
+            "[postgres]\nurl = \"postgres://localhost/d\"\n[rabbitmq]\nurl = \"amqp://localhost\"\n[[consumers]]\n{consumer}\n\
+             tenant = {{ header = \"x-tenant-id\" }}\nkey = {{ property = \"message_id\" }}\nhandler = {{ function = \"app.f\" }}\n"
+        );
+        oncely::config::Config::parse(&text).err().map(|problems| problems.to_string()).unwrap_or_default()
+    };
+    assert_eq!(refused("name = \"x\"\nqueue = \"q\"\nmode = \"observe\""), "");
+    assert_eq!(refused("name = \"observe\"\nqueue = \"q.observer\""), "");
+    for (consumer, place) in [
+        ("name = \"x.observe\"\nqueue = \"q\"", "consumers[0].name"),
+        ("name = \"x\"\nqueue = \"q.observe\"", "consumers[0].queue"),
+        ("name = \"x\"\nqueues = [\"q\", \"r.observe\"]", "consumers[0].queue"),
+    ] {
+        let told = refused(consumer);
+        assert!(
+            told.contains(place) && told.contains("must not end with \".observe\""),
+            "{consumer}: {told}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn an_observer_is_bound_as_the_queue_is_sees_each_message_and_leaves_all_as_it_was() {
     let broker = RabbitMq::start_with_management().await.unwrap();
@@ -104,7 +128,11 @@ async fn an_observer_is_bound_as_the_queue_is_sees_each_message_and_leaves_all_a
 
 #[tokio::test]
 async fn an_observer_that_is_killed_at_every_step_counts_nothing_twice_without_saying_so() {
-    let mut world = World::new().await;
+    let broker = RabbitMq::start_with_management().await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.rabbitmq = broker.url();
+    let mut world = World::on(urls).await;
+    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url().unwrap()));
     let exchange = world.queue("shop");
     let bindings =
         format!("bindings = [{{ exchange = {exchange:?}, routing_key = \"order.*\" }}]\nbatch = 50");
@@ -167,14 +195,60 @@ async fn a_queue_that_nobody_can_be_bound_like_is_told_what_to_do() {
 }
 
 #[tokio::test]
+async fn no_observer_is_bound_to_an_exchange_that_divides_its_messages() {
+    let broker = RabbitMq::start_with_management_and("rabbitmq_consistent_hash_exchange").await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.rabbitmq = broker.url();
+    let mut world = World::on(urls).await;
+    world.configure(&format!("[rabbitmq]\nmanagement = {:?}", broker.management_url().unwrap()));
+    world.consumer("payments", "mode = \"observe\"");
+    let (queue, exchange) = (world.queue("payments"), world.queue("divided"));
+    let kind = lapin::ExchangeKind::Custom("x-consistent-hash".to_owned());
+    world.broker.declare_exchange(&exchange, kind).await.unwrap();
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    // The routing key is a weight.
+    world.broker.bind(&queue, &exchange, "1").await.unwrap();
+    let observer = format!("{queue}.observe");
+    let refused = async |world: &World| {
+        let output = world.oncely(&["topology", "apply"]).await;
+        assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+        assert!(told(&output).contains("has the type x-consistent-hash"), "{}", told(&output));
+        assert!(world.broker.ready(&observer).await.is_err(), "it is not declared");
+    };
+    refused(&world).await;
+    let (code, remarks) = checked(&world).await;
+    assert_eq!(code, 1);
+    assert!(
+        remarks.iter().any(|(level, found)| level == "must" && found.contains("x-consistent-hash")),
+        "{remarks:?}"
+    );
+    // Named by hand it is no better.
+    let named =
+        format!("mode = \"observe\"\nbindings = [{{ exchange = {exchange:?}, routing_key = \"1\" }}]");
+    world.reconfigure("mode = \"observe\"", &named);
+    refused(&world).await;
+    for n in 0..40 {
+        world
+            .broker
+            .publish(&exchange, &format!("{n}"), message("acme", &format!("k{n}")), b"{}")
+            .await
+            .unwrap();
+    }
+    world.wait_for_ready(&queue, 40).await;
+}
+
+#[tokio::test]
 async fn a_consumer_in_python_with_a_backlog_is_taken_over_back_and_over_again_while_all_are_killed() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = program("oncely").parent().and_then(Path::parent).unwrap().to_path_buf();
     let target = std::fs::canonicalize(target).unwrap();
     let python = testbed::python(&root.join("examples/python"), &target.join("examples/python")).unwrap();
-    let urls = servers().await.urls().clone();
+    let broker = RabbitMq::start_with_management().await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.rabbitmq = broker.url();
+    let management = broker.management_url().unwrap();
     let programs = program("oncely").parent().unwrap().to_path_buf();
-    let report = testbed::adopt(&programs, root, python, &urls, 2_000, 17).await.unwrap();
+    let report = testbed::adopt(&programs, root, python, &urls, &management, 2_000, 17).await.unwrap();
     assert!(report.is_good(), "{report:#?}");
     assert_eq!((report.sent.unsure, report.verdict.as_str()), (0, "incomplete"));
     assert!(report.kills >= 4 && report.seeded > 0, "{report:#?}");

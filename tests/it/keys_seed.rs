@@ -206,6 +206,14 @@ async fn what_cannot_be_meant_is_refused_before_anything_is_written() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", told(&output));
         assert!(told(&output).contains(said), "{arguments:?}: {}", told(&output));
     }
+    world.consumer("orders", "mode = \"observe\"");
+    for name in ["orders", "orders.observe"] {
+        let output = world.oncely(&["keys", "seed", &good, "--consumer", name]).await;
+        assert_eq!(output.status.code(), Some(2), "{name}: {}", told(&output));
+        assert!(told(&output).contains("remove its mode = \"observe\""), "{name}: {}", told(&output));
+    }
+    let output = world.oncely(&["keys", "seed", &good, "--consumer", "paiments"]).await;
+    assert!(!told(&output).contains(".observe"), "{}", told(&output));
     assert_eq!(world.count("select count(*) from oncely.operator_actions").await, 0);
     // A client of the SQL protocol keeps its keys as long as it says.
     let own = ["keys", "seed", &good, "--consumer", "invoices", "--retention", "3d"];
@@ -229,6 +237,7 @@ async fn what_cannot_be_meant_is_refused_before_anything_is_written() {
         ("'c', array['t'], array[''], array[now()]", "ONC11"),
         ("'c', array['t'], array['k'], array[now() + interval '1 day']", "ONC11"),
         ("'c', array['t'], array['k'], array['infinity'::timestamptz]", "ONC11"),
+        ("'c.observe', array['t'], array['k'], array[now()]", "ONC11"),
         ("'c', array['t'], array['k'], array[now()], '-1 day'", "ONC11"),
         ("'c', '{}', '{}', '{}'", "ONC11"),
         ("'c', null, null, null", "ONC11"),
@@ -245,4 +254,18 @@ async fn what_cannot_be_meant_is_refused_before_anything_is_written() {
             "{call}: {error}"
         );
     }
+}
+
+#[tokio::test]
+async fn what_another_databases_clock_says_of_just_now_is_seeded_as_of_now() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.register("payments", "7d").await;
+    let at = |seconds: i64| (chrono::Utc::now() + chrono::TimeDelta::seconds(seconds)).to_rfc3339();
+    let text = format!("tenant,key,completed_at\nacme,ahead,{}\nacme,far,{}\n", at(120), at(7_200));
+    let path = file(&world, "ahead.csv", &text);
+    let (code, object, said) = seed(&world, &path, &[]).await;
+    assert_eq!((code, &object["seeded"], &object["refused"]), (1, &json!(1), &json!(1)), "{object} {said}");
+    let now = "select count(*) from oncely.idempotency_keys where key = 'ahead' and completed_at <= clock_timestamp()";
+    assert_eq!(world.count(now).await, 1);
 }

@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
+use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
-use testbed::{AdoptionReport, Servers, Sightings};
+use testbed::{AdoptionReport, RabbitMq, Servers, Sightings};
 
 use crate::servers::Choice;
 use crate::{judgement, process};
@@ -37,7 +38,13 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     eprintln!("{} messages; an old consumer, an observer, two workers", arguments.messages);
     let began = Instant::now();
     let messages = usize::try_from(arguments.messages)?;
-    let report = testbed::adopt(&programs, &root, python, servers.urls(), messages, arguments.seed).await?;
+    // One that says what a queue is bound to.
+    let broker = RabbitMq::start_with_management().await?;
+    let mut urls = servers.urls().clone();
+    urls.rabbitmq = broker.url();
+    let management = broker.management_url().context("no HTTP API")?;
+    let report =
+        testbed::adopt(&programs, &root, python, &urls, &management, messages, arguments.seed).await?;
     print(&report, began.elapsed().as_secs(), arguments.json)?;
     anyhow::ensure!(report.is_good(), "this is a bug; the seed is {}", arguments.seed);
     Ok(())

@@ -1,5 +1,6 @@
 //! `oncely adopt check`: can a queue that is there be taken over, and what is to be done before? Changes nothing.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,6 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::super::completions;
+use super::super::observer_bindings::COPYING;
 use super::super::output::{List, Output, Row, Times, counted};
 use crate::amqp::{BindingFacts, Management, ManagementError, QueueFacts, Topology, connect, depth};
 use crate::config::{Config, Consumer, OBSERVER};
@@ -80,6 +82,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
                     queue.dead_letters(&facts);
                     queue.bounds(&facts);
                     queue.bindings(&bindings);
+                    queue.sources(&management_types(&config, &bindings).await, topology.observes());
                 }
                 Err(ManagementError::NotSet) => queue.say(
                     NOTE,
@@ -113,6 +116,21 @@ async fn facts(
 ) -> Result<(QueueFacts, Vec<BindingFacts>), ManagementError> {
     let facts = management.queue(queue).await?.unwrap_or_default();
     Ok((facts, management.bindings(queue).await?))
+}
+
+/// The exchanges that a queue is bound to, and their types as far as somebody says them.
+async fn management_types(config: &Config, bindings: &[BindingFacts]) -> Vec<(String, String)> {
+    let mut types = Vec::new();
+    if let Ok(management) = Management::new(&config.rabbitmq, config.rabbitmq.timeout) {
+        let sources: BTreeSet<&str> =
+            bindings.iter().map(|one| one.source.as_str()).filter(|source| !source.is_empty()).collect();
+        for source in sources {
+            if let Ok(Some(kind)) = management.exchange_type(source).await {
+                types.push((source.to_owned(), kind));
+            }
+        }
+    }
+    types
 }
 
 const NEW_QUEUE: &str =
@@ -173,12 +191,15 @@ impl Queue<'_> {
             None => self.say(
                 MUST,
                 "what the broker drops from it is gone: no dead-letter exchange",
-                format!("a policy (the guide has the command), or add to its policy: \"dead-letter-exchange\": \"{ours}\""),
+                format!(
+                    "when the old consumer has stopped: a policy (the guide has the command), or add to its policy: \
+                     \"dead-letter-exchange\": \"{ours}\""
+                ),
             ),
             Some(other) if by_policy.as_ref() == Some(&other) => self.say(
                 MUST,
                 format!("its policy sends what it drops to {other:?}"),
-                format!("change that policy to {ours}"),
+                format!("when the old consumer has stopped, and not before, change that policy to {ours}"),
             ),
             Some(other) => self.say(
                 MUST,
@@ -211,6 +232,16 @@ impl Queue<'_> {
                 "it can be taken over as it is; nothing can observe it beside",
             ),
             false => self.say(FINE, format!("bound to {}", from.join(", ")), "the bindings stay"),
+        }
+    }
+
+    /// An exchange that divides its messages gives a part of them to each queue that is bound besides.
+    fn sources(&mut self, types: &[(String, String)], observes: bool) {
+        for (source, kind) in types.iter().filter(|(_, kind)| !COPYING.contains(&kind.as_str())) {
+            let level = if observes { MUST } else { NOTE };
+            let advice = "it may give a message to one of its queues alone: no observer beside this queue, and a new queue gets a part of \
+                          the messages instead of a copy";
+            self.say(level, format!("{source} has the type {kind}"), advice);
         }
     }
 

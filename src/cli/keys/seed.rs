@@ -14,7 +14,7 @@ use serde_json::json;
 use super::super::output::{self, counted, safe};
 use super::super::{completions, consent, session};
 use super::lines::{Line, Lines};
-use crate::config::Config;
+use crate::config::{Config, OBSERVER};
 use crate::identity::IdentityPart;
 use crate::pg::{self, MOST_SEEDS, Seed, SeedConflict, Session};
 use crate::{exit, shutdown};
@@ -49,6 +49,8 @@ const TOLD: usize = 20;
 const LISTED: usize = 1_000;
 /// Keys of one transaction: a worker that wants one of them waits for so many.
 const BATCH: usize = MOST_SEEDS / 2;
+/// How far another database's clock may be ahead; `oncely.seed_keys` takes some more for now.
+const AHEAD: Duration = Duration::from_secs(600);
 /// Tries of a batch that meets others.
 const TRIES: u32 = 5;
 
@@ -76,14 +78,23 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     };
     let consumer = part("consumer", &arguments.consumer)?;
     let tenant = arguments.tenant.as_deref().map(|tenant| part("tenant", tenant)).transpose()?;
-    let is_configured = config.consumers.iter().any(|one| one.name == consumer);
+    let working = || config.consumers.iter().filter(|one| !one.observes());
+    let is_configured = working().any(|one| one.name == consumer);
+    let observer = config.consumers.iter().find(|one| one.observes() && is_of(&one.name, &consumer));
+    if let (Some(observer), false) = (observer, is_configured) {
+        output::note(&format!(
+            "{} only observes here, and what it knows counts for nobody: remove its mode = \"observe\", and seed the keys of the consumer itself",
+            observer.name
+        ));
+        return Ok(ExitCode::from(exit::USAGE));
+    }
     if is_configured == arguments.retention.is_some() {
         output::note(&match is_configured {
             true => format!("{consumer} is configured, and its retention counts: leave --retention out"),
             false => format!(
                 "{consumer} is not configured here: name one of {}; or say with --retention how long the keys of a consumer \
                  that calls oncely.claim are remembered",
-                config.consumer_names().iter().map(|name| safe(name)).collect::<Vec<_>>().join(", ")
+                working().map(|one| safe(one.name.as_str())).collect::<Vec<_>>().join(", ")
             ),
         });
         return Ok(ExitCode::from(exit::USAGE));
@@ -150,6 +161,11 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     }
     let is_clean = is_over && counts.refused == 0 && counts.conflicting == 0;
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
+}
+
+/// Is it the observer of this name, with or without what stands behind an observer's?
+fn is_of(observer: &IdentityPart, named: &IdentityPart) -> bool {
+    observer == named || observer.as_str().strip_suffix(OBSERVER) == Some(named.as_str())
 }
 
 fn tell(name: &str, counts: &Counts, dry_run: bool, conflicts: &[SeedConflict]) {
@@ -239,10 +255,12 @@ impl Seeding<'_> {
         let now = session.clock.now();
         let mut seeds = Vec::with_capacity(batch.len());
         for (number, seed) in batch.drain(..) {
-            match seed.completed_at.is_some_and(|at| at > now) {
-                true => {
-                    self.refuse(number, "completed_at is yet to come, by the database's clock".to_owned())
-                }
+            match seed.completed_at.is_some_and(|at| at > now + AHEAD) {
+                true => self.refuse(
+                    number,
+                    "completed_at is yet to come, by more than ten minutes of the database's clock"
+                        .to_owned(),
+                ),
                 false => seeds.push(seed),
             }
         }
