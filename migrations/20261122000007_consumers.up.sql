@@ -233,7 +233,7 @@ begin
         raise exception using errcode = 'ONC11',
             message = format('oncely: the retention would be shorter than mirror.ttl, %s', longest_entry),
             hint = 'A mirror entry would outlive its key: shorten mirror.ttl, restart the relays, and try again when '
-                'as much time has passed as it was, and two hours.';
+                'as much time has passed as it was, and three hours.';
     end if;
     at := clock_timestamp();
     -- The collection goes by the longest that entries may have been written under, until they are over: those, too, of

@@ -120,7 +120,7 @@ async fn change(
     if set.retention < longest_entry {
         output::note(&format!(
             "nothing was changed: a mirror entry may live for {} (mirror.ttl), and must not outlive its key; shorten mirror.ttl first, \
-             restart the relays, and try again an hour after that time is over",
+             restart the relays, and try again three hours after that time is over",
             show(longest_entry)
         ));
         return Ok(ExitCode::from(exit::REFUSED));

@@ -46,7 +46,8 @@ impl Unfit {
             // As good as away, and waited for.
             Self::Old { timeline } => {
                 let text = format!(
-                    "the host that takes writes is on an older timeline than another one was ({timeline}): an old primary has come back"
+                    "the host that takes writes is on an older timeline than another one was ({timeline}): an old primary has come back \
+                     (where it was restored on purpose, restart this process)"
                 );
                 sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text))
             }

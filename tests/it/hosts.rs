@@ -3,6 +3,7 @@
 use oncely::config::Config;
 use testbed::Postgres;
 
+use crate::support::http::{address, wait_for};
 use crate::support::{World, message, servers};
 
 fn refused(postgres: &str) -> String {
@@ -107,4 +108,43 @@ async fn the_host_that_takes_writes_is_used_before_and_after_a_failover_and_an_o
     let effects: i64 =
         sqlx::query_scalar("select count(*) from app.effects").fetch_one(&mut past).await.unwrap();
     assert_eq!(effects, 1, "nothing was done in the past");
+}
+
+#[tokio::test]
+async fn a_worker_that_meets_an_old_primary_behind_one_address_is_ready_when_the_new_one_is_back() {
+    let old = Postgres::start(&[]).await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.postgres = old.url();
+    let mut world = World::on(urls).await;
+    world.configure("[worker]\nlisten = \"127.0.0.1:0\"");
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    let new = old.standby().await.unwrap();
+    let at = |server: &Postgres| -> std::net::SocketAddr {
+        format!("127.0.0.1:{}", url::Url::parse(&server.url()).unwrap().port().unwrap()).parse().unwrap()
+    };
+    let (proxy, through) = world.proxied_postgres().await;
+    let worker = world.start_with("worker", "worker", &through);
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 200, "").await;
+    new.promote().await.unwrap();
+    proxy.retarget(at(&new));
+    proxy.cut();
+    let name = world.database.url().rsplit('/').next().unwrap().to_owned();
+    let new_url = format!("{}/{name}", new.url().rsplit_once('/').unwrap().0);
+    world.sql = <sqlx::PgConnection as sqlx::Connection>::connect(&new_url).await.unwrap();
+    world.publish("payments", message("acme", "after"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+
+    // For a while the address leads to the old one again, which is still there.
+    proxy.retarget(at(&old));
+    proxy.cut();
+    world.publish("payments", message("acme", "meanwhile"), "{}").await;
+    world.wait_for_line(&worker, "an old primary has come back").await;
+    wait_for(&address, "/readyz", 503, "PostgreSQL does not answer").await;
+    // Whoever has a connection to the old one keeps it, unless he lets go of it himself.
+    proxy.retarget(at(&new));
+    wait_for(&address, "/readyz", 200, "").await;
+    world.wait_for("select count(*) from app.effects", 2).await;
+    world.stop(worker).await;
 }
