@@ -14,9 +14,6 @@ create table oncely.cell (
     only_row boolean not null default true,
     name text collate "C" not null default 'main',
     history_id uuid not null default gen_random_uuid(),
-    -- Two random uuids: 244 random bits.
-    secret bytea not null
-        default decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'),
     audit_floor interval not null default interval '30 days',
     mirror_ttl interval not null default interval '0',
     mirror_ttl_until timestamptz,
@@ -40,9 +37,6 @@ comment on column oncely.cell.name is 'Name of the cell, [cell] name in oncely.t
 comment on column oncely.cell.history_id is
     'Random; part of oncely.epoch(). A new one makes every mirror entry of before invisible: set it after a '
     'restore.';
-comment on column oncely.cell.secret is
-    'Key of the mirror tags, and of signed identities and letter marks, unless oncely.toml sets [mirror] key or '
-    '[cell] signing_key.';
 comment on column oncely.cell.audit_floor is
     'No younger part of the trail is dropped, whatever a process asks for. Only the owner of the schema can lower '
     'it: update oncely.cell set audit_floor = …';

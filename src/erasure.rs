@@ -6,7 +6,6 @@
 
 use anyhow::Context as _;
 use chrono::{DateTime, TimeDelta, Utc};
-use secrecy::ExposeSecret as _;
 use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
@@ -15,7 +14,7 @@ use crate::amqp::AmqpError;
 use crate::config::Config;
 use crate::identity::{Identity, IdentityPart};
 use crate::letters::{Swept, sweep_tenant};
-use crate::mirror::{Mirror, Tag, TagKey};
+use crate::mirror::{Mirror, Tag, TagKey, tag_keys};
 use crate::pg::{self, Session, TenantCounts, TenantTable};
 
 /// Keys of one transaction.
@@ -148,11 +147,9 @@ impl Erasure<'_> {
     ) -> anyhow::Result<()> {
         let mirror = match &config.mirror {
             Some(settings) => {
-                let secret = match &settings.key {
-                    Some(key) => key.expose_secret().as_bytes().to_vec(),
-                    None => pg::secret(&mut session.connection).await?,
-                };
-                Some((Mirror::new(settings)?, TagKey::derive(&secret)))
+                let (now, before) = tag_keys(config, &mut session.connection).await?;
+                // Entries that were made with another key may be there still.
+                Some((Mirror::new(settings)?, [vec![now], before].concat()))
             }
             None => None,
         };
@@ -161,7 +158,7 @@ impl Erasure<'_> {
             let now = session.clock.now();
             let mut transaction = pg::past_requeues(&mut session.connection).await?;
             let gone = pg::erase_keys(&mut transaction, self.tenant, BATCH, self.forgets_keys, now).await?;
-            if let Some((mirror, key)) = &mirror {
+            if let Some((mirror, keys)) = &mirror {
                 let mut tags: Vec<Tag> = Vec::with_capacity(gone.len());
                 for one in &gone {
                     let identity = Identity {
@@ -169,7 +166,9 @@ impl Erasure<'_> {
                         consumer: IdentityPart::new(one.consumer.as_bytes())?,
                         key: IdentityPart::new(one.key.as_bytes())?,
                     };
-                    tags.push(key.tag(&session.cell.epoch, &identity, one.fingerprint.as_ref()));
+                    let tag =
+                        |key: &TagKey| key.tag(&session.cell.epoch, &identity, one.fingerprint.as_ref());
+                    tags.extend(keys.iter().map(tag));
                 }
                 receipt.mirror_entries +=
                     mirror.remove(&tags, now).await.context("taking keys out of the mirror")?;

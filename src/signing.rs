@@ -13,10 +13,17 @@ use crate::letter::Letter;
 /// How what we write is laid out. A program that meets another number says so, and guesses nothing.
 const VERSION: &str = "1";
 
-/// The keys of signed identities and letter marks: one signs, all are known, so that one can be replaced while copies that it signed
-/// are on their way.
+/// The keys of signed identities and letter marks: of each one signs, all are known, so that one can be replaced while copies that it
+/// signed are on their way.
 #[derive(Clone)]
 pub(crate) struct SigningKeys {
+    identity: Ring,
+    letter: Ring,
+}
+
+/// The keys of one purpose.
+#[derive(Clone)]
+struct Ring {
     signing: SigningKey,
     known: Vec<SigningKey>,
 }
@@ -25,9 +32,35 @@ pub(crate) struct SigningKeys {
 struct SigningKey {
     /// Says which key it was, and nothing of the key.
     id: String,
-    retry: [u8; 32],
-    letter: [u8; 32],
+    key: [u8; 32],
 }
+
+/// A secret that the database has.
+#[derive(Clone)]
+pub(crate) struct StoredSecret {
+    /// What was signed with it names it so.
+    pub(crate) id: String,
+    pub(crate) secret: Vec<u8>,
+}
+
+/// The database's secrets of one purpose.
+#[derive(Clone)]
+pub(crate) struct StoredSecrets {
+    /// Signs, where the configuration has no other.
+    pub(crate) signing: StoredSecret,
+    /// Are accepted besides.
+    pub(crate) accepted: Vec<StoredSecret>,
+}
+
+/// What signs and what is accepted, as the database says it at a moment.
+#[derive(Clone)]
+pub(crate) struct SigningSecrets {
+    pub(crate) identity: StoredSecrets,
+    pub(crate) letter: StoredSecrets,
+}
+
+const IDENTITY: &str = "oncely 2026-11-22 signed identity v1";
+const LETTER: &str = "oncely 2026-11-22 dead letter mark v1";
 
 /// Why a signed identity or a mark does not count. Nothing else is asked instead: whoever can spoil the signature could choose it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +69,7 @@ pub(crate) enum Unreadable {
     Malformed,
     #[error("has a version that this program does not know: a newer one wrote it")]
     Version,
-    #[error("is signed with the key {0}, which this process does not have (cell.known_keys)")]
+    #[error("is signed with the key {0}, which is not accepted here (oncely secrets list; cell.known_keys)")]
     Key(String),
     #[error("does not belong to this message, or is forged")]
     Mismatch,
@@ -59,41 +92,42 @@ pub(crate) struct SignedIdentity {
     pub(crate) user_id: Option<String>,
 }
 
-impl SigningKey {
-    fn derive(secret: &[u8]) -> Self {
+impl StoredSecret {
+    /// A secret that says its own name: of a configuration, or a test.
+    fn named(secret: &[u8]) -> Self {
         let [a, b, c, d, ..] = blake3::derive_key("oncely 2026-11-22 signing key id v1", secret);
-        Self {
-            id: format!("{:08x}", u32::from_be_bytes([a, b, c, d])),
-            retry: blake3::derive_key("oncely 2026-11-22 signed identity v1", secret),
-            letter: blake3::derive_key("oncely 2026-11-22 dead letter mark v1", secret),
-        }
-    }
-
-    /// `<version>.<key id>.<MAC>`, and what follows is the content.
-    fn sign(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> String {
-        format!("{VERSION}.{}.{}", self.id, self.mac(consumer, body, content).to_hex())
-    }
-
-    fn mac(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
-        keyed(&self.retry, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
-    }
-
-    fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
-        keyed(&self.letter, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+        Self { id: format!("{:08x}", u32::from_be_bytes([a, b, c, d])), secret: secret.to_vec() }
     }
 }
 
-impl SigningKeys {
-    /// The key that a configuration has for signing, those that are known besides, and the cell's own secret: it signs where there is
-    /// no other, and is always known.
-    pub(crate) fn derive<'a>(
-        signing: Option<&[u8]>,
-        known: impl IntoIterator<Item = &'a [u8]>,
-        secret: &'a [u8],
-    ) -> Self {
+impl SigningKey {
+    fn derive(context: &str, stored: &StoredSecret) -> Self {
+        Self { id: stored.id.clone(), key: blake3::derive_key(context, &stored.secret) }
+    }
+
+    /// `<version>.<key id>.<MAC>`, and what follows is the content.
+    fn sign(&self, mac: blake3::Hash) -> String {
+        format!("{VERSION}.{}.{}", self.id, mac.to_hex())
+    }
+
+    fn identity(&self, consumer: &IdentityPart, body: &[u8], content: &str) -> blake3::Hash {
+        keyed(&self.key, &[consumer.as_str().as_bytes(), &Sha256::digest(body), content.as_bytes()])
+    }
+
+    fn letter(&self, letter: Letter, tenant: &str, body: &[u8]) -> blake3::Hash {
+        keyed(&self.key, &[letter.to_string().as_bytes(), tenant.as_bytes(), body])
+    }
+}
+
+impl Ring {
+    fn new(context: &str, signing: Option<&[u8]>, known: &[&[u8]], stored: &StoredSecrets) -> Self {
+        let derive = |stored: &StoredSecret| SigningKey::derive(context, stored);
+        let configured = known.iter().map(|secret| derive(&StoredSecret::named(secret)));
         Self {
-            signing: SigningKey::derive(signing.unwrap_or(secret)),
-            known: known.into_iter().chain([secret]).map(SigningKey::derive).collect(),
+            signing: signing.map_or_else(|| derive(&stored.signing), |one| derive(&StoredSecret::named(one))),
+            known: configured
+                .chain(std::iter::once(&stored.signing).chain(&stored.accepted).map(derive))
+                .collect(),
         }
     }
 
@@ -110,6 +144,42 @@ impl SigningKeys {
                 false => Unreadable::Malformed,
             }
         })
+    }
+
+    /// Does a signature name a key that is not here?
+    fn misses(&self, signature: &str) -> bool {
+        let mut parts = signature.splitn(3, '.');
+        let (version, id) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        matches!(self.key(version, id), Err(Unreadable::Key(_)))
+    }
+}
+
+impl SigningKeys {
+    /// The key that a configuration has for signing, those that are known besides, and the database's own: those sign where there is
+    /// no other, and are always known.
+    pub(crate) fn new(signing: Option<&[u8]>, known: &[&[u8]], stored: &SigningSecrets) -> Self {
+        Self {
+            identity: Ring::new(IDENTITY, signing, known, &stored.identity),
+            letter: Ring::new(LETTER, signing, known, &stored.letter),
+        }
+    }
+
+    /// The same where the database has one secret for everything.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn derive<'a>(
+        signing: Option<&[u8]>,
+        known: impl IntoIterator<Item = &'a [u8]>,
+        secret: &[u8],
+    ) -> Self {
+        let stored = StoredSecrets { signing: StoredSecret::named(secret), accepted: Vec::new() };
+        let known: Vec<&[u8]> = known.into_iter().collect();
+        Self::new(signing, &known, &SigningSecrets { identity: stored.clone(), letter: stored })
+    }
+
+    /// Does a message name, in its signed identity or its mark, a key that is not here?
+    pub(crate) fn misses(&self, identity: Option<&str>, mark: Option<&str>) -> bool {
+        identity.is_some_and(|identity| self.identity.misses(identity))
+            || mark.is_some_and(|mark| self.letter.misses(mark))
     }
 
     /// The header's value for a copy of a message with this body.
@@ -134,7 +204,8 @@ impl SigningKeys {
 
     fn write(&self, signed: &Content, consumer: &IdentityPart, body: &[u8]) -> Option<String> {
         let content = serde_json::to_string(signed).ok()?;
-        Some(format!("{}.{content}", self.signing.sign(consumer, body, &content)))
+        let key = &self.identity.signing;
+        Some(format!("{}.{content}", key.sign(key.identity(consumer, body, &content))))
     }
 
     /// What a header's value holds, if we signed it, for this consumer and this body.
@@ -151,8 +222,8 @@ impl SigningKeys {
         let mut parts = text.splitn(4, '.');
         let mut part = || parts.next().ok_or(Unreadable::Malformed);
         let (version, id, mac, content) = (part()?, part()?, part()?, part()?);
-        let key = self.key(version, id)?;
-        compare(mac, key.mac(consumer, body, content))?;
+        let key = self.identity.key(version, id)?;
+        compare(mac, key.identity(consumer, body, content))?;
         let signed: Content = serde_json::from_str(content).map_err(|_| Unreadable::Malformed)?;
         let read = |text: &str| IdentityPart::new(text.as_bytes()).map_err(|_| Unreadable::Malformed);
         let identity = match (signed.tenant, signed.key) {
@@ -166,7 +237,7 @@ impl SigningKeys {
 
     /// Marks a dead letter, so that no publisher can have a sweep take one message for another.
     pub(crate) fn mark(&self, letter: Letter, tenant: &str, body: &[u8]) -> String {
-        format!("{VERSION}.{}.{}", self.signing.id, self.signing.mark(letter, tenant, body).to_hex())
+        self.letter.signing.sign(self.letter.signing.letter(letter, tenant, body))
     }
 
     /// The letter that a message is by its two headers, the letter's name and its mark. `None` where it has no mark: a name alone
@@ -185,9 +256,9 @@ impl SigningKeys {
         let mut parts = mark.splitn(3, '.');
         let mut part = || parts.next().ok_or(Unreadable::Malformed);
         let (version, id, mac) = (part()?, part()?, part()?);
-        let key = self.key(version, id)?;
+        let key = self.letter.key(version, id)?;
         let letter = letter.and_then(Letter::parse).ok_or(Unreadable::Mismatch)?;
-        compare(mac, key.mark(letter, tenant, body))?;
+        compare(mac, key.letter(letter, tenant, body))?;
         Ok(Some(letter))
     }
 }
@@ -234,7 +305,7 @@ mod tests {
         assert_eq!(open(&key, &value, "payments", b"other"), Err(Unreadable::Mismatch));
         assert_eq!(
             open(&SigningKeys::derive(None, [], b"other"), &value, "payments", b"body"),
-            Err(Unreadable::Key(key.signing.id.clone()))
+            Err(Unreadable::Key(key.identity.signing.id.clone()))
         );
         assert_eq!(
             open(&key, &value.replace("acme", "evil"), "payments", b"body"),
@@ -270,10 +341,40 @@ mod tests {
             assert_eq!(reads(key, &old_mark), Ok(Some(letter)));
             assert_eq!(reads(key, &new_mark), Ok(Some(letter)));
         }
-        assert_eq!(reads(&before, &new_mark), Err(Unreadable::Key(after.signing.id.clone())));
+        assert_eq!(reads(&before, &new_mark), Err(Unreadable::Key(after.letter.signing.id.clone())));
         assert!(!opens(&before, &new), "who does not have the key says so");
         let third = SigningKeys::derive(Some(b"newer key"), [&b"new key"[..]], b"secret");
         assert!(opens(&third, &new) && opens(&third, &old));
+    }
+
+    #[test]
+    fn each_purpose_has_its_own_key_and_a_name_that_is_not_here_is_told_from_junk() {
+        let ring = |name: &str| {
+            let secret = |id: &str| StoredSecret { id: id.to_owned(), secret: name.as_bytes().to_vec() };
+            StoredSecrets { signing: secret("00000001"), accepted: vec![secret("00000002")] }
+        };
+        let stored =
+            |identity: &str, letter: &str| SigningSecrets { identity: ring(identity), letter: ring(letter) };
+        let key = SigningKeys::new(None, &[], &stored("i", "l"));
+        let letter = Letter { id: uuid::Uuid::from_u128(7), generation: 1 };
+        let (user, mark) =
+            (key.sign_user(&part("payments"), "shop", b"body").unwrap(), key.mark(letter, "acme", b"body"));
+        let open = |key: &SigningKeys| key.open(user.as_bytes(), &part("payments"), b"body").is_ok();
+        let read = |key: &SigningKeys| {
+            key.read_mark(Some(&letter.to_string()), Some(&mark), "acme", b"body").is_ok()
+        };
+        let (no_letter, no_identity) =
+            (SigningKeys::new(None, &[], &stored("i", "x")), SigningKeys::new(None, &[], &stored("x", "l")));
+        assert!(open(&no_letter) && !read(&no_letter) && !open(&no_identity) && read(&no_identity));
+        for known in [&user, &mark, "1.00000001.", "1.00000002.ab.{}"] {
+            assert!(!key.misses(Some(known), Some(known)), "{known}");
+        }
+        for unknown in ["1.00000003", "1.00000003.ab", "1.fFfFfFfF.ab.{}"] {
+            assert!(key.misses(Some(unknown), None) && key.misses(None, Some(unknown)), "{unknown}");
+        }
+        for junk in ["", "1", "1.", "1.0000003.ab", "2.00000003.ab", "x.00000003.ab", "1.0000000g.ab"] {
+            assert!(!key.misses(Some(junk), Some(junk)), "{junk}");
+        }
     }
 
     #[test]

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use secrecy::ExposeSecret as _;
 
 use crate::config::Config;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
-use crate::mirror::{Mirror, TagKey};
+use crate::mirror::{Mirror, tag_keys};
 use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, LetterFilter, LetterRow, Session};
 use crate::reason::Reason;
 use crate::shown;
@@ -100,10 +99,7 @@ pub(crate) async fn stories(
 /// Does the mirror hold the key now? `None` where that can't be said.
 async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) -> Option<bool> {
     let settings = config.mirror.as_ref()?;
-    let secret = match &settings.key {
-        Some(key) => key.expose_secret().as_bytes().to_vec(),
-        None => pg::secret(&mut session.connection).await.ok()?,
-    };
+    let (key, _) = tag_keys(config, &mut session.connection).await.ok()?;
     let part = |text: &str| IdentityPart::new(text.as_bytes()).ok();
     let identity = Identity {
         tenant: part(&details.tenant)?,
@@ -111,7 +107,6 @@ async fn mirrored(config: &Config, session: &mut Session, details: &KeyDetails) 
         key: part(&details.key)?,
     };
     let fingerprint = details.fingerprint.as_deref().and_then(Fingerprint::from_stored);
-    let key = TagKey::derive(&secret);
     let tag = key.tag(&session.cell.epoch, &identity, fingerprint.as_ref());
     let mirror = Mirror::new(settings).ok()?;
     tokio::time::timeout(MIRROR, mirror.holds(&key, &tag, session.clock.now())).await.ok()?.ok()

@@ -181,6 +181,16 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("gc run", &["oncely gc run --dry-run", "oncely gc run", "oncely gc run --accept-clock"]),
     ("retention", &["oncely retention list", "oncely retention set payments 3d --note 'less is enough'"]),
     ("retention list", &["oncely retention list"]),
+    ("secrets", &["oncely secrets list", "oncely secrets rotate identity --note 'yearly'"]),
+    ("secrets list", &["oncely secrets list", "oncely secrets list -o json"]),
+    (
+        "secrets rotate",
+        &[
+            "oncely secrets rotate identity --note 'yearly'",
+            "oncely secrets rotate letter --accept 90d",
+            "oncely secrets rotate mirror --signs-in 10m",
+        ],
+    ),
     ("retention set", &["oncely retention set payments 3d --note 'less is enough'"]),
     (
         "publish",

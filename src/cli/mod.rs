@@ -33,6 +33,7 @@ mod output;
 mod publish;
 pub mod relay;
 mod retention;
+mod secrets;
 mod session;
 mod since;
 mod status;
@@ -122,6 +123,8 @@ enum Other {
     Gc(gc::Arguments),
     /// How long keys are remembered, as the database knows it
     Retention(retention::Arguments),
+    /// Keys that sign, mark and make tags: list them, replace one
+    Secrets(secrets::Arguments),
     /// Publish one message, for a first try
     Publish(publish::Arguments),
     /// Handlers that are SQL functions, without a broker
@@ -185,6 +188,7 @@ impl Other {
             Self::Man(arguments) => man::run(arguments),
             Self::Grant(arguments) => grant::run(config, arguments, times).await,
             Self::Tenant(arguments) => tenant::run(config, arguments, times).await,
+            Self::Secrets(arguments) => secrets::run(config, arguments, times).await,
             Self::Retention(arguments) => retention::run(config, arguments, times).await,
             #[cfg(feature = "console")]
             Self::Console(arguments) => console::run(config, arguments).await,

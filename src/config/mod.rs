@@ -44,7 +44,7 @@ pub use traces::{SpanParent, Told, TraceSettings};
 use crate::pg::PgSettings;
 pub use crate::server_url::masked;
 pub(crate) use crate::server_url::without_logins;
-use crate::signing::SigningKeys;
+use crate::signing::{SigningKeys, SigningSecrets};
 pub use crate::tls::TlsSettings;
 
 /// The file that is read where `--config` names none.
@@ -204,12 +204,13 @@ impl Config {
         serde_json::to_value(values(&text, true).ok()?).ok()
     }
 
-    /// What signs identities and marks letters.
-    pub(crate) fn signing_keys(&self, cell_secret: &[u8]) -> SigningKeys {
+    /// What signs identities and marks letters, beside what the database has.
+    pub(crate) fn signing_keys(&self, stored: &SigningSecrets) -> SigningKeys {
         let bytes = |key: &SecretString| key.expose_secret().as_bytes().to_vec();
         let known: Vec<_> = self.known_keys.iter().map(bytes).collect();
+        let known: Vec<&[u8]> = known.iter().map(Vec::as_slice).collect();
         let signing = self.signing_key.as_ref().map(bytes);
-        SigningKeys::derive(signing.as_deref(), known.iter().map(Vec::as_slice), cell_secret)
+        SigningKeys::new(signing.as_deref(), &known, stored)
     }
 
     fn read(text: &str, name: &str, environment: bool) -> (Option<Self>, Problems) {

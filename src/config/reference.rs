@@ -194,7 +194,7 @@ mod tests {
             (setting.kind(part), setting)
         };
         for (part, name, kind, unit, otherwise) in [
-            ("mirror", "key", "text", "", Some("the database's own random secret")),
+            ("mirror", "key", "text", "", Some("the database's own")),
             ("mirror", "ttl", "duration", "ms, s, m, h, d", Some("\"1h\"")),
             ("gc", "load", "whole number", "percent", Some("20")),
             ("consumers", "buffer", "whole number", "bytes", Some("67108864")),
@@ -206,7 +206,7 @@ mod tests {
             ("consumers", "bindings", "list", "", Some("[]")),
             ("postgres", "url", "text", "", None),
             ("worker", "name", "text", "", Some("host name and process id")),
-            ("cell", "signing_key", "text", "", Some("the database's own secret")),
+            ("cell", "signing_key", "text", "", Some("the database's own keys")),
         ] {
             let (found, setting) = of(part, name);
             assert_eq!((found, setting.otherwise().as_deref()), ((kind, unit), otherwise), "{part}.{name}");

@@ -70,10 +70,17 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Whether the cell's secret can be read.
-    pub(super) async fn secret(&mut self, config: &Config) {
+    /// Whether a worker's keys can be read.
+    pub(super) async fn secrets(&mut self, config: &Config) {
         if let Some(session) = &mut self.session {
-            preflight::read_secret(config, session, self.found).await;
+            preflight::read_secrets(config, session, self.found).await;
+        }
+    }
+
+    /// Whether the keys of tags can be read.
+    pub(super) async fn tag_keys(&mut self, config: &Config) {
+        if let Some(session) = &mut self.session {
+            preflight::read_tag_keys(config, session, self.found).await;
         }
     }
 

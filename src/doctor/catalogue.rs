@@ -91,7 +91,7 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "pg.grants",
         "The login may do its work",
-        "memberships of Oncely's roles (`pg_has_role`), privileges on tables (`has_table_privilege`), the cell's secret where it is needed",
+        "memberships of Oncely's roles (`pg_has_role`), privileges on tables (`has_table_privilege`), the functions that give keys where they are needed",
         "error: the login lacks the role of its work, or the role lacks a privilege that its migration gave it",
         "grant the role to the login; if the role itself lacks something, somebody has revoked it: grant it again as the migration `roles` does",
     ),
@@ -203,6 +203,13 @@ pub const CHECKS: &[Check] = &[
         "the oldest waiting dead letter of each consumer beside its `redelivery_horizon` and its retention",
         "warning: it is older than the horizon that was planned for, or than the retention: requeued, it would not be recognised",
         "requeue or discard what waits (`oncely failed groups`); lengthen `redelivery_horizon` and `retention`",
+    ),
+    later(
+        "secrets",
+        "Keys are replaced now and then",
+        "`oncely.secrets`, without the secrets",
+        "info: a key has signed for longer than a year; one whose time is over is still there",
+        "`oncely secrets rotate PURPOSE` (Replace keys); garbage collection takes away what is over: `pg.maintenance` says whether a relay does it",
     ),
     later(
         "time.skew",

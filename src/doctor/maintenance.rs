@@ -1,5 +1,5 @@
 //! The maintenance of the tables, and the clocks: `pg.partitions`, `pg.default_partition`, `pg.maintenance`, `trail.sealed`, `horizon`,
-//! `time.skew`.
+//! `secrets`, `time.skew`.
 
 use chrono::TimeDelta;
 
@@ -17,6 +17,9 @@ const LOOKED: TimeDelta = TimeDelta::hours(3);
 /// It seals every hour; a transaction that is open keeps it waiting.
 const SEALED: TimeDelta = TimeDelta::days(2);
 
+/// A key that signs for longer.
+const OLD: TimeDelta = TimeDelta::days(365);
+
 pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'_>) {
     let state = ask!(asking, "pg.partitions", pg::maintenance_state);
     match state {
@@ -33,6 +36,7 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
             }
         }
     }
+    secrets(asking).await;
     skew(limits, asking).await;
 }
 
@@ -101,6 +105,29 @@ fn sealed(state: &MaintenanceState, found: &mut Found) {
             found.warning(CHECK, "oncely.audit", what);
         }
         Some(_) => {}
+    }
+}
+
+async fn secrets(asking: &mut Asking<'_>) {
+    const CHECK: &str = "secrets";
+    let Some(now) = ask!(asking, CHECK, pg::database_time) else { return };
+    let Some(secrets) = ask!(asking, CHECK, pg::list_secrets) else { return };
+    asking.found.read(CHECK, format!("{} keys", secrets.len()));
+    for secret in secrets {
+        let about = format!("the key {} of {}", secret.id, secret.purpose);
+        let age = now - secret.created_at;
+        if secret.state == "signing" && age > OLD {
+            let what = format!("signs since {}: `oncely secrets rotate {}`", delta(age), secret.purpose);
+            asking.found.info(CHECK, about.clone(), what);
+        }
+        let over = secret.accepted_until.map(|until| now - until).filter(|over| *over > LOOKED);
+        if let Some(over) = over {
+            let what = format!(
+                "is over since {} and still there: `oncely gc run`, or a relay, takes it away",
+                delta(over)
+            );
+            asking.found.info(CHECK, about, what);
+        }
     }
 }
 

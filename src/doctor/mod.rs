@@ -161,13 +161,10 @@ async fn postgres(config: &Config, scope: &Scope, role: Role, asking: &mut Askin
         asking.consumers(config).await;
     }
     let has_key = config.mirror.as_ref().is_some_and(|mirror| mirror.key.is_some());
-    let needs_secret = match role {
-        Role::Worker => true,
-        Role::Relay => config.mirror.is_some() && !has_key,
-        Role::Operator | Role::Auditor => false,
-    };
-    if needs_secret {
-        asking.secret(config).await;
+    match role {
+        Role::Worker => asking.secrets(config).await,
+        Role::Relay if config.mirror.is_some() && !has_key => asking.tag_keys(config).await,
+        Role::Relay | Role::Operator | Role::Auditor => {}
     }
     if scope.at_start {
         return;

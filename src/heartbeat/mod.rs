@@ -11,7 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::config::Config;
 use crate::pg::{
-    self, Clock, ConsumerStats, Door, NoSession, Pause, PgSettings, RelayStats, Session, Timelines,
+    self, Clock, ConsumerStats, Door, NoSession, Pause, PgSettings, RelayStats, Secrets, Session, Timelines,
 };
 use crate::vitals::{Beat, Vitals};
 use spans::Spans;
@@ -22,6 +22,8 @@ const TURN: Duration = Duration::from_millis(2_500);
 const BEAT: u32 = 2;
 /// So many turns are ten seconds: how often stats are written.
 const STATS: u32 = 4;
+/// So many turns are ten seconds: how often keys are read. A new one signs after a minute by default (`oncely secrets rotate`).
+const KEYS: u32 = 4;
 /// A server that takes longer than this for one small row is as good as away.
 const LIMIT: Duration = Duration::from_secs(4);
 /// For one statement, on the server. What somebody else's lock keeps from being read is given up for this turn; the rest of it goes on.
@@ -36,11 +38,13 @@ pub(crate) enum Totals {
 
 /// The process behind a heartbeat. No method waits.
 pub(crate) trait Member: Send + Sync + 'static {
-    /// Does it obey pauses? Only then they are read.
+    /// Does it obey pauses, and sign? Only then pauses and keys are read.
     const OBEYS: bool;
 
     /// These pauses last.
     fn obey(&self, pauses: Vec<Pause>);
+    /// These keys sign and are accepted.
+    fn learn(&self, secrets: &Secrets);
     /// What it has done.
     fn totals(&self) -> Totals;
 }
@@ -168,6 +172,16 @@ impl Heart {
                     }
                 }
                 Err(error) => return Err(error.into()),
+            }
+        }
+        if M::OBEYS && turn.is_multiple_of(KEYS) {
+            match pg::secrets(connection).await {
+                Ok(secrets) => member.learn(&secrets),
+                Err(error) if pg::is_outage(&error) => return Err(error.into()),
+                Err(error) => tracing::warn!(
+                    error = pg::describe(&error),
+                    "keys can't be read; those that were read last hold"
+                ),
             }
         }
         if turn.is_multiple_of(BEAT) {

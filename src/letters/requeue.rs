@@ -14,7 +14,6 @@ use crate::config::Config;
 use crate::letter::{Letter, Memory};
 use crate::pg::{self, Begun, Named, Planned, Session};
 use crate::reason::Reason;
-use crate::signing::SigningKeys;
 
 /// Copies published at once.
 const CHUNK: usize = 64;
@@ -122,7 +121,7 @@ pub(crate) enum Fate {
 /// What a requeue needs.
 pub(crate) struct Requeue {
     publisher: Publisher,
-    signing_keys: SigningKeys,
+    config: Config,
     even_if_forgotten: bool,
 }
 
@@ -130,7 +129,7 @@ impl Requeue {
     /// Gets ready. Nothing is changed: a broker that is away must not leave letters half done.
     ///
     /// # Errors
-    /// When the broker does not answer, or the database's secret can't be read.
+    /// When the broker does not answer, or the database's keys can't be read.
     pub(crate) async fn prepare(
         config: &Config,
         session: &mut Session,
@@ -144,9 +143,9 @@ impl Requeue {
             tracing::debug!(error = %error, "closing a connection to RabbitMQ failed");
         }
         pg::announce_requeue(&mut session.connection).await?;
-        let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
+        pg::signing_secrets(&mut session.connection).await?;
         let publisher = Publisher::new(config.rabbitmq.clone(), application.to_owned());
-        Ok(Self { publisher, signing_keys, even_if_forgotten })
+        Ok(Self { publisher, config: config.clone(), even_if_forgotten })
     }
 
     /// Decides, and records it: from the commit on the letters are [`Requeue::publish`]ed, now or by the next requeue.
@@ -184,10 +183,12 @@ impl Requeue {
             let mut copies: Vec<(Named, Copy)> = Vec::new();
             let mut transaction = session.connection.begin().await?;
             let ours = pg::lock_requeueing_letters(&mut transaction, chunk).await?;
+            // Those of now: a long requeue may outlast a key.
+            let keys = self.config.signing_keys(&pg::signing_secrets(&mut transaction).await?);
             for message in pg::messages(&mut transaction, &ours).await? {
                 let generation = u32::try_from(message.generation).unwrap_or(0);
                 let named = (message.tenant.clone(), Letter { id: message.id, generation });
-                match copy::stored(&self.signing_keys, &message) {
+                match copy::stored(&keys, &message) {
                     Ok(Some(copy)) => copies.push((named, copy)),
                     Ok(None) => found.push((named, Fate::InQueue)),
                     Err(error) => found.push((named, Fate::Failed(format!("{error:#}")))),

@@ -92,7 +92,6 @@ async fn pass(
     asked: &[Named],
     erased: Option<&str>,
 ) -> anyhow::Result<Option<Swept>> {
-    let signing_keys = config.signing_keys(&pg::secret(&mut session.connection).await?);
     let dead = Topology::dead_letter_queue(queue);
     let (reader, ready) = QueueReader::open(&config.rabbitmq, "oncely failed sweep", &dead).await?;
     if most.is_some_and(|most| ready > most) {
@@ -105,7 +104,7 @@ async fn pass(
         dead: &dead,
         asked: asked.iter().collect(),
         erased,
-        signing_keys: &signing_keys,
+        config,
         reader: &reader,
         publisher: &publisher,
         gone: Vec::new(),
@@ -183,7 +182,7 @@ struct Walk<'a> {
     asked: HashSet<&'a Named>,
     /// The tenant all of whose copies go.
     erased: Option<&'a str>,
-    signing_keys: &'a SigningKeys,
+    config: &'a Config,
     reader: &'a QueueReader,
     publisher: &'a Publisher,
     /// Closed letters whose copies were acknowledged.
@@ -194,8 +193,10 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Settles messages: none is acknowledged before what replaces it is known to have arrived.
     async fn settle(&mut self, session: &mut Session, held: Vec<QueuedMessage>) -> anyhow::Result<()> {
+        // Read after what is held was marked, so that they know each key that marked it.
+        let keys = self.config.signing_keys(&pg::signing_secrets(&mut session.connection).await?);
         let named: Vec<Result<Option<Named>, Unreadable>> =
-            held.iter().map(|taken| self.named(taken)).collect();
+            held.iter().map(|taken| named(&keys, taken)).collect();
         let known = named.iter().flatten().flatten().cloned();
         let asked: Vec<Named> = known.collect::<HashSet<_>>().into_iter().collect();
         let now = session.clock.now();
@@ -222,8 +223,8 @@ impl Walk<'_> {
                 None => Verdict::Keep,
             };
             match (verdict, row) {
-                (Verdict::Return, Some(row)) => copies.push(self.returned(taken, row)?),
-                (Verdict::Keep | Verdict::Forgotten, _) => copies.push(self.kept(taken)),
+                (Verdict::Return, Some(row)) => copies.push(self.returned(&keys, taken, row)?),
+                (Verdict::Keep | Verdict::Forgotten, _) => copies.push(self.kept(&keys, taken, named)),
                 _ => {}
             }
             verdicts.push(verdict);
@@ -285,17 +286,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The letter that a message is, where the worker said so: a header alone could be any publisher's.
-    fn named(&self, taken: &QueuedMessage) -> Result<Option<Named>, Unreadable> {
-        let headers = taken.properties.headers().as_ref();
-        let (letter, mark) =
-            (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
-        let tenant = header(headers, own_headers::TENANT).unwrap_or_default();
-        let letter = self.signing_keys.read_mark(letter, mark, tenant, &taken.body)?;
-        Ok(letter.map(|letter| (tenant.to_owned(), letter)))
-    }
-
-    fn returned(&self, taken: &QueuedMessage, row: &LetterState) -> anyhow::Result<Copy> {
+    fn returned(&self, keys: &SigningKeys, taken: &QueuedMessage, row: &LetterState) -> anyhow::Result<Copy> {
         let owner = Owner {
             tenant: &row.tenant,
             consumer: &row.consumer,
@@ -305,12 +296,13 @@ impl Walk<'_> {
         };
         let headers = taken.properties.headers().clone().unwrap_or_default();
         let body = taken.body.clone();
-        returned(self.signing_keys, &owner, self.queue, &row.routing_key, &taken.properties, &headers, body)
+        returned(keys, &owner, self.queue, &row.routing_key, &taken.properties, &headers, body)
     }
 
     /// The same again, into this queue alone: another queue that is bound to the dead-letter exchange must not get a copy
-    /// with each sweep. The way there replaces the routing key, so a header keeps it.
-    fn kept(&self, taken: &QueuedMessage) -> Copy {
+    /// with each sweep. The way there replaces the routing key, so a header keeps it. What is known by its mark is marked anew, with the key
+    /// of today: a letter may wait for longer than that of its day is accepted.
+    fn kept(&self, keys: &SigningKeys, taken: &QueuedMessage, named: Option<&Named>) -> Copy {
         let mut headers = taken.properties.headers().clone().unwrap_or_default();
         if header(Some(&headers), own_headers::ROUTING_KEY).is_none() {
             put(&mut headers, own_headers::ROUTING_KEY, &taken.routing_key);
@@ -318,8 +310,20 @@ impl Walk<'_> {
         if let Some(user_id) = taken.properties.user_id() {
             put(&mut headers, own_headers::USER_ID, user_id.as_str());
         }
+        if let Some((tenant, letter)) = named {
+            put(&mut headers, own_headers::LETTER_MARK, &keys.mark(*letter, tenant, &taken.body));
+        }
         Copy::of(&taken.properties, headers, String::new(), self.dead.to_owned(), taken.body.clone())
     }
+}
+
+/// The letter that a message is, where the worker said so: a header alone could be any publisher's.
+fn named(keys: &SigningKeys, taken: &QueuedMessage) -> Result<Option<Named>, Unreadable> {
+    let headers = taken.properties.headers().as_ref();
+    let (letter, mark) = (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
+    let tenant = header(headers, own_headers::TENANT).unwrap_or_default();
+    let letter = keys.read_mark(letter, mark, tenant, &taken.body)?;
+    Ok(letter.map(|letter| (tenant.to_owned(), letter)))
 }
 
 #[cfg(test)]

@@ -66,7 +66,9 @@ impl UnreadableMarks {
             (
                 self.unknown_key,
                 format!(
-                    "marked with a signing key that this configuration does not have (id {}): add it to known_keys in [cell], and {again}",
+                    "marked with a key that is not accepted (id {}): if it was a configuration's, add it to known_keys in [cell], and {again}; \
+                     one of the database is gone when its time is over (oncely secrets list): requeue or discard its letter, which needs no \
+                     mark where the row has all of it, and remove the copy by hand",
                     keys.join(", ")
                 ),
             ),

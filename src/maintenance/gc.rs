@@ -107,6 +107,7 @@ pub(crate) async fn collect(
     if !stop() {
         collect_letters(config, session, &stop).await?;
         collect_ordering_keys(config, session, &stop).await?;
+        pg::within(config.postgres.client_timeout(), pg::forget_secrets(&mut session.connection)).await?;
     }
     pg::collection_unlock(&mut session.connection).await?;
     Ok(Ended::Done(report))

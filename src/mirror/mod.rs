@@ -12,6 +12,7 @@ mod link;
 mod removal;
 mod server;
 mod tag;
+mod tag_keys;
 mod watch;
 
 pub(crate) use breaker::Breaker;
@@ -21,4 +22,5 @@ pub(crate) use error::MirrorError;
 pub(crate) use judge::Found;
 pub(crate) use server::RedisFacts;
 pub use tag::{Tag, TagKey};
+pub(crate) use tag_keys::{configured_tag_key, tag_keys};
 pub(crate) use watch::MirrorWatch;

@@ -3,7 +3,7 @@ select session_user::text as "login!",
     has_column_privilege('oncely.dead_letters', 'state', 'update')
         and has_function_privilege('oncely.free_keys(text[], uuid[])', 'execute')
         and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
-        and has_column_privilege('oncely.cell', 'secret', 'select') as "change_letters!",
+        and has_function_privilege('oncely.signing_keys()', 'execute') as "change_letters!",
     has_column_privilege('oncely.events', 'state', 'update')
         and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
         as "change_events!",

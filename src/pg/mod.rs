@@ -48,6 +48,7 @@ mod reply;
 mod right;
 pub(crate) mod said;
 mod search_path;
+mod secret;
 mod seed;
 mod server;
 mod session;
@@ -140,13 +141,16 @@ pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
+pub(crate) use secret::{
+    SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,
+};
 pub(crate) use seed::{MOST_SEEDS, Seed, SeedConflict, seed_keys};
 pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, server_version};
 #[cfg(feature = "testing")]
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{
     Backend, await_standby, cancel_backend, database_status, end_backend, is_at_work, is_standby,
-    limit_lock_wait, process, read_by_index, secret, take_time,
+    limit_lock_wait, process, read_by_index, take_time,
 };
 pub use session::{Cell, Clock, Session};
 pub use settings::PgSettings;

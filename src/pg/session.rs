@@ -283,11 +283,6 @@ pub(crate) async fn take_time(connection: &mut PgConnection) -> Result<(), sqlx:
     Ok(())
 }
 
-/// The database's random secret. Only workers, relays and operators may read it.
-pub(crate) async fn secret(connection: &mut PgConnection) -> Result<Vec<u8>, sqlx::Error> {
-    sqlx::query_scalar!("select secret from oncely.cell").fetch_one(connection).await
-}
-
 /// The epoch, whether commits that were reported may be lost, and the time. They may where a standby can take over without
 /// the latest ones (a slot counts as a standby: one that is away for a moment comes back through it), and where a crash
 /// loses what was not flushed: the same timeline, so the same epoch, but not the same rows.

@@ -12,12 +12,12 @@ pub use found::{Finding, Verdict};
 pub(crate) use found::{Found, Quoted};
 pub(crate) use handlers::{consumers, handlers};
 use postgres::pauses;
-pub(crate) use postgres::{postgres, read_secret, unexpected};
+pub(crate) use postgres::{postgres, read_secrets, read_tag_keys, unexpected};
 pub(crate) use rabbitmq::{close, queues, reach};
 pub(crate) use trust::{RABBITMQ, REDIS};
 
 use crate::config::{Config, Problems};
-use crate::pg::Session;
+use crate::pg::{Secrets, Session};
 
 /// What a process that starts has to know.
 #[derive(Debug, Default)]
@@ -38,12 +38,12 @@ impl Preflight {
         self.unreachable.extend(found.unreachable.into_iter().map(|(_, text)| text));
     }
 
-    /// The cell's secret. Without it: why is among the problems or the unreachable servers.
-    pub(crate) async fn read_secret(&mut self, config: &Config, session: &mut Session) -> Option<Vec<u8>> {
+    /// The keys of a worker. Without them: why is among the problems or the unreachable servers.
+    pub(crate) async fn read_secrets(&mut self, config: &Config, session: &mut Session) -> Option<Secrets> {
         let mut found = Found::default();
-        let secret = read_secret(config, session, &mut found).await;
+        let secrets = read_secrets(config, session, &mut found).await;
         self.note(found);
-        secret
+        secrets
     }
 }
 

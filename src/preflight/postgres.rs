@@ -6,7 +6,7 @@ use super::Found;
 use super::trust::POSTGRES;
 use crate::config::Config;
 use crate::fault::FaultClass;
-use crate::pg::{self, PgFault, Session, classify};
+use crate::pg::{self, PgFault, Secrets, Session, classify};
 
 /// The oldest version that has all that we use.
 const OLDEST: i32 = 150_000;
@@ -144,20 +144,28 @@ async fn processes(config: &Config, first: &mut sqlx::PgConnection) -> Result<[i
     Ok([before, others, after])
 }
 
-/// The cell's secret. Without it `found` says why.
-pub(crate) async fn read_secret(
+/// The keys of a worker. Without them `found` says why.
+pub(crate) async fn read_secrets(
     config: &Config,
     session: &mut Session,
     found: &mut Found,
-) -> Option<Vec<u8>> {
-    let asked = pg::secret(&mut session.connection);
-    match pg::within(config.postgres.client_timeout(), asked).await {
-        Ok(secret) => Some(secret),
+) -> Option<Secrets> {
+    let asked = pg::within(config.postgres.client_timeout(), pg::secrets(&mut session.connection)).await;
+    let of = "oncely.mirror_keys and oncely.signing_keys (role oncely_worker)";
+    given(config, found, of, asked)
+}
+
+/// Can the keys of tags be read?
+pub(crate) async fn read_tag_keys(config: &Config, session: &mut Session, found: &mut Found) {
+    let asked = pg::within(config.postgres.client_timeout(), pg::mirror_keys(&mut session.connection)).await;
+    given(config, found, "oncely.mirror_keys (roles oncely_worker, oncely_relay, oncely_operator)", asked);
+}
+
+fn given<T>(config: &Config, found: &mut Found, of: &str, asked: Result<T, sqlx::Error>) -> Option<T> {
+    match asked {
+        Ok(keys) => Some(keys),
         Err(error) => {
-            let server = config.postgres.shown();
-            let what = format!(
-                "{server}: oncely.cell.secret can't be read (roles oncely_worker, oncely_relay, oncely_operator)"
-            );
+            let what = format!("{}: keys can't be read by {of}", config.postgres.shown());
             unexpected(found, "pg.grants", &what, error);
             None
         }

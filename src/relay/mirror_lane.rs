@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use secrecy::ExposeSecret as _;
 use tokio_util::sync::CancellationToken;
 
 use super::idle::{Idle, REPORT};
@@ -12,18 +11,22 @@ use super::sessions::Sessions;
 use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::metrics::{RelayResult, Target};
-use crate::mirror::{Mirror, TagKey};
-use crate::pg::{self, Door, Session, secret, within};
+use crate::mirror::{Mirror, TagKey, tag_keys};
+use crate::pg::{self, Door, Session, within};
 
 /// Longest pause between two looks.
 const LONGEST: Duration = Duration::from_secs(60);
 /// How often the database is told again for how long entries live, in case another relay or an operator has changed it.
 const TELL_TTL_EVERY: Duration = Duration::from_secs(3_600);
+/// How often the key of the tags is read.
+const READ_KEY_EVERY: Duration = Duration::from_secs(10);
 
 /// What a lane works with while its connections live.
 struct Open {
     sessions: Sessions,
     tag_key: Option<TagKey>,
+    /// When that was read: workers and relays go over to a new one at the same time, or nearly.
+    read_key: Instant,
     /// When the database was told for how long entries live.
     told_ttl: Option<Instant>,
 }
@@ -95,14 +98,18 @@ async fn relay_batch(
     open: &mut Option<Open>,
     mirror: Option<&Mirror>,
 ) -> Result<MirrorReport, String> {
-    let Open { sessions, tag_key, told_ttl } = match open {
+    let Open { sessions, tag_key, read_key, told_ttl } = match open {
         Some(open) => open,
         None => {
             let mut sessions = Sessions::open(door, application).await.map_err(|error| error.to_string())?;
             let tag_key = tag_key(config, &mut sessions.records).await?;
-            open.insert(Open { sessions, tag_key, told_ttl: None })
+            open.insert(Open { sessions, tag_key, read_key: Instant::now(), told_ttl: None })
         }
     };
+    if read_key.elapsed() >= READ_KEY_EVERY {
+        *tag_key = self::tag_key(config, &mut sessions.records).await?;
+        *read_key = Instant::now();
+    }
     // Before the first entry: whoever shortens a retention asks for how long entries live.
     if told_ttl.is_none_or(|at| at.elapsed() >= TELL_TTL_EVERY) {
         let ttl = config.mirror.as_ref().map(|settings| settings.ttl).unwrap_or_default();
@@ -125,12 +132,12 @@ async fn relay_batch(
 
 /// With what the tags of `oncely.complete` are made, where there is a mirror.
 async fn tag_key(config: &Config, session: &mut Session) -> Result<Option<TagKey>, String> {
-    let Some(settings) = &config.mirror else { return Ok(None) };
-    if let Some(key) = &settings.key {
-        return Ok(Some(TagKey::derive(key.expose_secret().as_bytes())));
+    if config.mirror.is_none() {
+        return Ok(None);
     }
-    match within(config.postgres.client_timeout(), secret(&mut session.connection)).await {
-        Ok(secret) => Ok(Some(TagKey::derive(&secret))),
-        Err(error) => Err(format!("oncely.cell.secret can't be read (role oncely_relay): {error}")),
+    let limit = config.postgres.client_timeout();
+    match within(limit, tag_keys(config, &mut session.connection)).await {
+        Ok((key, _)) => Ok(Some(key)),
+        Err(error) => Err(format!("oncely.mirror_keys() gives no key (role oncely_relay): {error}")),
     }
 }

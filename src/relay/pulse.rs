@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 
 use crate::heartbeat::{Member, Totals};
 use crate::metrics::{RelayMetrics, RelayResult, Target};
-use crate::pg::{Pause, RelayStats};
+use crate::pg::{Pause, RelayStats, Secrets};
 use crate::vitals::Beat;
 
 /// What a lane says of itself by.
@@ -137,6 +137,9 @@ impl Member for Arc<Pulse> {
     const OBEYS: bool = false;
 
     fn obey(&self, _: Vec<Pause>) {}
+
+    // The mirror's lane asks for what it needs.
+    fn learn(&self, _: &Secrets) {}
 
     fn totals(&self) -> Totals {
         Totals::Relay(Target::ALL.map(|target| Pulse::totals(self, target)).to_vec())

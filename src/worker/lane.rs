@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::batch::precheck::precheck;
-use super::batch::prepare::prepare;
+use super::batch::prepare::{names_unknown_key, prepare};
 use super::candidate::{Candidate, Known};
 use crate::amqp::{ChannelLife, Delivery};
 use crate::decide::leaders;
@@ -137,6 +137,9 @@ impl Lane {
         let (gone, deliveries): (Vec<_>, Vec<_>) =
             deliveries.into_iter().partition(|delivery| delivery.channel.is_over());
         let_go(&shared, taken, gone);
+        if shared.keys.are_stale() || deliveries.iter().any(|delivery| names_unknown_key(&shared, delivery)) {
+            self.decider.attempts.learn_keys(began.into_std()).await?;
+        }
         for delivery in deliveries {
             match prepare(&shared, delivery) {
                 Ok(candidate) => candidates.push(candidate),

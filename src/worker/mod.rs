@@ -14,6 +14,7 @@ mod intake;
 mod interrupt;
 mod isolation;
 mod journal;
+mod keys;
 mod lane;
 mod observe;
 mod prediction;

@@ -9,7 +9,7 @@ use crate::config::Consumer;
 use crate::heartbeat::{Member, Totals};
 use crate::metrics::{MirrorMetrics, Server};
 use crate::mirror::{EpochWatch, MirrorWatch};
-use crate::pg::{ConsumerStats, Pause, Readiness};
+use crate::pg::{ConsumerStats, Pause, Readiness, Secrets};
 use crate::vitals::Vitals;
 
 /// A database that has not said its epoch for so long is away: it is asked four times a second.
@@ -126,6 +126,13 @@ impl Member for Vec<Arc<Shared>> {
         for shared in self {
             let name = shared.consumer.name.as_str();
             shared.gate.set(pauses.iter().find(|pause| pause.consumer == name).cloned());
+        }
+    }
+
+    fn learn(&self, secrets: &Secrets) {
+        // All consumers of a process have the same.
+        if let Some(shared) = self.first() {
+            shared.keys.learn(secrets);
         }
     }
 

@@ -25,7 +25,7 @@ use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::{ConsumerMetrics, MirrorMetrics};
 use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
-use crate::pg::{Pause, Readiness, Session, Timelines};
+use crate::pg::{Pause, Readiness, Secrets, Session, Timelines};
 use crate::preflight::{preflight, warn_of_secret_files};
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
@@ -184,7 +184,7 @@ impl Worker {
             Vitals::start("worker", &self.config, self.config.worker.listen, self.tells_systemd, &stop)
                 .await?;
         let Some(vitals) = vitals else { return Ok(unheard(&stop)) };
-        let Some((mut session, cell_secret)) = self.start(&vitals, &stop).await? else {
+        let Some((mut session, secrets)) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);
         };
         let config = &self.config;
@@ -230,14 +230,8 @@ impl Worker {
         if let Some((mirror, _)) = &mirror {
             mirror.warm_up().await;
         }
-        let common = Common::new(
-            config.clone(),
-            clock,
-            timelines,
-            &cell_secret,
-            vitals.liveness.clone(),
-            stop.clone(),
-        );
+        let common =
+            Common::new(config.clone(), clock, timelines, &secrets, vitals.liveness.clone(), stop.clone());
         let mut traces = Traces::start("worker", config)?;
         let mut lanes = JoinSet::new();
         let mut subscriptions = JoinSet::new();
@@ -375,20 +369,21 @@ impl Worker {
         &self,
         vitals: &Vitals,
         stop: &CancellationToken,
-    ) -> Result<Option<(Session, Vec<u8>)>, WorkerError> {
+    ) -> Result<Option<(Session, Secrets)>, WorkerError> {
         warn_of_secret_files(&self.config);
         let mut backoff = Backoff::default();
         loop {
             let mut found = preflight(&self.config, true).await;
             // It has looked at the other servers since this session was opened: PostgreSQL may be gone again.
             let opened = match found.session.take() {
-                Some(mut session) if found.problems.is_empty() && found.unreachable.is_empty() => match found
-                    .read_secret(&self.config, &mut session)
-                    .await
-                {
-                    Some(secret) => register(&self.config, &mut session).await?.then_some((session, secret)),
-                    None => None,
-                },
+                Some(mut session) if found.problems.is_empty() && found.unreachable.is_empty() => {
+                    match found.read_secrets(&self.config, &mut session).await {
+                        Some(secrets) => {
+                            register(&self.config, &mut session).await?.then_some((session, secrets))
+                        }
+                        None => None,
+                    }
+                }
                 _ => None,
             };
             if !found.problems.is_empty() {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use secrecy::ExposeSecret as _;
 use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +12,7 @@ use super::health::{Health, Report};
 use super::intake::gate::Gate;
 use super::isolation::permit::Permits;
 use super::journal::Journal;
+use super::keys::Keys;
 use super::progress::Progress;
 use super::settle::unsettled::Unsettled;
 use crate::amqp::{Budget, Publisher};
@@ -20,9 +20,8 @@ use crate::config::{Config, Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
 use crate::handler::Run;
 use crate::metrics::{ConsumerMetrics, Stage};
-use crate::mirror::{EpochWatch, Mirror, TagKey};
-use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session, Timelines};
-use crate::signing::SigningKeys;
+use crate::mirror::{EpochWatch, Mirror};
+use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Secrets, Session, Timelines};
 use crate::traces::{BatchTrace, ConsumerTraces};
 use crate::vitals::Liveness;
 
@@ -37,8 +36,7 @@ pub(crate) struct Shared {
     pub(crate) rabbitmq: RabbitSettings,
     pub(crate) clock: Clock,
     pub(crate) precheck: Option<Precheck>,
-    pub(crate) tag_key: TagKey,
-    pub(crate) signing_keys: SigningKeys,
+    pub(crate) keys: Arc<Keys>,
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
@@ -77,8 +75,7 @@ pub(crate) struct Common {
     pub(crate) config: Config,
     pub(crate) clock: Clock,
     pub(crate) timelines: Timelines,
-    tag_key: TagKey,
-    signing_keys: SigningKeys,
+    keys: Arc<Keys>,
     process: Arc<RwLock<()>>,
     liveness: Liveness,
     stop: CancellationToken,
@@ -91,20 +88,15 @@ impl Common {
         config: Config,
         clock: Clock,
         timelines: Timelines,
-        cell_secret: &[u8],
+        secrets: &Secrets,
         liveness: Liveness,
         stop: CancellationToken,
     ) -> Self {
-        let tag_key = match config.mirror.as_ref().and_then(|mirror| mirror.key.as_ref()) {
-            Some(key) => TagKey::derive(key.expose_secret().as_bytes()),
-            None => TagKey::derive(cell_secret),
-        };
         Self {
-            signing_keys: config.signing_keys(cell_secret),
+            keys: Arc::new(Keys::new(&config, secrets)),
             config,
             clock,
             timelines,
-            tag_key,
             process: Arc::default(),
             liveness,
             stop,
@@ -114,12 +106,12 @@ impl Common {
     }
 
     /// Of a process without a broker, at a session's database. It waits for nothing, like one that was told to stop.
-    pub(crate) fn without_broker(config: Config, session: &Session, cell_secret: &[u8]) -> Self {
+    pub(crate) fn without_broker(config: Config, session: &Session, secrets: &Secrets) -> Self {
         let timelines = Timelines::default();
         timelines.admits(&session.cell.epoch);
         let stop = CancellationToken::new();
         stop.cancel();
-        Self::new(config, session.clock.clone(), timelines, cell_secret, Liveness::default(), stop)
+        Self::new(config, session.clock.clone(), timelines, secrets, Liveness::default(), stop)
     }
 }
 
@@ -144,8 +136,7 @@ impl Shared {
             rabbitmq: config.rabbitmq.clone(),
             clock: clock.clone(),
             precheck,
-            tag_key: common.tag_key.clone(),
-            signing_keys: common.signing_keys.clone(),
+            keys: Arc::clone(&common.keys),
             list_duplicates: config.audit.duplicates,
             stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
             publisher: Publisher::new(

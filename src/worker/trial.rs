@@ -48,18 +48,18 @@ impl Trials {
         let mut found = preflight_without_broker(&config).await;
         let opened = match found.session.take() {
             Some(mut session) => {
-                found.read_secret(&config, &mut session).await.map(|secret| (session, secret))
+                found.read_secrets(&config, &mut session).await.map(|secrets| (session, secrets))
             }
             None => None,
         };
         if !found.problems.is_empty() {
             return Err(found.problems.into());
         }
-        let Some((mut session, secret)) = opened else { return Ok(Err(found.unreachable.join("; "))) };
+        let Some((mut session, secrets)) = opened else { return Ok(Err(found.unreachable.join("; "))) };
         if !register(&config, &mut session).await? {
             return Ok(Err("PostgreSQL went away while the consumers were registered".to_owned()));
         }
-        let common = Common::without_broker(config, &session, &secret);
+        let common = Common::without_broker(config, &session, &secrets);
         session.close().await;
         Ok(Ok(Self { common, runs, trials: BTreeMap::new() }))
     }

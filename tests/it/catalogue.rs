@@ -24,7 +24,7 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
          join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
          -- Of these each cell has its own copy, so they need no tenant.
          where x.indisunique and c.relname not in ('cell', '_sqlx_migrations', 'processes', 'consumers', 'maintenance', 'audit_seals',
-             'stats', 'relay_stats', 'controls')
+             'stats', 'relay_stats', 'controls', 'secrets')
            and not exists (
                select from pg_attribute as a
                where a.attrelid = c.oid and a.attname = 'tenant'
@@ -315,7 +315,15 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_operator", "insert into oncely.mirror_queue select * from oncely.mirror_queue", false),
         ("oncely_auditor", "select oncely.mirror_again('payments', now(), 1, now(), null, null)", false),
         ("oncely_worker", "select oncely.mirror_again('payments', now(), 1, now(), null, null)", false),
-        ("oncely_worker", "select oncely.epoch(), secret from oncely.cell", true),
+        ("oncely_worker", "select oncely.epoch(), secret from oncely.signing_keys(), oncely.cell", true),
+        ("oncely_worker", "select secret from oncely.mirror_keys()", true),
+        ("oncely_worker", "select oncely.rotate_secret('letter', '1 min', null, null, 'me')", false),
+        ("oncely_relay", "select secret from oncely.mirror_keys()", true),
+        ("oncely_relay", "select secret from oncely.signing_keys()", false),
+        ("oncely_relay", "select oncely.forget_secrets()", true),
+        ("oncely_worker", "select oncely.forget_secrets()", false),
+        ("oncely_operator", "select secret from oncely.secrets", false),
+        ("oncely_operator", "select purpose, id, accepted_until from oncely.secrets", true),
         ("oncely_worker", "select oncely.emit('x', 'y', '{}')", true),
         ("oncely_worker", "delete from oncely.events", false),
         (
@@ -429,7 +437,14 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_auditor", "update oncely.dead_letters set state = 'waiting'", false),
         ("oncely_auditor", "select * from oncely.audit", true),
         ("oncely_auditor", "select oncely.epoch()", true),
-        ("oncely_auditor", "select secret from oncely.cell", false),
+        ("oncely_auditor", "select secret from oncely.secrets", false),
+        ("oncely_auditor", "select secret from oncely.mirror_keys()", false),
+        ("oncely_auditor", "select secret from oncely.signing_keys()", false),
+        (
+            "oncely_auditor",
+            "select purpose, id, created_at, signs_from, accepted_until from oncely.secrets",
+            true,
+        ),
         ("oncely_auditor", "delete from oncely.idempotency_keys", false),
         ("oncely_auditor", "insert into oncely.audit select * from oncely.audit", false),
     ] {

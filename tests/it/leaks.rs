@@ -145,6 +145,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["gc", "run", "--dry-run"],
         vec!["topology", "show"],
         vec!["retention", "list"],
+        vec!["secrets", "list"],
         vec!["keys", "list", "--tenant", TENANT],
         vec!["keys", "show", KEY, "--consumer", "payments"],
         vec!["keys", "seed", keys.to_str().unwrap(), "--consumer", "payments"],

@@ -232,6 +232,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("migrate info", vec![0]),
         ("topology apply", vec![0]),
         ("retention list", vec![0]),
+        ("secrets list", vec![0]),
+        ("secrets rotate letter", vec![0]),
         ("mirror stats", vec![0]),
         ("mirror verify", vec![0, 1]),
         ("mirror rebuild", vec![0]),

@@ -95,11 +95,13 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     pg::tell_server_texts(config.log.server_errors);
     let mut found = preflight_without_broker(&config).await;
     let opened = match found.session.take() {
-        Some(mut session) => found.read_secret(&config, &mut session).await.map(|secret| (session, secret)),
+        Some(mut session) => {
+            found.read_secrets(&config, &mut session).await.map(|secrets| (session, secrets))
+        }
         None => None,
     };
-    let (session, secret) = session::fit(opened, found)?;
-    let common = Common::without_broker(config.clone(), &session, &secret);
+    let (session, secrets) = session::fit(opened, found)?;
+    let common = Common::without_broker(config.clone(), &session, &secrets);
     session.close().await;
 
     let dry_run = DryRun {

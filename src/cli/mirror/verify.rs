@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use chrono::TimeDelta;
 use clap::Args;
-use secrecy::ExposeSecret as _;
 use serde::Serialize;
 use serde_json::json;
 
@@ -15,7 +14,7 @@ use super::super::session;
 use super::{SCHEMA, none};
 use crate::config::Config;
 use crate::exit;
-use crate::mirror::{Found, Mirror, Tag, TagKey};
+use crate::mirror::{Found, Mirror, Tag, tag_keys};
 use crate::pg;
 
 #[derive(Debug, Args)]
@@ -41,15 +40,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     let config = Config::load(file)?;
     let Some(settings) = &config.mirror else { return Ok(none()) };
     let mut session = session::open(&config).await?;
-    let secret = match &settings.key {
-        Some(key) => key.expose_secret().as_bytes().to_vec(),
-        None => {
-            let asked = pg::secret(&mut session.connection).await;
-            asked
-                .context("reading the secret that tags are made with (role oncely_operator, or mirror.key)")?
-        }
-    };
-    let key = TagKey::derive(&secret);
+    let (key, _) = tag_keys(&config, &mut session.connection)
+        .await
+        .context("reading the key that tags are made with (role oncely_operator, or mirror.key)")?;
     let mirror = Mirror::new(settings)?;
     let now = session.clock.now();
     let ttl = TimeDelta::from_std(settings.ttl)?;

@@ -22,6 +22,7 @@ pub(crate) async fn precheck(
         return None;
     }
     let status = precheck.watch.latest()?;
+    let keys = shared.keys.now();
     let mut hits = vec![false; candidates.len()];
     let (sample, rest) = sample(candidates);
     for part in [sample, rest] {
@@ -30,12 +31,12 @@ pub(crate) async fn precheck(
         }
         let tag_of = |&index: &usize| {
             let one = candidates[index];
-            shared.tag_key.tag(&status.epoch, &one.identity, one.fingerprint.as_ref())
+            keys.tags.tag(&status.epoch, &one.identity, one.fingerprint.as_ref())
         };
         let tags: Vec<Tag> = part.iter().map(tag_of).collect();
         step("worker.precheck.before");
         let asked = Instant::now();
-        let answer = precheck.mirror.look_up(&shared.tag_key, &tags, shared.clock.now()).await;
+        let answer = precheck.mirror.look_up(&keys.tags, &tags, shared.clock.now()).await;
         shared.counters.metrics.prechecked(answer.as_deref(), tags.len(), asked.elapsed());
         step("worker.precheck.after");
         for (index, hit) in part.into_iter().zip(answer?) {

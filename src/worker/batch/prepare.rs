@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use crate::amqp::Delivery;
+use crate::amqp::{Delivery, header};
 use crate::extract::{Unidentified, identify};
 use crate::handler::{JsonPolicy, Run};
 use crate::message::HeaderValue;
@@ -14,6 +14,15 @@ use crate::worker::shared::Shared;
 
 fn reject(delivery: Box<Delivery>, rejection: Rejection, known: Known) -> Box<Rejected> {
     Box::new(Rejected { delivery, rejection, known })
+}
+
+/// Does it name a key that is not known here, in its signed identity or in the mark of the dead letter that it was? Then the database is
+/// asked before it is judged: another process may have signed it with one that is new.
+pub(crate) fn names_unknown_key(shared: &Shared, delivery: &Delivery) -> bool {
+    let headers = delivery.properties.headers().as_ref();
+    let (identity, mark) =
+        (header(headers, own_headers::IDENTITY), header(headers, own_headers::LETTER_MARK));
+    (identity.is_some() || mark.is_some()) && shared.keys.now().signing.misses(identity, mark)
 }
 
 /// Finds out who a delivery is.
@@ -28,7 +37,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
     }
     let opened = match delivery.message.headers.get(own_headers::IDENTITY) {
         Some(HeaderValue::Text(value)) => {
-            shared.signing_keys.open(value, &consumer.name, &delivery.message.body).map(Some)
+            shared.keys.now().signing.open(value, &consumer.name, &delivery.message.body).map(Some)
         }
         Some(_) => Err(Unreadable::Malformed),
         None => Ok(None),

@@ -31,7 +31,7 @@ pub(super) fn retry_copy(shared: &Shared, delivery: &Delivery, known: &Known, de
     if let (Some(tenant), Some(key)) = (&known.tenant, &known.key) {
         let identity =
             Identity { tenant: tenant.clone(), consumer: shared.consumer.name.clone(), key: key.clone() };
-        if let Some(signature) = shared.signing_keys.sign_identity(&identity, user_id, &message.body) {
+        if let Some(signature) = shared.keys.now().signing.sign_identity(&identity, user_id, &message.body) {
             put(&mut headers, own_headers::IDENTITY, &signature);
         }
     }
@@ -79,7 +79,7 @@ pub(super) fn dead_letter_copy(
             put(
                 &mut headers,
                 own_headers::LETTER_MARK,
-                &shared.signing_keys.mark(*letter, tenant, &message.body),
+                &shared.keys.now().signing.mark(*letter, tenant, &message.body),
             );
         }
     }

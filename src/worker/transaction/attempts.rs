@@ -1,7 +1,7 @@
 //! A lane's transactions: tried until they are decided, or until their messages will come again anyway.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::Connection as _;
 
@@ -370,6 +370,19 @@ impl Attempts {
                     self.note_epoch();
                     return Ok(());
                 }
+                Err(interrupt) => self.wait_out(interrupt).await?,
+            }
+        }
+    }
+
+    /// Reads the keys that sign and are accepted, if nobody has since then.
+    pub(crate) async fn learn_keys(&mut self, since: Instant) -> Result<(), Abandoned> {
+        loop {
+            let shared = Arc::clone(&self.shared);
+            let connection = &mut self.session().await?.connection;
+            let asked = async { shared.keys.ask(since, connection).await.map_err(Interrupt::of_ours) };
+            match in_time(&shared, asked).await {
+                Ok(()) => return Ok(()),
                 Err(interrupt) => self.wait_out(interrupt).await?,
             }
         }

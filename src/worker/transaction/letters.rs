@@ -88,7 +88,7 @@ pub(crate) async fn keep_letters(
 fn came_back(shared: &Shared, delivery: &Delivery, tenant: &str) -> Result<Option<Uuid>, Unreadable> {
     let headers = delivery.properties.headers().as_ref();
     let (letter, mark) = (header(headers, own_headers::LETTER), header(headers, own_headers::LETTER_MARK));
-    let letter = shared.signing_keys.read_mark(letter, mark, tenant, &delivery.message.body)?;
+    let letter = shared.keys.now().signing.read_mark(letter, mark, tenant, &delivery.message.body)?;
     Ok(letter.map(|letter| letter.id))
 }
 

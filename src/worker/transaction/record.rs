@@ -149,7 +149,8 @@ pub(crate) fn mirror_tags<'a>(
     run: &BatchRun<'_>,
     candidates: impl Iterator<Item = &'a Candidate>,
 ) -> Vec<u8> {
-    let tag = |one: &Candidate| run.shared.tag_key.tag(&run.epoch, &one.identity, one.fingerprint.as_ref()).0;
+    let keys = run.shared.keys.now();
+    let tag = |one: &Candidate| keys.tags.tag(&run.epoch, &one.identity, one.fingerprint.as_ref()).0;
     candidates.flat_map(tag).collect()
 }
 

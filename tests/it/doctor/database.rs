@@ -136,6 +136,17 @@ const UPKEEP: &[Case] = &[
         "update oncely.maintenance set clock_refused_at = null",
     ),
     case(
+        "update oncely.secrets set created_at = now() - interval '400 days' where purpose = 'letter'",
+        "secrets", Verdict::Info, "oncely secrets rotate letter",
+        "update oncely.secrets set created_at = now()",
+    ),
+    case(
+        "insert into oncely.secrets (purpose, created_at, signs_from, accepted_until)
+         values ('mirror', now() - interval '2 days', now() - interval '2 days', now() - interval '1 day')",
+        "secrets", Verdict::Info, "is over since 1day",
+        "delete from oncely.secrets where accepted_until is not null",
+    ),
+    case(
         "update oncely.maintenance set seal_mark_at = null",
         "trail.sealed", Verdict::Info, "no seal was begun yet",
         "",

@@ -46,9 +46,7 @@ async fn a_sweep_says_which_marks_it_cannot_read_and_why_and_takes_the_copies_up
     let output = world.oncely(&["failed", "sweep"]).await;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     for told in [
-        format!(
-            "2 of those that stay: marked with a signing key that this configuration does not have (id {id})"
-        ),
+        format!("2 of those that stay: marked with a key that is not accepted (id {id})"),
         "add it to known_keys in [cell]".to_owned(),
         "1 of those that stay: marked in a version that this program does not know".to_owned(),
         "1 of those that stay: marked for another message, or forged".to_owned(),
@@ -78,7 +76,7 @@ async fn a_worker_that_cannot_read_the_mark_of_what_was_requeued_says_so_in_its_
     world.configure(&format!("[cell]\nsigning_key = {KEY:?}"));
     failed(&world, 0, &["requeue", "--all", "--yes"]).await;
     let told = "select count(*) from oncely.dead_letters where state = 'waiting' and reason = 'key_missing'
-        and detail like '%its mark is signed with the key % which this process does not have (cell.known_keys)'";
+        and detail like '%its mark is signed with the key % which is not accepted here (oncely secrets list; cell.known_keys)'";
     world.wait_for(told, 1).await;
     world.stop(worker).await;
     assert_eq!(

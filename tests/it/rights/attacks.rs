@@ -51,7 +51,8 @@ const ANYBODYS: &[(&str, &str)] = &[
     ("insert into oncely.events select * from oncely.events", "42501"),
     ("set role oncely_operator", "42501"),
     ("set session authorization postgres", "42501"),
-    ("update oncely.cell set secret = ''", "42501"),
+    ("update oncely.secrets set secret = ''", "42501"),
+    ("select secret from oncely.secrets", "42501"),
 ];
 
 #[tokio::test]
@@ -316,7 +317,8 @@ async fn an_auditor_reads_what_was_decided_and_no_message_and_no_response() {
         ("select * from oncely.idempotency_keys", "42501"),
         ("select body from oncely.dead_letters", "42501"),
         ("select payload from oncely.events", "42501"),
-        ("select secret from oncely.cell", "42501"),
+        ("select * from oncely.signing_keys()", "42501"),
+        ("select * from oncely.mirror_keys()", "42501"),
         ("update oncely.idempotency_keys set not_before = now()", "42501"),
         ("select tenant from oncely.idempotency_keys for update", "42501"),
         ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),

@@ -57,7 +57,7 @@ const WORDS: [&str; 8] = [
 
 /// Tables that are of all tenants together: no row of theirs is a tenant's, and whoever reads one tenant alone gets none of them, or of
 /// consumers and the cell what names no tenant.
-const SHARED: [&str; 9] = [
+const SHARED: [&str; 10] = [
     "_sqlx_migrations",
     "audit_seals",
     "cell",
@@ -66,6 +66,7 @@ const SHARED: [&str; 9] = [
     "maintenance",
     "processes",
     "relay_stats",
+    "secrets",
     "stats",
 ];
 

@@ -131,7 +131,8 @@ async fn an_application_with_the_consumers_role_can_consume_and_touch_nothing_el
         "select * from oncely.idempotency_keys",
         "insert into oncely.audit select * from oncely.audit",
         "delete from oncely.mirror_queue",
-        "select secret from oncely.cell",
+        "select secret from oncely.secrets",
+        "select secret from oncely.signing_keys()",
         "select oncely.drop_audit_partitions(now())",
     ] {
         let refused = sqlx::query(statement).execute(&mut world.sql).await.unwrap_err();

@@ -69,7 +69,9 @@ impl World {
     async fn in_database(database: Database, urls: Urls) -> Self {
         let mut sql = database.connect().await.expect("connection");
         // Not a copy's own: as a new installation has them.
-        sqlx::query("update oncely.cell set history_id = default, secret = default")
+        sqlx::raw_sql(
+            "update oncely.cell set history_id = default; update oncely.secrets set id = default, secret = default",
+        )
             .execute(&mut sql)
             .await
             .expect("a history");

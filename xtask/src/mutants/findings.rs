@@ -233,6 +233,24 @@ pub(super) async fn requeue_broken_off(arena: &mut Arena) -> anyhow::Result<()> 
     arena.errand(Errand::Discard).await
 }
 
+/// The worker stands still while the key of identities is replaced and signs; what it signed waits for it then.
+pub(super) async fn key_is_replaced(arena: &mut Arena) -> anyhow::Result<()> {
+    let missing = Missing { tenant: 0, what: 0 };
+    arena.take_away(missing).await?;
+    let branch = |key: &str| Intent::new("branch_0", key, Act::Branch, 0);
+    publish(arena, (0..5).map(|number| branch(&format!("b-{number}"))).collect()).await?;
+    go_on(arena, Duration::from_secs(8)).await?;
+    arena.until("dead letters", "select count(*) from oncely.dead_letters", 5).await?;
+    arena.give_back(missing).await?;
+    arena.workers[0].process.signal(Signal::STOP)?;
+    arena.sql("select oncely.rotate_secret('identity', '5 seconds', null, null, 'a script')").await?;
+    let signs =
+        "select count(*) from oncely.secrets where purpose = 'identity' and signs_from <= clock_timestamp()";
+    arena.until("the new key signs", signs, 2).await?;
+    arena.errand(Errand::Requeue).await?;
+    arena.workers[0].process.signal(Signal::CONT)
+}
+
 /// The collection runs with a file that knows a shorter retention; then copies come.
 pub(super) async fn another_file(arena: &mut Arena) -> anyhow::Result<()> {
     publish(arena, some(10, Act::Work, "k")).await?;

@@ -69,7 +69,8 @@ begin
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
-                'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats'),
+                'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats, '
+                'oncely.mirror_keys, oncely.signing_keys'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
                 'text, text, text, text, text, text, oncely.message)'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
@@ -80,9 +81,9 @@ begin
             -- Moves what is on its way, and keeps the tables small. SELECT … FOR UPDATE takes the privilege to update
             -- some column; of keys a policy lets it change none.
             ('oncely_relay', 'usage on schema oncely'),
-            -- It makes the tags of identities, as the worker does. It can write to Redis whatever it likes anyway.
-            ('oncely_relay', 'select (only_row, name, history_id, secret, audit_floor) on oncely.cell'),
+            ('oncely_relay', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
             ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals, oncely.processes'),
+            ('oncely_relay', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
             ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
                 'on oncely.events'),
@@ -92,7 +93,10 @@ begin
             )),
             ('oncely_relay', 'select (tenant, id, consumer, key, state, updated_at, swept_at), update (swept_at), '
                 'delete on oncely.dead_letters'),
-            ('oncely_relay', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
+            -- It makes the tags of identities, as the worker does: it can write to Redis whatever it likes anyway. It
+            -- signs nothing.
+            ('oncely_relay', 'execute on function oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
+                'oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
                 'oncely.register_mirror_ttl, oncely.summarize_audit, oncely.beat, oncely.leave, '
@@ -104,6 +108,8 @@ begin
                 'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
                 'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
                 'oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, oncely.controls'),
+            -- Everything but the secrets.
+            ('oncely_operator', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
             -- Their state, and nothing of the messages.
             ('oncely_operator', 'delete, update (state, updated_at, swept_at) on oncely.dead_letters'),
@@ -115,7 +121,9 @@ begin
                 'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
                 'oncely.record_action, oncely.letter_memories, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
-                'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer'),
+                'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
+                -- It requeues, and looks for what is mirrored.
+                'oncely.mirror_keys, oncely.signing_keys, oncely.rotate_secret, oncely.forget_secrets'),
 
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
@@ -124,6 +132,7 @@ begin
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.ordering_keys, '
                 'oncely.operator_actions, oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, '
                 'oncely.controls'),
+            ('oncely_auditor', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),

@@ -1,0 +1,141 @@
+//! The database's secrets, by purpose: who may not have one is refused by the function that gives it.
+
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::PgConnection;
+use sqlx::postgres::types::PgInterval;
+
+use super::consumers::interval;
+use crate::signing::{SigningSecrets, StoredSecret, StoredSecrets};
+
+/// All that a worker makes and knows things by, as the database says it at a moment.
+pub(crate) struct Secrets {
+    /// When the database was asked.
+    pub(crate) asked: Instant,
+    /// Of the tags of today.
+    pub(crate) mirror: Vec<u8>,
+    pub(crate) signing: SigningSecrets,
+}
+
+/// A key without its secret.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct SecretRow {
+    pub(crate) purpose: String,
+    pub(crate) id: String,
+    /// `signing`, `accepted`, `pending` or `over`.
+    pub(crate) state: String,
+    pub(crate) created_at: DateTime<Utc>,
+    /// Never, where another key replaced it before.
+    pub(crate) signs_from: Option<DateTime<Utc>>,
+    pub(crate) accepted_until: Option<DateTime<Utc>>,
+}
+
+/// A key that was made.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Rotated {
+    pub(crate) id: String,
+    pub(crate) signs_from: DateTime<Utc>,
+    /// Until when those of before are accepted.
+    pub(crate) accepted_until: DateTime<Utc>,
+}
+
+/// The secrets of the mirror's tags: the first makes them now, entries of the others may be there still. Roles `oncely_worker`,
+/// `oncely_relay`, `oncely_operator`.
+///
+/// # Errors
+/// When the query fails, or there is none.
+pub(crate) async fn mirror_keys(connection: &mut PgConnection) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+    let found = sqlx::query_scalar!(r#"select secret as "secret!" from oncely.mirror_keys()"#)
+        .fetch_all(connection)
+        .await?;
+    if found.is_empty() { Err(sqlx::Error::RowNotFound) } else { Ok(found) }
+}
+
+/// The secrets of signed identities and letter marks. Roles `oncely_worker`, `oncely_operator`.
+///
+/// # Errors
+/// When the query fails, or a purpose has none.
+pub(crate) async fn signing_secrets(connection: &mut PgConnection) -> Result<SigningSecrets, sqlx::Error> {
+    let rows = sqlx::query!(
+        r#"select purpose as "purpose!", id as "id!", secret as "secret!" from oncely.signing_keys()"#
+    )
+    .fetch_all(connection)
+    .await?;
+    let mut of = [("identity", None::<StoredSecrets>), ("letter", None)];
+    for row in rows {
+        let stored = StoredSecret { id: row.id, secret: row.secret };
+        let Some((_, found)) = of.iter_mut().find(|(purpose, _)| *purpose == row.purpose) else { continue };
+        match found {
+            Some(found) => found.accepted.push(stored),
+            None => *found = Some(StoredSecrets { signing: stored, accepted: Vec::new() }),
+        }
+    }
+    match of {
+        [(_, Some(identity)), (_, Some(letter))] => Ok(SigningSecrets { identity, letter }),
+        _ => Err(sqlx::Error::RowNotFound),
+    }
+}
+
+/// All of them.
+///
+/// # Errors
+/// When a query fails, or a purpose has none.
+pub(crate) async fn secrets(connection: &mut PgConnection) -> Result<Secrets, sqlx::Error> {
+    let asked = Instant::now();
+    let mirror = mirror_keys(connection).await?.swap_remove(0);
+    Ok(Secrets { asked, mirror, signing: signing_secrets(connection).await? })
+}
+
+/// The keys without their secrets, by purpose, the newest first.
+pub(crate) async fn list_secrets(connection: &mut PgConnection) -> Result<Vec<SecretRow>, sqlx::Error> {
+    sqlx::query_as!(
+        SecretRow,
+        r#"select s.purpose, s.id, oncely.bounded(s.created_at) as "created_at!", s.signs_from, s.accepted_until,
+            case
+                when s.accepted_until <= n.at then 'over'
+                when s.signs_from > n.at then 'pending'
+                when s.signs_from = max(s.signs_from) filter (where s.signs_from <= n.at)
+                    over (partition by s.purpose) then 'signing'
+                else 'accepted'
+            end as "state!"
+        from oncely.secrets as s, (select clock_timestamp() as at) as n
+        order by s.purpose, s.created_at desc, s.id"#
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Deletes keys whose time is over, by the clock as far as it is explained.
+pub(crate) async fn forget_secrets(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select oncely.forget_secrets()::text").fetch_one(connection).await?;
+    Ok(())
+}
+
+/// Makes a new key of a purpose; recorded in the same transaction.
+///
+/// # Errors
+/// `ONC11` where a time is out of bounds.
+pub(crate) async fn rotate_secret(
+    connection: &mut PgConnection,
+    purpose: &str,
+    signs_in: Duration,
+    accepted_for: Option<Duration>,
+    note: Option<&str>,
+    user: &str,
+) -> Result<Rotated, sqlx::Error> {
+    let accepted_for: Option<PgInterval> = accepted_for.map(interval);
+    sqlx::query_as!(
+        Rotated,
+        r#"select id as "id!", signs_from as "signs_from!", accepted_until as "accepted_until!"
+        from oncely.rotate_secret($1, $2, $3, $4, $5)"#,
+        purpose,
+        interval(signs_in),
+        accepted_for,
+        note,
+        user
+    )
+    .fetch_one(connection)
+    .await
+}
