@@ -51,6 +51,10 @@ fn headers(copy: &Delivery) -> FieldTable {
     copy.properties.headers().clone().unwrap_or_default()
 }
 
+async fn run(world: &mut World, statements: &'static str) {
+    sqlx::raw_sql(statements).execute(&mut world.sql).await.unwrap();
+}
+
 async fn requeue(world: &World) -> Value {
     let output = world.oncely(&["failed", "requeue", "--all", "--yes", "--json"]).await;
     assert!(output.status.success(), "{output:?}");
@@ -199,21 +203,31 @@ async fn keys_are_replaced_under_load_and_nothing_is_dead_lettered_or_doubled() 
 }
 
 #[tokio::test]
-async fn a_worker_that_stood_still_over_the_end_of_a_key_takes_nothing_that_it_signed() {
+async fn a_worker_that_can_read_no_keys_waits_and_takes_nothing_that_an_ended_one_has_signed() {
     let mut world = with_letter().await;
-    let worker = world.start("worker");
-    world.wait_for_line(&worker, "subscribed").await;
-    worker.signal(Signal::STOP).unwrap();
     requeue(&world).await;
+    let queue = world.queue("payments");
+    let copy = world.broker.take_exactly(&queue, 1).await.unwrap().remove(0);
+    let login = Login::create(&mut world, "oncely_worker").await;
+    run(&mut world, "grant usage on schema app to public; grant all on all tables in schema app to public")
+        .await;
+    let worker = world.start_with("worker", "keyless", &login.environment());
+    world.wait_for_line(&worker, "subscribed").await;
+    run(&mut world, "revoke execute on function oncely.signing_keys from oncely_worker").await;
     rotate(&mut world, &["identity"], &["--accept", "0s"]).await;
-    // The heartbeat reads keys every ten seconds, and may come after the lane.
+    // What it has read is older than fifteen seconds then.
     let long_ago = "select count(*) from oncely.secrets where signs_from > created_at
-        and signs_from + interval '12 seconds' <= clock_timestamp()";
+        and signs_from + interval '11 seconds' <= clock_timestamp()";
     world.wait_within(Duration::from_secs(60), long_ago, 1).await;
-    worker.signal(Signal::CONT).unwrap();
+    world.broker.publish("", &queue, copy.properties, &copy.data).await.unwrap();
+    world.wait_for_line(&worker, "consuming waits until this is mended").await;
+    world.wait_for("select count(*) from oncely.processes where state = 'unready'", 1).await;
+    run(&mut world, "grant execute on function oncely.signing_keys to oncely_worker").await;
     world.wait_for(REFUSED, 1).await;
     assert_eq!(world.count(EFFECTS).await, 0);
+    world.wait_for("select count(*) from oncely.processes where state = 'ready'", 1).await;
     world.stop(worker).await;
+    login.drop_now(&mut world).await;
 }
 
 #[tokio::test]

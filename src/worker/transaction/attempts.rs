@@ -382,7 +382,12 @@ impl Attempts {
             let connection = &mut self.session().await?.connection;
             let asked = async { shared.keys.ask(since, connection).await.map_err(Interrupt::of_ours) };
             match in_time(&shared, asked).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.backoff.reset();
+                    // Where this stood still, it is over.
+                    shared.health.committed();
+                    return Ok(());
+                }
                 Err(interrupt) => self.wait_out(interrupt).await?,
             }
         }
