@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 
+use super::quotas::count;
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::failpoint::step;
@@ -107,6 +108,7 @@ pub(crate) async fn collect(
     if !stop() {
         collect_letters(config, session, &stop).await?;
         collect_ordering_keys(config, session, &stop).await?;
+        count(config, session).await?;
     }
     pg::collection_unlock(&mut session.connection).await?;
     Ok(Ended::Done(report))

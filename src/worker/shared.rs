@@ -21,7 +21,7 @@ use crate::decide::PrecheckMode;
 use crate::handler::Run;
 use crate::metrics::{ConsumerMetrics, Stage};
 use crate::mirror::{EpochWatch, Mirror, TagKey};
-use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Session, Timelines};
+use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Quota, Session, Timelines};
 use crate::signing::SigningKeys;
 use crate::traces::{BatchTrace, ConsumerTraces};
 use crate::vitals::Liveness;
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
+    /// How much of a tenant's letters is stored, where no operator has said otherwise.
+    pub(crate) letter_quota: Quota,
     pub(crate) publisher: Publisher,
     /// What the lanes can't settle at once.
     pub(crate) unsettled: Unsettled,
@@ -148,6 +150,7 @@ impl Shared {
             signing_keys: common.signing_keys.clone(),
             list_duplicates: config.audit.duplicates,
             stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
+            letter_quota: config.dead_letters.quota(),
             publisher: Publisher::new(
                 config.rabbitmq.clone(),
                 format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
