@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::pg::{Door, NoSession, Session, count_stored, describe, within};
+use crate::failpoint::step;
+use crate::pg::{Door, NoSession, Session, count_stored, describe, is_outage, within};
 use crate::vitals::Beat;
 
 /// How often. Workers add what they store meanwhile; only what is gone counts until then.
@@ -48,13 +49,16 @@ async fn look(
 /// Counts, and makes room where a tenant has used its quota up.
 pub(crate) async fn count(config: &Config, session: &mut Session) -> Result<(), sqlx::Error> {
     let counted = count_stored(&mut session.connection, config.dead_letters.quota());
-    match within(config.postgres.client_timeout(), counted).await {
+    step("gc.count.before");
+    let counted = within(config.postgres.client_timeout(), counted).await;
+    step("gc.count.after");
+    match counted {
         Ok(Some(letters)) if letters > 0 => {
             tracing::info!(letters, "closed dead letters made room for others of their tenants");
             Ok(())
         }
         Ok(_) => Ok(()),
-        Err(error) if !crate::pg::is_outage(&error) => {
+        Err(error) if !is_outage(&error) => {
             tracing::warn!(error = describe(&error), "stored dead letters were not counted");
             Ok(())
         }
