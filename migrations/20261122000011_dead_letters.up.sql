@@ -27,12 +27,19 @@ create table oncely.dead_letters (
     body bytea,
     body_size bigint not null,
     whole boolean generated always as (body is not null) stored,
+    stored_size bigint generated always as (
+        coalesce(octet_length(body), 0) + coalesce(octet_length(headers::text), 0)
+    ) stored,
+    omitted text collate "C",
     updated_at timestamptz not null,
     swept_at timestamptz,
     constraint dead_letters_pkey primary key (tenant, id),
     constraint dead_letters_state check (state in ('waiting', 'requeueing', 'requeued', 'discarded')),
     -- Only a message that is stored whole is published again from here.
     constraint dead_letters_whole check (body is null or properties is not null),
+    constraint dead_letters_omitted check (
+        omitted is null or body is null and omitted in ('max_body', 'headers', 'quota', 'room')
+    ),
     constraint dead_letters_times check (
         least(dead_lettered_at, updated_at, swept_at) >= '1970-01-01 00:00:00+00'
         and greatest(dead_lettered_at, updated_at, swept_at) <= '9999-12-31 00:00:00+00'
@@ -74,11 +81,16 @@ comment on column oncely.dead_letters.headers is
     'AMQP headers. Text, integers of 64 bits, booleans and null are themselves; {"type": value} is everything else, '
     'by AMQP''s type letters.';
 comment on column oncely.dead_letters.body is
-    'The body; null where it is over dead_letters.max_body, or the headers nest too deep to be stored: then only '
-    'the queue has the message.';
+    'The body; null where it is not stored (omitted says why): then only the queue has the message.';
 comment on column oncely.dead_letters.body_size is 'Bytes of the body.';
 comment on column oncely.dead_letters.whole is
     'The row holds the message, so that it is published again from here; else from the queue.';
+comment on column oncely.dead_letters.stored_size is
+    'Bytes of the body and of the headers as far as they are stored here: what counts of a tenant''s quota.';
+comment on column oncely.dead_letters.omitted is
+    'Why the body is not stored: max_body (it is over dead_letters.max_body); headers (they nest too deep to be '
+    'stored); quota (it would not have fitted into what its tenant may have stored; neither headers nor body are); '
+    'room (the letter was closed, and made room for others of its tenant).';
 comment on column oncely.dead_letters.updated_at is 'When the state last changed.';
 comment on column oncely.dead_letters.swept_at is
     'When the queue was gone through after the letter was requeued or discarded; its copy there is gone.';
@@ -101,6 +113,188 @@ create index dead_letters_id on oncely.dead_letters (id);
 comment on index oncely.dead_letters_id is 'For "oncely failed show ID", which names no tenant.';
 create index dead_letters_key on oncely.dead_letters (hashtextextended(key, 0));
 comment on index oncely.dead_letters_key is 'By key: compare hashtextextended(key, 0), then the key.';
+
+create index dead_letters_stored on oncely.dead_letters (tenant, state, updated_at) include (stored_size)
+where stored_size > 0;
+comment on index oncely.dead_letters_stored is
+    'For the count of what is stored of each tenant, and for closed letters that make room.';
+create index dead_letters_left_out on oncely.dead_letters (tenant)
+where omitted = 'quota' and state in ('waiting', 'requeueing');
+comment on index oncely.dead_letters_left_out is 'For the count of open letters that are not stored for their quota.';
+
+-- How much of a tenant's letters is stored, so that one that sends what nobody can process fills its own quota, and not
+-- the database. Over it a letter keeps its row, and only the dead-letter queue has its message: nothing is lost, and
+-- nobody else's letters make room.
+-- Counting on a message's path would cost what is counted, and one row a tenant that every batch changes would make
+-- lanes wait for each other, until a commit. So a transaction that stores letters adds a row of its own, in the same
+-- statement, and nobody waits; relays count what there is every minute, and take the rows away that are counted with
+-- it, by one snapshot. What batches store at the same time they don't see of each other: by that much, one batch a
+-- lane, a quota may be passed.
+create table oncely.tenant_limits (
+    tenant text collate "C" not null,
+    letters bigint,
+    letter_bytes bigint,
+    changed_at timestamptz not null,
+    changed_by text not null,
+    constraint tenant_limits_pkey primary key (tenant),
+    constraint tenant_limits_letters check (letters >= 0),
+    constraint tenant_limits_letter_bytes check (letter_bytes >= 0),
+    constraint tenant_limits_times check (
+        changed_at between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00'
+    )
+);
+comment on table oncely.tenant_limits is
+    'What an operator has said for a tenant (oncely tenant limit), instead of the configuration.';
+comment on column oncely.tenant_limits.tenant is 'Whose; empty: of messages that have no valid tenant.';
+comment on column oncely.tenant_limits.letters is
+    'Of how many of its dead letters the message may be stored; null: dead_letters.tenant_letters.';
+comment on column oncely.tenant_limits.letter_bytes is
+    'How many bytes of their bodies and headers; null: dead_letters.tenant_bytes.';
+comment on column oncely.tenant_limits.changed_at is 'When it was said.';
+comment on column oncely.tenant_limits.changed_by is
+    'Who said it: the database''s session user, and the user that it named.';
+
+create table oncely.letter_usage (
+    tenant text collate "C" not null,
+    letters bigint not null,
+    bytes bigint not null,
+    left_out bigint not null,
+    counted_at timestamptz not null,
+    constraint letter_usage_pkey primary key (tenant),
+    constraint letter_usage_times check (
+        counted_at between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00'
+    )
+);
+comment on table oncely.letter_usage is 'What is stored of each tenant''s dead letters, as relays counted it last.';
+comment on column oncely.letter_usage.tenant is 'Whose.';
+comment on column oncely.letter_usage.letters is 'Letters of whose message something is stored.';
+comment on column oncely.letter_usage.bytes is 'Bytes of their bodies and headers.';
+comment on column oncely.letter_usage.left_out is 'Open letters whose message is not stored, for the quota.';
+comment on column oncely.letter_usage.counted_at is 'When they were counted.';
+create index letter_usage_left_out on oncely.letter_usage (tenant) where left_out > 0;
+comment on index oncely.letter_usage_left_out is 'For those who tell which tenants are over their quota.';
+
+create table oncely.letter_growth (
+    tenant text collate "C" not null,
+    id uuid not null default gen_random_uuid(),
+    letters bigint not null,
+    bytes bigint not null,
+    constraint letter_growth_pkey primary key (tenant, id),
+    -- A batch's, whatever a login says.
+    constraint letter_growth_letters check (letters between 0 and 1000000000),
+    constraint letter_growth_bytes check (bytes between 0 and 1000000000000)
+);
+comment on table oncely.letter_growth is
+    'What was stored of a tenant''s dead letters since they were counted: a row of each batch that stored some.';
+comment on column oncely.letter_growth.tenant is 'Whose.';
+comment on column oncely.letter_growth.id is 'Random.';
+comment on column oncely.letter_growth.letters is 'How many letters more.';
+comment on column oncely.letter_growth.bytes is 'How many bytes more.';
+
+create function oncely.count_letters(letters bigint, letter_bytes bigint) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    room bigint;
+begin
+    -- One at a time: of two counts the older one might be written last, without what the newer one took away.
+    if not pg_try_advisory_xact_lock(hashtextextended('oncely.count_letters', 0)) then
+        return null;
+    end if;
+    -- By one snapshot: a row of growth is seen, and taken away, exactly where its letters are.
+    with counted as (
+        select d.tenant, count(*) as letters, sum(d.stored_size) as bytes
+        from oncely.dead_letters as d
+        where d.stored_size > 0
+        group by d.tenant
+    ), left_out as (
+        select d.tenant, count(*) as letters
+        from oncely.dead_letters as d
+        where d.omitted = 'quota' and d.state in ('waiting', 'requeueing')
+        group by d.tenant
+    ), gone as (
+        delete from oncely.letter_growth
+    )
+    insert into oncely.letter_usage as u (tenant, letters, bytes, left_out, counted_at)
+    select tenant, coalesce(c.letters, 0), coalesce(c.bytes, 0), coalesce(l.letters, 0), at
+    from counted as c
+    full join left_out as l using (tenant)
+    on conflict (tenant) do update
+    set letters = excluded.letters, bytes = excluded.bytes, left_out = excluded.left_out,
+        counted_at = excluded.counted_at;
+    delete from oncely.letter_usage as u where u.counted_at <> at;
+    -- Whoever is about to have no more room gets some from letters that are closed: a thousand a time, the oldest ones.
+    with crowded as (
+        select u.tenant
+        from oncely.letter_usage as u
+        left join oncely.tenant_limits as l on l.tenant = u.tenant
+        where u.letters >= coalesce(l.letters, count_letters.letters) * 0.9
+            or u.bytes >= coalesce(l.letter_bytes, count_letters.letter_bytes) * 0.9
+    ), closed as materialized (
+        select c.tenant, d.id
+        from crowded as c
+        cross join lateral (
+            select d.id
+            from oncely.dead_letters as d
+            where d.tenant = c.tenant and d.state in ('requeued', 'discarded') and d.stored_size > 0
+            order by d.updated_at
+            limit 1000
+            for update skip locked
+        ) as d
+    )
+    update oncely.dead_letters as d
+    set body = null, headers = null, omitted = 'room'
+    from closed as c
+    where d.tenant = c.tenant and d.id = c.id;
+    get diagnostics room = row_count;
+    return room;
+end
+$$;
+comment on function oncely.count_letters is
+    'Counts what is stored of each tenant''s dead letters, given what a tenant may have stored by default. Where a '
+    'tenant has used nine tenths, a thousand of its closed letters lose their message; returns of how many that is. '
+    'Null where somebody else is counting.';
+revoke execute on function oncely.count_letters from public;
+
+create function oncely.limit_tenant(
+    tenant text, letters bigint, letter_bytes bigint, os_user text, reason text
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+begin
+    if limit_tenant.letters < 0 or limit_tenant.letter_bytes < 0 then
+        raise exception using errcode = 'ONC11', message = 'oncely: a limit is not below 0';
+    end if;
+    if limit_tenant.letters is null and limit_tenant.letter_bytes is null then
+        delete from oncely.tenant_limits as l where l.tenant = limit_tenant.tenant;
+    else
+        insert into oncely.tenant_limits as l (tenant, letters, letter_bytes, changed_at, changed_by)
+        values (
+            limit_tenant.tenant, limit_tenant.letters, limit_tenant.letter_bytes, at,
+            concat(session_user, ' (', left(limit_tenant.os_user, 255), ')')
+        )
+        on conflict (tenant) do update
+        set letters = excluded.letters, letter_bytes = excluded.letter_bytes, changed_at = excluded.changed_at,
+            changed_by = excluded.changed_by;
+    end if;
+    perform oncely.record_action(
+        limit_tenant.tenant, 'limit tenant',
+        jsonb_build_object('letters', limit_tenant.letters, 'letter_bytes', limit_tenant.letter_bytes), 1,
+        limit_tenant.reason, limit_tenant.os_user
+    );
+end
+$$;
+comment on function oncely.limit_tenant is
+    'Says how much of a tenant''s dead letters may be stored; null for what the configuration says. Recorded in '
+    'operator_actions.';
+revoke execute on function oncely.limit_tenant from public;
 
 create view oncely.dead_letter_groups with (security_invoker = true) as
 select tenant, consumer, failure_group, reason, error_code, max(detail) as detail,

@@ -2,10 +2,13 @@
 -- locks oncely.dead_letters against everybody
 -- locks oncely.events against everybody
 -- locks oncely.idempotency_keys against everybody
+-- locks oncely.letter_growth against everybody
+-- locks oncely.letter_usage against everybody
 -- locks oncely.mirror_queue against everybody
 -- locks oncely.operator_actions against everybody
 -- locks oncely.ordering_keys against everybody
 -- locks oncely.rights against everybody
+-- locks oncely.tenant_limits against everybody
 set local search_path = pg_catalog, pg_temp;
 
 -- Each process with as little as its work takes: the columns that it changes instead of whole tables, and functions
@@ -26,11 +29,11 @@ declare
         'marked_backend_start';
     letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
         'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
-        'body_size, updated_at, swept_at';
+        'body_size, omitted, updated_at, swept_at';
     -- Neither headers nor body.
     letter_seen constant text := 'tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, '
         'queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, '
-        'properties, body_size, whole, updated_at, swept_at';
+        'properties, body_size, whole, stored_size, omitted, updated_at, swept_at';
     -- Neither headers nor payload.
     event_seen constant text := 'tenant, id, created_at, available_at, ordering_number, attempts, state, exchange, '
         'routing_key, ordering_key, message_id, content_type, type, correlation_id, reply_to, app_id, reason, '
@@ -58,8 +61,10 @@ begin
             -- Runs handlers, and records what became of their messages.
             ('oncely_worker', 'usage on schema oncely'),
             ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
-                'oncely.dead_letters, oncely.controls'),
-            ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.mirror_queue'),
+                'oncely.dead_letters, oncely.tenant_limits, oncely.letter_usage, oncely.letter_growth, '
+                'oncely.controls'),
+            ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.letter_growth, '
+                'oncely.mirror_queue'),
             ('oncely_worker', format('update (%s) on oncely.idempotency_keys', key_changed)),
             ('oncely_worker', format('update (%s) on oncely.dead_letters', letter_changed)),
             ('oncely_worker', 'insert (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, '
@@ -82,7 +87,8 @@ begin
             -- some column; of keys a policy lets it change none.
             ('oncely_relay', 'usage on schema oncely'),
             ('oncely_relay', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
-            ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals, oncely.processes'),
+            ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals, oncely.processes, '
+                'oncely.letter_usage'),
             ('oncely_relay', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
             ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
@@ -99,15 +105,16 @@ begin
                 'oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
-                'oncely.register_mirror_ttl, oncely.summarize_audit, oncely.beat, oncely.leave, '
+                'oncely.count_letters, oncely.register_mirror_ttl, oncely.summarize_audit, oncely.beat, oncely.leave, '
                 'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
             -- A person with the command line.
             ('oncely_operator', 'usage on schema oncely'),
             ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
                 'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
-                'oncely.dead_letter_groups, oncely.events, oncely.ordering_keys, oncely.operator_actions, '
-                'oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, oncely.controls'),
+                'oncely.dead_letter_groups, oncely.tenant_limits, oncely.letter_usage, oncely.letter_growth, '
+                'oncely.events, oncely.ordering_keys, oncely.operator_actions, oncely.rights, oncely.processes, '
+                'oncely.stats, oncely.relay_stats, oncely.controls'),
             -- Everything but the secrets.
             ('oncely_operator', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
@@ -119,7 +126,7 @@ begin
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
-                'oncely.record_action, oncely.letter_memories, '
+                'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
                 'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
                 -- It requeues, and looks for what is mirrored.
@@ -129,8 +136,9 @@ begin
             ('oncely_auditor', 'usage on schema oncely'),
             ('oncely_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
             ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.mirror_queue, oncely.audit, '
-                'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.ordering_keys, '
-                'oncely.operator_actions, oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, '
+                'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.tenant_limits, '
+                'oncely.letter_usage, oncely.letter_growth, oncely.ordering_keys, oncely.operator_actions, '
+                'oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, '
                 'oncely.controls'),
             ('oncely_auditor', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
@@ -146,7 +154,9 @@ begin
             ('oncely_tenant_auditor', 'select (consumer, retention, redelivery_horizon, fingerprint, on_conflict, '
                 'registered_at, changed_at, paused, former_retention, former_until) on oncely.consumers'),
             ('oncely_tenant_auditor', 'select on oncely.audit, oncely.processed_keys, oncely.dead_letter_groups, '
-                'oncely.ordering_keys'),
+                'oncely.letter_usage, oncely.letter_growth, oncely.ordering_keys'),
+            -- Not who said it.
+            ('oncely_tenant_auditor', 'select (tenant, letters, letter_bytes, changed_at) on oncely.tenant_limits'),
             ('oncely_tenant_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
             ('oncely_tenant_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_tenant_auditor', format('select (%s) on oncely.events', event_seen)),

@@ -63,6 +63,8 @@ pub(crate) struct Receipt {
     pub(crate) events: u64,
     pub(crate) ordering_keys: u64,
     pub(crate) rights: u64,
+    /// What an operator had said for it, and what was counted of it.
+    pub(crate) limits: u64,
     /// Actions of people that named it.
     pub(crate) actions: u64,
     /// What there is of it afterwards.
@@ -96,6 +98,9 @@ impl Erasure<'_> {
             (TenantTable::Rights, &mut receipt.rights),
         ] {
             *count = pg::erase_rows(&mut session.connection, table, self.tenant).await?;
+        }
+        for table in [TenantTable::TenantLimits, TenantTable::LetterUsage, TenantTable::LetterGrowth] {
+            receipt.limits += pg::erase_rows(&mut session.connection, table, self.tenant).await?;
         }
         self.keys(config, session, &mut receipt).await?;
         self.trail(session, &mut receipt).await?;

@@ -120,6 +120,15 @@ pub fn identify(
     }
 }
 
+/// The tenant of a message, where it has a valid one.
+pub(crate) fn tenant(message: &RawMessage, source: &Source) -> Option<IdentityPart> {
+    let json = match source {
+        Source::JsonPointer(_) => Some(parse(&message.body).ok()?),
+        _ => None,
+    };
+    find(message, json.as_ref(), source).ok()
+}
+
 /// Parses a body as JSON.
 ///
 /// # Errors

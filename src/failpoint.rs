@@ -80,6 +80,8 @@ pub const STEPS: &[&str] = &[
     "gc.lock.after",
     "gc.delete.before",
     "gc.delete.after",
+    "gc.count.before",
+    "gc.count.after",
 ];
 
 #[cfg(feature = "testing")]

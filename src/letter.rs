@@ -32,6 +32,20 @@ impl fmt::Display for Letter {
     }
 }
 
+/// Why a dead letter's body is not in its row, from the column `omitted`.
+#[must_use]
+pub(crate) fn why_not_stored(omitted: Option<&str>) -> &'static str {
+    match omitted {
+        Some("max_body") => "it is over dead_letters.max_body, so only the dead-letter queue has it",
+        Some("headers") => "its headers nest too deep, so only the dead-letter queue has it",
+        Some("quota") => {
+            "its tenant has no more room (oncely tenant limit), so only the dead-letter queue has it"
+        }
+        Some("room") => "the letter was closed, and made room for others of its tenant",
+        _ => "only the dead-letter queue has it",
+    }
+}
+
 /// What is known of a dead letter's key, before the letter is published again: Oncely makes no copy that nothing would recognise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {

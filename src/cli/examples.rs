@@ -177,6 +177,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "oncely tenant erase acme --trail delete --forget-keys --yes --json",
         ],
     ),
+    ("tenant usage", &["oncely tenant usage", "oncely tenant usage --limit 10 --json"]),
+    (
+        "tenant limit",
+        &[
+            "oncely tenant limit acme --letters 1000 --bytes 10000000 --note 'sends what nobody can read'",
+            "oncely tenant limit acme --default",
+        ],
+    ),
     ("gc", &["oncely gc run --dry-run"]),
     ("gc run", &["oncely gc run --dry-run", "oncely gc run", "oncely gc run --accept-clock"]),
     ("retention", &["oncely retention list", "oncely retention set payments 3d --note 'less is enough'"]),

@@ -101,6 +101,8 @@ pub struct Consumer {
     pub lanes: u32,
     /// Most messages delivered and not yet acknowledged, per queue.
     pub prefetch: u16,
+    /// Do tenants take turns within what the broker has sent ahead?
+    pub fair: bool,
     /// Bytes that deliveries hold until they are settled; then no more is read.
     pub buffer: u32,
     /// Largest body in bytes; a larger one is dead-lettered.
@@ -186,6 +188,7 @@ pub(super) fn consumer(
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
     let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
+    let fair = section.boolean("fair", false, problems);
     let buffer = section.integer("buffer", 64 << 20, (1 << 20)..=(1 << 30), problems);
     let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
     let precheck = mirror::precheck(&mut section, problems);
@@ -215,6 +218,7 @@ pub(super) fn consumer(
         batch,
         lanes,
         prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
+        fair,
         buffer,
         max_body,
         precheck,

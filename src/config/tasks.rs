@@ -6,6 +6,7 @@ use std::time::Duration;
 use croner::Cron;
 
 use super::{Problems, Section};
+use crate::pg::Quota;
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -70,6 +71,16 @@ pub struct AuditSettings {
 pub struct DeadLetterSettings {
     /// Largest body in bytes that is stored.
     pub max_body: u32,
+    /// Of how many letters of a tenant the message is stored.
+    pub tenant_letters: u32,
+    /// How many bytes of their bodies and headers.
+    pub tenant_bytes: u32,
+}
+
+impl DeadLetterSettings {
+    pub(crate) fn quota(&self) -> Quota {
+        Quota { letters: self.tenant_letters.into(), bytes: self.tenant_bytes.into() }
+    }
 }
 
 /// How log lines look.
@@ -188,8 +199,11 @@ pub(super) fn audit(mut section: Section, problems: &mut Problems) -> AuditSetti
 }
 
 pub(super) fn dead_letters(mut section: Section, problems: &mut Problems) -> DeadLetterSettings {
-    let settings =
-        DeadLetterSettings { max_body: section.integer("max_body", 256 << 10, 0..=(16 << 20), problems) };
+    let settings = DeadLetterSettings {
+        max_body: section.integer("max_body", 256 << 10, 0..=(16 << 20), problems),
+        tenant_letters: section.integer("tenant_letters", 100_000, 0..=u32::MAX, problems),
+        tenant_bytes: section.integer("tenant_bytes", 1 << 30, 0..=u32::MAX, problems),
+    };
     section.finish(problems);
     settings
 }

@@ -212,6 +212,13 @@ pub const CHECKS: &[Check] = &[
         "`oncely secrets rotate PURPOSE` (Replace keys); garbage collection takes away what is over: `pg.maintenance` says whether a relay does it",
     ),
     later(
+        "letters.quota",
+        "Every tenant's dead letters are stored",
+        "`oncely.letter_usage`: tenants of which open dead letters are not stored, as a relay counted within the last minute",
+        "warning: a tenant is over its quota: the messages of its further dead letters are in the dead-letter queue alone",
+        "requeue or discard what waits (`oncely failed groups --tenant`), or give it more room (`oncely tenant limit`); bound the dead-letter queue's          disk by a policy",
+    ),
+    later(
         "time.skew",
         "The clocks agree",
         "`clock_timestamp()` beside this machine's clock, less half of the round trip",

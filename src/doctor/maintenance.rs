@@ -1,5 +1,5 @@
 //! The maintenance of the tables, and the clocks: `pg.partitions`, `pg.default_partition`, `pg.maintenance`, `trail.sealed`, `horizon`,
-//! `secrets`, `time.skew`.
+//! `secrets`, `letters.quota`, `time.skew`.
 
 use chrono::TimeDelta;
 
@@ -7,8 +7,9 @@ use super::asking::{Asking, ask};
 use super::scope::Limits;
 use super::words::{delta, span};
 use crate::config::Config;
-use crate::pg::{self, MaintenanceState};
+use crate::pg::{self, MaintenanceState, OverQuota};
 use crate::preflight::Found;
+use crate::shown;
 
 /// The relay makes partitions a week ahead at least.
 const AHEAD: TimeDelta = TimeDelta::days(2);
@@ -37,6 +38,7 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
         }
     }
     secrets(asking).await;
+    quota(asking).await;
     skew(limits, asking).await;
 }
 
@@ -162,6 +164,24 @@ async fn horizon(config: &Config, state: &MaintenanceState, asking: &mut Asking<
             );
             asking.found.warning(CHECK, place, what);
         }
+    }
+}
+
+/// So many tenants are named.
+const NAMED: i64 = 10;
+
+async fn quota(asking: &mut Asking<'_>) {
+    const CHECK: &str = "letters.quota";
+    let Some(over) = ask!(asking, CHECK, pg::over_quota, NAMED) else { return };
+    asking
+        .found
+        .read(CHECK, format!("{} tenants over their quota (up to {NAMED} are looked for)", over.len()));
+    for OverQuota { tenant, left_out } in over {
+        let what = format!(
+            "the messages of {left_out} open dead letters of the tenant {} are in the dead-letter queue alone: they did not fit into its quota",
+            shown::value(&tenant)
+        );
+        asking.found.warning(CHECK, "oncely.dead_letters", what);
     }
 }
 

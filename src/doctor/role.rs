@@ -43,6 +43,7 @@ impl Role {
                 ("insert", "oncely.audit"),
                 ("insert", "oncely.mirror_queue"),
                 ("insert", "oncely.dead_letters"),
+                ("insert", "oncely.letter_growth"),
                 ("select", "oncely.controls"),
             ],
             Self::Relay => &[

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 
+use super::quotas::count;
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::failpoint::step;
@@ -108,6 +109,7 @@ pub(crate) async fn collect(
         collect_letters(config, session, &stop).await?;
         collect_ordering_keys(config, session, &stop).await?;
         pg::within(config.postgres.client_timeout(), pg::forget_secrets(&mut session.connection)).await?;
+        count(config, session).await?;
     }
     pg::collection_unlock(&mut session.connection).await?;
     Ok(Ended::Done(report))

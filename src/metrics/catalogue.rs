@@ -324,6 +324,13 @@ pub const CATALOGUE: &[Metric] = &[
         "For how long the oldest of them has waited",
     ),
     metric(
+        "oncely_letter_quota_exceeded",
+        Gauge,
+        &[],
+        "relay",
+        "Tenants of which open dead letters are not stored, for their quota: only the dead-letter queue has those messages (`oncely tenant usage`)",
+    ),
+    metric(
         "oncely_parked_events",
         Gauge,
         &[],

@@ -162,6 +162,8 @@ pub(crate) struct RelayMetrics {
     /// completed, in_progress, failed.
     pub(crate) keys: [Gauge; 3],
     pub(crate) letters: Named<LetterMetrics>,
+    /// Tenants that are over their quota.
+    pub(crate) over_quota: Gauge,
     pub(crate) parked_events: Gauge,
     pub(crate) audit_days_ahead: Gauge,
     pub(crate) oldest_xmin_age: Gauge,
@@ -195,6 +197,7 @@ impl RelayMetrics {
                 waiting: gauge!("oncely_dead_letters_waiting", "consumer" => consumer.clone()),
                 oldest_age: gauge!("oncely_dead_letters_oldest_age_seconds", "consumer" => consumer),
             }),
+            over_quota: gauge!("oncely_letter_quota_exceeded"),
             parked_events: gauge!("oncely_parked_events"),
             audit_days_ahead: gauge!("oncely_audit_days_ahead"),
             oldest_xmin_age: gauge!("oncely_postgres_oldest_xmin_age_seconds"),

@@ -11,6 +11,8 @@ pub(crate) struct Backlog {
     pub(crate) due_events: i64,
     pub(crate) oldest_due_event: Option<DateTime<Utc>>,
     pub(crate) parked_events: i64,
+    /// Tenants of which open dead letters are not stored.
+    pub(crate) over_quota: i64,
     /// As PostgreSQL estimates.
     pub(crate) keys: i64,
     pub(crate) keys_in_progress: i64,

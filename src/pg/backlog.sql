@@ -14,6 +14,7 @@ select
         limit 1
     ) as oldest_due_event,
     (select count(*) from (select from oncely.events where state = 'parked' limit 10000) as e) as "parked_events!",
+    (select count(*) from (select from oncely.letter_usage where left_out > 0 limit 10000) as u) as "over_quota!",
     coalesce(
         (select n_live_tup from pg_stat_all_tables where relid = 'oncely.idempotency_keys'::regclass), 0
     ) as "keys!",

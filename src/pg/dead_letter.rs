@@ -5,6 +5,7 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::letter_quota::Quota;
 use crate::identity::IdentityPart;
 use crate::letter::Letter;
 
@@ -33,14 +34,18 @@ pub(crate) struct DeadLetter {
     /// `None` where the message is not stored whole.
     pub(crate) body: Option<Vec<u8>>,
     pub(crate) body_size: usize,
+    /// Why it is not stored whole: `max_body`, `headers`.
+    pub(crate) omitted: Option<&'static str>,
 }
 
-/// Writes letters in the caller's transaction; each must have an id of its own. Returns them with their generations.
+/// Writes letters in the caller's transaction; each must have an id of its own. What does not fit into the quota is kept without body
+/// and headers. Returns them with their generations.
 pub(crate) async fn keep(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
     worker: &str,
     now: DateTime<Utc>,
+    quota: Quota,
     letters: &[DeadLetter],
 ) -> Result<Vec<(String, Letter)>, sqlx::Error> {
     let text =
@@ -55,6 +60,7 @@ pub(crate) async fn keep(
     let headers: Vec<Option<Value>> = letters.iter().map(|l| l.headers.clone()).collect();
     let bodies: Vec<Option<Vec<u8>>> = letters.iter().map(|l| l.body.clone()).collect();
     let sizes: Vec<i64> = letters.iter().map(|l| i64::try_from(l.body_size).unwrap_or(i64::MAX)).collect();
+    let omitted: Vec<Option<String>> = letters.iter().map(|l| l.omitted.map(str::to_owned)).collect();
     let rows = sqlx::query_file!(
         "src/pg/keep_dead_letters.sql",
         consumer.as_str(),
@@ -77,7 +83,10 @@ pub(crate) async fn keep(
         &properties,
         &headers as &[Option<Value>],
         &bodies as &[Option<Vec<u8>>],
-        &sizes
+        &sizes,
+        &omitted as &[Option<String>],
+        quota.letters,
+        quota.bytes
     )
     .fetch_all(connection)
     .await?;

@@ -59,6 +59,7 @@ pub struct LetterRow {
     pub routing_key: String,
     pub body_size: i64,
     pub whole: bool,
+    pub omitted: Option<String>,
     pub updated_at: DateTime<Utc>,
     pub swept_at: Option<DateTime<Utc>>,
 }

@@ -27,6 +27,7 @@ mod inspect;
 mod key_list;
 mod letter_change;
 mod letter_list;
+mod letter_quota;
 mod lock_holder;
 mod login;
 mod maintenance_state;
@@ -117,6 +118,9 @@ pub(crate) use letter_change::{
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};
+pub(crate) use letter_quota::{
+    OverQuota, Quota, TenantUsage, count_stored, limit_tenant, over_quota, tenant_usages,
+};
 pub(crate) use lock_holder::{LockHolder, lock_holders};
 pub(crate) use login::{LoginPowers, login_powers, missing_privileges};
 pub(crate) use maintenance_state::{MaintenanceState, default_partition_has_rows, maintenance_state};

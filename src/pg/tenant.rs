@@ -27,6 +27,8 @@ pub(crate) struct TenantCounts {
     pub(crate) ordering_keys: i64,
     pub(crate) mirror_records: i64,
     pub(crate) rights: i64,
+    /// What an operator has said for it, and what is counted of it.
+    pub(crate) limits: i64,
     /// What people did, as far as it names the tenant.
     pub(crate) actions: i64,
     /// Processes that tell of a failure of its.
@@ -43,6 +45,7 @@ impl TenantCounts {
             + self.ordering_keys
             + self.mirror_records
             + self.rights
+            + self.limits
             + self.actions
             + self.processes
     }
@@ -95,6 +98,9 @@ pub(crate) enum TenantTable {
     OrderingKeys,
     MirrorQueue,
     Rights,
+    TenantLimits,
+    LetterUsage,
+    LetterGrowth,
 }
 
 /// Deletes a tenant's rows; returns how many.
@@ -111,6 +117,13 @@ pub(crate) async fn erase_rows(
         }
         TenantTable::MirrorQueue => sqlx::query!("delete from oncely.mirror_queue where tenant = $1", tenant),
         TenantTable::Rights => sqlx::query!("delete from oncely.rights where tenant = $1", tenant),
+        TenantTable::TenantLimits => {
+            sqlx::query!("delete from oncely.tenant_limits where tenant = $1", tenant)
+        }
+        TenantTable::LetterUsage => sqlx::query!("delete from oncely.letter_usage where tenant = $1", tenant),
+        TenantTable::LetterGrowth => {
+            sqlx::query!("delete from oncely.letter_growth where tenant = $1", tenant)
+        }
     };
     Ok(deleted.execute(connection).await?.rows_affected())
 }

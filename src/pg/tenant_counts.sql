@@ -31,6 +31,9 @@ select
     (select count(*) from oncely.ordering_keys as o where o.tenant = $1) as "ordering_keys!",
     (select count(*) from oncely.mirror_queue as m where m.tenant = $1) as "mirror_records!",
     (select count(*) from oncely.rights as r where r.tenant = $1) as "rights!",
+    (select count(*) from oncely.tenant_limits as l where l.tenant = $1)
+        + (select count(*) from oncely.letter_usage as u where u.tenant = $1)
+        + (select count(*) from oncely.letter_growth as g where g.tenant = $1) as "limits!",
     (
         select count(*) from oncely.operator_actions as p
         where p.tenant = $1

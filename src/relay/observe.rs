@@ -146,6 +146,7 @@ impl Observer {
         self.pulse.waiting(Target::Rabbitmq, *due_events, *oldest_due_event, now);
         let metrics = &self.pulse.metrics;
         metrics.parked_events.set(number(backlog.parked_events));
+        metrics.over_quota.set(number(backlog.over_quota));
         let completed = backlog.keys - backlog.keys_in_progress - backlog.keys_failed;
         for (gauge, keys) in
             metrics.keys.iter().zip([completed.max(0), backlog.keys_in_progress, backlog.keys_failed])

@@ -75,6 +75,8 @@ impl Relay {
             },
             stop.clone(),
         ));
+        let beat = vitals.liveness.watch("counts");
+        tasks.spawn(maintenance::run_counts(self.config.clone(), door.clone(), beat, stop.clone()));
         let mirror = self.config.mirror.as_ref().map(Mirror::open).transpose()?;
         if mirror.is_none() {
             tracing::info!(

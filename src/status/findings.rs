@@ -70,6 +70,7 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
         found.failing(database);
         found.growing(&database.recent);
         found.letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
+        found.quotas(database);
         found.processes(database);
         found.relay(database);
     }
@@ -264,6 +265,20 @@ impl Found {
                 );
                 self.look(about, text);
             }
+        }
+    }
+
+    fn quotas(&mut self, database: &Database) {
+        for over in &database.over_quota {
+            let text = format!(
+                "the tenant {} is over its quota: {} not stored, and in the dead-letter queue alone (`oncely tenant usage`)",
+                safe(&over.tenant),
+                match over.left_out {
+                    1 => "the message of 1 dead letter is".to_owned(),
+                    some => format!("the messages of {some} dead letters are"),
+                }
+            );
+            self.look("dead letters", text);
         }
     }
 

@@ -11,8 +11,8 @@ use crate::exit;
 use crate::mirror::Mirror;
 use crate::overview::{Seen, seen_processes};
 use crate::pg::{
-    self, ConsumerState, EventStatus, FailingKey, MirrorQueueStatus, Pause, QueueLetters, RecentOutcome,
-    Session, TableStatistics,
+    self, ConsumerState, EventStatus, FailingKey, MirrorQueueStatus, OverQuota, Pause, QueueLetters,
+    RecentOutcome, Session, TableStatistics,
 };
 use crate::preflight::open_session;
 use crate::worker::Report;
@@ -21,7 +21,7 @@ use crate::worker::Report;
 const RECENT: chrono::Duration = chrono::Duration::minutes(5);
 /// By then a dead letter's copy is in its queue.
 const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
-/// How many failing keys of a consumer are named.
+/// How many failing keys of a consumer are named, and tenants over their quota.
 const NAMED: i64 = 3;
 
 /// Why nothing is known of PostgreSQL.
@@ -53,6 +53,8 @@ pub(crate) struct Database {
     pub(crate) consumers: Vec<ConsumerState>,
     pub(crate) failing: Vec<FailingKey>,
     pub(crate) letters: Vec<QueueLetters>,
+    /// Tenants of which open dead letters are not stored.
+    pub(crate) over_quota: Vec<OverQuota>,
     pub(crate) pauses: Vec<Pause>,
     #[serde(skip)]
     pub(crate) processes: Vec<Seen>,
@@ -151,6 +153,7 @@ impl Database {
             consumers: pg::consumer_states(connection, &names).await?,
             failing: pg::failing_keys(connection, &names, NAMED).await?,
             letters: pg::queue_letters(connection, now - ARRIVED).await?,
+            over_quota: pg::over_quota(connection, NAMED).await?,
             pauses: pg::pauses(connection).await?,
             processes: seen_processes(connection, now).await?,
         })

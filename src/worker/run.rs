@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use super::batch::prepare::tenant_of;
 use super::error::WorkerError;
 use super::health::Report;
 use super::intake::arrivals::Arrivals;
@@ -272,7 +273,13 @@ impl Worker {
             // A quarter of what deliveries may hold; as much may be unsettled.
             let bytes = usize::try_from(consumer.buffer / 4).unwrap_or(usize::MAX);
             let room = usize::from(consumer.prefetch / 2);
-            let arrivals = Arc::new(Arrivals::new(receiver, most, capacity, count, (room, bytes)));
+            let mut arrivals = Arrivals::new(receiver, most, capacity, count, (room, bytes));
+            if consumer.fair {
+                let shared = Arc::clone(&shared);
+                arrivals =
+                    arrivals.in_turns(capacity, Box::new(move |delivery| tenant_of(&shared, delivery)));
+            }
+            let arrivals = Arc::new(arrivals);
             for _ in 0..consumer.lanes {
                 lanes.spawn(Lane::new(Arc::clone(&shared), Arc::clone(&arrivals)).run());
             }

@@ -21,7 +21,7 @@ use crate::decide::PrecheckMode;
 use crate::handler::Run;
 use crate::metrics::{ConsumerMetrics, Stage};
 use crate::mirror::{EpochWatch, Mirror};
-use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Secrets, Session, Timelines};
+use crate::pg::{self, Backend, Clock, Door, NoSession, PgSettings, Quota, Secrets, Session, Timelines};
 use crate::traces::{BatchTrace, ConsumerTraces};
 use crate::vitals::Liveness;
 
@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
+    /// How much of a tenant's letters is stored, where no operator has said otherwise.
+    pub(crate) letter_quota: Quota,
     pub(crate) publisher: Publisher,
     /// What the lanes can't settle at once.
     pub(crate) unsettled: Unsettled,
@@ -139,6 +141,7 @@ impl Shared {
             keys: Arc::clone(&common.keys),
             list_duplicates: config.audit.duplicates,
             stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
+            letter_quota: config.dead_letters.quota(),
             publisher: Publisher::new(
                 config.rabbitmq.clone(),
                 format!("oncely worker {} {} publisher", config.worker.name, consumer.name),

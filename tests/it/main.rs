@@ -28,6 +28,7 @@ mod failed;
 mod failover;
 mod failure_log;
 mod failures;
+mod fair;
 mod garbage;
 mod handler_test;
 mod health;

@@ -8,7 +8,7 @@ use crate::command_line::{lived_in, stdout};
 use crate::support::World;
 
 /// A verb that lists rows, and the field of its JSON object that holds them.
-const LISTS: [(&[&str], &str); 13] = [
+const LISTS: [(&[&str], &str); 14] = [
     (&["audit", "list"], "rows"),
     (&["failed", "list"], "letters"),
     (&["failed", "groups"], "groups"),
@@ -19,6 +19,7 @@ const LISTS: [(&[&str], &str); 13] = [
     (&["adopt", "report", "--consumer", "ledger"], "results"),
     (&["adopt", "check"], "remarks"),
     (&["grant", "--list"], "rights"),
+    (&["tenant", "usage"], "tenants"),
     (&["migrate", "info"], "migrations"),
     (&["config", "show"], "values"),
     (&["config", "docs"], "settings"),

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::super::output::{self, Times, bytes, counted, safe};
 use super::{SCHEMA, reader};
 use crate::exit;
-use crate::letter::Letter;
+use crate::letter::{Letter, why_not_stored};
 use crate::pg::{LetterFilter, LetterRow, StoredMessage, letters, messages};
 
 #[derive(Debug, Args)]
@@ -47,9 +47,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let body = message.as_ref().and_then(|message| message.body.as_deref());
     if arguments.raw {
         let Some(body) = body else {
-            output::note(
-                "the body is not stored: it is over dead_letters.max_body, or the headers nest too deep",
-            );
+            output::note(&format!("the body is not stored: {}", why_not_stored(row.omitted.as_deref())));
             return Ok(ExitCode::from(exit::NO));
         };
         std::io::stdout().lock().write_all(body)?;
@@ -147,7 +145,7 @@ fn fields(label: &str, stored: Option<&str>) -> Vec<String> {
 fn about(row: &LetterRow, shown: bool) -> String {
     let size = bytes(row.body_size);
     match (row.whole, shown) {
-        (false, _) => format!("{size}, in the dead-letter queue alone (over dead_letters.max_body)"),
+        (false, _) => format!("{size}, not stored: {}", why_not_stored(row.omitted.as_deref())),
         (true, false) => format!("{size}; --body shows it"),
         (true, true) => size,
     }

@@ -158,6 +158,7 @@ fn told(receipt: &Receipt, tenant: &str, times: Times) -> String {
         ("events", receipt.events.to_string()),
         ("ordering keys", receipt.ordering_keys.to_string()),
         ("rights", receipt.rights.to_string()),
+        ("limits and counts", receipt.limits.to_string()),
         ("actions that named it", receipt.actions.to_string()),
         ("left", receipt.left.total().to_string()),
     ] {

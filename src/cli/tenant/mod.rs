@@ -1,7 +1,8 @@
-//! `oncely tenant export|erase`: all that there is of a tenant.
+//! `oncely tenant export|erase`: all that there is of a tenant; `usage|limit`: how much of its dead letters is stored.
 
 mod erase;
 mod export;
+mod limit;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -36,18 +37,36 @@ enum Verb {
                       off. Exit 1: something is left, which the receipt lists. 4: refused, or nobody agreed."
     )]
     Erase(erase::Arguments),
+    /// How much of each tenant's dead letters is stored, and may be; exit 1 where there is none
+    Usage(limit::UsageArguments),
+    /// Set how much of a tenant's dead letters may be stored
+    #[command(
+        after_help = "What does not fit is in the dead-letter queue alone, and is requeued from there; its row stays, without body and headers. \
+                      Limits without an option of their own are those of the configuration ([dead_letters] tenant_letters, tenant_bytes)."
+    )]
+    Limit(limit::LimitArguments),
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let (Verb::Export(export::Arguments { tenant, .. }) | Verb::Erase(erase::Arguments { tenant, .. })) =
-        &arguments.verb;
+    let tenant = match &arguments.verb {
+        Verb::Export(export::Arguments { tenant, .. }) | Verb::Erase(erase::Arguments { tenant, .. }) => {
+            Some(tenant)
+        }
+        // Letters without a valid tenant have the empty one.
+        Verb::Limit(limit::LimitArguments { tenant, .. }) => Some(tenant).filter(|name| !name.is_empty()),
+        Verb::Usage(_) => None,
+    };
     // What can't be a tenant's name is a slip.
-    if let Err(error) = IdentityPart::new(tenant.as_bytes()) {
+    if let Some(tenant) = tenant
+        && let Err(error) = IdentityPart::new(tenant.as_bytes())
+    {
         output::note(&format!("{:?} is no tenant: {error}", safe(tenant)));
         return Ok(ExitCode::from(exit::USAGE));
     }
     match arguments.verb {
         Verb::Export(arguments) => export::run(file, arguments).await,
         Verb::Erase(arguments) => erase::run(file, arguments, times).await,
+        Verb::Usage(arguments) => limit::usage(file, arguments, times).await,
+        Verb::Limit(arguments) => limit::limit(file, arguments).await,
     }
 }

@@ -117,6 +117,8 @@ fn configuration(config: &Config) -> Markup {
         ("audit.duplicates", config.audit.duplicates.to_string()),
         ("events.batch × lanes", format!("{} × {}", config.events.batch, config.events.lanes)),
         ("dead_letters.max_body", bytes(i64::from(config.dead_letters.max_body))),
+        ("dead_letters.tenant_letters", config.dead_letters.tenant_letters.to_string()),
+        ("dead_letters.tenant_bytes", bytes(i64::from(config.dead_letters.tenant_bytes))),
     ];
     html! {
         section aria-labelledby="configuration-title" {

@@ -10,7 +10,7 @@ use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
 use super::reveal::{Revealed, record_reveal};
 use super::rows::{key_link, trace_link};
-use crate::letter::Letter;
+use crate::letter::{Letter, why_not_stored};
 use crate::mask::Sight;
 use crate::pg::{self, LetterFilter, LetterRow, StoredMessage};
 use crate::reason::Reason;
@@ -144,7 +144,7 @@ fn contents(
             h2 #body { "Body, " (bytes(row.body_size)) }
             @match &message.body {
                 Some(body) => pre.message tabindex="0" { (masks.body(body, sight)) },
-                None => p.note { "It is in the dead-letter queue alone: it is over dead_letters.max_body, or its headers nest too deep." },
+                None => p.note { "It is not stored: " (why_not_stored(row.omitted.as_deref())) "." },
             }
         }
     }

@@ -3,8 +3,9 @@
 use serde_json::value::RawValue;
 
 use crate::amqp::{Delivery, header};
-use crate::extract::{Unidentified, identify};
+use crate::extract::{self, Unidentified, identify};
 use crate::handler::{JsonPolicy, Run};
+use crate::identity::IdentityPart;
 use crate::message::HeaderValue;
 use crate::own_headers;
 use crate::reason::{Reason, Rejection};
@@ -81,6 +82,22 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         is_json,
         delivery,
     })
+}
+
+/// Whose a delivery is, before it is prepared; `None` where that can't be said.
+pub(crate) fn tenant_of(shared: &Shared, delivery: &Delivery) -> Option<IdentityPart> {
+    let (consumer, message) = (&shared.consumer, &delivery.message);
+    if message.body.len() > usize::try_from(consumer.max_body).unwrap_or(usize::MAX) {
+        return None;
+    }
+    // A copy that we published for a later try.
+    if let Some(HeaderValue::Text(value)) = message.headers.get(own_headers::IDENTITY) {
+        let signed = shared.keys.now().signing.open(value, &consumer.name, &message.body).ok()?;
+        if let Some(identity) = signed.identity {
+            return Some(identity.tenant);
+        }
+    }
+    extract::tenant(message, &consumer.tenant)
 }
 
 /// Would PostgreSQL's parser take it? Skipping values (`IgnoredAny`) looks into no text, so it takes bytes that are not UTF-8; what

@@ -7,6 +7,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::Instant;
 
 use super::aside::Aside;
+use super::turns::{TenantOf, Turns};
 use crate::worker::prediction::SMALL;
 
 /// Longest wait of a lane for a fuller batch: about what a full one takes on a machine of two cores. A slow handler holds up its
@@ -43,8 +44,33 @@ pub(crate) struct Arrivals<T> {
 #[derive(Debug)]
 struct Arriving<T> {
     receiver: mpsc::Receiver<T>,
+    /// Where tenants take turns.
+    turns: Option<Turns<T>>,
     /// What came back was taken last: it is the turn of what has arrived.
     was_back: bool,
+}
+
+impl<T> Arriving<T> {
+    /// Takes up to `most` into `batch`, and waits while there is nothing; returns how many, 0 at the end. May be dropped at any time.
+    async fn receive(&mut self, batch: &mut Vec<T>, most: usize) -> usize {
+        match &mut self.turns {
+            Some(turns) => turns.receive(&mut self.receiver, batch, most).await,
+            None => self.receiver.recv_many(batch, most).await,
+        }
+    }
+
+    /// The same, without waiting.
+    fn receive_now(&mut self, batch: &mut Vec<T>, most: usize) {
+        if let Some(turns) = &mut self.turns {
+            turns.receive_now(&mut self.receiver, batch, most);
+            return;
+        }
+        while batch.len() < most
+            && let Ok(one) = self.receiver.try_recv()
+        {
+            batch.push(one);
+        }
+    }
 }
 
 impl<T> Arrivals<T> {
@@ -58,8 +84,14 @@ impl<T> Arrivals<T> {
         (room, bytes): (usize, usize),
     ) -> Self {
         let full = most.min(prefetch / lanes.saturating_mul(2).max(1));
-        let arriving = Mutex::new(Arriving { receiver, was_back: false });
+        let arriving = Mutex::new(Arriving { receiver, turns: None, was_back: false });
         Self { arriving, aside: Arc::default(), at_work: watch::Sender::new(0), most, full, room, bytes }
+    }
+
+    /// Lets tenants take turns within what the broker sends ahead: so many messages.
+    pub(crate) fn in_turns(mut self, ahead: usize, tenant_of: TenantOf<T>) -> Self {
+        self.arriving.get_mut().turns = Some(Turns::new(tenant_of, ahead));
+        self
     }
 
     /// What is aside and has to make room, so that what is behind it in the queue comes.
@@ -76,26 +108,22 @@ impl<T> Arrivals<T> {
     /// May be dropped at any time: what was taken is in `batch`.
     pub(crate) async fn take(&self, batch: &mut Vec<T>) -> Taken {
         let mut arriving = self.arriving.lock().await;
-        let Arriving { receiver, was_back } = &mut *arriving;
+        let arriving = &mut *arriving;
         loop {
             // Before the look: a change after it is not missed.
             let mut changed = std::pin::pin!(self.aside.changed());
             changed.as_mut().enable();
             let arrivals = self.aside.arrivals();
-            if *was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
-                *was_back = false;
-                while batch.len() < self.most
-                    && let Ok(one) = receiver.try_recv()
-                {
-                    batch.push(one);
-                }
+            if arriving.was_back && arrivals.is_none_or(|arrivals| arrivals <= Instant::now()) {
+                arriving.was_back = false;
+                arriving.receive_now(batch, self.most);
                 if !batch.is_empty() {
                     return Taken::Arrived;
                 }
             }
             let due = self.aside.due(Instant::now());
             if !due.back.is_empty() {
-                *was_back = true;
+                arriving.was_back = true;
                 batch.extend(due.back);
                 return Taken::Back;
             }
@@ -103,7 +131,7 @@ impl<T> Arrivals<T> {
                 if let Some(arrivals) = due.arrivals {
                     tokio::time::sleep_until(arrivals).await;
                 }
-                receiver.recv_many(batch, self.most).await
+                arriving.receive(batch, self.most).await
             };
             let comes_back = async {
                 match due.next {
@@ -129,7 +157,7 @@ impl<T> Arrivals<T> {
         let enough = async {
             while batch.len() < self.full {
                 let room = self.most - batch.len();
-                if receiver.recv_many(batch, room).await == 0 {
+                if arriving.receive(batch, room).await == 0 {
                     break;
                 }
             }

@@ -4,3 +4,4 @@ pub(super) mod arrivals;
 pub(super) mod aside;
 pub(super) mod gate;
 pub(super) mod split;
+mod turns;

@@ -70,7 +70,8 @@ pub(crate) async fn keep_letters(
         return Ok(());
     }
     step("worker.letter.before");
-    let written = pg::keep_letters(transaction, &shared.consumer.name, &shared.worker, now, &letters).await;
+    let (consumer, quota) = (&shared.consumer.name, shared.letter_quota);
+    let written = pg::keep_letters(transaction, consumer, &shared.worker, now, quota, &letters).await;
     let written: HashMap<Uuid, Letter> =
         written.map_err(interrupt)?.into_iter().map(|(_, letter)| (letter.id, letter)).collect();
     step("worker.letter.after");
@@ -124,7 +125,10 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
         Some(headers) => store_headers(&without_ours(headers)).map(Some),
         None => Some(None),
     };
-    let whole = stored.is_some() && message.body.len() <= shared.stored_body;
+    let omitted = match stored.is_some() {
+        false => Some("headers"),
+        true => (message.body.len() > shared.stored_body).then_some("max_body"),
+    };
     let clean = |text: &str| text.replace('\0', "\u{fffd}");
     Some(DeadLetter {
         tenant: text(known.tenant.as_ref()).to_owned(),
@@ -143,7 +147,8 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
         fingerprint: given_up.fingerprint.map(|print| print.0.to_vec()),
         properties: store_properties(&properties),
         headers: stored.flatten(),
-        body: whole.then(|| message.body.to_vec()),
+        body: omitted.is_none().then(|| message.body.to_vec()),
         body_size: message.body.len(),
+        omitted,
     })
 }

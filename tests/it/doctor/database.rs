@@ -179,6 +179,11 @@ const UPKEEP: &[Case] = &[
         "horizon", Verdict::Warning, "longer than keys are remembered",
         "update oncely.dead_letters set state = 'discarded'",
     ),
+    case(
+        "insert into oncely.letter_usage (tenant, letters, bytes, left_out, counted_at) values ('acme', 1, 1, 7, now())",
+        "letters.quota", Verdict::Warning, "the messages of 7 open dead letters of the tenant acme",
+        "update oncely.letter_usage set left_out = 0",
+    ),
 ];
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod letters;
 mod marks;
 mod memory;
 mod park;
+mod quota;
 mod requeue;
 mod sweep;
 
