@@ -63,8 +63,9 @@ pub const CHECKS: &[Check] = &[
         "pg.pooler",
         "No pooler shares sessions",
         "the server's processes (`pg_backend_pid`) of two connections that are open at the same time; whether start-up options are in force",
-        "error: a pooler in transaction mode, or one that drops start-up options",
-        "connect to PostgreSQL directly, or through a pooler in session mode that passes start-up options on",
+        "error: a pooler in transaction mode, or one that drops start-up options where the login does not have what they say",
+        "connect to PostgreSQL directly, or through a pooler in session mode with the settings of the options given to the login (`alter role … \
+         set`)",
     ),
     at_start(
         "pg.version",
