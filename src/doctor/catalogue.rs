@@ -318,9 +318,10 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "redis.reach",
         "Redis answers",
-        "a connection and `PING`",
-        "error: user or password is refused; warning: no answer. PostgreSQL then decides alone: slower, never wrong",
-        "mend the network, the server or `redis.url`",
+        "a connection and `PING`; where `redis.sentinels` are given, what each of them says of the master",
+        "error: user or password is refused; warning: no answer (PostgreSQL then decides alone: slower, never wrong), a Sentinel that does \
+         not answer or knows no such master, Sentinels that name different ones",
+        "mend the network, the server, `redis.url` (with Sentinels its host is the master's name) or `redis.sentinels`",
     ),
     at_start(
         "redis.tls",

@@ -59,6 +59,7 @@ mod retention;
 mod rights;
 mod rust_handlers;
 mod search_path;
+mod sentinel;
 mod silence;
 mod sql_protocol;
 mod stats;
