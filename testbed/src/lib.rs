@@ -13,6 +13,7 @@ mod bare;
 mod broker;
 mod browser;
 pub mod checker;
+mod cluster;
 mod corpus;
 mod database;
 pub mod faults;
@@ -40,12 +41,13 @@ mod usage;
 mod wait;
 
 pub use adoption::{AdoptionReport, Sightings, adopt};
-pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Member, Missing, Neighbour, Server};
+pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Hosts, Member, Missing, Neighbour, Server};
 #[cfg(feature = "authority")]
 pub use authority::{Authority, Credentials};
 pub use bare::{BareRoot, Service};
 pub use broker::Broker;
 pub use browser::{Answer, Browser};
+pub use cluster::Cluster;
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;
 pub use files::{Scratch, cache};
