@@ -48,7 +48,7 @@ impl SentinelRedis {
             Redis::start_with(&[&options[..], &["--replicaof", "127.0.0.1", &port]].concat()).await?;
         let mut sentinels = Vec::new();
         for _ in 0..SENTINELS {
-            sentinels.push(Sentinel::start(master.port()).await?);
+            sentinels.push(Sentinel::start(master.port(), QUORUM, "").await?);
         }
         let all = Self { nodes: [master, replica], sentinels };
         all.wait_for_replica().await?;
@@ -119,16 +119,17 @@ impl SentinelRedis {
 }
 
 impl Sentinel {
-    async fn start(master: u16) -> anyhow::Result<Self> {
+    /// Starts one that watches the master at a port, with further lines of its configuration.
+    pub async fn start(master: u16, quorum: usize, settings: &str) -> anyhow::Result<Self> {
         let scratch = Scratch::new("sentinel")?;
         let port = ports::free_port()?;
         let file = scratch.path().join("sentinel.conf");
         let password = SentinelRedis::PASSWORD;
         // It writes what it learns into this file.
         let text = format!(
-            "port {port}\nbind 127.0.0.1\ndir {}\nrequirepass {password}\nsentinel monitor {MASTER} 127.0.0.1 {master} {QUORUM}\n\
+            "port {port}\nbind 127.0.0.1\ndir {}\nrequirepass {password}\nsentinel monitor {MASTER} 127.0.0.1 {master} {quorum}\n\
              sentinel sentinel-pass {password}\nsentinel down-after-milliseconds {MASTER} 1000\n\
-             sentinel failover-timeout {MASTER} 10000\n",
+             sentinel failover-timeout {MASTER} 10000\n{settings}\n",
             scratch.path().display()
         );
         std::fs::write(&file, text)?;
