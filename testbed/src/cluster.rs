@@ -111,6 +111,20 @@ impl Cluster {
         self.nodes.iter().position(is_leader).with_context(|| format!("{leader} is no node of ours"))
     }
 
+    /// Messages that the retry queues of a work queue hold and give to nobody: they have expired, and RabbitMQ has not handed them on.
+    pub async fn held_back(&self, queue: &str) -> anyhow::Result<u64> {
+        let asked = self.another(self.nodes.len())?;
+        let text =
+            self.nodes[asked].ctl(&["list_queues", "--silent", "name", "messages", "messages_ready"]).await?;
+        let retry = format!("{queue}.retry.");
+        let held = text.lines().filter(|line| line.starts_with(&retry)).map(|line| {
+            let mut counts = line.split('\t').skip(1).map(|count| count.trim().parse::<u64>().unwrap_or(0));
+            let (all, ready) = (counts.next().unwrap_or(0), counts.next().unwrap_or(0));
+            all.saturating_sub(ready)
+        });
+        Ok(held.sum())
+    }
+
     /// Waits until a node serves clients again, and all nodes that run have what is in a quorum queue.
     pub async fn whole(&self, number: usize, queue: &str) -> anyhow::Result<()> {
         self.nodes[number].answers().await?;

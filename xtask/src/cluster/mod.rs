@@ -86,7 +86,8 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("logs: {}", arena.keep_logs()?.display());
         return Err(error);
     }
-    let report = Report::collect(&mut arena, trial.rows, arguments.pause).await?;
+    let held_back = cluster.held_back(arena.queue()).await?;
+    let report = Report::collect(&mut arena, trial.rows, held_back, arguments.pause).await?;
     report.print(arguments.json)?;
     if !report.is_good() {
         eprintln!("logs: {}", arena.keep_logs()?.display());

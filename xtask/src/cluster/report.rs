@@ -29,7 +29,13 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) async fn collect(arena: &mut Arena, rows: Vec<Row>, most: f64) -> anyhow::Result<Self> {
+    /// `held_back`: messages that are in retry queues, where the judge can't see them.
+    pub(crate) async fn collect(
+        arena: &mut Arena,
+        rows: Vec<Row>,
+        held_back: u64,
+        most: f64,
+    ) -> anyhow::Result<Self> {
         let judgement = Judgement::of(arena).await?;
         let found = |what| judgement.count(&[what]);
         let figures = vec![
@@ -37,6 +43,7 @@ impl Report {
             ("unconfirmed", arena.sent().unknown),
             ("effects", arena.evidence.effects.len() as u64),
             ("lost", found(What::Lost)),
+            ("held_back_by_retry_queues", held_back),
             ("doubled", found(What::Doubled)),
             ("orphans", judgement.orphans()),
             ("events_committed", arena.evidence.events.committed.len() as u64),
