@@ -10,6 +10,7 @@ use super::Breaker;
 use super::error::MirrorError;
 use super::layout::Layout;
 use super::link::{ANSWER_TIME, Link, info};
+use super::reach::reach;
 use super::tag::{Tag, TagKey};
 use crate::config::{MirrorSettings, Problems};
 use crate::tls::{TlsFault, fault_of};
@@ -58,7 +59,7 @@ impl Mirror {
     }
 
     pub(super) async fn connect(&self) -> Result<Link, MirrorError> {
-        Link::open(&self.settings).await
+        reach(&self.settings).await
     }
 
     pub(super) fn settings(&self) -> &MirrorSettings {

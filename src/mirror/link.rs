@@ -9,8 +9,6 @@ use redis::{
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::error::MirrorError;
-use super::sentinel;
-use crate::config::MirrorSettings;
 use crate::tls::{TlsError, TlsSettings};
 
 /// For an answer that needs no work.
@@ -30,22 +28,6 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects to Redis, or to the master that the Sentinels name.
-    pub(super) async fn open(settings: &MirrorSettings) -> Result<Self, MirrorError> {
-        let settings = &*settings.current()?;
-        let opening = async {
-            match settings.sentinels.is_empty() {
-                true => Self::to(info(&settings.url)?, settings.redis_tls()?).await,
-                false => sentinel::master(settings).await,
-            }
-        };
-        // The client library's own limits do not cover every step.
-        match tokio::time::timeout(ANSWER_TIME * 2, opening).await {
-            Ok(link) => link,
-            Err(_) => Err(MirrorError::Budget(ANSWER_TIME * 2)),
-        }
-    }
-
     /// Connects to one server, with TLS or in plaintext.
     pub(super) async fn to(info: ConnectionInfo, tls: Option<TlsSettings>) -> Result<Self, MirrorError> {
         match tls {

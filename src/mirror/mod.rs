@@ -9,6 +9,7 @@ mod error;
 mod judge;
 mod layout;
 mod link;
+mod reach;
 mod removal;
 mod sentinel;
 mod server;

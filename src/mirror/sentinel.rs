@@ -7,7 +7,6 @@ use futures::stream::FuturesUnordered;
 use redis::{ConnectionAddr, FromRedisValue as _, Value};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::client::Mirror;
 use super::error::MirrorError;
 use super::link::{ANSWER_TIME, Link, info};
 use crate::config::MirrorSettings;
@@ -60,7 +59,7 @@ pub(crate) fn shown((host, port): &Place) -> String {
 }
 
 /// Asks one.
-async fn ask(settings: &MirrorSettings, sentinel: &SecretString) -> Said {
+pub(super) async fn ask(settings: &MirrorSettings, sentinel: &SecretString) -> Said {
     let who = match info(sentinel).map(|info| info.addr().to_string()) {
         Ok(who) => who,
         Err(error) => return (String::new(), Err(error)),
@@ -94,14 +93,5 @@ async fn connect(settings: &MirrorSettings, (host, port): &Place) -> Result<Link
     match role.as_deref() {
         Some("master") => Ok(link),
         _ => Err(MirrorError::NoMaster),
-    }
-}
-
-impl Mirror {
-    /// What each Sentinel says of the master. For a person who asks.
-    pub(crate) async fn sentinels(&self) -> Result<Vec<Said>, MirrorError> {
-        let settings = &*self.settings().current()?;
-        let all = settings.sentinels.iter().map(|sentinel| ask(settings, sentinel));
-        Ok(futures::future::join_all(all).await)
     }
 }
