@@ -277,6 +277,10 @@ impl PublishConnection {
         });
         let known: Vec<Option<PublishResult>> = known.collect();
         let Some(error) = failed else {
+            // A channel keeps what it knows of a quorum queue: one that was opened while the queue had no leader may nack as long as it lives.
+            if known.contains(&Some(PublishResult::Nacked)) {
+                self.channels.lock().await.remove(exchange);
+            }
             return Said::All(known.into_iter().flatten().collect());
         };
         self.channels.lock().await.remove(exchange);

@@ -33,7 +33,7 @@ pub(super) fn url(
 ) -> GivenUrl {
     let given = section.text("url", problems).map(|text| vec![SecretString::from(text)]);
     let one = |text: &str| vec![SecretString::from(text)];
-    read(section, given, one, &Wanted { schemes, example, variable }, problems)
+    read(section, given, one, &Wanted { keys: ["url", "url_file"], schemes, example, variable }, problems)
 }
 
 /// The same where there may be several: as a list, or with blanks or line ends in between.
@@ -44,16 +44,39 @@ pub(super) fn urls(
     variable: &str,
     problems: &mut Problems,
 ) -> GivenUrl {
-    let given = match section.has_list("url") {
-        true => {
-            section.texts("url", problems).map(|texts| texts.into_iter().map(SecretString::from).collect())
-        }
-        false => section.text("url", problems).map(|text| several(&text)),
+    several_of(section, &Wanted { keys: ["url", "url_file"], schemes, example, variable }, problems)
+}
+
+/// The same under other keys; nothing where neither is there.
+pub(super) fn urls_of(
+    section: &mut Section,
+    keys: [&'static str; 2],
+    schemes: &[&str],
+    example: &str,
+    problems: &mut Problems,
+) -> Option<GivenUrl> {
+    let variable = format!("ONCELY_{}", section.place(keys[0]).to_ascii_uppercase().replace('.', "__"));
+    let is_given = keys.iter().any(|key| section.has(key));
+    if !is_given {
+        // Known all the same.
+        keys.iter().for_each(|key| drop(section.take(key)));
+        return None;
+    }
+    Some(several_of(section, &Wanted { keys, schemes, example, variable: &variable }, problems))
+}
+
+fn several_of(section: &mut Section, wanted: &Wanted<'_>, problems: &mut Problems) -> GivenUrl {
+    let [key, _] = wanted.keys;
+    let given = match section.has_list(key) {
+        true => section.texts(key, problems).map(|texts| texts.into_iter().map(SecretString::from).collect()),
+        false => section.text(key, problems).map(|text| several(&text)),
     };
-    read(section, given, several, &Wanted { schemes, example, variable }, problems)
+    read(section, given, several, wanted, problems)
 }
 
 struct Wanted<'a> {
+    /// Of the URL, and of the file that holds it.
+    keys: [&'static str; 2],
     schemes: &'a [&'a str],
     example: &'a str,
     variable: &'a str,
@@ -66,9 +89,9 @@ fn read(
     wanted: &Wanted<'_>,
     problems: &mut Problems,
 ) -> GivenUrl {
-    let Wanted { example, variable, .. } = wanted;
-    let file = section.text("url_file", problems).map(PathBuf::from);
-    let place = section.place(if file.is_some() { "url_file" } else { "url" });
+    let Wanted { keys: [key, in_file], example, variable, .. } = *wanted;
+    let file = section.text(in_file, problems).map(PathBuf::from);
+    let place = section.place(if file.is_some() { in_file } else { key });
     let before = problems.list().len();
     let mut wrong = |what: String| {
         problems.add(&place, what);
@@ -77,7 +100,7 @@ fn read(
     let urls = match (given.filter(|urls| !urls.is_empty()), &file) {
         (None, None) => wrong(format!("is missing; set it (like {example}) or export {variable}")),
         (Some(_), Some(_)) => {
-            wrong(format!("says it once more: leave out url or url_file ({variable} or {variable}_FILE)"))
+            wrong(format!("says it once more: leave out {key} or {in_file} ({variable} or {variable}_FILE)"))
         }
         (Some(urls), None) => urls,
         (None, Some(file)) => match url_file::read(file) {

@@ -7,21 +7,26 @@ use std::time::Duration;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use super::given_url::{GivenUrl, url};
+use super::given_url::{GivenUrl, url, urls_of};
 use super::tls::{allow_plaintext, note, tls};
 use super::{Problems, Section};
 use crate::decide::PrecheckMode;
-use crate::tls::{TlsError, TlsSettings, of_scheme};
+use crate::server_url::{masked, several};
+use crate::tls::{TlsError, TlsSettings, of_scheme, refused};
 use crate::url_file::{self, UrlFileError};
 
 /// How to reach Redis and how to use it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MirrorSettings {
-    /// `redis://host:port/database`.
+    /// `redis://host:port/database`. Where Sentinels say which server that is, the host is their name for the master.
     pub url: SecretString,
     /// A file that holds the URL, read again for each connection; `url` is what it held at the start.
     pub url_file: Option<PathBuf>,
+    /// `redis://:password@host:26379` of the Sentinels that know where the master is; none where the URL says it.
+    pub sentinels: Vec<SecretString>,
+    /// A file that holds them, read again for each connection; `sentinels` is what it held at the start.
+    pub sentinels_file: Option<PathBuf>,
     /// Certificates.
     pub tls: Option<TlsSettings>,
     /// Without TLS a connection may go to another machine.
@@ -43,20 +48,50 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 impl MirrorSettings {
-    /// With the URL that the file holds now, where there is one.
+    /// With the URLs that the files hold now, where there are any.
     pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
-        Ok(match &self.url_file {
-            None => Cow::Borrowed(self),
-            Some(file) => Cow::Owned(Self { url: url_file::read(file)?, ..self.clone() }),
-        })
+        let mut now = Cow::Borrowed(self);
+        if let Some(file) = &self.url_file {
+            now.to_mut().url = url_file::read(file)?;
+        }
+        if let Some(file) = &self.sentinels_file {
+            now.to_mut().sentinels = several(url_file::read(file)?.expose_secret());
+        }
+        Ok(now)
     }
 
-    /// What of TLS is meant; nothing for a connection in plaintext.
+    /// What of TLS is meant for the server; nothing for a connection in plaintext.
     pub(crate) fn redis_tls(&self) -> Result<Option<TlsSettings>, TlsError> {
         match Url::parse(self.url.expose_secret()) {
+            // Wherever they say that the master is: perhaps on another machine.
+            Ok(url) if !self.sentinels.is_empty() && url.scheme() != "rediss" && !self.allow_plaintext => {
+                let whom = format!("the master {}", url.host_str().unwrap_or_default());
+                Err(TlsError::Refused(refused(&whom, "rediss://", "redis")))
+            }
             Ok(url) => of_scheme(&url, "rediss", self.tls.as_ref(), self.allow_plaintext, "redis"),
             // That is another error.
             Err(_) => Ok(None),
+        }
+    }
+
+    /// The same for a Sentinel. It is called by the host of its own URL, and must have that name.
+    pub(crate) fn sentinel_tls(&self, url: &SecretString) -> Result<Option<TlsSettings>, TlsError> {
+        let own = self.tls.clone().map(|tls| TlsSettings { server_name: None, ..tls });
+        match Url::parse(url.expose_secret()) {
+            Ok(url) => of_scheme(&url, "rediss", own.as_ref(), self.allow_plaintext, "redis"),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Where Redis is, for people.
+    pub(crate) fn shown(&self) -> String {
+        let url = masked(&self.url);
+        match self.sentinels.is_empty() {
+            true => url,
+            false => {
+                let sentinels: Vec<String> = self.sentinels.iter().map(masked).collect();
+                format!("{url}, as {} say", sentinels.join(" "))
+            }
         }
     }
 }
@@ -68,14 +103,26 @@ pub(super) fn mirror(
 ) -> Option<MirrorSettings> {
     let has_url = redis.has("url") || redis.has("url_file");
     let schemes: &[&str] = if cfg!(feature = "tls") { &["redis", "rediss"] } else { &["redis"] };
+    let sentinels = urls_of(
+        &mut redis,
+        ["sentinels", "sentinels_file"],
+        schemes,
+        "redis://:password@host:26379",
+        problems,
+    );
     // Without a Redis the settings are read all the same, so that they stay valid until there is one.
-    let given = match has_url {
-        true => url(&mut redis, schemes, "redis://host:6379/0", "REDIS_URL", problems),
-        false => GivenUrl::default(),
+    let given = match (has_url, &sentinels) {
+        (true, None) => url(&mut redis, schemes, "redis://host:6379/0", "REDIS_URL", problems),
+        (_, Some(_)) => url(&mut redis, schemes, "redis://:password@mymaster/0", "REDIS_URL", problems),
+        (false, None) => GivenUrl::default(),
     };
+    let are_asked = sentinels.is_some();
+    let sentinels = sentinels.unwrap_or_default();
     let settings = MirrorSettings {
         url: given.url,
         url_file: given.file,
+        sentinels: std::iter::once(sentinels.url).chain(sentinels.others).filter(|_| are_asked).collect(),
+        sentinels_file: sentinels.file,
         tls: tls(&mut redis, problems),
         allow_plaintext: allow_plaintext(&mut redis, problems),
         ttl: section.duration("ttl", HOUR, 10 * SECOND..=30 * DAY, problems),
@@ -95,10 +142,25 @@ pub(super) fn mirror(
         }),
     };
     let meant = given.is_sound.then(|| settings.redis_tls());
-    if settings.tls.is_some() && matches!(meant, Some(Ok(None))) {
-        problems.add(redis.place("tls"), "says how TLS is done, and the URL asks for none: write rediss://");
+    let asked: Vec<_> = match sentinels.is_sound {
+        true => settings.sentinels.iter().map(|url| settings.sentinel_tls(url)).collect(),
+        false => Vec::new(),
+    };
+    let is_without = |meant: &Result<Option<TlsSettings>, TlsError>| matches!(meant, Ok(None));
+    if settings.tls.is_some()
+        && meant.as_ref().is_some_and(is_without)
+        && asked.iter().all(is_without)
+        && (!are_asked || sentinels.is_sound)
+    {
+        problems.add(redis.place("tls"), "says how TLS is done, and no URL asks for it: write rediss://");
     }
     note(meant, &given.place, problems);
+    for meant in asked {
+        note(Some(meant), &sentinels.place, problems);
+    }
+    if given.is_sound && sentinels.is_sound {
+        by_name(&settings, &given.place, &sentinels.place, problems);
+    }
     if !has_url {
         // Known all the same.
         redis.take("url");
@@ -107,6 +169,22 @@ pub(super) fn mirror(
     redis.finish(problems);
     section.finish(problems);
     has_url.then_some(settings)
+}
+
+/// With Sentinels the URL's host is a name, and theirs have nothing behind it.
+fn by_name(settings: &MirrorSettings, place: &str, of_sentinels: &str, problems: &mut Problems) {
+    let port = |url: &SecretString| Url::parse(url.expose_secret()).ok().and_then(|url| url.port());
+    if port(&settings.url).is_some() {
+        let what = "has a port: with sentinels its host is the name of the master as they know it, and they say where that is";
+        problems.add(place, format!("{what} (redis://:password@mymaster/0)"));
+    }
+    let has_more = |url: &SecretString| {
+        Url::parse(url.expose_secret())
+            .is_ok_and(|url| !["", "/"].contains(&url.path()) || url.query().is_some())
+    };
+    if settings.sentinels.iter().any(has_more) {
+        problems.add(of_sentinels, "has a database or options behind a host: a Sentinel has none");
+    }
 }
 
 pub(super) fn precheck(section: &mut Section, problems: &mut Problems) -> Option<PrecheckMode> {

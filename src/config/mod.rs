@@ -291,7 +291,7 @@ const NOT_DIGESTED: [(&str, &[&str]); 8] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url", "url_file"]),
     ("rabbitmq", &["url", "url_file", "management"]),
-    ("redis", &["url", "url_file"]),
+    ("redis", &["url", "url_file", "sentinels", "sentinels_file"]),
     ("mirror", &["key"]),
     ("traces", &["headers"]),
     ("worker", &["name"]),

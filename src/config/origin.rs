@@ -139,7 +139,7 @@ const ALSO: &str = "queues";
 const UNKNOWN: &str = "(unknown: not shown)";
 
 fn is_url(setting: &str) -> bool {
-    setting.ends_with(".url") || setting.ends_with(".management")
+    [".url", ".management", ".sentinels"].iter().any(|name| setting.ends_with(name))
 }
 
 /// A value of a setting as it may be shown.

@@ -63,8 +63,9 @@ pub const CHECKS: &[Check] = &[
         "pg.pooler",
         "No pooler shares sessions",
         "the server's processes (`pg_backend_pid`) of two connections that are open at the same time; whether start-up options are in force",
-        "error: a pooler in transaction mode, or one that drops start-up options",
-        "connect to PostgreSQL directly, or through a pooler in session mode that passes start-up options on",
+        "error: a pooler in transaction mode, or one that drops start-up options where the login does not have what they say",
+        "connect to PostgreSQL directly, or through a pooler in session mode with the settings of the options given to the login (`alter role … \
+         set`)",
     ),
     at_start(
         "pg.version",
@@ -331,9 +332,10 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "redis.reach",
         "Redis answers",
-        "a connection and `PING`",
-        "error: user or password is refused; warning: no answer. PostgreSQL then decides alone: slower, never wrong",
-        "mend the network, the server or `redis.url`",
+        "a connection and `PING`; where `redis.sentinels` are given, what each of them says of the master",
+        "error: user or password is refused; warning: no answer (PostgreSQL then decides alone: slower, never wrong), a Sentinel that does \
+         not answer or knows no such master, Sentinels that name different ones",
+        "mend the network, the server, `redis.url` (with Sentinels its host is the master's name) or `redis.sentinels`",
     ),
     at_start(
         "redis.tls",

@@ -1,9 +1,11 @@
 //! The mirror's server: `redis.*`. Whatever is wrong there makes it slower, never wrong.
 
+use std::collections::BTreeSet;
+
 use super::scope::Scope;
 use super::words::{bytes, span};
-use crate::config::{Config, masked};
-use crate::mirror::{Mirror, MirrorError, RedisFacts};
+use crate::config::Config;
+use crate::mirror::{Mirror, MirrorError, RedisFacts, shown_place};
 use crate::preflight::{self, Found};
 
 const CHECKS: [&str; 4] = ["redis.memory", "redis.role", "redis.cluster", "redis.latency"];
@@ -15,7 +17,7 @@ pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
         }
         return;
     };
-    let server = masked(&settings.url);
+    let server = settings.shown();
     let mirror = match Mirror::new(settings) {
         Ok(mirror) => mirror,
         Err(error) => return away(found, &server, &error),
@@ -33,6 +35,7 @@ pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
     if scope.at_start {
         return;
     }
+    sentinels(&mirror, found).await;
     match mirror.facts().await {
         Ok(facts) => judge(&facts, settings.budget, found),
         Err(error) => {
@@ -43,9 +46,39 @@ pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
     }
 }
 
+/// Of several Sentinels one is enough to go on, and so none is missed by others.
+async fn sentinels(mirror: &Mirror, found: &mut Found) {
+    const PLACE: &str = "redis.sentinels";
+    let Ok(said) = mirror.sentinels().await else { return };
+    let mut masters = BTreeSet::new();
+    for (sentinel, said) in said {
+        match said {
+            Ok(Some(place)) => {
+                let master = shown_place(&place);
+                found.read("redis.reach", format!("Sentinel at {sentinel}: the master is at {master}"));
+                masters.insert(master);
+            }
+            Ok(None) => {
+                let what = format!("Sentinel at {sentinel}: knows no such master; the others are asked");
+                found.warning("redis.reach", PLACE, what);
+            }
+            Err(error) => found.warning("redis.reach", PLACE, format!("{error}; the others are asked")),
+        }
+    }
+    if masters.len() > 1 {
+        let masters: Vec<String> = masters.into_iter().collect();
+        let what = format!(
+            "name different masters ({}): a failover is under way, or some are cut off from the others",
+            masters.join(" and ")
+        );
+        found.warning("redis.reach", PLACE, what);
+    }
+}
+
 fn away(found: &mut Found, server: &str, error: &MirrorError) {
     if error.is_refusal() {
-        found.error("redis.reach", "redis.url", format!("{server}: user or password is refused"));
+        let what = format!("{server}: user or password is refused ({error})");
+        found.error("redis.reach", error.place(), what);
     } else {
         found.away("redis.reach", format!("Redis at {server}: {error} (slower, never wrong)"));
     }

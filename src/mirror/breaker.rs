@@ -32,6 +32,11 @@ impl Breaker {
         self.open_until.is_some()
     }
 
+    /// There is a connection, and so a question is worth it: the next one need not wait for the pause to end.
+    pub(crate) fn may_answer(&mut self, now: Instant) {
+        self.open_until = self.open_until.map(|until| until.min(now));
+    }
+
     /// It worked.
     pub(crate) fn succeeded(&mut self) {
         *self = Self::default();
@@ -70,7 +75,11 @@ mod tests {
         assert!(!breaker.allows(later), "one try only");
         assert!(!breaker.failed(later), "it was open already");
         assert!(!breaker.allows(later + FIRST_PAUSE), "the pause grows");
+        breaker.may_answer(later);
+        assert!(breaker.allows(later), "there is a connection");
+        assert!(!breaker.allows(later), "and it may be worth nothing");
         breaker.succeeded();
-        assert!(breaker.allows(later));
+        breaker.may_answer(later);
+        assert!(breaker.allows(later) && !breaker.is_open());
     }
 }

@@ -10,6 +10,7 @@ use super::Breaker;
 use super::error::MirrorError;
 use super::layout::Layout;
 use super::link::{ANSWER_TIME, Link, info};
+use super::reach::reach;
 use super::tag::{Tag, TagKey};
 use crate::config::{MirrorSettings, Problems};
 use crate::tls::{TlsFault, fault_of};
@@ -35,7 +36,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 impl Mirror {
     pub(crate) fn new(settings: &MirrorSettings) -> Result<Self, MirrorError> {
         // Looked at now, used later.
-        info(settings)?;
+        std::iter::once(&settings.url).chain(&settings.sentinels).try_for_each(|url| info(url).map(drop))?;
         Ok(Self {
             settings: settings.clone(),
             layout: Layout::new(settings.ttl, settings.buckets),
@@ -58,13 +59,16 @@ impl Mirror {
     }
 
     pub(super) async fn connect(&self) -> Result<Link, MirrorError> {
-        Link::open(&self.settings).await
+        reach(&self.settings).await
+    }
+
+    pub(super) fn settings(&self) -> &MirrorSettings {
+        &self.settings
     }
 
     /// Why Redis and this program did not trust each other; `None` for every other error.
     pub(crate) fn tls_fault(&self, error: &MirrorError) -> Option<TlsFault> {
-        let tls = self.settings.redis_tls().ok().flatten();
-        fault_of(error, tls.is_some_and(|tls| tls.cert.is_some()))
+        fault_of(error, self.settings.tls.as_ref().is_some_and(|tls| tls.cert.is_some()))
     }
 
     /// Which tags are there, with the evidence that belongs to them: one round trip, within the budget. `None` where the mirror
@@ -134,7 +138,10 @@ impl Mirror {
         let mut state = self.state();
         state.connecting = false;
         match connected {
-            Ok(link) => state.link = Some(link),
+            Ok(link) => {
+                state.link = Some(link);
+                state.breaker.may_answer(Instant::now());
+            }
             Err(error) => {
                 drop(state);
                 self.failed(&error);

@@ -22,11 +22,33 @@ pub(crate) enum MirrorError {
     UrlFile(#[from] UrlFileError),
     #[error("redis.url is not a URL of Redis")]
     Url,
+    #[error("Sentinel at {0}: {1}")]
+    Sentinel(String, #[source] Box<MirrorError>),
+    #[error("the Sentinels know no master {0:?}: the host of redis.url is its name")]
+    UnknownMaster(String),
+    #[error("the master at {0}: {1}")]
+    Master(String, #[source] Box<MirrorError>),
+    #[error("Redis: is a replica; the Sentinels have not agreed on another master yet")]
+    NoMaster,
 }
 
 impl MirrorError {
-    /// Redis is there and refuses user or password: a matter of the configuration.
+    /// Redis, or a Sentinel, is there and refuses user or password: a matter of the configuration.
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Redis(error) if error.kind() == redis::ErrorKind::AuthenticationFailed)
+        match self {
+            Self::Redis(error) => {
+                error.kind() == redis::ErrorKind::AuthenticationFailed || error.code() == Some("NOAUTH")
+            }
+            Self::Sentinel(_, error) | Self::Master(_, error) => error.is_refusal(),
+            _ => false,
+        }
+    }
+
+    /// The setting that it is about.
+    pub(crate) fn place(&self) -> &'static str {
+        match self {
+            Self::Sentinel(..) => "redis.sentinels",
+            _ => "redis.url",
+        }
     }
 }

@@ -6,12 +6,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo as _, Pipeline, RedisResult, Value,
 };
-use secrecy::ExposeSecret as _;
+use secrecy::{ExposeSecret as _, SecretString};
 
 use super::error::MirrorError;
-use crate::config::MirrorSettings;
-#[cfg(feature = "tls")]
-use crate::tls::TlsError;
+use crate::tls::{TlsError, TlsSettings};
 
 /// For an answer that needs no work.
 #[cfg(feature = "tls")]
@@ -30,22 +28,14 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects.
-    pub(super) async fn open(settings: &MirrorSettings) -> Result<Self, MirrorError> {
-        let settings = &*settings.current()?;
-        let opening = async {
-            match settings.redis_tls()? {
-                None => Self::plain(settings).await,
-                #[cfg(feature = "tls")]
-                Some(tls) => Self::with_tls(settings, &tls).await,
-                #[cfg(not(feature = "tls"))]
-                Some(_) => Err(crate::tls::TlsError::NotBuilt.into()),
-            }
-        };
-        // The client library's own limits do not cover every step.
-        match tokio::time::timeout(ANSWER_TIME * 2, opening).await {
-            Ok(link) => link,
-            Err(_) => Err(MirrorError::Budget(ANSWER_TIME * 2)),
+    /// Connects to one server, with TLS or in plaintext.
+    pub(super) async fn to(info: ConnectionInfo, tls: Option<TlsSettings>) -> Result<Self, MirrorError> {
+        match tls {
+            None => Self::plain(info).await,
+            #[cfg(feature = "tls")]
+            Some(tls) => Self::with_tls(&info, &tls).await,
+            #[cfg(not(feature = "tls"))]
+            Some(_) => Err(TlsError::NotBuilt.into()),
         }
     }
 
@@ -66,8 +56,8 @@ impl Link {
         }
     }
 
-    async fn plain(settings: &MirrorSettings) -> Result<Self, MirrorError> {
-        let client = Client::open(info(settings)?)?;
+    async fn plain(info: ConnectionInfo) -> Result<Self, MirrorError> {
+        let client = Client::open(info)?;
         let connection = client.get_multiplexed_async_connection_with_config(&limits()).await?;
         Ok(Self {
             connection,
@@ -78,8 +68,7 @@ impl Link {
 
     /// By a handshake of our own: the client library's takes no name for the server, and asks a provider that there may be two of.
     #[cfg(feature = "tls")]
-    async fn with_tls(settings: &MirrorSettings, tls: &crate::tls::TlsSettings) -> Result<Self, MirrorError> {
-        let info = info(settings)?;
+    async fn with_tls(info: &ConnectionInfo, tls: &TlsSettings) -> Result<Self, MirrorError> {
         let redis::ConnectionAddr::Tcp(host, port) = info.addr() else { return Err(MirrorError::Url) };
         let client = crate::tls::Client::load(tls).await?;
         let stream = tokio::net::TcpStream::connect((host.as_str(), *port)).await?;
@@ -123,9 +112,9 @@ fn limits() -> AsyncConnectionConfig {
         .set_response_timeout(Some(ANSWER_TIME))
 }
 
-/// What the URL says, as far as it is not about TLS.
-pub(super) fn info(settings: &MirrorSettings) -> Result<ConnectionInfo, MirrorError> {
-    let mut url = url::Url::parse(settings.url.expose_secret()).map_err(|_| MirrorError::Url)?;
+/// What a URL says, as far as it is not about TLS.
+pub(super) fn info(url: &SecretString) -> Result<ConnectionInfo, MirrorError> {
+    let mut url = url::Url::parse(url.expose_secret()).map_err(|_| MirrorError::Url)?;
     url.set_scheme("redis").map_err(|()| MirrorError::Url)?;
     Ok(url.into_connection_info()?)
 }

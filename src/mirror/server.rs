@@ -7,6 +7,7 @@ use redis::Value;
 use super::client::Mirror;
 use super::error::MirrorError;
 use super::link::ANSWER_TIME;
+use super::sentinel::{Said, ask};
 
 /// A Redis, as far as it matters to a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,13 @@ pub(crate) struct RedisFacts {
 const ROUNDS: usize = 5;
 
 impl Mirror {
+    /// What each Sentinel says of the master. For a person who asks.
+    pub(crate) async fn sentinels(&self) -> Result<Vec<Said>, MirrorError> {
+        let settings = &*self.settings().current()?;
+        let all = settings.sentinels.iter().map(|sentinel| ask(settings, sentinel));
+        Ok(futures::future::join_all(all).await)
+    }
+
     /// Asks. For a person who asks: patient, and without the breaker.
     pub(crate) async fn facts(&self) -> Result<RedisFacts, MirrorError> {
         let mut link = self.connect().await?;

@@ -6,6 +6,7 @@ use sqlx::postgres::PgConnection;
 use sqlx::{ConnectOptions as _, Row as _};
 
 use super::address::Address;
+use super::search_path::pin;
 use super::settings::PgSettings;
 
 /// Waits for an answer of PostgreSQL, with a limit of our own: a peer that vanished without a word never answers, and the
@@ -29,39 +30,63 @@ pub(super) fn standby() -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::NotConnected, text))
 }
 
+/// What a session says of what must hold in it.
+async fn said(connection: &mut PgConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
+    let rows = sqlx::raw_sql(
+        "select name, setting from pg_catalog.pg_settings
+         where name operator(pg_catalog.=) any (array['statement_timeout', 'lock_timeout', 'default_transaction_isolation',
+            'idle_in_transaction_session_timeout', 'search_path'])",
+    );
+    let rows = rows.fetch_all(connection).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
 impl PgSettings {
+    /// What holds in every session, whatever its role or its database say.
+    fn limits(&self) -> [(&'static str, String); 4] {
+        let millis = |limit: Duration| limit.as_millis().to_string();
+        [
+            ("statement_timeout", millis(self.statement_timeout)),
+            ("lock_timeout", millis(self.lock_timeout)),
+            // A claim counts on seeing what others have committed.
+            ("default_transaction_isolation", "read committed".to_owned()),
+            // A process that stands still inside a transaction must not hold its locks for ever.
+            ("idle_in_transaction_session_timeout", millis(self.statement_timeout * 2)),
+        ]
+    }
+
     /// Opens a connection to the first of the hosts, without a look at the others.
     pub(super) async fn connect_to_host(
         &self,
         application: &str,
         search_path: Option<&str>,
     ) -> Result<PgConnection, sqlx::Error> {
-        let millis = |limit: Duration| limit.as_millis().to_string();
+        let limits = self.limits();
         let options = Address::of(self)?
             .into_options()
             .await?
             .application_name(application)
-            .options([
-                ("statement_timeout", millis(self.statement_timeout)),
-                ("lock_timeout", millis(self.lock_timeout)),
-                // Whatever the role or the database says: a claim counts on seeing what others have committed.
-                ("default_transaction_isolation", "read committed".to_owned()),
-                // A process that stands still inside a transaction must not hold its locks for ever.
-                ("idle_in_transaction_session_timeout", millis(self.statement_timeout * 2)),
-            ])
+            .options(limits.iter().map(|(name, value)| (*name, value)))
             .options(search_path.map(|path| ("search_path", path)))
             // Statement texts hold no data, but at their default level they would drown everything else.
             .log_statements(tracing::log::LevelFilter::Trace);
         let connected = async {
             let mut connection = options.connect().await?;
+            let said = said(&mut connection).await?;
+            let is_in_force =
+                |name: &str, value: &str| said.iter().any(|(known, said)| known == name && said == value);
             // A pooler may drop them, and then a lock or a statement would be waited for without end.
-            let row = sqlx::raw_sql("select setting from pg_settings where name = 'lock_timeout'")
-                .fetch_one(&mut connection)
-                .await?;
-            if row.try_get::<String, _>(0)? != millis(self.lock_timeout) {
-                let text = "start-up options are not in force: is there a pooler in between that drops them? Connect to PostgreSQL \
-                            directly, or let it pass them on in session mode";
+            if let Some((name, _)) = limits.iter().find(|(name, value)| !is_in_force(name, value)) {
+                let text = format!(
+                    "start-up options are not in force ({name}): is there a pooler in between that drops them? Connect to PostgreSQL \
+                     directly, or use it in session mode and give the login these settings ({})",
+                    limits.each_ref().map(|(name, value)| format!("{name} = '{value}'")).join(", ")
+                );
                 return Err(sqlx::Error::Configuration(text.into()));
+            }
+            if search_path.is_some_and(|path| !is_in_force("search_path", path)) {
+                // What the login has is its handlers'.
+                pin(&mut connection).await?;
             }
             Ok(connection)
         };

@@ -48,6 +48,7 @@ fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
         ("rabbitmq.url_file", config.rabbitmq.url_file.clone()),
         ("rabbitmq.tls.key", key(config.rabbitmq.tls.as_ref())),
         ("redis.url_file", mirror.and_then(|mirror| mirror.url_file.clone())),
+        ("redis.sentinels_file", mirror.and_then(|mirror| mirror.sentinels_file.clone())),
         ("redis.tls.key", key(mirror.and_then(|mirror| mirror.tls.as_ref()))),
         ("traces.tls.key", key(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
     ];

@@ -130,7 +130,7 @@ async fn fitting(
 
 /// A pooler that gives each transaction another server's process: what a session says of itself holds for nothing.
 const POOLER: &str = "there is a pooler in between that shares a server's process among connections or drops start-up options: Oncely's sessions have settings, prepared statements and cancellations of their own; \
-     connect to PostgreSQL directly, or in session mode with start-up options passed on";
+     connect to PostgreSQL directly, or in session mode with a login that has the settings of the options";
 
 /// The server's process of a connection, of another one that is open beside it, and of the first again. A pooler gives the process that
 /// was free last to the next one who asks.

@@ -8,7 +8,7 @@ use crate::files::Scratch;
 use crate::program::{Program, User};
 use crate::{Generation, install, ports, spawner, wait};
 
-/// A PgBouncer in transaction mode.
+/// A PgBouncer.
 #[derive(Debug)]
 pub struct PgBouncer {
     _scratch: Scratch,
@@ -22,8 +22,8 @@ fn program() -> anyhow::Result<Program> {
 }
 
 impl PgBouncer {
-    /// Starts one in front of the server at `url` (a database of a user without password on 127.0.0.1), with further lines of its
-    /// section `[pgbouncer]` and further options of the database. `None` where there is none and none can be installed; says so.
+    /// Starts one in front of the server at `url` (a database of a user without password on 127.0.0.1), in transaction mode unless further
+    /// lines of its section `[pgbouncer]` say otherwise, with further options of the database. `None` where there is none and none can be installed; says so.
     pub async fn start(url: &str, settings: &str, database: &str) -> anyhow::Result<Option<Self>> {
         Generation::current()?.prepare()?;
         let missing = || program().is_err().then(|| ("PgBouncer".to_owned(), vec!["pgbouncer"]));

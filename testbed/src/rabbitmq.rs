@@ -14,10 +14,19 @@ use crate::files::Scratch;
 use crate::program::{Program, User};
 use crate::{install, ports, spawner, wait};
 
+/// What Erlang's nodes know each other by.
+pub(crate) const COOKIE: &str = "ONCELYTESTBED";
+
+fn node_name(number: usize) -> String {
+    format!("n{number}@localhost")
+}
+
 /// A RabbitMQ node of our own, without plugins unless its HTTP API is asked for, that can be killed and started again with its queues.
 #[derive(Debug)]
 pub struct RabbitMq {
     scratch: Scratch,
+    /// `n1@localhost`; the nodes of a cluster are numbered.
+    name: String,
     port: u16,
     epmd_port: u16,
     dist_port: u16,
@@ -27,6 +36,9 @@ pub struct RabbitMq {
     plugins: Vec<&'static str>,
     /// Further lines of its configuration.
     settings: String,
+    /// Further arguments of Erlang's machine: what no line of the configuration says.
+    arguments: String,
+    /// The first node's serves all nodes of its cluster.
     epmd: Option<Child>,
     child: Option<Child>,
 }
@@ -34,7 +46,7 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// Starts an empty broker (4 to 10 seconds).
     pub async fn start() -> anyhow::Result<Self> {
-        Self::start_with(None, &[], "").await
+        Self::start_with(None, &[], "", "").await
     }
 
     /// Starts one with its HTTP API (plugin `rabbitmq_management`).
@@ -48,7 +60,7 @@ impl RabbitMq {
     }
 
     async fn start_managed(plugins: &[&'static str], settings: &str) -> anyhow::Result<Self> {
-        let broker = Self::start_with(Some(ports::free_port()?), plugins, settings).await?;
+        let broker = Self::start_with(Some(ports::free_port()?), plugins, settings, "").await?;
         let port = broker.management_port.context("no port")?;
         wait::eventually_within(Duration::from_secs(60), "the HTTP API listens", || async move {
             tokio::net::TcpStream::connect(("127.0.0.1", port)).await.map(drop)
@@ -66,16 +78,19 @@ impl RabbitMq {
         management_port: Option<u16>,
         plugins: &[&'static str],
         settings: &str,
+        arguments: &str,
     ) -> anyhow::Result<Self> {
         install::ensure(&[install::Server::RabbitMq])?;
         let scratch = Scratch::new("rabbitmq")?;
         let mut broker = Self {
+            name: node_name(1),
             port: ports::free_port()?,
             epmd_port: ports::free_port()?,
             dist_port: ports::free_port()?,
             management_port,
             plugins: plugins.to_vec(),
             settings: settings.to_owned(),
+            arguments: arguments.to_owned(),
             epmd: None,
             child: None,
             scratch,
@@ -93,6 +108,50 @@ impl RabbitMq {
         broker.epmd = Some(spawner::spawn(command).context("cannot start epmd")?);
         broker.restart().await?;
         Ok(broker)
+    }
+
+    /// Starts a cluster of so many nodes, the first one first, with further lines of their configuration and further arguments of Erlang's
+    /// machine.
+    pub async fn start_cluster(nodes: usize, settings: &str, arguments: &str) -> anyhow::Result<Vec<Self>> {
+        let mut cluster = vec![Self::start_with(None, &[], settings, arguments).await?];
+        for number in 2..=nodes {
+            let first = &cluster[0];
+            let mut node = Self {
+                scratch: Scratch::new("rabbitmq")?,
+                name: node_name(number),
+                port: ports::free_port()?,
+                epmd_port: first.epmd_port,
+                dist_port: ports::free_port()?,
+                management_port: None,
+                plugins: Vec::new(),
+                settings: format!(
+                    "{settings}cluster_formation.peer_discovery_backend = classic_config
+\
+                     cluster_formation.classic_config.nodes.1 = {}\ncluster_formation.classic_config.nodes.2 = {}\n",
+                    first.name,
+                    node_name(number)
+                ),
+                arguments: arguments.to_owned(),
+                epmd: None,
+                child: None,
+            };
+            node.write_configuration()?;
+            node.restart().await?;
+            cluster.push(node);
+        }
+        Ok(cluster)
+    }
+
+    /// Its name in Erlang.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The port of AMQP.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Its URL, as the default user.
@@ -118,6 +177,11 @@ impl RabbitMq {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.environment(&mut command);
         self.child = Some(spawner::spawn(command).context("cannot start rabbitmq-server")?);
+        self.answers().await
+    }
+
+    /// Waits until it speaks AMQP.
+    pub async fn answers(&self) -> anyhow::Result<()> {
         let port = self.port;
         wait::eventually_within(Duration::from_secs(90), "RabbitMQ answers", || async move {
             let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
@@ -162,7 +226,7 @@ impl RabbitMq {
         let program = install::Server::RabbitMq.program()?.beside("rabbitmqctl");
         let mut command = program.command(User::Same);
         self.environment(&mut command);
-        command.arg("-n").arg("n1@localhost").args(arguments);
+        command.arg("-n").arg(&self.name).args(arguments);
         let output = tokio::process::Command::from(command).output().await?;
         anyhow::ensure!(
             output.status.success(),
@@ -177,7 +241,7 @@ impl RabbitMq {
         let program = install::Server::RabbitMq.program()?.beside("rabbitmqctl");
         let mut command = program.command(User::Same);
         self.environment(&mut command);
-        command.args(["-n", "n1@localhost"]);
+        command.args(["-n", &self.name]);
         let mut script = "#!/bin/sh\n".to_owned();
         for (name, value) in command.get_envs() {
             let value = value.unwrap_or_default();
@@ -202,7 +266,7 @@ impl RabbitMq {
         let folder = self.scratch.path();
         std::fs::create_dir_all(folder.join("home"))?;
         let cookie = folder.join("home/.erlang.cookie");
-        std::fs::File::create(&cookie)?.write_all(b"ONCELYTESTBED")?;
+        std::fs::File::create(&cookie)?.write_all(COOKIE.as_bytes())?;
         std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o400))?;
         let management = self.management_port.map(|_| "rabbitmq_management");
         let plugins: Vec<&str> = management.into_iter().chain(self.plugins.iter().copied()).collect();
@@ -226,7 +290,7 @@ impl RabbitMq {
             .env("ERL_EPMD_PORT", self.epmd_port.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
             .env("ERL_CRASH_DUMP", "/dev/null")
-            .env("RABBITMQ_NODENAME", "n1@localhost")
+            .env("RABBITMQ_NODENAME", &self.name)
             .env("RABBITMQ_DIST_PORT", self.dist_port.to_string())
             .env("RABBITMQ_MNESIA_BASE", folder.join("mnesia"))
             .env("RABBITMQ_LOG_BASE", folder.join("log"))
@@ -239,7 +303,10 @@ impl RabbitMq {
             .env("RABBITMQ_SCHEMA_DIR", folder.join("schema"))
             .env(
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
-                "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
+                format!(
+                    "-kernel inet_dist_use_interface {{127,0,0,1}} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none {}",
+                    self.arguments
+                ),
             );
     }
 }

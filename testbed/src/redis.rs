@@ -48,6 +48,10 @@ impl Redis {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Starts the server (again), empty, on the same port and waits until it answers.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         self.kill()?;

@@ -100,6 +100,11 @@ impl Servers {
         })
     }
 
+    /// Servers that somebody else has, and starts and ends.
+    pub(crate) fn of_another(urls: Urls) -> Self {
+        Self { urls, postgres: None, rabbitmq: None, redis: None }
+    }
+
     /// Where they are.
     #[must_use]
     pub fn urls(&self) -> &Urls {

@@ -37,6 +37,25 @@ impl Postgres {
         Ok(standby)
     }
 
+    /// From now on a commit is told only when a standby has it as well: what is promoted has all that anybody knows of.
+    pub async fn make_commits_wait(&self) -> anyhow::Result<()> {
+        let mut connection = PgConnection::connect(&self.url()).await?;
+        sqlx::query("alter system set synchronous_standby_names = '*'").execute(&mut connection).await?;
+        sqlx::query("select pg_reload_conf()").execute(&mut connection).await?;
+        let connection = tokio::sync::Mutex::new(connection);
+        wait::eventually("the standby is synchronous", || async {
+            let mut connection = connection.lock().await;
+            let there: bool = sqlx::query_scalar(
+                "select exists (select from pg_stat_replication where sync_state = 'sync')",
+            )
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(|error| error.to_string())?;
+            if there { Ok(()) } else { Err("not yet".to_owned()) }
+        })
+        .await
+    }
+
     /// Waits until a standby has flushed all that is committed here.
     pub async fn wait_for_standby(&self) -> anyhow::Result<()> {
         let mut connection = PgConnection::connect(&self.url()).await?;

@@ -28,7 +28,8 @@ known_keys = ["S3CR3T-S3CR3T-S3CR3T"]
 [postgres]
 url = "postgres://u:S3CR3T@h/d?sslpassword=S3CR3T"
 [redis]
-url = "redis://:S3CR3T@h:6379/0"
+url = "redis://:S3CR3T@mymaster/0"
+sentinels = ["redis://:S3CR3T@h:26379", "redis://g"]
 [mirror]
 ttl = "30m"
 kye = "S3CR3T"
@@ -82,7 +83,8 @@ fn config_show_says_which_value_holds_and_where_it_was_said_and_no_secret() {
         ("cell.signing_key", "***", "oncely.toml"),
         ("cell.known_keys", "***", "oncely.toml"),
         ("postgres.url", "\"postgres://u:***@other/d\"", "DATABASE_URL"),
-        ("redis.url", "\"redis://:***@h:6379/0\"", "oncely.toml"),
+        ("redis.url", "\"redis://:***@mymaster/0\"", "oncely.toml"),
+        ("redis.sentinels", "[\"redis://:***@h:26379\", \"redis://g\"]", "oncely.toml"),
         ("mirror.ttl", "\"30m\"", "oncely.toml"),
         ("mirror.budget", "\"5ms\"", "ONCELY_MIRROR__BUDGET"),
         ("mirror.key", "***", "ONCELY_MIRROR__KEY"),

@@ -61,6 +61,7 @@ mod rights;
 mod rust_handlers;
 mod search_path;
 mod secrets;
+mod sentinel;
 mod silence;
 mod sql_protocol;
 mod stats;

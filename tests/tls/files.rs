@@ -138,7 +138,7 @@ fn settings_that_contradict_each_other_are_refused_all_at_once() {
         "rabbitmq.management: goes to elsewhere in plaintext",
         "rabbitmq.tls.key: is missing",
         "rabbitmq.heartbeat: ",
-        "redis.tls: says how TLS is done, and the URL asks for none",
+        "redis.tls: says how TLS is done, and no URL asks for it",
         "redis.tls.cert: is missing",
         "redis.tls.server_name: is not the name of a machine",
         "mirror.buckets: ",

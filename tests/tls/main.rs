@@ -7,6 +7,7 @@ mod files;
 mod matrix;
 mod messages;
 mod recorder;
+mod sentinel;
 mod servers;
 #[allow(dead_code, unused_imports)]
 #[path = "../it/support/mod.rs"]

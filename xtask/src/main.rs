@@ -3,6 +3,7 @@
 mod adopt;
 mod bench;
 mod browser;
+mod cluster;
 mod demo;
 mod deny;
 mod dist;
@@ -46,6 +47,8 @@ enum Task {
     Adopt(adopt::Arguments),
     /// The programs of a commit under load while those of this checkout migrate and roll; then the same check
     Upgrade(upgrade::Arguments),
+    /// Lose hosts under load, one after the other: nodes of RabbitMQ, PostgreSQL's primary, Redis's master; then the same check
+    Cluster(cluster::Arguments),
     /// Plant bugs, and see that the judge of the fault runs finds each of them
     Mutants(mutants::Arguments),
     /// How soon trouble is told: by /readyz, status, top, the console, the doctor, an alert
@@ -94,6 +97,7 @@ async fn main() -> ExitCode {
         Task::Faults(arguments) => faults::run(&arguments).await,
         Task::Adopt(arguments) => adopt::run(&arguments).await,
         Task::Upgrade(arguments) => upgrade::run(&arguments).await,
+        Task::Cluster(arguments) => cluster::run(&arguments).await,
         Task::Mutants(arguments) => mutants::run(&arguments).await,
         Task::Noticed(arguments) => noticed::run(&arguments).await,
         Task::Plot(arguments) => plot::run(&arguments),

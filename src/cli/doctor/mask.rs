@@ -10,8 +10,8 @@ use crate::extract::Source;
 const HIDDEN: &str = "(masked)";
 
 /// Settings of a table whose value is not said; the `key` of a consumer says where its key is.
-const SECRET: [&str; 7] =
-    ["url", "management", "signing_key", "known_keys", "key", "headers", "queue_arguments"];
+const SECRET: [&str; 8] =
+    ["url", "sentinels", "management", "signing_key", "known_keys", "key", "headers", "queue_arguments"];
 
 /// What is said of a table that stands for a value. Of `fixed` tenants and keys, and of who operates: that they are there.
 const TABLES: [(&str, &[&str]); 7] = [
@@ -45,7 +45,9 @@ impl Mask {
         secrets.extend(&config.postgres.other_hosts);
         secrets.extend(&config.rabbitmq.other_nodes);
         secrets.extend(&config.rabbitmq.management);
-        secrets.extend(config.mirror.iter().map(|mirror| &mirror.url));
+        secrets.extend(
+            config.mirror.iter().flat_map(|mirror| [&mirror.url].into_iter().chain(&mirror.sentinels)),
+        );
         let mut replaced = Vec::new();
         for url in secrets {
             replaced.push((url.expose_secret().to_owned(), HIDDEN.to_owned()));
@@ -236,6 +238,7 @@ mod tests {
             "cell": { "name": "main", "signing_key": "S3CR3T-signing-key", "known_keys": ["S3CR3T"] },
             "postgres": { "url": "postgres://u:S3CR3T@h/d", "lock_timeout": "5s" },
             "rabbitmq": { "url": "amqp://u:S3CR3T@h", "management": "http://u:S3CR3T@h" },
+            "redis": { "url": "redis://:S3CR3T@m", "sentinels": ["redis://:S3CR3T@s"] },
             "mirror": { "key": "S3CR3T" },
             "traces": { "headers": { "authorization": "Bearer S3CR3T" } },
             "console": { "proxy": { "from": ["10.1.2.0/24"], "operators": ["S3CR3T"] } },

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::super::output::{self, Times, age};
 use super::super::session;
 use super::{SCHEMA, none};
-use crate::config::{Config, masked};
+use crate::config::Config;
 use crate::exit;
 use crate::mirror::Mirror;
 use crate::overview::Overview;
@@ -47,8 +47,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         )?;
     } else {
         let redis = match &error {
-            None => format!("✓ Redis        {}", masked(&settings.url)),
-            Some(error) => format!("✗ Redis        {}: {}", masked(&settings.url), output::safe(error)),
+            None => format!("✓ Redis        {}", settings.shown()),
+            Some(error) => format!("✗ Redis        {}: {}", settings.shown(), output::safe(error)),
         };
         let oldest = queue.oldest.map(|at| format!(", the oldest for {} ({})", age(at, now), times.show(at)));
         let waiting = format!("{} records wait{}", queue.records, oldest.unwrap_or_default());

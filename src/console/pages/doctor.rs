@@ -8,7 +8,7 @@ use super::super::page::{Elsewhere, Page, Tab};
 use super::super::watch::View;
 use super::checks;
 use super::overview::{away, one};
-use crate::config::{Config, masked};
+use crate::config::{Config, MirrorSettings};
 use crate::pg;
 use crate::status::{Database, Finding, Severity};
 use crate::units::counted;
@@ -79,7 +79,7 @@ fn servers(config: &Config, view: &View, database: &Database) -> Markup {
                         (row("PostgreSQL", config.postgres.shown(), None, html! { "epoch " (code(&database.epoch)) }))
                         (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
                         @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
-                            (row("Redis", masked(&mirror.url), answer.as_ref().err(), html! { "only makes duplicates cheaper" }))
+                            (row("Redis", mirror.shown(), answer.as_ref().err(), html! { "only makes duplicates cheaper" }))
                         }
                     }
                 }
@@ -111,7 +111,7 @@ fn configuration(config: &Config) -> Markup {
         ("postgres.statement_timeout", time(config.postgres.statement_timeout)),
         ("rabbitmq.url", config.rabbitmq.shown()),
         ("rabbitmq.heartbeat", time(config.rabbitmq.heartbeat)),
-        ("redis.url", config.mirror.as_ref().map_or_else(|| "none".to_owned(), |mirror| masked(&mirror.url))),
+        ("redis.url", config.mirror.as_ref().map_or_else(|| "none".to_owned(), MirrorSettings::shown)),
         ("gc.schedule", config.gc.expression.clone()),
         ("audit.retention", time(config.audit.retention)),
         ("audit.duplicates", config.audit.duplicates.to_string()),

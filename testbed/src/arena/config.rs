@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::hosts::Hosts;
 use super::neighbours::Neighbour;
 use crate::checker::Ladder;
 
@@ -20,6 +21,8 @@ pub struct ArenaConfig {
     pub relays: usize,
     /// Further environment variables of workers and relays.
     pub environment: Vec<(String, String)>,
+    /// All hosts of the servers, where there are several: processes and the publisher go straight to them, and no proxy is in between.
+    pub hosts: Option<Hosts>,
     /// Roles with few rights do what they may meanwhile.
     pub neighbours: Vec<Neighbour>,
     /// Consoles, `top`, `doctor` and `status` watch meanwhile.
@@ -76,6 +79,7 @@ impl ArenaConfig {
             workers: 3,
             relays: 2,
             environment: Vec::new(),
+            hosts: None,
             neighbours: Vec::new(),
             watched: false,
             consumer: CONSUMER.to_owned(),

@@ -86,9 +86,12 @@ impl Member {
         database: &Database,
     ) -> anyhow::Result<Self> {
         let name = format!("{program}-{number}");
-        let links = if config.plain { None } else { Some(Links::start(urls).await?) };
+        let is_direct = config.plain || config.hosts.is_some();
+        let links = if is_direct { None } else { Some(Links::start(urls).await?) };
         let urls = links.as_ref().map_or_else(|| urls.clone(), |links| links.urls(program, database));
-        let own = environment(folder, &urls);
+        let hosts = config.hosts.iter().flat_map(|hosts| hosts.environment(program, database));
+        // What is said last counts.
+        let own: Vec<_> = environment(folder, &urls).into_iter().chain(hosts).collect();
         let own = own.iter().map(|(name, value)| (*name, value.as_str()));
         let named = [("ONCELY_WORKER__NAME", name.as_str())];
         let more = config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));

@@ -22,6 +22,7 @@ mod changes;
 mod config;
 mod controls;
 mod drain;
+mod hosts;
 mod member;
 mod neighbours;
 mod operator;
@@ -41,6 +42,7 @@ use application::Application;
 pub use changes::Change;
 pub use config::ArenaConfig;
 pub use controls::Gate;
+pub use hosts::Hosts;
 use member::address;
 pub use member::{Member, Server};
 pub use neighbours::Neighbour;
@@ -308,7 +310,13 @@ impl Arena {
         if self.servers.redis.is_none() {
             return Ok(());
         }
-        let entries = mirror::entries(&self.servers.urls().redis).await?;
+        let url = self.servers.urls().redis.clone();
+        self.sample_mirror_at(&url).await
+    }
+
+    /// The same in this Redis.
+    pub async fn sample_mirror_at(&mut self, url: &str) -> anyhow::Result<()> {
+        let entries = mirror::entries(url).await?;
         if let Some(neighbours) = &self.neighbours {
             self.junk.extend(neighbours.junk());
         }

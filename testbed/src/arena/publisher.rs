@@ -21,26 +21,32 @@ pub(super) struct Publisher {
     queue: mpsc::UnboundedSender<Vec<Intent>>,
     pending: Arc<AtomicUsize>,
     sent: Arc<Mutex<Sent>>,
-    task: tokio::task::JoinHandle<()>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Publisher {
-    /// `window`: how many are in flight at once.
-    pub(super) fn start(url: String, queue: String, window: usize) -> Self {
-        let (sender, mut chunks) = mpsc::unbounded_channel::<Vec<Intent>>();
+    /// One connection for each of the nodes at `urls`, which goes to another one where its own is away. `window`: how many are in flight on it
+    /// at once.
+    pub(super) fn start(urls: Vec<String>, queue: String, window: usize) -> Self {
+        let (sender, chunks) = mpsc::unbounded_channel::<Vec<Intent>>();
+        let chunks = Arc::new(tokio::sync::Mutex::new(chunks));
         let pending = Arc::new(AtomicUsize::new(0));
         let sent = Arc::new(Mutex::new(Sent::default()));
-        let (left, books) = (Arc::clone(&pending), Arc::clone(&sent));
-        let task = tokio::spawn(async move {
-            let mut line = Line { url, queue, open: None, given_up: 0 };
-            while let Some(chunk) = chunks.recv().await {
-                for window in chunk.chunks(window) {
-                    line.send(window, &books).await;
-                    left.fetch_sub(window.len(), Ordering::SeqCst);
+        let tasks = (0..urls.len()).map(|number| {
+            let (left, books, chunks) = (Arc::clone(&pending), Arc::clone(&sent), Arc::clone(&chunks));
+            let (urls, queue) = (urls.clone(), queue.clone());
+            tokio::spawn(async move {
+                let mut line = Line { urls, node: number, queue, open: None, given_up: 0 };
+                loop {
+                    let Some(chunk) = chunks.lock().await.recv().await else { return };
+                    for window in chunk.chunks(window) {
+                        line.send(window, &books).await;
+                        left.fetch_sub(window.len(), Ordering::SeqCst);
+                    }
                 }
-            }
+            })
         });
-        Self { queue: sender, pending, sent, task }
+        Self { tasks: tasks.collect(), queue: sender, pending, sent }
     }
 
     pub(super) fn publish(&self, intents: Vec<Intent>) {
@@ -65,12 +71,14 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
 struct Line {
-    url: String,
+    urls: Vec<String>,
+    /// Which of them it is at.
+    node: usize,
     queue: String,
     open: Option<(Connection, Channel)>,
     /// Unknown ones so far: each third is not sent again, so that the class is not empty.
@@ -86,6 +94,7 @@ impl Line {
                 self.open = self.connect().await.ok();
             }
             let Some((_, channel)) = &self.open else {
+                self.node = (self.node + 1) % self.urls.len();
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
@@ -93,6 +102,7 @@ impl Line {
             if classes.iter().any(|class| *class != Class::Confirmed) {
                 // Whatever went wrong, the next confirm must not be taken for an earlier publish's.
                 self.open = None;
+                self.node = (self.node + 1) % self.urls.len();
             }
             let mut again = Vec::new();
             for (intent, class) in todo.into_iter().zip(classes) {
@@ -117,7 +127,8 @@ impl Line {
 
     async fn connect(&self) -> anyhow::Result<(Connection, Channel)> {
         let opening = async {
-            let connection = Connection::connect(&self.url, ConnectionProperties::default()).await?;
+            let connection =
+                Connection::connect(&self.urls[self.node], ConnectionProperties::default()).await?;
             let channel = connection.create_channel().await?;
             channel.confirm_select(ConfirmSelectOptions::default()).await?;
             anyhow::Ok((connection, channel))

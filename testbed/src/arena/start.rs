@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Context as _;
 use lapin::types::{AMQPValue, FieldTable};
 
 use super::Arena;
@@ -61,8 +60,11 @@ impl Arena {
         sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
         if !config.plain {
             sqlx::raw_sql(LOGINS).execute(&mut connection).await?;
-            declare_events(&urls.rabbitmq).await?;
-            servers.rabbitmq.as_ref().context("no RabbitMQ of our own")?.flush().await?;
+            // A classic queue goes with its node.
+            declare_events(&urls.rabbitmq, config.hosts.is_some()).await?;
+            if let Some(rabbitmq) = &servers.rabbitmq {
+                rabbitmq.flush().await?;
+            }
         }
         let start = async |program: &str, count: usize| {
             let mut members = Vec::new();
@@ -84,6 +86,11 @@ impl Arena {
             true => Some(Watchers::start(&config, scratch.path(), &urls, &database).await?),
             false => None,
         };
+        let brokers = match &config.hosts {
+            None => vec![urls.rabbitmq],
+            // A node that says nothing is left for another one.
+            Some(hosts) => hosts.rabbitmq_urls("?heartbeat=2").collect(),
+        };
         Ok(Self {
             workers,
             relays,
@@ -99,7 +106,7 @@ impl Arena {
             started: Instant::now(),
             looked: None,
             witnesses: 0,
-            publisher: Publisher::start(urls.rabbitmq, queue.clone(), config.window()),
+            publisher: Publisher::start(brokers, queue.clone(), config.window()),
             config,
             application: None,
             rolled_back: 0,
@@ -129,7 +136,7 @@ pub(super) fn oncely_command(
 }
 
 /// The queues of events, empty, and bound to their exchange.
-async fn declare_events(url: &str) -> anyhow::Result<()> {
+async fn declare_events(url: &str, all_quorum: bool) -> anyhow::Result<()> {
     let broker = Broker::connect(url).await?;
     broker.declare_exchange(EXCHANGE, lapin::ExchangeKind::Direct).await?;
     for (queue, key) in [ORDERED, FREE] {
@@ -137,7 +144,7 @@ async fn declare_events(url: &str) -> anyhow::Result<()> {
         broker.delete_queue(queue).await?;
         let mut arguments = FieldTable::default();
         // Of each type one: both must keep what they have confirmed.
-        if queue == ORDERED.0 {
+        if all_quorum || queue == ORDERED.0 {
             arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
         }
         broker.declare_queue(queue, arguments).await?;

@@ -1,9 +1,13 @@
 //! What the broker refuses: nothing is lost, the rest flows, and the operator sees why.
 
+use std::collections::BTreeSet;
+
 use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, FieldTable};
+use testbed::RabbitMq;
 
 use super::{bodies, run, world_with};
+use crate::support::{World, servers};
 
 fn full_after(messages: i32) -> FieldTable {
     let mut arguments = FieldTable::default();
@@ -57,5 +61,34 @@ async fn what_the_broker_refuses_is_parked_with_its_reason_and_holds_up_nobody()
     );
     let said = world.text("select string_agg(distinct last_error, '; ') from oncely.events").await.unwrap();
     assert!(said.contains("no queue is bound") && said.contains("NOT_FOUND"), "{said}");
+    world.stop(relay).await;
+}
+
+/// RabbitMQ's channels remember where a quorum queue's leader was: one that was opened in the wrong moment nacks for ever.
+#[tokio::test]
+async fn what_a_channel_nacked_is_tried_again_on_another_one() {
+    let rabbitmq = RabbitMq::start().await.unwrap();
+    let mut urls = servers().await.urls().clone();
+    urls.rabbitmq = rabbitmq.url();
+    let mut world = World::on(urls).await;
+    world.configure(
+        "[relay]\npoll = \"20ms\"\n[events]\nlanes = 1\nretry = { delays = [\"100ms\"], max_attempts = 1000 }",
+    );
+    let full = world.queue("full");
+    world.broker.declare_queue(&full, full_after(1)).await.unwrap();
+    world.broker.publish("", &full, lapin::BasicProperties::default(), b"fills it").await.unwrap();
+    run(&mut world, &format!("select oncely.emit('', '{full}', 'too many')")).await;
+    let relay = world.start("relay");
+    world.wait_for_line(&relay, "reason=\"nacked\"").await;
+    let mut seen = Vec::new();
+    for attempts in [3, 9] {
+        world
+            .wait_for(&format!("select least(attempts, {attempts})::bigint from oncely.events"), attempts)
+            .await;
+        let channels = rabbitmq.ctl(&["list_channels", "--silent", "pid"]).await.unwrap();
+        seen.push(channels.lines().map(str::to_owned).collect::<BTreeSet<_>>());
+    }
+    // Ours alone.
+    assert_eq!(seen[0].intersection(&seen[1]).count(), 1, "{seen:?}");
     world.stop(relay).await;
 }
