@@ -211,8 +211,16 @@ pub(crate) async fn count_expired(
                             and d.tenant = i.tenant and d.consumer = i.consumer
                       )
                   )
+                  and (
+                      i.fencing_token is null
+                      or not exists (
+                          select from oncely.dead_letters as d
+                          where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key
+                            and d.tenant = i.tenant and d.consumer = i.consumer
+                      )
+                  )
             ) as "failed!",
-            count(*) filter (where status = 'IN_PROGRESS' and created_at < $2) as "in_progress!"
+            count(*) filter (where status = 'IN_PROGRESS' and created_at < $2 and coalesce(not_before, '-infinity') < $2) as "in_progress!"
         from oncely.idempotency_keys as i
         where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))
           and not exists (

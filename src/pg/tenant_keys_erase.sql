@@ -14,6 +14,7 @@ with due as materialized (
                     least(u.clock_seen_at, $4), coalesce(i.expires_at - i.created_at, c.retention), coalesce(c.paused, '{}')
                 )
         )
+        and not (i.owner is not null and i.not_before > $4)
         and not exists (
             select from oncely.dead_letters as d
             where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

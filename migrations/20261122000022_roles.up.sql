@@ -19,11 +19,11 @@ declare
     relation text;
     -- Who a key is, and since when, is written once.
     key_changed constant text := 'completed_at, attempts, crash_attempts, status, fingerprint, response, reason, '
-        'error_code, last_error, not_before, expires_at, fencing_token, marked_pid, marked_backend_start';
-    -- Nothing of the message: not what a handler answered.
+        'error_code, last_error, not_before, expires_at, claimed_in, marked_pid, marked_backend_start';
+    -- Nothing of the message: not what a handler answered, nor the results of steps.
     key_seen constant text := 'created_at, completed_at, attempts, crash_attempts, status, tenant, consumer, key, '
-        'fingerprint, reason, error_code, last_error, not_before, expires_at, fencing_token, marked_pid, '
-        'marked_backend_start';
+        'fingerprint, reason, error_code, last_error, not_before, expires_at, claimed_in, marked_pid, '
+        'marked_backend_start, owner, fencing_token, run_ends_at';
     letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
         'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
         'body_size, updated_at, swept_at';
@@ -69,7 +69,9 @@ begin
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
-                'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats'),
+                'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats, '
+                'oncely.claim_lease, oncely.renew_lease, oncely.begin_step, oncely.checkpoint, oncely.refuse_step, '
+                'oncely.complete_lease, oncely.fail_lease, oncely.release_lease, oncely.step_key'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
                 'text, text, text, text, text, text, oncely.message)'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
@@ -114,7 +116,8 @@ begin
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
                 'oncely.record_action, oncely.letter_memories, '
-                'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
+                'oncely.free_keys, oncely.settle_claim, oncely.revoke_lease, oncely.park, oncely.grant_right, '
+                'oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer'),
 
             -- Reads what was decided, and nothing of the messages themselves.
@@ -158,7 +161,10 @@ begin
             -- oncely.rights.
             ('oncely_consumer', 'usage on schema oncely'),
             ('oncely_consumer', 'execute on function oncely.protocol_version, oncely.claim, oncely.complete, '
-                'oncely.fail')
+                'oncely.fail'),
+            ('oncely_consumer', 'execute on function oncely.lease_protocol_version, oncely.claim_lease, '
+                'oncely.renew_lease, oncely.begin_step, oncely.checkpoint, oncely.refuse_step, oncely.complete_lease, '
+                'oncely.fail_lease, oncely.release_lease, oncely.step_key')
         ) as r (role, may)
         where to_regrole(r.role) is not null
     loop
@@ -199,7 +205,7 @@ begin
             execute format('grant select on oncely._sqlx_migrations to %I', role);
         end if;
         -- Who collects deletes what is past its retention, and nothing else: a key that is gone too early is a message
-        -- that runs again. By the clock as far as it is explained (oncely.observe_clock).
+        -- that runs again. By the clock as far as it is explained (oncely.observe_clock). Never what a run holds.
         if role in ('oncely_relay', 'oncely_operator') then
             execute format(
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('
@@ -209,7 +215,8 @@ begin
                 'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until)), '
                 'coalesce(c.paused, ''{}'')) '
                 'from oncely.maintenance as u '
-                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer))',
+                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer) '
+                'and (owner is null or not_before <= clock_timestamp()))',
                 'keys_collected_by_' || role, role
             );
         end if;
