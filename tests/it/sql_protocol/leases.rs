@@ -587,6 +587,10 @@ async fn what_may_have_happened_runs_again_only_when_somebody_says_so() {
     world.publish("payments", message("acme", "repeated"), "{}").await;
     world.wait_for("select count(*) from oncely.dead_letters where reason = 'outcome_unknown'", 1).await;
     world.stop(worker).await;
+    let freed = "set role oncely_operator;
+        select oncely.free_keys(array_agg(d.tenant), array_agg(d.id)) from oncely.dead_letters as d; reset role";
+    sqlx::raw_sql(freed).execute(&mut world.sql).await.unwrap();
+    assert_eq!(hold(&mut sql, "repeated", "third").await.outcome, "given_up", "not by the way");
     for arguments in [
         &["failed", "requeue", "--key", "repeated", "--yes"][..],
         &["failed", "requeue", "--all", "--repeat-unknown", "--yes"][..],
