@@ -179,7 +179,7 @@ comment on function oncely.letter_memories is
 revoke execute on function oncely.letter_memories from public;
 
 -- What began and may have happened may begin again, under the same key for the other side.
-create function oncely.reopen_steps(steps jsonb) returns jsonb
+create function oncely.reopen_steps(steps jsonb, may_have_happened boolean) returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -189,15 +189,25 @@ as $$
             select jsonb_object_agg(
                 s.name,
                 case
-                    when s.step ->> 'state' = 'started' then s.step || jsonb_build_object('state', 'open')
-                    else s.step
+                    when s.step ->> 'state' <> 'started' then s.step
+                    when may_have_happened then s.step || jsonb_build_object('state', 'open')
+                    else s.step - 'started_at' || jsonb_build_object('state', 'open')
                 end
             )
             from jsonb_each(steps) as s (name, step)
         )
     end
 $$;
-comment on function oncely.reopen_steps is 'The steps of a key, and those that began may begin again.';
+comment on function oncely.reopen_steps is
+    'The steps of a key, and those that began may begin again; if they may have happened, by the same window.';
+
+create function oncely.has_done(steps jsonb) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from jsonb_each(steps) as s (name, step) where s.step ->> 'state' = 'done')
+$$;
+comment on function oncely.has_done is 'Is any of these steps done?';
 
 create function oncely.free_keys(tenants text[], letters uuid[], repeat_unknown boolean default false) returns bigint
 language plpgsql security definer
@@ -209,7 +219,7 @@ begin
     update oncely.idempotency_keys as i
     set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, not_before = null,
         error_code = null,
-        steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps) else i.steps end
+        steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
     where i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'

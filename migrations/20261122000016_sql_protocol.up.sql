@@ -221,6 +221,7 @@ begin
                     -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
                     -- finds one row.
                     and i.completed_at is null
+                    and i.fencing_token is null
                     -- Whoever held the row meanwhile may have failed: the wait is read again.
                     and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
                 returning i.attempts into attempt;
@@ -371,7 +372,7 @@ begin
     end if;
     for round in 1..8 loop
         select i.status, i.fingerprint, i.attempts, i.reason, i.last_error, i.claimed_in,
-            i.fencing_token is not null as is_leased
+            i.fencing_token is not null as is_leased, i.not_before
         into known
         from oncely.idempotency_keys as i
         where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key
@@ -417,9 +418,14 @@ begin
             final_reason := known.reason;
             detail := concat_ws(': ', 'given up before', known.last_error);
         when 'leased' then
-            -- The run under a lease answers for it, and nobody else.
-            outcome := 'retry';
-            return;
+            -- The run under a lease answers for it, as long as there is one.
+            if known.not_before > at then
+                outcome := 'retry';
+                return;
+            end if;
+            outcome := 'given_up';
+            final_reason := 'outcome_unknown';
+            detail := 'runs under leases (oncely.claim_lease) began this message: it runs under one only';
         when 'retake' then
             is_charged := true;
             outcome := case when given_up then 'given_up' else 'retry' end;

@@ -20,10 +20,22 @@ begin
     end if;
     update oncely.idempotency_keys as i
     set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
-        completed_at = case when took_effect then i.completed_at end, reason = null, last_error = null,
-        steps = case when took_effect then i.steps else oncely.reopen_steps(i.steps) end
+        completed_at = case when took_effect then coalesce(i.completed_at, at) end, reason = null, last_error = null,
+        owner = null, run_ends_at = null, not_before = null,
+        -- Where nothing is known to have been done, it may run without a lease, too.
+        steps = case
+            when took_effect then i.steps when oncely.has_done(i.steps) then oncely.reopen_steps(i.steps, false)
+        end,
+        fencing_token = case when took_effect or oncely.has_done(i.steps) then i.fencing_token end
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
-      and i.status = 'FAILED' and i.reason in ('incomplete_claim', 'outcome_unknown')
+      and (
+          (i.status = 'FAILED' and i.reason in ('incomplete_claim', 'outcome_unknown'))
+          -- Ran under a lease, and nobody holds it any more.
+          or (
+              i.status = 'IN_PROGRESS' and i.fencing_token is not null
+              and (i.owner is null or i.not_before <= clock_timestamp())
+          )
+      )
     returning i.attempts into run;
     settled := found;
     if settled then
@@ -49,9 +61,9 @@ begin
 end
 $$;
 comment on function oncely.settle_claim is
-    'Says of a claim that was committed without oncely.complete, or of a key that was given up as outcome_unknown, '
-    'whether it took effect (COMPLETED) or not (may run again, and the steps that began with it), after somebody has '
-    'looked. False where the key is neither. For operators.';
+    'Says of a claim that was committed without oncely.complete, of a key that was given up as outcome_unknown, or of '
+    'one that runs under leases left open, whether it took effect (COMPLETED) or not (may run again, and the steps '
+    'that began with it), after somebody has looked. False where the key is none of these. For operators.';
 revoke execute on function oncely.settle_claim from public;
 
 -- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes

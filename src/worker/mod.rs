@@ -15,6 +15,7 @@ mod interrupt;
 mod isolation;
 mod journal;
 mod lane;
+mod leased;
 mod observe;
 mod prediction;
 mod progress;

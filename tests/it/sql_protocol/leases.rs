@@ -295,12 +295,14 @@ async fn no_lease_is_renewed_past_the_end_of_its_run_and_then_no_step_begins() {
     let mut world = World::new().await;
     let mut sql = world.database.connect().await.unwrap();
     let token = granted(&mut sql, "k", "hangs").await;
-    let ages = "update oncely.idempotency_keys set run_ends_at = clock_timestamp() + interval '5 seconds'";
+    let ages = "update oncely.idempotency_keys set run_ends_at = clock_timestamp() + interval '5 seconds',
+                    not_before = clock_timestamp() + interval '3 seconds'";
     sqlx::query(ages).execute(&mut world.sql).await.unwrap();
     assert!(!renew(&mut sql, "k", token).await.unwrap(), "only to the end of the run");
     let within = "select count(*) from oncely.idempotency_keys where not_before = run_ends_at";
     assert_eq!(world.count(within).await, 1);
-    let over = "update oncely.idempotency_keys set run_ends_at = clock_timestamp() - interval '1 second'";
+    let over = "update oncely.idempotency_keys set run_ends_at = clock_timestamp() - interval '1 second',
+                    not_before = clock_timestamp() - interval '1 second'";
     sqlx::query(over).execute(&mut world.sql).await.unwrap();
     renew(&mut sql, "k", token).await.unwrap();
     let late = begin(&mut sql, ("k", token), "charge", "always").await;
@@ -633,6 +635,198 @@ async fn a_held_key_is_neither_collected_nor_forgotten_with_its_letter() {
     let kept = world.text("select string_agg(key, ' ' order by key) from oncely.idempotency_keys").await;
     assert_eq!(kept.as_deref(), Some("held unknown"));
     assert_eq!(complete(&mut sql, "held", held).await.unwrap(), "completed");
+}
+
+#[tokio::test]
+async fn a_step_never_makes_a_lease_end_earlier() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    let claimed =
+        "select token from oncely.claim_lease('acme', 'payments', 'k', null, 'run', lease => '9 minutes')";
+    let token: i64 = sqlx::query_scalar(claimed).fetch_one(&mut sql).await.unwrap();
+    let long = "select count(*) from oncely.idempotency_keys where not_before > clock_timestamp() + interval '8 minutes'";
+    begin(&mut sql, ("k", token), "charge", "always").await.unwrap();
+    assert_eq!(world.count(long).await, 1);
+    checkpoint(&mut sql, ("k", token), "charge", json!(1), false).await.unwrap();
+    assert!(renew(&mut sql, "k", token).await.unwrap());
+    assert_eq!(world.count(long).await, 1);
+}
+
+#[tokio::test]
+async fn who_waits_for_a_row_gets_his_whole_lease_all_the_same() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    let mut other = world.database.connect().await.unwrap();
+    // A new key, and one whose lease is over and whose row is locked.
+    granted(&mut sql, "old", "first").await;
+    run_out(&mut world, "old").await;
+    for key in ["new", "old"] {
+        let mut transaction = other.begin().await.unwrap();
+        if key == "new" {
+            claim(&mut transaction, key, "{}").await.unwrap();
+        } else {
+            let lock = "select from oncely.idempotency_keys where key = 'old' for update";
+            sqlx::query(lock).fetch_one(&mut *transaction).await.unwrap();
+        }
+        let url = world.database.url().to_owned();
+        let waits = tokio::spawn(async move {
+            let mut sql = PgConnection::connect(&url).await.unwrap();
+            let claimed = "select outcome, clock_timestamp() - now() > interval '2 seconds' as waited
+                from oncely.claim_lease('acme', 'payments', $1, sha256('{}'), 'waits', lease => '2 seconds')";
+            let row = sqlx::query(claimed).bind(key).fetch_one(&mut sql).await.unwrap();
+            (row.get::<String, _>("outcome"), row.get::<bool, _>("waited"))
+        });
+        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()
+            and clock_timestamp() > query_start + interval '2500 milliseconds'";
+        world.wait_for(waiting, 1).await;
+        transaction.rollback().await.unwrap();
+        let (outcome, waited) = waits.await.unwrap();
+        assert!(outcome == "granted" && waited, "{key}: {outcome}");
+        let whole = "select count(*) from oncely.idempotency_keys where owner = 'waits'
+            and not_before > clock_timestamp() + interval '1 second' and key = '";
+        assert_eq!(world.count(&format!("{whole}{key}'")).await, 1, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_rule_is_that_of_the_call_and_a_window_counts_from_the_first_one() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    let token = granted(&mut sql, "k", "first").await;
+    begin(&mut sql, ("k", token), "charge", "never").await.unwrap();
+    begin(&mut sql, ("k", token), "mail", "within 24:00:00").await.unwrap();
+    let ages = "update oncely.idempotency_keys
+        set steps = jsonb_set(steps, '{mail,started_at}', to_jsonb(clock_timestamp() - interval '23 hours'))";
+    sqlx::query(ages).execute(&mut world.sql).await.unwrap();
+    run_out(&mut world, "k").await;
+    // The next release says otherwise.
+    let token = granted(&mut sql, "k", "second").await;
+    assert_eq!(begin(&mut sql, ("k", token), "charge", "always").await.unwrap().0, "unknown");
+    assert_eq!(begin(&mut sql, ("k", token), "mail", "within 240:00:00").await.unwrap().0, "unknown");
+    failed(&mut sql, ("k", token), Some("outcome_unknown"), None).await;
+    let frees =
+        "update oncely.idempotency_keys set status = 'IN_PROGRESS', completed_at = null, reason = null,
+        steps = oncely.reopen_steps(steps, $1)";
+    sqlx::query(frees).bind(true).execute(&mut world.sql).await.unwrap();
+    let token = granted(&mut sql, "k", "third").await;
+    assert_eq!(
+        begin(&mut sql, ("k", token), "mail", "within 24:00:00").await.unwrap().0,
+        "run",
+        "somebody said so"
+    );
+    let again = begin(&mut sql, ("k", token), "mail", "within 24:00:00").await.unwrap();
+    assert_eq!(again.0, "unknown", "and the other side forgets what came first");
+    // A clock that was ahead.
+    let ahead = "update oncely.idempotency_keys
+        set steps = jsonb_set(steps, '{mail,started_at}', to_jsonb(clock_timestamp() + interval '1 day'))";
+    sqlx::query(ahead).execute(&mut world.sql).await.unwrap();
+    assert_eq!(begin(&mut sql, ("k", token), "mail", "within 24:00:00").await.unwrap().0, "unknown");
+    // A refusal that was said again and comes late.
+    let refuse = "select oncely.refuse_step('acme', 'payments', 'k', $1, 'charge', 'no', $2)";
+    assert_eq!(begin(&mut sql, ("k", token), "charge", "never").await.unwrap().0, "run");
+    for (round, expected) in [(0, 1), (0, 1)] {
+        let next: i32 = sqlx::query_scalar(refuse).bind(token).bind(round).fetch_one(&mut sql).await.unwrap();
+        assert_eq!(next, expected);
+    }
+    assert_eq!(begin(&mut sql, ("k", token), "charge", "never").await.unwrap().3, 1);
+    let late: i32 = sqlx::query_scalar(refuse).bind(token).bind(0).fetch_one(&mut sql).await.unwrap();
+    assert_eq!(late, 1, "the call of the next round is not refused by it");
+    checkpoint(&mut sql, ("k", token), "charge", json!(1), false).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_is_remembered_for_its_whole_retention_from_its_last_word_on() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    let short =
+        "select oncely.claim_lease('acme', 'payments', 'short', null, 'run', retention => '1 minute')";
+    assert_eq!(code(sqlx::query(short).execute(&mut sql).await.unwrap_err()), "ONC11");
+    let token = granted(&mut sql, "k", "run").await;
+    let ages = "update oncely.idempotency_keys set expires_at = expires_at - interval '2 days',
+        fencing_token = fencing_token - 172800000000";
+    sqlx::query(ages).execute(&mut world.sql).await.unwrap();
+    let token = token - 172_800_000_000;
+    let delayed = "select oncely.fail_lease('acme', 'payments', 'k', $1, 'boom', delay => '30 days')";
+    sqlx::query(delayed).bind(token).execute(&mut sql).await.unwrap();
+    let kept = "select count(*) from oncely.idempotency_keys where expires_at > clock_timestamp() + interval '36 days'";
+    assert_eq!(world.count(kept).await, 1, "a copy that waits finds its key");
+    sqlx::query("update oncely.idempotency_keys set not_before = null")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let token = granted(&mut sql, "k", "next").await;
+    sqlx::query(ages).execute(&mut world.sql).await.unwrap();
+    let token = token - 172_800_000_000;
+    assert_eq!(complete(&mut sql, "k", token).await.unwrap(), "completed");
+    let whole = "select count(*) from oncely.idempotency_keys as i join oncely.mirror_queue as q using (expires_at)
+        where i.expires_at between clock_timestamp() + interval '167 hours' and clock_timestamp() + interval '168 hours'";
+    assert_eq!(world.count(whole).await, 1);
+}
+
+#[tokio::test]
+async fn a_key_that_runs_left_open_can_be_settled_and_then_run_without_a_lease() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    let settle = async |world: &mut World, key: &str, took_effect: bool| {
+        sqlx::query_scalar::<_, bool>("select oncely.settle_claim('acme', 'payments', $1, $2)")
+            .bind(key)
+            .bind(took_effect)
+            .fetch_one(&mut world.sql)
+            .await
+            .unwrap()
+    };
+    for key in ["did", "did not", "in part"] {
+        let token = granted(&mut sql, key, "run").await;
+        if key == "in part" {
+            begin(&mut sql, (key, token), "mail", "never").await.unwrap();
+            checkpoint(&mut sql, (key, token), "mail", json!(1), false).await.unwrap();
+        }
+        begin(&mut sql, (key, token), "charge", "never").await.unwrap();
+        assert!(!settle(&mut world, key, false).await, "somebody holds it");
+        run_out(&mut world, key).await;
+        let (outcome, _, reason) = fail(&mut sql, key, 1, Some("poison")).await;
+        assert_eq!(
+            (outcome.as_str(), reason.as_deref()),
+            ("given_up", Some("outcome_unknown")),
+            "and it is told"
+        );
+        assert!(settle(&mut world, key, key == "did").await);
+    }
+    assert_eq!(world.count("select count(*) from oncely.audit where reason = 'outcome_unknown'").await, 3);
+    assert_eq!(claim(&mut sql, "did", "{}").await.unwrap().outcome, "duplicate");
+    let mut transaction = sql.begin().await.unwrap();
+    assert_eq!(claim(&mut transaction, "did not", "{}").await.unwrap().outcome, "granted");
+    transaction.rollback().await.unwrap();
+    assert_eq!(claim(&mut sql, "in part", "{}").await.unwrap().outcome, "given_up");
+    let token = granted(&mut sql, "in part", "next").await;
+    assert_eq!(begin(&mut sql, ("in part", token), "mail", "never").await.unwrap().0, "done");
+    assert_eq!(begin(&mut sql, ("in part", token), "charge", "never").await.unwrap().0, "run");
+}
+
+#[tokio::test]
+async fn a_worker_that_means_harm_gives_and_takes_no_lease_by_hand() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    granted(&mut sql, "k", "run").await;
+    sqlx::raw_sql("set role oncely_worker").execute(&mut world.sql).await.unwrap();
+    let moved = sqlx::query(
+        "update oncely.idempotency_keys set not_before = 'epoch', status = 'COMPLETED', completed_at = now()",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    assert_eq!(moved.rows_affected(), 0);
+    for statement in [
+        "update oncely.idempotency_keys set owner = null",
+        "update oncely.idempotency_keys set steps = null",
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, fencing_token)
+         values ('acme', 'payments', 'ghost', 'IN_PROGRESS', 0, now(), 9007199254740991)",
+        "select oncely.revoke_lease('acme', 'payments', 'k')",
+    ] {
+        let refused = sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut world.sql).await.unwrap_err();
+        assert_eq!(code(refused), "42501", "{statement}");
+    }
+    sqlx::raw_sql("reset role").execute(&mut world.sql).await.unwrap();
 }
 
 #[tokio::test]

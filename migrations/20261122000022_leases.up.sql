@@ -95,8 +95,8 @@ begin
     if is_new and (select count(*) from jsonb_object_keys(steps)) >= 100 then
         raise exception using errcode = 'ONC15', message = 'oncely: the key has 100 steps, and may have no more';
     end if;
-    -- The row is written anew with each step.
-    if octet_length(steps::text) > 1048576 then
+    -- The row is written anew with each step. Asked before a call, and never when its result is to be stored.
+    if is_new and octet_length(steps::text) > 1048576 then
         raise exception using errcode = 'ONC15', message = 'oncely: the steps of the key have more than 1048576 bytes';
     end if;
 end
@@ -113,12 +113,32 @@ as $$
 $$;
 comment on function oncely.steps_begun is 'Names of the steps that began and may have happened; null where none did.';
 
--- A lease of now, but no longer than the run may take.
-create function oncely.lease_end(lease interval, run_ends_at timestamptz) returns timestamptz
+-- From the first call on, and a tenth less than the other side says: its clock is not ours. A call of tomorrow was
+-- noted by a clock that was ahead, and nobody knows when it was.
+create function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        rule = 'always' or (rule = 'within' and started_at <= at and at < started_at + period * 0.9), false
+    )
+$$;
+comment on function oncely.may_repeat is 'May a step be called again that may have happened?';
+
+-- A lease of now, or the one that there is, but no longer than the run may take.
+create function oncely.lease_end(ends timestamptz, lease interval, run_ends_at timestamptz) returns timestamptz
 language sql volatile
 set search_path = pg_catalog, pg_temp
-as 'select least(clock_timestamp() + lease, run_ends_at)';
+as 'select least(greatest(ends, clock_timestamp() + lease), run_ends_at)';
 comment on function oncely.lease_end is 'When a lease ends that is renewed now.';
+
+-- The retention of a key that carries its own end counts from its last word, and the token is the time of the claim
+-- that said it, unless the clock was set back.
+create function oncely.lease_retention(held oncely.idempotency_keys) returns interval
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as 'select greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval ''0'')';
+comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
 -- Each language can compute it for itself; a test compares them.
 create function oncely.step_key(tenant text, consumer text, key text, step text, round integer default 0) returns uuid
@@ -144,6 +164,223 @@ comment on function oncely.step_key is
     'The key of a step for the other side, the same in every run and language: a UUID of version 8, of SHA-256 over '
     'tenant, consumer, key and step (UTF-8, each after its length in four bytes, most significant first) and the '
     'round (four bytes).';
+
+create function oncely.take_lease(
+    tenant text,
+    consumer text,
+    key text,
+    print bytea,
+    owner text,
+    lease interval,
+    max_run interval,
+    retention interval,
+    on_conflict text,
+    max_crashes integer,
+    queue text,
+    worker text,
+    trace_id text,
+    knows_payload boolean,
+    out outcome text,
+    out token bigint,
+    out attempt integer,
+    out taken_over boolean,
+    out delay interval,
+    out response jsonb,
+    out reason text,
+    out detail text,
+    out steps jsonb
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    at timestamptz := clock_timestamp();
+    micros bigint;
+    ends timestamptz;
+    decision text;
+    known record;
+    seen record;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'ONC10',
+            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
+            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    end if;
+    perform oncely.check_argument('owner', take_lease.owner);
+    perform oncely.check_lease_time('lease', take_lease.lease, interval '1 second', interval '1 day');
+    perform oncely.check_lease_time('max_run', take_lease.max_run, take_lease.lease, interval '30 days');
+    if take_lease.max_crashes is null or take_lease.max_crashes not between 1 and 10000 then
+        raise exception using errcode = 'ONC11', message = 'oncely: max_crashes is 1 to 10000';
+    end if;
+    perform oncely.check_short(take_lease.queue, take_lease.worker, take_lease.trace_id);
+    taken_over := false;
+    for round in 1..8 loop
+        at := clock_timestamp();
+        micros := extract(epoch from at) * 1000000;
+        ends := at + take_lease.retention;
+        -- Waits for whoever holds the key in an open transaction.
+        insert into oncely.idempotency_keys (
+            tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at, not_before, claimed_in, owner,
+            fencing_token, run_ends_at
+        )
+        values (
+            take_lease.tenant, take_lease.consumer, take_lease.key, 'IN_PROGRESS', 0, at, print, ends,
+            at + take_lease.lease, own, take_lease.owner, micros, at + take_lease.max_run
+        )
+        on conflict (tenant, consumer, key) do nothing;
+        if found then
+            outcome := 'granted';
+            token := micros;
+            attempt := 1;
+            steps := '{}';
+            exit;
+        end if;
+        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
+        select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.owner, i.fencing_token, i.not_before,
+            i.run_ends_at, i.attempts, i.crash_attempts, i.steps
+        into known
+        from oncely.idempotency_keys as i
+        where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
+        -- Neither claimed nor there: collected in between.
+        continue when not found;
+        decision := case
+            -- As in oncely.claim: who shows no payload is not given a key that came with one.
+            when not take_lease.knows_payload and known.fingerprint is not null
+                and (take_lease.on_conflict = 'dead_letter' or known.status = 'IN_PROGRESS')
+                then 'conflict'
+            else oncely.decide(known.status, known.fingerprint, print, false, take_lease.on_conflict)
+        end;
+        case decision
+            when 'conflict' then
+                outcome := 'conflict';
+                reason := 'key_conflict';
+                detail := 'this key came before with another payload';
+                return;
+            when 'duplicate' then
+                perform oncely.await_standby();
+                outcome := 'duplicate';
+                if known.fingerprint is null or take_lease.knows_payload then
+                    response := known.response;
+                end if;
+                return;
+            when 'given_up' then
+                outcome := 'given_up';
+                reason := known.reason;
+                detail := concat_ws(': ', 'given up before', known.last_error);
+                return;
+            else
+                null;
+        end case;
+        -- The same acquisition, whose reply was lost: its run has not begun.
+        if known.owner = take_lease.owner and known.run_ends_at > clock_timestamp() then
+            update oncely.idempotency_keys as i
+            set not_before = oncely.lease_end(i.not_before, take_lease.lease, i.run_ends_at)
+            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
+                and i.owner = take_lease.owner;
+            continue when not found;
+            outcome := 'granted';
+            token := known.fencing_token;
+            attempt := known.attempts + 1;
+            steps := coalesce(known.steps, '{}');
+            taken_over := known.crash_attempts > 0;
+            exit;
+        end if;
+        -- No lease is longer than a day: one that is was granted by a clock that was ahead.
+        if known.owner is not null and known.not_before > clock_timestamp()
+            and known.not_before <= clock_timestamp() + interval '1 day'
+        then
+            outcome := 'in_flight';
+            delay := known.not_before - clock_timestamp();
+            return;
+        end if;
+        -- Not of a lease: a copy may come a little early, as in oncely.claim.
+        if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
+            outcome := 'retry';
+            delay := known.not_before - clock_timestamp();
+            return;
+        end if;
+        -- Nothing updated: somebody else was faster, or the holder has renewed it meanwhile, so it is looked at again.
+        update oncely.idempotency_keys as i
+        set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own,
+            owner = take_lease.owner, not_before = clock_timestamp() + take_lease.lease,
+            run_ends_at = clock_timestamp() + take_lease.max_run,
+            crash_attempts = i.crash_attempts + case when i.owner is null then 0 else 1 end,
+            fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
+            marked_backend_start = null
+        where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
+            -- IN_PROGRESS, in words that suit none of the partial indexes, as in oncely.claim.
+            and i.completed_at is null
+            and i.fencing_token is not distinct from known.fencing_token
+            and i.owner is not distinct from known.owner
+            and (
+                i.not_before is null
+                or i.not_before <= clock_timestamp()
+                    + case when i.owner is null then interval '100 milliseconds' else interval '0' end
+                or (i.owner is not null and i.not_before > clock_timestamp() + interval '1 day')
+            )
+        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into seen;
+        continue when not found;
+        if known.owner is not null then
+            insert into oncely.audit (
+                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
+            )
+            values (
+                take_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, take_lease.consumer,
+                take_lease.key, coalesce(take_lease.queue, ''), 'taken_over',
+                format('the lease of %s ended at %s', known.owner, known.not_before),
+                oncely.worker_name(take_lease.worker), session_user, take_lease.trace_id
+            );
+        end if;
+        if seen.crash_attempts >= take_lease.max_crashes and known.owner is not null then
+            outcome := 'given_up';
+            attempt := seen.attempts + seen.crash_attempts;
+            reason := 'crash';
+            detail := format(
+                '%s runs under a lease ended without a word; steps that began: %s', seen.crash_attempts,
+                coalesce(oncely.steps_begun(seen.steps), 'none')
+            );
+            update oncely.idempotency_keys as i
+            set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null,
+                not_before = null, reason = 'crash', last_error = take_lease.detail
+            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
+            insert into oncely.audit (
+                tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, detail, worker, login, trace_id
+            )
+            values (
+                take_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, take_lease.consumer,
+                take_lease.key, coalesce(take_lease.queue, ''), 'dead_lettered', 'crash', take_lease.detail,
+                oncely.worker_name(take_lease.worker), session_user, take_lease.trace_id
+            );
+            return;
+        end if;
+        outcome := 'granted';
+        token := seen.fencing_token;
+        attempt := seen.attempts + 1;
+        steps := coalesce(seen.steps, '{}');
+        taken_over := known.owner is not null;
+        exit;
+    end loop;
+    if outcome = 'granted' then
+        -- Whoever had to wait for the row gets his whole time all the same.
+        if clock_timestamp() > at + interval '1 second' then
+            update oncely.idempotency_keys as i
+            set not_before = oncely.lease_end(i.not_before, take_lease.lease, greatest(i.run_ends_at, ends_again)),
+                run_ends_at = greatest(i.run_ends_at, ends_again)
+            from (select clock_timestamp() + take_lease.max_run as ends_again) as e
+            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
+        end if;
+        return;
+    end if;
+    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed',
+        hint = 'Try again.';
+end
+$$;
+comment on function oncely.take_lease is
+    'What oncely.claim_lease does, with a fingerprint as it is stored; without a retention the consumer''s counts. For '
+    'workers.';
+revoke execute on function oncely.take_lease from public;
 
 create function oncely.claim_lease(
     tenant text,
@@ -173,170 +410,23 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
-declare
-    own bigint := pg_current_xact_id()::text::bigint;
-    at timestamptz := clock_timestamp();
-    micros bigint;
-    ends timestamptz;
-    decision text;
-    known record;
-    seen record;
-    print bytea := oncely.stored_fingerprint(claim_lease.fingerprint);
 begin
     perform oncely.check_call(
         claim_lease.tenant, claim_lease.consumer, claim_lease.key, claim_lease.fingerprint, claim_lease.retention,
         claim_lease.on_conflict
     );
-    perform oncely.check_argument('owner', claim_lease.owner);
-    perform oncely.check_lease_time('lease', claim_lease.lease, interval '1 second', interval '1 day');
-    perform oncely.check_lease_time('max_run', claim_lease.max_run, claim_lease.lease, interval '30 days');
-    if claim_lease.max_crashes is null or claim_lease.max_crashes not between 1 and 10000 then
-        raise exception using errcode = 'ONC11', message = 'oncely: max_crashes is 1 to 10000';
+    if claim_lease.max_run > claim_lease.retention then
+        raise exception using errcode = 'ONC11', message = 'oncely: max_run is longer than retention',
+            hint = 'The key must outlive its run.';
     end if;
-    perform oncely.check_short(claim_lease.queue, claim_lease.worker, claim_lease.trace_id);
     perform oncely.check_right('consume', claim_lease.consumer, claim_lease.tenant);
-    taken_over := false;
-    for round in 1..8 loop
-        at := clock_timestamp();
-        micros := extract(epoch from at) * 1000000;
-        ends := at + claim_lease.retention;
-        -- Waits for whoever holds the key in an open transaction.
-        insert into oncely.idempotency_keys (
-            tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at, not_before, claimed_in, owner,
-            fencing_token, run_ends_at
-        )
-        values (
-            claim_lease.tenant, claim_lease.consumer, claim_lease.key, 'IN_PROGRESS', 0, at, print, ends,
-            at + claim_lease.lease, own, claim_lease.owner, micros, at + claim_lease.max_run
-        )
-        on conflict (tenant, consumer, key) do nothing;
-        if found then
-            outcome := 'granted';
-            token := micros;
-            attempt := 1;
-            steps := '{}';
-            return;
-        end if;
-        -- A statement of its own, with a snapshot of its own: it sees the winner's row.
-        select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.owner, i.fencing_token, i.not_before,
-            i.run_ends_at, i.attempts, i.crash_attempts, i.steps
-        into known
-        from oncely.idempotency_keys as i
-        where i.tenant = claim_lease.tenant and i.consumer = claim_lease.consumer and i.key = claim_lease.key;
-        -- Neither claimed nor there: collected in between.
-        continue when not found;
-        decision := case
-            when known.fingerprint is not null and print is null and claim_lease.on_conflict = 'dead_letter'
-                then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, false, claim_lease.on_conflict)
-        end;
-        case decision
-            when 'conflict' then
-                outcome := 'conflict';
-                reason := 'key_conflict';
-                detail := 'this key came before with another payload';
-                return;
-            when 'duplicate' then
-                perform oncely.await_standby();
-                outcome := 'duplicate';
-                if known.fingerprint is null or print is not null then
-                    response := known.response;
-                end if;
-                return;
-            when 'given_up' then
-                outcome := 'given_up';
-                reason := known.reason;
-                detail := concat_ws(': ', 'given up before', known.last_error);
-                return;
-            else
-                null;
-        end case;
-        -- The same acquisition, whose reply was lost: its run has not begun.
-        if known.owner = claim_lease.owner then
-            update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(claim_lease.lease, i.run_ends_at)
-            where i.tenant = claim_lease.tenant and i.consumer = claim_lease.consumer and i.key = claim_lease.key
-                and i.owner = claim_lease.owner;
-            continue when not found;
-            outcome := 'granted';
-            token := known.fencing_token;
-            attempt := known.attempts + 1;
-            steps := coalesce(known.steps, '{}');
-            taken_over := known.crash_attempts > 0;
-            return;
-        end if;
-        if known.owner is not null and known.not_before > clock_timestamp() then
-            outcome := 'in_flight';
-            delay := known.not_before - clock_timestamp();
-            return;
-        end if;
-        -- Not of a lease: a copy may come a little early, as in oncely.claim.
-        if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
-            outcome := 'retry';
-            delay := known.not_before - clock_timestamp();
-            return;
-        end if;
-        -- Nothing updated: somebody else was faster, or the holder has renewed it meanwhile, so it is looked at again.
-        update oncely.idempotency_keys as i
-        set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own,
-            owner = claim_lease.owner, not_before = clock_timestamp() + claim_lease.lease,
-            run_ends_at = clock_timestamp() + claim_lease.max_run,
-            crash_attempts = i.crash_attempts + case when i.owner is null then 0 else 1 end,
-            fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
-            marked_backend_start = null
-        where i.tenant = claim_lease.tenant and i.consumer = claim_lease.consumer and i.key = claim_lease.key
-            -- IN_PROGRESS, in words that suit none of the partial indexes, as in oncely.claim.
-            and i.completed_at is null
-            and i.fencing_token is not distinct from known.fencing_token
-            and i.owner is not distinct from known.owner
-            and (
-                i.not_before is null
-                or i.not_before <= clock_timestamp()
-                    + case when i.owner is null then interval '100 milliseconds' else interval '0' end
-            )
-        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into seen;
-        continue when not found;
-        if known.owner is not null then
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
-            )
-            values (
-                claim_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, claim_lease.consumer,
-                claim_lease.key, coalesce(claim_lease.queue, ''), 'taken_over',
-                format('the lease of %s ended at %s', known.owner, known.not_before),
-                oncely.worker_name(claim_lease.worker), session_user, claim_lease.trace_id
-            );
-        end if;
-        if seen.crash_attempts >= claim_lease.max_crashes and known.owner is not null then
-            outcome := 'given_up';
-            reason := 'crash';
-            detail := format(
-                '%s runs under a lease ended without a word; steps that began: %s', seen.crash_attempts,
-                coalesce(oncely.steps_begun(seen.steps), 'none')
-            );
-            update oncely.idempotency_keys as i
-            set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null,
-                not_before = null, reason = 'crash', last_error = claim_lease.detail
-            where i.tenant = claim_lease.tenant and i.consumer = claim_lease.consumer and i.key = claim_lease.key;
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, detail, worker, login, trace_id
-            )
-            values (
-                claim_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, claim_lease.consumer,
-                claim_lease.key, coalesce(claim_lease.queue, ''), 'dead_lettered', 'crash', claim_lease.detail,
-                oncely.worker_name(claim_lease.worker), session_user, claim_lease.trace_id
-            );
-            return;
-        end if;
-        outcome := 'granted';
-        token := seen.fencing_token;
-        attempt := seen.attempts + 1;
-        steps := coalesce(seen.steps, '{}');
-        taken_over := known.owner is not null;
-        return;
-    end loop;
-    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed',
-        hint = 'Try again.';
+    select t.* into outcome, token, attempt, taken_over, delay, response, reason, detail, steps
+    from oncely.take_lease(
+        claim_lease.tenant, claim_lease.consumer, claim_lease.key,
+        oncely.stored_fingerprint(claim_lease.fingerprint), claim_lease.owner, claim_lease.lease, claim_lease.max_run,
+        claim_lease.retention, claim_lease.on_conflict, claim_lease.max_crashes, claim_lease.queue, claim_lease.worker,
+        claim_lease.trace_id, claim_lease.fingerprint is not null
+    ) as t;
 end
 $$;
 comment on function oncely.claim_lease is
@@ -359,10 +449,11 @@ declare
 begin
     perform oncely.check_lease_time('lease', renew_lease.lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(renew_lease.tenant, renew_lease.consumer, renew_lease.key, renew_lease.token);
-    if not oncely.is_held(held, renew_lease.token) then
+    -- Past max_run nothing is renewed, though nobody has taken the key over yet.
+    if not oncely.is_held(held, renew_lease.token) or held.run_ends_at <= clock_timestamp() then
         return null;
     end if;
-    ends := oncely.lease_end(renew_lease.lease, held.run_ends_at);
+    ends := oncely.lease_end(held.not_before, renew_lease.lease, held.run_ends_at);
     update oncely.idempotency_keys as i set not_before = ends
     where i.tenant = renew_lease.tenant and i.consumer = renew_lease.consumer and i.key = renew_lease.key;
     return ends - clock_timestamp();
@@ -430,10 +521,13 @@ begin
                 when known ->> 'call_id' = begin_step.call_id::text
                     and (known ->> 'token')::bigint = begin_step.token
                 then 'run'
-                when begin_step.repeat = 'always' then 'repeat'
-                -- From the first call on, and a tenth less than the other side says: its clock is not ours.
-                when begin_step.repeat = 'within'
-                    and (known ->> 'started_at')::timestamptz + begin_step."window" * 0.9 > at
+                -- By the rule under which it was called, and by that of now: a program may have changed its mind.
+                when oncely.may_repeat(
+                    begin_step.repeat, begin_step."window", (known ->> 'started_at')::timestamptz, at
+                )
+                and oncely.may_repeat(
+                    known ->> 'repeat', (known ->> 'window')::interval, (known ->> 'started_at')::timestamptz, at
+                )
                 then 'repeat'
                 else 'unknown'
             end;
@@ -445,12 +539,15 @@ begin
             perform oncely.check_steps(held.steps, known is null);
             state := 'run';
             known := jsonb_strip_nulls(jsonb_build_object(
-                'state', 'started', 'round', round, 'token', begin_step.token, 'started_at', at, 'call_id',
-                begin_step.call_id
+                'state', 'started', 'round', round, 'token', begin_step.token, 'started_at',
+                -- Of a step that may begin again though its first call may have happened: the other side has known its
+                -- key since then.
+                coalesce((known ->> 'started_at')::timestamptz, at), 'call_id', begin_step.call_id, 'repeat',
+                begin_step.repeat, 'window', begin_step."window"
             ));
     end case;
     update oncely.idempotency_keys as i
-    set not_before = oncely.lease_end(begin_step.lease, i.run_ends_at),
+    set not_before = oncely.lease_end(i.not_before, begin_step.lease, i.run_ends_at),
         steps = coalesce(i.steps, '{}') || jsonb_build_object(begin_step.step, known)
     where i.tenant = begin_step.tenant and i.consumer = begin_step.consumer and i.key = begin_step.key;
 end
@@ -509,13 +606,13 @@ begin
             hint = 'oncely.begin_step comes before the call. A step whose effect is in this very transaction needs no '
                 'beginning: in_transaction => true.';
     end if;
-    perform oncely.check_steps(held.steps, known is null);
+    perform oncely.check_steps(held.steps, known is null and checkpoint.in_transaction);
     known := jsonb_strip_nulls(jsonb_build_object(
         'state', 'done', 'round', coalesce((known ->> 'round')::integer, 0), 'token', checkpoint.token, 'started_at',
         known -> 'started_at', 'done_at', clock_timestamp()
     )) || jsonb_build_object('result', checkpoint.result);
     update oncely.idempotency_keys as i
-    set not_before = oncely.lease_end(checkpoint.lease, i.run_ends_at),
+    set not_before = oncely.lease_end(i.not_before, checkpoint.lease, i.run_ends_at),
         steps = coalesce(i.steps, '{}') || jsonb_build_object(checkpoint.step, known)
     where i.tenant = checkpoint.tenant and i.consumer = checkpoint.consumer and i.key = checkpoint.key;
 end
@@ -528,7 +625,7 @@ revoke execute on function oncely.checkpoint from public;
 
 create function oncely.refuse_step(
     tenant text, consumer text, key text, token bigint, step text, error text default null,
-    lease interval default interval '30 seconds'
+    round integer default null, lease interval default interval '30 seconds'
 ) returns integer
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -546,8 +643,10 @@ begin
         perform oncely.lease_is_lost();
     end if;
     known := held.steps -> refuse_step.step;
-    -- Said again, after a lost reply.
-    if known ->> 'state' = 'refused' and (known ->> 'token')::bigint = refuse_step.token then
+    -- Said again, after a lost reply; or of a round that is over.
+    if (known ->> 'state' = 'refused' and (known ->> 'token')::bigint = refuse_step.token)
+        or (known ->> 'round')::integer > refuse_step.round
+    then
         return (known ->> 'round')::integer;
     end if;
     if (known ->> 'state' = 'started') is not true then
@@ -555,7 +654,7 @@ begin
     end if;
     next_round := (known ->> 'round')::integer + 1;
     update oncely.idempotency_keys as i
-    set not_before = oncely.lease_end(refuse_step.lease, i.run_ends_at),
+    set not_before = oncely.lease_end(i.not_before, refuse_step.lease, i.run_ends_at),
         steps = i.steps || jsonb_build_object(refuse_step.step, jsonb_strip_nulls(jsonb_build_object(
             'state', 'refused', 'round', next_round, 'token', refuse_step.token, 'error', left(refuse_step.error, 1000)
         )))
@@ -578,7 +677,8 @@ create function oncely.complete_lease(
     queue text default '',
     worker text default null,
     trace_id text default null,
-    mirror boolean default true
+    mirror boolean default true,
+    refused boolean default false
 ) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -609,7 +709,9 @@ begin
     end if;
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = complete_lease.response,
-        reason = null, last_error = null, error_code = null, owner = null, run_ends_at = null, not_before = null
+        reason = case when complete_lease.refused then 'refused' end, last_error = null, error_code = null,
+        owner = null, run_ends_at = null, not_before = null,
+        expires_at = oncely.bounded(now + oncely.lease_retention(held))
     where i.tenant = complete_lease.tenant and i.consumer = complete_lease.consumer and i.key = complete_lease.key;
     insert into oncely.audit (
         tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
@@ -618,13 +720,15 @@ begin
         complete_lease.tenant, now, held.attempts + 1,
         -- The token is the time of the claim, unless the clock was set back.
         greatest(extract(epoch from now) * 1000000 - complete_lease.token, 0), complete_lease.consumer,
-        complete_lease.key, coalesce(complete_lease.queue, ''), 'completed',
+        complete_lease.key, coalesce(complete_lease.queue, ''),
+        case when complete_lease.refused then 'refused' else 'completed' end,
         oncely.worker_name(complete_lease.worker), session_user, complete_lease.trace_id
     );
     if complete_lease.mirror then
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
         values (
-            complete_lease.tenant, oncely.uuid_v7(now), 'identity', now, held.expires_at, complete_lease.consumer,
+            complete_lease.tenant, oncely.uuid_v7(now), 'identity', now,
+            oncely.bounded(now + oncely.lease_retention(held)), complete_lease.consumer,
             complete_lease.key, held.fingerprint
         );
     end if;
@@ -635,7 +739,8 @@ $$;
 comment on function oncely.complete_lease is
     'Completes a held key: first in the finishing transaction, before its own writes. completed: write, then COMMIT. '
     'already_completed: an earlier transaction of this very lease did it, whose reply was lost: ROLLBACK, acknowledge. '
-    'ONC18: the lease is lost: ROLLBACK, nothing of this run counts. Lease protocol version 1.';
+    'ONC18: the lease is lost: ROLLBACK, nothing of this run counts. refused: the answer is no, and the response says '
+    'why. Lease protocol version 1.';
 revoke execute on function oncely.complete_lease from public;
 
 create function oncely.fail_lease(
@@ -688,6 +793,7 @@ begin
     if not oncely.is_held(held, fail_lease.token) then
         if held.fencing_token = fail_lease.token then
             -- Said again, after a lost reply; or the key was given back or completed by this very run.
+            perform oncely.await_standby();
             outcome := case held.status
                 when 'COMPLETED' then 'duplicate' when 'FAILED' then 'given_up' else 'retry'
             end;
@@ -717,6 +823,7 @@ begin
         attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
         reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
         not_before = case when outcome = 'retry' then at + fail_lease.delay end,
+        expires_at = oncely.bounded(at + coalesce(fail_lease.delay, '0') + oncely.lease_retention(held)),
         -- The process lives: it reports this failure.
         crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
     where i.tenant = fail_lease.tenant and i.consumer = fail_lease.consumer and i.key = fail_lease.key;
@@ -734,8 +841,8 @@ end
 $$;
 comment on function oncely.fail_lease is
     'Ends a run that failed: retry (with delay: not before it is over) or given_up (dead-letter it). lost: another run '
-    'has the key, and the trail says fenced: drop the delivery, its copy belongs to that run. duplicate: it was '
-    'completed. What steps began or did stays. Lease protocol version 1.';
+    'has the key, or nobody has, and the trail says fenced: requeue the delivery, its next claim tells. duplicate: it '
+    'was completed. What steps began or did stays. Lease protocol version 1.';
 revoke execute on function oncely.fail_lease from public;
 
 create function oncely.release_lease(tenant text, consumer text, key text, token bigint) returns boolean

@@ -59,7 +59,9 @@ begin
             ('oncely_worker', 'usage on schema oncely'),
             ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
                 'oncely.dead_letters, oncely.controls'),
-            ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.mirror_queue'),
+            ('oncely_worker', 'insert on oncely.dead_letters, oncely.mirror_queue'),
+            -- A lease is given by functions alone.
+            ('oncely_worker', format('insert (tenant, consumer, key, created_at, %s) on oncely.idempotency_keys', key_changed)),
             ('oncely_worker', format('update (%s) on oncely.idempotency_keys', key_changed)),
             ('oncely_worker', format('update (%s) on oncely.dead_letters', letter_changed)),
             ('oncely_worker', 'insert (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, '
@@ -70,8 +72,8 @@ begin
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
                 'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats, '
-                'oncely.claim_lease, oncely.renew_lease, oncely.begin_step, oncely.checkpoint, oncely.refuse_step, '
-                'oncely.complete_lease, oncely.fail_lease, oncely.release_lease, oncely.step_key'),
+                'oncely.claim_lease, oncely.take_lease, oncely.renew_lease, oncely.begin_step, oncely.checkpoint, '
+                'oncely.refuse_step, oncely.complete_lease, oncely.fail_lease, oncely.release_lease, oncely.step_key'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
                 'text, text, text, text, text, text, oncely.message)'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
@@ -220,13 +222,14 @@ begin
                 'keys_collected_by_' || role, role
             );
         end if;
-        -- What was done stays done: a worker changes a key that may run, or one that it has just claimed in this very
+        -- What was done stays done: a worker changes a key that may run and runs under no lease, or one that it has just claimed in this very
         -- transaction (a row that a savepoint wrote does not count). Relay and operator lock rows to delete them in
         -- peace, and change none.
         case role
             when 'oncely_worker' then
                 create policy keys_worked on oncely.idempotency_keys for update to oncely_worker
-                using (status = 'IN_PROGRESS' or xmin = pg_current_xact_id()::xid) with check (true);
+                using ((status = 'IN_PROGRESS' and fencing_token is null) or xmin = pg_current_xact_id()::xid)
+                with check (true);
             when 'oncely_relay' then
                 create policy keys_locked_by_relays on oncely.idempotency_keys for update to oncely_relay
                 using (true) with check (false);
