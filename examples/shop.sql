@@ -15,6 +15,20 @@ create table if not exists shop.invoices (
     cents bigint not null
 );
 
+-- The books of a payment provider, as it were: elsewhere, and in no transaction of ours.
+create table if not exists shop.provider_books (
+    id bigint generated always as identity,
+    idempotency_key text primary key,
+    order_id text not null,
+    calls integer not null default 1
+);
+
+create table if not exists shop.payments (
+    tenant text collate "C" not null,
+    order_id text not null,
+    charge jsonb not null
+);
+
 -- The answer to a request: the worker calls it, and the relay takes what it returns to the requester's queue.
 create or replace function shop.quote(message oncely.message) returns jsonb
 language plpgsql

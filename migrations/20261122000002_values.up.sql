@@ -46,7 +46,7 @@ begin
                 'oncely: %s %s', name,
                 case when value is null then 'is null' else format('has %s bytes', octet_length(value)) end
             ),
-            hint = 'Tenant, consumer and key have 1 to 255 bytes each.';
+            hint = 'It has 1 to 255 bytes.';
     end if;
     -- Whoever claimed under such a name would take what was observed for processed.
     if name = 'consumer' and value like '%.observe' then
@@ -55,7 +55,7 @@ begin
     end if;
 end
 $$;
-comment on function oncely.check_argument is 'Refuses a tenant, consumer or key that can''t be one (SQLSTATE ONC11).';
+comment on function oncely.check_argument is 'Refuses a name that can''t be one (SQLSTATE ONC11).';
 
 -- A body as jsonb, or null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, deep nesting.
 create function oncely.try_jsonb(body bytea) returns jsonb

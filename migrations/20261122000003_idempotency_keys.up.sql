@@ -34,9 +34,13 @@ create table oncely.idempotency_keys (
     last_error text,
     not_before timestamptz,
     expires_at timestamptz,
-    fencing_token bigint,
+    claimed_in bigint,
     marked_pid integer,
     marked_backend_start timestamptz,
+    owner text collate "C",
+    fencing_token bigint,
+    run_ends_at timestamptz,
+    steps jsonb,
     constraint idempotency_keys_pkey primary key (tenant, consumer, key),
     -- A missing end must never read as "never ends" (nor the other way round).
     constraint idempotency_keys_completed_at check ((status = 'IN_PROGRESS') = (completed_at is null)),
@@ -46,14 +50,23 @@ create table oncely.idempotency_keys (
         and octet_length(consumer) between 1 and 255
         and octet_length(key) between 1 and 255
     ),
+    -- A worker that knows nothing of leases fails at a held key instead of running it, and a lease always has an end.
+    constraint idempotency_keys_lease check (
+        (owner is null) = (run_ends_at is null)
+        and (owner is null or (status = 'IN_PROGRESS' and not_before is not null and fencing_token is not null))
+    ),
     -- One more is always a number.
     constraint idempotency_keys_bounds check (
         least(attempts, crash_attempts) >= 0 and greatest(attempts, crash_attempts) <= 1000000
         and octet_length(fingerprint) = 16
+        and octet_length(owner) between 1 and 255
+        -- A number that every language's JSON can hold.
+        and fencing_token between 1 and 9007199254740991
     ),
     constraint idempotency_keys_times check (
-        least(created_at, completed_at, not_before, expires_at, marked_backend_start) >= '1970-01-01 00:00:00+00'
-        and greatest(created_at, completed_at, not_before, expires_at, marked_backend_start)
+        least(created_at, completed_at, not_before, expires_at, marked_backend_start, run_ends_at)
+            >= '1970-01-01 00:00:00+00'
+        and greatest(created_at, completed_at, not_before, expires_at, marked_backend_start, run_ends_at)
             <= '9999-12-31 00:00:00+00'
     )
 );
@@ -83,17 +96,29 @@ comment on column oncely.idempotency_keys.error_code is
     'SQLSTATE of the last failure that spent an attempt: what a message answers for once it answers for again.';
 comment on column oncely.idempotency_keys.last_error is 'Text of the last failure, for people.';
 comment on column oncely.idempotency_keys.not_before is
-    'IN_PROGRESS: no copy of the message runs before this time. Null: any may.';
+    'IN_PROGRESS: no copy of the message runs before this time. Null: any may. Of a held key (owner): when its lease '
+    'ends.';
 comment on column oncely.idempotency_keys.expires_at is
     'When the key may be collected, where its claim said so (oncely.claim); null where the consumer''s retention '
     'decides.';
-comment on column oncely.idempotency_keys.fencing_token is
-    'Number of the claim that may complete the row: for a claim by oncely.claim, its transaction''s.';
+comment on column oncely.idempotency_keys.claimed_in is
+    'Number of the transaction of the last claim by oncely.claim or oncely.claim_lease: the one may complete the row, '
+    'of the other no step may begin in it.';
 comment on column oncely.idempotency_keys.marked_pid is
     'With crash_attempts: the PostgreSQL process that serves the run counted last. As long as it is there, that run '
     'is no death.';
 comment on column oncely.idempotency_keys.marked_backend_start is
     'When that PostgreSQL process started: tells it from a later one of the same number.';
+comment on column oncely.idempotency_keys.owner is
+    'Who holds the key by a lease (oncely.claim_lease): a name that is made anew for each acquisition. The lease ends '
+    'at not_before; until somebody takes the key over, its holder may finish late.';
+comment on column oncely.idempotency_keys.fencing_token is
+    'Number of the last lease of the key, greater than that of every lease of it before: only the holder of this one '
+    'may change the row.';
+comment on column oncely.idempotency_keys.run_ends_at is 'No renewal makes the lease end later than this.';
+comment on column oncely.idempotency_keys.steps is
+    'What runs under leases have begun and done, by the name of the step: oncely.begin_step. A key that has any is run '
+    'under a lease only.';
 
 -- The rows of one batch share consumer and completed_at, so B-tree deduplication keeps these small.
 create index idempotency_keys_completed on oncely.idempotency_keys (consumer, completed_at)
@@ -146,18 +171,23 @@ comment on function oncely.same_payload is
     'policies, which nobody can compare; null where one is missing.';
 
 -- The same rule as the worker's (src/decide.rs); a test goes through all cases with both.
-create function oncely.decide(status oncely.key_status, known bytea, fingerprint bytea, on_conflict text) returns text
+create function oncely.decide(
+    status oncely.key_status, known bytea, fingerprint bytea, is_leased boolean, on_conflict text
+) returns text
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
         when not oncely.same_payload(known, fingerprint) and on_conflict = 'dead_letter' then 'conflict'
         when status = 'COMPLETED' then 'duplicate'
+        when status = 'IN_PROGRESS' and is_leased then 'leased'
         when status = 'IN_PROGRESS' then 'retake'
         else 'given_up'
     end
 $$;
-comment on function oncely.decide is 'What a known key means for a message: conflict, duplicate, retake or given_up.';
+comment on function oncely.decide is
+    'What a known key means for a message: conflict, duplicate, given_up, retake, or leased: it ran under a lease, and '
+    'whoever has none waits for its end and does not run it.';
 
 -- pg_stat_activity is read once a transaction: whoever has waited for a lock since would miss a session that was opened
 -- meanwhile, and take its run for a dead one. Of another login's session it shows the process alone: one that may be

@@ -19,7 +19,9 @@ create table oncely.audit (
     trace_id text collate "C",
     login text collate "C",
     constraint audit_outcome check (
-        outcome in ('completed', 'refused', 'duplicate', 'retried', 'dead_lettered', 'observed')
+        outcome in (
+            'completed', 'refused', 'duplicate', 'retried', 'dead_lettered', 'observed', 'taken_over', 'fenced'
+        )
     ),
     constraint audit_times check (
         least(occurred_at) >= '1970-01-01 00:00:00+00' and greatest(occurred_at) <= '9999-12-31 00:00:00+00'
@@ -41,7 +43,8 @@ comment on column oncely.audit.key is 'Which message; empty where it had no vali
 comment on column oncely.audit.queue is 'The queue it came from.';
 comment on column oncely.audit.outcome is
     'completed, refused (the handler said no, and that is the answer), duplicate (listed only where '
-    'audit.duplicates = true), retried or dead_lettered; observed: by a consumer in mode = "observe", and nothing ran.';
+    'audit.duplicates = true), retried or dead_lettered; observed: by a consumer in mode = "observe", and nothing ran; '
+    'taken_over: a lease had run out, and another run began; fenced: the run that had lost its lease so came back.';
 comment on column oncely.audit.reason is
     'Stable reason code; for a duplicate who knew it: mirror, postgres or batch; for an observed message null (the '
     'first of its key), duplicate, unsure, or the reason for which it would have been a dead letter.';

@@ -372,7 +372,38 @@ comment on function oncely.letter_memories is
     'the trail, though the key is collected; FORGOTTEN: nobody can say any more.';
 revoke execute on function oncely.letter_memories from public;
 
-create function oncely.free_keys(tenants text[], letters uuid[]) returns bigint
+-- What began and may have happened may begin again, under the same key for the other side.
+create function oncely.reopen_steps(steps jsonb, may_have_happened boolean) returns jsonb
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when steps is null then null
+        else (
+            select jsonb_object_agg(
+                s.name,
+                case
+                    when s.step ->> 'state' <> 'started' then s.step
+                    when may_have_happened then s.step || jsonb_build_object('state', 'open')
+                    else s.step - 'started_at' || jsonb_build_object('state', 'open')
+                end
+            )
+            from jsonb_each(steps) as s (name, step)
+        )
+    end
+$$;
+comment on function oncely.reopen_steps is
+    'The steps of a key, and those that began may begin again; if they may have happened, by the same window.';
+
+create function oncely.has_done(steps jsonb) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from jsonb_each(steps) as s (name, step) where s.step ->> 'state' = 'done')
+$$;
+comment on function oncely.has_done is 'Is any of these steps done?';
+
+create function oncely.free_keys(tenants text[], letters uuid[], repeat_unknown boolean default false) returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -381,16 +412,19 @@ declare
 begin
     update oncely.idempotency_keys as i
     set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, not_before = null,
-        error_code = null
+        error_code = null,
+        steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
     where i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
-      and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true);
+      and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)
+      and (free_keys.repeat_unknown or i.reason <> 'outcome_unknown');
     get diagnostics freed = row_count;
     return freed;
 end
 $$;
 comment on function oncely.free_keys is
-    'Makes the keys of dead letters runnable again: only where a key was given up, with this very payload. The one '
-    'way from a final state back to IN_PROGRESS, but for settle_claim. For operators.';
+    'Makes the keys of dead letters runnable again: only where a key was given up, with this very payload; with '
+    'repeat_unknown also what was given up as outcome_unknown, whose call outside may then happen again. The one way '
+    'from a final state back to IN_PROGRESS, but for settle_claim. For operators.';
 revoke execute on function oncely.free_keys from public;

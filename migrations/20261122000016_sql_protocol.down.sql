@@ -5,5 +5,6 @@ drop function oncely.complete;
 drop function oncely.claim;
 drop function oncely.note_claim;
 drop function oncely.await_standby;
+drop function oncely.check_short;
 drop function oncely.check_call;
 drop function oncely.protocol_version;

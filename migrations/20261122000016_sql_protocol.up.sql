@@ -9,7 +9,7 @@ set local search_path = pg_catalog, pg_temp;
 -- could be said of the key, COMPLETED may lose it, IN_PROGRESS may double it, and FAILED does neither: no worker and no
 -- client runs it again, and its reason says why. Dearer than the worker's claim, which is born COMPLETED, by one
 -- version of the row; but here the code between the two is not ours. complete() wants the claim of its very transaction
--- (fencing_token is its number), so that autocommit is found out with the first message.
+-- (claimed_in is its number), so that autocommit is found out with the first message.
 --
 -- Reserved for the day when tenants are spread over cells, and said by nothing yet: the outcome "elsewhere" of claim
 -- and fail, and SQLSTATE ONC17 of whatever takes a tenant. This cell does not hold the tenant: nothing was done, and
@@ -58,6 +58,18 @@ begin
 end
 $$;
 comment on function oncely.check_call is 'Refuses what claim and fail can''t work with (SQLSTATE ONC10, ONC11).';
+
+create function oncely.check_short(queue text, worker text, trace_id text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if greatest(octet_length(queue), octet_length(worker), octet_length(trace_id)) > 255 then
+        raise exception using errcode = 'ONC11', message = 'oncely: queue, worker and trace_id have 255 bytes at most';
+    end if;
+end
+$$;
+comment on function oncely.check_short is 'Refuses a name for the trail that is too long (SQLSTATE ONC11).';
 
 -- A commit whose wait for the synchronous standby was cut short is visible, and would be lost by a failover all the
 -- same. A transaction that relies on it must wait for the standby, too, by its own commit, which waits only if it has
@@ -129,7 +141,7 @@ begin
     for round in 1..8 loop
         -- Waits for whoever holds the key in an open transaction.
         insert into oncely.idempotency_keys (
-            tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, fencing_token, reason,
+            tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, claimed_in, reason,
             last_error, expires_at
         )
         values (
@@ -144,12 +156,14 @@ begin
             return;
         end if;
         -- A statement of its own, with a snapshot of its own: it sees the winner's row.
-        select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.fencing_token, i.not_before into known
+        select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.claimed_in, i.not_before,
+            i.fencing_token is not null as is_leased
+        into known
         from oncely.idempotency_keys as i
         where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key;
         -- Neither claimed nor there: collected in between.
         continue when not found;
-        if known.fencing_token = own and known.reason = 'incomplete_claim' then
+        if known.claimed_in = own and known.reason = 'incomplete_claim' then
             raise exception using errcode = 'ONC13', message = 'oncely: this transaction has claimed the key already',
                 hint = 'Complete a key before the next message with the same key is claimed.';
         end if;
@@ -158,7 +172,7 @@ begin
         decision := case
             when known.fingerprint is not null and print is null and claim.on_conflict = 'dead_letter'
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, claim.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, claim.on_conflict)
         end;
         case decision
             when 'conflict' then
@@ -179,6 +193,17 @@ begin
                 reason := known.reason;
                 detail := concat_ws(': ', 'given up before', known.last_error);
                 return;
+            when 'leased' then
+                -- What a run under a lease has called outside may have happened, and this claim knows nothing of it.
+                if known.not_before > clock_timestamp() then
+                    outcome := 'retry';
+                    delay := known.not_before - clock_timestamp();
+                else
+                    outcome := 'given_up';
+                    reason := 'outcome_unknown';
+                    detail := 'runs under leases (oncely.claim_lease) began this message: it runs under one only';
+                end if;
+                return;
             when 'retake' then
                 -- The wait is the key's: a copy that comes early spends no attempt.
                 if known.not_before > clock_timestamp() + interval '100 milliseconds' then
@@ -190,12 +215,13 @@ begin
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', attempts = i.attempts + 1, completed_at = at,
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
-                    fencing_token = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends,
+                    claimed_in = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends,
                     marked_pid = null, marked_backend_start = null
                 where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key
                     -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
                     -- finds one row.
                     and i.completed_at is null
+                    and i.fencing_token is null
                     -- Whoever held the row meanwhile may have failed: the wait is read again.
                     and (i.not_before is null or i.not_before <= clock_timestamp() + interval '100 milliseconds')
                 returning i.attempts into attempt;
@@ -238,9 +264,7 @@ begin
     -- Asked for by the claim, too. But in a restored database a claim of the old one may bear the number of this
     -- transaction.
     perform oncely.check_right('consume', complete.consumer, complete.tenant);
-    if greatest(octet_length(complete.queue), octet_length(complete.worker), octet_length(complete.trace_id)) > 255 then
-        raise exception using errcode = 'ONC11', message = 'oncely: queue, worker and trace_id have 255 bytes at most';
-    end if;
+    perform oncely.check_short(complete.queue, complete.worker, complete.trace_id);
     if octet_length(complete.response::text) > 65536 then
         raise exception using errcode = 'ONC15',
             message = format(
@@ -252,7 +276,7 @@ begin
     set status = 'COMPLETED', response = complete.response, reason = null, last_error = null
     where i.tenant = complete.tenant and i.consumer = complete.consumer and i.key = complete.key
       -- Not by status: that would suit a partial index, which is long, and the primary key finds one row.
-      and i.reason = 'incomplete_claim' and i.fencing_token = pg_current_xact_id()::text::bigint
+      and i.reason = 'incomplete_claim' and i.claimed_in = pg_current_xact_id()::text::bigint
     returning i.attempts, i.completed_at, i.expires_at, i.fingerprint into done;
     if not found then
         raise exception using errcode = 'ONC12', message = 'oncely: this transaction holds no claim of the key',
@@ -332,9 +356,7 @@ begin
         raise exception using errcode = 'ONC11', message = 'oncely: error_code is no SQLSTATE',
             hint = 'Five digits and capitals, or null.';
     end if;
-    if greatest(octet_length(fail.queue), octet_length(fail.worker), octet_length(fail.trace_id)) > 255 then
-        raise exception using errcode = 'ONC11', message = 'oncely: queue, worker and trace_id have 255 bytes at most';
-    end if;
+    perform oncely.check_short(fail.queue, fail.worker, fail.trace_id);
     if fail.delay < interval '0' or fail.delay > interval '3650 days'
         or extract(year from fail.delay) not between -200 and 200
     then
@@ -349,7 +371,9 @@ begin
             hint = 'Null where error_code decides, or the message may run again until max_attempts.';
     end if;
     for round in 1..8 loop
-        select i.status, i.fingerprint, i.attempts, i.reason, i.last_error, i.fencing_token into known
+        select i.status, i.fingerprint, i.attempts, i.reason, i.last_error, i.claimed_in,
+            i.fencing_token is not null as is_leased, i.not_before
+        into known
         from oncely.idempotency_keys as i
         where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key
         for update;
@@ -361,12 +385,12 @@ begin
             on conflict (tenant, consumer, key) do nothing;
             continue;
         end if;
-        if known.fencing_token = own and known.reason = 'incomplete_claim' then
+        if known.claimed_in = own and known.reason = 'incomplete_claim' then
             -- Claimed in this transaction, whose work was rolled back to a savepoint: the claim is given back, whatever
             -- follows.
             update oncely.idempotency_keys as i
             set status = 'IN_PROGRESS', attempts = i.attempts - 1, completed_at = null, reason = null,
-                last_error = null, fencing_token = null
+                last_error = null, claimed_in = null
             where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
             known.status := 'IN_PROGRESS';
             known.attempts := known.attempts - 1;
@@ -374,7 +398,7 @@ begin
         outcome := case
             when known.fingerprint is not null and print is null and fail.on_conflict = 'dead_letter'
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, fail.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, fail.on_conflict)
         end;
         attempts := known.attempts;
         exit;
@@ -393,6 +417,15 @@ begin
         when 'given_up' then
             final_reason := known.reason;
             detail := concat_ws(': ', 'given up before', known.last_error);
+        when 'leased' then
+            -- The run under a lease answers for it, as long as there is one.
+            if known.not_before > at then
+                outcome := 'retry';
+                return;
+            end if;
+            outcome := 'given_up';
+            final_reason := 'outcome_unknown';
+            detail := 'runs under leases (oncely.claim_lease) began this message: it runs under one only';
         when 'retake' then
             is_charged := true;
             outcome := case when given_up then 'given_up' else 'retry' end;
@@ -413,7 +446,7 @@ begin
             set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
                 attempts = fail.attempts,
                 completed_at = case when given_up then at end, reason = final_reason, last_error = detail,
-                fencing_token = null, fingerprint = coalesce(print, i.fingerprint),
+                claimed_in = null, fingerprint = coalesce(print, i.fingerprint),
                 not_before = case when not given_up then again end, expires_at = ends,
                 -- The process lives: it reports this failure.
                 crash_attempts = case when given_up then i.crash_attempts else 0 end,

@@ -20,9 +20,22 @@ begin
     end if;
     update oncely.idempotency_keys as i
     set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
-        completed_at = case when took_effect then i.completed_at end, reason = null, last_error = null
+        completed_at = case when took_effect then coalesce(i.completed_at, at) end, reason = null, last_error = null,
+        owner = null, run_ends_at = null, not_before = null,
+        -- Where nothing is known to have been done, it may run without a lease, too.
+        steps = case
+            when took_effect then i.steps when oncely.has_done(i.steps) then oncely.reopen_steps(i.steps, false)
+        end,
+        fencing_token = case when took_effect or oncely.has_done(i.steps) then i.fencing_token end
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
-      and i.status = 'FAILED' and i.reason = 'incomplete_claim'
+      and (
+          (i.status = 'FAILED' and i.reason in ('incomplete_claim', 'outcome_unknown'))
+          -- Ran under a lease, and nobody holds it any more.
+          or (
+              i.status = 'IN_PROGRESS' and i.fencing_token is not null
+              and (i.owner is null or i.not_before <= clock_timestamp())
+          )
+      )
     returning i.attempts into run;
     settled := found;
     if settled then
@@ -48,8 +61,9 @@ begin
 end
 $$;
 comment on function oncely.settle_claim is
-    'Says of a claim that was committed without oncely.complete whether it took effect (COMPLETED) or not (may run '
-    'again), after somebody has looked. False where the key is no such claim. For operators.';
+    'Says of a claim that was committed without oncely.complete, of a key that was given up as outcome_unknown, or of '
+    'one that runs under leases left open, whether it took effect (COMPLETED) or not (may run again, and the steps '
+    'that began with it), after somebody has looked. False where the key is none of these. For operators.';
 revoke execute on function oncely.settle_claim from public;
 
 -- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes
@@ -77,7 +91,7 @@ begin
             outcome := 'parked';
             return;
         end if;
-        select i.status, i.reason into known
+        select i.status, i.reason, i.owner into known
         from oncely.idempotency_keys as i
         where i.tenant = park.tenant and i.consumer = park.consumer and i.key = park.key
         for update;
@@ -88,6 +102,9 @@ begin
                 outcome := 'completed';
             when known.status = 'FAILED' then
                 outcome := 'given_up';
+            -- Its run may be calling outside at this moment: take the lease from it first (oncely.revoke_lease).
+            when known.owner is not null then
+                outcome := 'held';
             else
                 update oncely.idempotency_keys as i
                 set status = 'FAILED', completed_at = at, reason = 'parked', last_error = text_kept, expires_at = null,
@@ -103,8 +120,8 @@ end
 $$;
 comment on function oncely.park is
     'Sets a message aside by hand: its key is given up with the reason parked, so that the next delivery is '
-    'dead-lettered without having run. Outcome: parked; completed (it took effect) or given_up (before, for '
-    'known_reason), and nothing was changed.';
+    'dead-lettered without having run. Outcome: parked; completed (it took effect), given_up (before, for '
+    'known_reason) or held (a run has it by a lease), and nothing was changed.';
 revoke execute on function oncely.park from public;
 
 -- A Redis that was emptied or replaced, or an epoch that changed, leaves completed keys to PostgreSQL alone. They are

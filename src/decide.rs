@@ -61,6 +61,8 @@ pub struct KeyRecord {
     pub not_before: Option<DateTime<Utc>>,
     /// The run that was counted last in `crash_attempts` is still at work: it is no death.
     pub is_running: bool,
+    /// It ran under a lease (`oncely.claim_lease`): `not_before` is when the lease ends that holds it.
+    pub is_leased: bool,
 }
 
 /// What to do with a key that comes back with another payload.
@@ -78,6 +80,8 @@ pub enum OnConflict {
 pub enum KeyDecision {
     /// It failed before and may run again.
     Retake,
+    /// It ran under a lease, and whoever has none leaves it alone: see [`leased`].
+    Leased,
     /// It took effect; nothing runs.
     Duplicate,
     /// It must not run: the key is another payload's, or it was given up before.
@@ -98,6 +102,7 @@ pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict
     }
     match record.status {
         KeyStatus::Completed => KeyDecision::Duplicate,
+        KeyStatus::InProgress if record.is_leased => KeyDecision::Leased,
         KeyStatus::InProgress => KeyDecision::Retake,
         KeyStatus::Failed => KeyDecision::Reject(Rejection::new(
             record.reason.unwrap_or(Reason::AttemptsExhausted),
@@ -107,6 +112,16 @@ pub fn decide(record: &KeyRecord, fingerprint: Option<&Fingerprint>, on_conflict
             },
         )),
     }
+}
+
+/// What a consumer without leases makes of a message that ran under one, once it need not wait for its end ([`wait`]). What that run has
+/// called outside may have happened, and here nobody would ask.
+#[must_use]
+pub fn leased() -> Rejection {
+    Rejection::new(
+        Reason::OutcomeUnknown,
+        "runs under leases (oncely.claim_lease) began this message: it runs under one only",
+    )
 }
 
 /// How much too early a copy may come and run all the same: clocks of two processes differ by about a round trip.
@@ -261,6 +276,7 @@ mod tests {
             error_code: None,
             not_before: None,
             is_running: false,
+            is_leased: false,
         }
     }
 

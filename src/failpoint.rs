@@ -82,6 +82,22 @@ pub const STEPS: &[&str] = &[
     "gc.delete.after",
     "gc.count.before",
     "gc.count.after",
+    "lease.claim.before",
+    "lease.claim.after",
+    "lease.begin.before",
+    "lease.begin.after",
+    "lease.call.before",
+    "lease.call.after",
+    "lease.checkpoint.before",
+    "lease.checkpoint.after",
+    "lease.transaction.before",
+    "lease.transaction.after",
+    "lease.renew.before",
+    "lease.complete.before",
+    "lease.commit.before",
+    "lease.commit.after",
+    "lease.fail.before",
+    "lease.fail.after",
 ];
 
 #[cfg(feature = "testing")]

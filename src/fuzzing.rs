@@ -155,6 +155,7 @@ fn known(print: Option<Fingerprint>) {
             error_code: None,
             not_before: None,
             is_running: false,
+            is_leased: false,
         };
         let decision = decide(&record, print.as_ref(), OnConflict::DeadLetter);
         if print.is_some() {

@@ -135,6 +135,7 @@ pub mod worker;
 
 pub use config::Config;
 pub use event::Event;
+pub use handler::lease;
 pub use handler::{BatchHandler, Context, Handler, HandlerError, Message};
 pub use relay::Relay;
 pub use worker::Worker;

@@ -34,6 +34,8 @@ pub enum Reason {
     AttemptsExhausted,
     /// `oncely.claim` was committed without `oncely.complete`: whether it took effect is not known.
     IncompleteClaim,
+    /// A run under a lease called something outside, and whether it happened is not known; or a consumer without leases met such a message.
+    OutcomeUnknown,
     /// Somebody set it aside by hand (`oncely failed park`): it did not run.
     Parked,
     /// Its runs began and nobody reported their end, several times: it kills the process that runs it.
@@ -55,6 +57,7 @@ impl Reason {
         Self::Poison,
         Self::AttemptsExhausted,
         Self::IncompleteClaim,
+        Self::OutcomeUnknown,
         Self::Parked,
         Self::Crash,
     ];
@@ -75,6 +78,7 @@ impl Reason {
             Self::Poison => "poison",
             Self::AttemptsExhausted => "attempts_exhausted",
             Self::IncompleteClaim => "incomplete_claim",
+            Self::OutcomeUnknown => "outcome_unknown",
             Self::Parked => "parked",
             Self::Crash => "crash",
         }

@@ -40,7 +40,7 @@ struct Listing {
     #[arg(long)]
     key: Option<String>,
     /// What became of them
-    #[arg(long, value_parser = ["completed", "refused", "duplicate", "retried", "dead_lettered", "observed"])]
+    #[arg(long, value_parser = ["completed", "refused", "duplicate", "retried", "dead_lettered", "observed", "taken_over", "fenced"])]
     outcome: Option<String>,
     /// A reason code, such as key_conflict
     #[arg(long, add = ArgValueCompleter::new(completions::reasons))]

@@ -75,6 +75,20 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     Ok(if stories.is_empty() { ExitCode::from(exit::NO) } else { ExitCode::SUCCESS })
 }
 
+/// A line for each step, without its result.
+fn steps_of(steps: &str) -> Vec<String> {
+    let Ok(serde_json::Value::Object(steps)) = serde_json::from_str(steps) else { return Vec::new() };
+    let line = |(name, step): (&String, &serde_json::Value)| {
+        let text =
+            |field: &str| step.get(field).and_then(serde_json::Value::as_str).map(safe).unwrap_or_default();
+        let at = if text("done_at").is_empty() { text("started_at") } else { text("done_at") };
+        let round = step.get("round").and_then(serde_json::Value::as_u64).unwrap_or(0);
+        let round = if round > 0 { format!(", round {round}") } else { String::new() };
+        format!("  step       {}: {}{round} {at}", safe(name), text("state")).trim_end().to_owned()
+    };
+    steps.iter().map(line).collect()
+}
+
 fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: Times) -> String {
     let head = format!("{} · tenant {} · key {}", safe(&story.consumer), safe(&story.tenant), safe(key));
     let mut lines = vec![head, format!("  {}", verdict(story))];
@@ -106,6 +120,13 @@ fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: T
             let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
             lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
         }
+        if let (Some(owner), Some(until)) = (&details.owner, details.not_before) {
+            let over = if until > now { "until" } else { "ran out at" };
+            lines.push(format!("  lease      held by {}, {over} {}", safe(owner), times.show(until)));
+        }
+        if let Some(steps) = &details.steps {
+            lines.extend(steps_of(steps));
+        }
         if let Some(error) = &details.last_error {
             lines.push(format!("  last error {}", safe(error)));
         }
@@ -117,6 +138,9 @@ fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: T
             None if details.completed_at.is_some() => {
                 "  dedupe     no worker has started with this consumer on this database, so its keys are kept"
                     .to_owned()
+            }
+            None if details.fencing_token.is_some() => {
+                "  dedupe     not completed: the next delivery runs, under a lease only".to_owned()
             }
             None => "  dedupe     not completed: the next delivery runs".to_owned(),
         });

@@ -56,6 +56,18 @@ pub enum Mode {
 /// Behind the names of a consumer that only observes, and of its queues: what it claims must never be taken for processed.
 pub(crate) const OBSERVER: &str = ".observe";
 
+/// Leases of a consumer whose handler runs under them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeaseSettings {
+    /// How long a key is held, from its claim or renewal on; it is renewed every third of that.
+    pub time: Duration,
+    /// Longest run, from its claim on.
+    pub max_run: Duration,
+    /// Runs at the same time.
+    pub concurrency: u32,
+}
+
 /// A consumer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -95,6 +107,8 @@ pub struct Consumer {
     pub deadline: Duration,
     /// What its lanes' sessions allow one statement: as `[postgres]` says, or long enough for the deadline.
     pub statement_timeout: Duration,
+    /// How long keys are held, for a handler that runs under leases.
+    pub lease: LeaseSettings,
     /// Most messages in one transaction.
     pub batch: u32,
     /// Transactions at the same time, each with a connection of its own.
@@ -184,6 +198,7 @@ pub(super) fn consumer(
     let redelivery_horizon = section.duration("redelivery_horizon", DAY, SECOND..=3_650 * DAY, problems);
     let retry = retry(section.table("retry", problems), problems);
     let (deadline, statement_timeout) = deadline(&mut section, handler.is_some(), statement, problems);
+    let lease = lease(section.table("lease", problems), problems);
     let batch = section.integer("batch", 500, 1..=4_096, problems);
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
@@ -217,6 +232,7 @@ pub(super) fn consumer(
         statement_timeout,
         batch,
         lanes,
+        lease,
         prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
         fair,
         buffer,
@@ -378,6 +394,17 @@ fn handler(section: &mut Section, problems: &mut Problems) -> Option<SqlFunction
             None
         }
     }
+}
+
+fn lease(mut table: Section, problems: &mut Problems) -> LeaseSettings {
+    let time = table.duration("time", 30 * SECOND, 5 * SECOND..=3_600 * SECOND, problems);
+    let max_run = table.duration("max_run", 600 * SECOND, SECOND..=DAY, problems);
+    let concurrency = table.integer("concurrency", 32, 1..=4_096, problems);
+    if max_run < time {
+        problems.add(table.place("max_run"), "must not be shorter than lease.time");
+    }
+    table.finish(problems);
+    LeaseSettings { time, max_run, concurrency }
 }
 
 fn retry(mut table: Section, problems: &mut Problems) -> RetryPolicy {

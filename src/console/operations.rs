@@ -15,7 +15,7 @@ use crate::amqp::Topology;
 use crate::config::Config;
 use crate::exit;
 use crate::letters::{
-    Change, Decision, Fate, LONG, Pass, Plan, Requeue, discard, fates_of, sweep_after_change,
+    Change, Decision, Fate, LONG, Overrides, Pass, Plan, Requeue, discard, fates_of, sweep_after_change,
 };
 use crate::pg::{Named, Planned, Session};
 use crate::preflight::open_session;
@@ -239,7 +239,9 @@ impl Operation {
     async fn steps(&self, config: &Config, session: &mut Session) -> anyhow::Result<Phase> {
         let requeue = match self.change {
             // What nobody can say of whether it took effect is requeued by the command line alone.
-            Change::Requeue => Some(Requeue::prepare(config, session, "oncely console", false).await?),
+            Change::Requeue => {
+                Some(Requeue::prepare(config, session, "oncely console", Overrides::default()).await?)
+            }
             Change::Discard => None,
         };
         let names: Vec<Named> = self.lock().items.iter().map(|item| item.letter.named()).collect();

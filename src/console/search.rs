@@ -9,8 +9,8 @@ use crate::units;
 const FIELDS: [&str; 8] = ["tenant", "consumer", "key", "outcome", "reason", "worker", "since", "until"];
 
 /// What becomes of messages, as the trail says it.
-pub(crate) const OUTCOMES: [&str; 6] =
-    ["completed", "refused", "duplicate", "retried", "dead_lettered", "observed"];
+pub(crate) const OUTCOMES: [&str; 8] =
+    ["completed", "refused", "duplicate", "retried", "dead_lettered", "observed", "taken_over", "fenced"];
 
 /// What is looked for, as words: each field at most once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

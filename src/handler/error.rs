@@ -44,6 +44,8 @@ pub enum HandlerError {
     /// Perhaps not the message's fault: where all messages fail alike, consuming pauses until it works and no attempt is spent; where
     /// others succeed, it counts as this message's failure.
     Environment(String),
+    /// Under a lease: what an earlier run called outside may have happened, and must not be repeated: dead-lettered as `outcome_unknown`.
+    OutcomeUnknown(String),
     /// PostgreSQL's own error, classified by its SQLSTATE.
     Database(sqlx::Error),
     /// Another error: by the SQLSTATE of an [`sqlx::Error`] among its causes, else transient.
@@ -75,7 +77,7 @@ impl HandlerError {
         let fault = |class, message| PgFault::Fault(Fault::new(class, None, message));
         match self {
             Self::Transient(message) => fault(FaultClass::Transient, message),
-            Self::Permanent(message) => fault(FaultClass::Rejected, message),
+            Self::Permanent(message) | Self::OutcomeUnknown(message) => fault(FaultClass::Rejected, message),
             Self::Refused(reason) => fault(FaultClass::Refused, reason),
             Self::Environment(message) => fault(FaultClass::Environment, message),
             Self::Database(error) => classify_handler(error),

@@ -4,6 +4,7 @@ mod call;
 mod context;
 mod error;
 mod function;
+pub mod lease;
 mod message;
 mod response;
 mod row;
@@ -31,6 +32,8 @@ pub(crate) enum Run {
     Sql(Arc<SqlHandler>),
     /// One message at a time.
     Rust(Arc<dyn ErasedHandler>),
+    /// One message at a time, under a lease.
+    Leased(Arc<dyn lease::ErasedLeasedHandler>),
     /// A batch at a time.
     RustBatch(Arc<dyn ErasedBatchHandler>),
 }

@@ -8,6 +8,6 @@ mod sweep;
 mod swept;
 
 pub(crate) use plan::{Change, Plan};
-pub(crate) use requeue::{Decision, Fate, Requeue, discard, fates_of, requeue_refusal};
+pub(crate) use requeue::{Decision, Fate, Overrides, Requeue, discard, fates_of, requeue_refusal};
 pub(crate) use sweep::{LONG, Pass, sweep, sweep_after_change, sweep_tenant};
 pub(crate) use swept::Swept;

@@ -18,13 +18,18 @@ use crate::reason::Reason;
 /// Copies published at once.
 const CHUNK: usize = 64;
 
+/// What somebody has looked at and takes upon himself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Overrides {
+    /// Also letters of which nobody can say any more whether they took effect.
+    pub(crate) even_if_forgotten: bool,
+    /// Also letters whose call outside may have happened: it may happen again.
+    pub(crate) repeat_unknown: bool,
+}
+
 /// Why a letter can't run again as it is, or not with many others. `named`: the letters are chosen by what they are, and not only by where
 /// they came from and when.
-pub(crate) fn requeue_refusal(
-    letter: &Planned,
-    named: bool,
-    even_if_forgotten: bool,
-) -> Option<&'static str> {
+pub(crate) fn requeue_refusal(letter: &Planned, named: bool, overrides: Overrides) -> Option<&'static str> {
     if letter.reason == Reason::KeyConflict.as_str() {
         return Some(
             "key_conflict: their key came before with another payload, so they would be refused again; publish them under a \
@@ -36,6 +41,12 @@ pub(crate) fn requeue_refusal(
             "incomplete_claim: they may have taken effect, and would run again; look, and name them by id, --key or --reason",
         );
     }
+    if letter.reason == Reason::OutcomeUnknown.as_str() && !(named && overrides.repeat_unknown) {
+        return Some(
+            "outcome_unknown: what they called outside may have happened; look, then settle their keys (oncely.settle_claim), or name \
+             them by id, --key or --reason and say --repeat-unknown",
+        );
+    }
     match Memory::from_column(&letter.memory) {
         Memory::TookEffect => {
             return Some(
@@ -43,7 +54,7 @@ pub(crate) fn requeue_refusal(
                  time; discard them",
             );
         }
-        Memory::Forgotten if !even_if_forgotten => {
+        Memory::Forgotten if !overrides.even_if_forgotten => {
             return Some(
                 "they are older than what keys and audit trail remember: nobody can say whether they took effect; look, then \
                  discard them, or say --even-if-forgotten",
@@ -122,7 +133,7 @@ pub(crate) enum Fate {
 pub(crate) struct Requeue {
     publisher: Publisher,
     config: Config,
-    even_if_forgotten: bool,
+    overrides: Overrides,
 }
 
 impl Requeue {
@@ -134,7 +145,7 @@ impl Requeue {
         config: &Config,
         session: &mut Session,
         application: &str,
-        even_if_forgotten: bool,
+        overrides: Overrides,
     ) -> anyhow::Result<Self> {
         let connection = connect(&config.rabbitmq, application)
             .await
@@ -145,7 +156,7 @@ impl Requeue {
         pg::announce_requeue(&mut session.connection).await?;
         pg::signing_secrets(&mut session.connection).await?;
         let publisher = Publisher::new(config.rabbitmq.clone(), application.to_owned());
-        Ok(Self { publisher, config: config.clone(), even_if_forgotten })
+        Ok(Self { publisher, config: config.clone(), overrides })
     }
 
     /// Decides, and records it: from the commit on the letters are [`Requeue::publish`]ed, now or by the next requeue.
@@ -160,7 +171,14 @@ impl Requeue {
     ) -> Result<Begun, sqlx::Error> {
         let now = session.clock.now();
         let mut transaction = session.connection.begin().await?;
-        let begun = pg::begin_requeue(&mut transaction, now, letters, self.even_if_forgotten).await?;
+        let begun = pg::begin_requeue(
+            &mut transaction,
+            now,
+            letters,
+            self.overrides.even_if_forgotten,
+            self.overrides.repeat_unknown,
+        )
+        .await?;
         let done: Vec<Named> = begun.taken.iter().chain(&begun.closed).cloned().collect();
         decision.record(&mut transaction, Change::Requeue, &done).await?;
         transaction.commit().await?;

@@ -184,6 +184,7 @@ pub(crate) async fn look_up(
                 error_code: row.error_code,
                 not_before: row.not_before,
                 is_running: row.is_running.unwrap_or(false),
+                is_leased: row.is_leased,
             });
         }
     }

@@ -11,6 +11,16 @@ with due as materialized (
             and oncely.forgotten_before($1, i.expires_at - i.created_at, c.paused) <= i.created_at
       )
       and (status <> 'COMPLETED' or completed_at < coalesce((select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), 'infinity'))
+      and coalesce(i.not_before, '-infinity') < $1
+      -- Run under leases: what its steps have called outside stands in the key alone, and its letter may be requeued.
+      and (
+          i.fencing_token is null or i.status <> 'FAILED'
+          or not exists (
+              select from oncely.dead_letters as d
+              where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key and d.tenant = i.tenant
+                and d.consumer = i.consumer
+          )
+      )
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

@@ -14,6 +14,16 @@ with due as materialized (
                 and d.consumer = i.consumer
           )
       )
+      -- Run under leases: what its steps have called outside stands in the key alone, and its letter may be requeued.
+      and (
+          i.fencing_token is null
+          or i.reason = 'parked'
+          or not exists (
+              select from oncely.dead_letters as d
+              where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key and d.tenant = i.tenant
+                and d.consumer = i.consumer
+          )
+      )
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

@@ -6,6 +6,8 @@ with due as materialized (
     from oncely.idempotency_keys as i
     where status = 'IN_PROGRESS' and consumer = $1 and expires_at is null
       and created_at >= coalesce($4::timestamptz, '-infinity') and created_at < $2
+      -- A run that holds it, or a copy that waits for its time, is still to come.
+      and coalesce(i.not_before, '-infinity') < $2
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

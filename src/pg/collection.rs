@@ -181,6 +181,16 @@ pub(crate) async fn count_self_expired(
               select from oncely.dead_letters as d
               where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
           )
+          and coalesce(i.not_before, '-infinity') < $1
+          and (
+              i.fencing_token is null
+              or i.status <> 'FAILED'
+              or not exists (
+                  select from oncely.dead_letters as d
+                  where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key
+                    and d.tenant = i.tenant and d.consumer = i.consumer
+              )
+          )
           and (status <> 'COMPLETED' or completed_at < coalesce((select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), 'infinity'))"#,
         now
     )
@@ -211,8 +221,17 @@ pub(crate) async fn count_expired(
                             and d.tenant = i.tenant and d.consumer = i.consumer
                       )
                   )
+                  and (
+                      i.fencing_token is null
+                      or i.reason = 'parked'
+                      or not exists (
+                          select from oncely.dead_letters as d
+                          where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key
+                            and d.tenant = i.tenant and d.consumer = i.consumer
+                      )
+                  )
             ) as "failed!",
-            count(*) filter (where status = 'IN_PROGRESS' and created_at < $2) as "in_progress!"
+            count(*) filter (where status = 'IN_PROGRESS' and created_at < $2 and coalesce(not_before, '-infinity') < $2) as "in_progress!"
         from oncely.idempotency_keys as i
         where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))
           and not exists (

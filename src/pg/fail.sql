@@ -1,5 +1,5 @@
 -- Records failed runs: rows claimed in this transaction, or (alone, after a rollback) rows that may not be there yet.
--- Without a claim of its own it touches only a key that may run again, never one that took effect or was given up, and counts an
+-- Without a claim of its own it touches only a key that may run again, never one that took effect, was given up or runs under leases, and counts an
 -- attempt once: another copy may have failed at the same time, and have recorded it.
 -- No ON CONFLICT DO UPDATE: where the row that is there is final, row-level security makes an error of that, and of an UPDATE nothing.
 with failed as materialized (
@@ -10,7 +10,7 @@ with failed as materialized (
     select f.*
     from failed as f
     join oncely.idempotency_keys as i on i.tenant = f.tenant and i.consumer = $1 and i.key = f.key
-    where (i.status = 'IN_PROGRESS' and i.attempts < f.attempts) or $10
+    where (i.status = 'IN_PROGRESS' and i.attempts < f.attempts and i.fencing_token is null) or $10
     order by i.tenant, i.key
     for update of i
 ), changed as (

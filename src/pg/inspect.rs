@@ -83,6 +83,15 @@ pub struct KeyDetails {
     pub response: Option<String>,
     pub reason: Option<String>,
     pub last_error: Option<String>,
+    /// No copy runs before; of a held key: when its lease ends.
+    pub not_before: Option<DateTime<Utc>>,
+    /// Who holds the key by a lease.
+    pub owner: Option<String>,
+    /// Number of its last lease.
+    pub fencing_token: Option<i64>,
+    /// JSON: what runs under leases have begun and done.
+    #[serde(serialize_with = "as_it_is")]
+    pub steps: Option<String>,
 }
 
 fn hexadecimal<S: serde::Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -121,7 +130,8 @@ pub async fn key_details(
                 KeyDetails,
                 r#"select tenant, consumer, key, status::text as "status!", attempts, oncely.bounded(created_at) as "created_at!",
                     oncely.bounded(completed_at) as completed_at, oncely.bounded(expires_at) as expires_at, fingerprint,
-                    null::text as response, reason, last_error
+                    null::text as response, reason, last_error, oncely.bounded(not_before) as not_before, owner, fencing_token,
+                    null::text as steps
                  from oncely.idempotency_keys
                  where tenant = $1 and key = $2 and ($3::text is null or consumer = $3)
                  order by consumer"#,
@@ -137,7 +147,8 @@ pub async fn key_details(
                 KeyDetails,
                 r#"select i.tenant, i.consumer, i.key, i.status::text as "status!", i.attempts, oncely.bounded(i.created_at) as "created_at!",
                     oncely.bounded(i.completed_at) as completed_at, oncely.bounded(i.expires_at) as expires_at, i.fingerprint,
-                    null::text as response, i.reason, i.last_error
+                    null::text as response, i.reason, i.last_error, oncely.bounded(i.not_before) as not_before, i.owner,
+                    i.fencing_token, null::text as steps
                  from (
                      select tenant, consumer
                      from oncely.audit
@@ -163,13 +174,15 @@ pub async fn key_details(
     );
     if allowed.fetch_one(&mut *connection).await? {
         for found in &mut keys {
-            let response = sqlx::query_scalar!(
-                "select response::text from oncely.idempotency_keys where tenant = $1 and consumer = $2 and key = $3",
+            let contents = sqlx::query!(
+                "select response::text, steps::text from oncely.idempotency_keys where tenant = $1 and consumer = $2 and key = $3",
                 found.tenant,
                 found.consumer,
                 found.key
             );
-            found.response = response.fetch_optional(&mut *connection).await?.flatten();
+            if let Some(contents) = contents.fetch_optional(&mut *connection).await? {
+                (found.response, found.steps) = (contents.response, contents.steps);
+            }
         }
     }
     Ok(keys)

@@ -129,6 +129,7 @@ pub(crate) async fn begin_requeue(
     now: DateTime<Utc>,
     letters: &[Named],
     even_if_forgotten: bool,
+    repeat_unknown: bool,
 ) -> Result<Begun, sqlx::Error> {
     sqlx::query!("select pg_advisory_xact_lock_shared(hashtextextended('oncely.requeue', 0))")
         .fetch_one(&mut *connection)
@@ -152,7 +153,9 @@ pub(crate) async fn begin_requeue(
     let taken = change(connection, now, &run, &open, "requeueing").await?;
     let closed = change(connection, now, &over, &open, "requeued").await?;
     let (tenants, ids, _) = columns(&taken);
-    sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids).fetch_one(connection).await?;
+    sqlx::query_file!("src/pg/letters_free_keys.sql", &tenants, &ids, repeat_unknown)
+        .fetch_one(connection)
+        .await?;
     Ok(Begun { taken, closed })
 }
 

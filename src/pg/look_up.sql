@@ -3,6 +3,6 @@
 select i.tenant, i.key, i.status::text as "status!", i.fingerprint, i.attempts, i.crash_attempts, i.reason, i.last_error, i.error_code, i.not_before,
     -- By another session than the one that asks. Only asked for keys that are marked.
     case when i.marked_pid <> pg_catalog.pg_backend_pid() then oncely.is_at_work(i.marked_pid, i.marked_backend_start)
-    else false end as is_running
+    else false end as is_running, i.fencing_token is not null as "is_leased!"
 from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
 join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key

@@ -1,5 +1,5 @@
 -- Counts a run that begins after a redelivery, before it begins, and names the session that serves it. Only keys that may run: not one
--- that took effect or was given up, not another payload's, not one that is to wait, and not one whose counted run is still at work.
+-- that took effect or was given up, not another payload's, not one that runs under leases (their claims count), not one that is to wait, and not one whose counted run is still at work.
 -- No ON CONFLICT DO UPDATE: see fail.sql.
 with suspects as materialized (
     select k.*
@@ -9,6 +9,7 @@ with suspects as materialized (
     from suspects as k
     join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
     where i.status = 'IN_PROGRESS'
+      and i.fencing_token is null
       and (i.not_before is null or i.not_before <= $9)
       and ($6 or i.fingerprint is null or k.fingerprint is null or oncely.same_payload(i.fingerprint, k.fingerprint))
       -- The CASE keeps this a condition of the row. As an anti join it would not be asked again of a row that another session has marked

@@ -25,6 +25,7 @@ mod hosts;
 mod identity_sample;
 mod inspect;
 mod key_list;
+mod lease;
 mod letter_change;
 mod letter_list;
 mod letter_quota;
@@ -110,6 +111,11 @@ pub(crate) use inspect::{
     recent_outcomes, table_statistics,
 };
 pub(crate) use key_list::{KeyRow, KeyWalk, keys};
+pub(crate) use lease::{
+    BegunStep, Granted, Held, LeaseAnswer, LeaseClaim, LeaseFailed, LeaseFailure, LeaseTrace, StepState,
+    begin_step, checkpoint, complete_lease, fail_lease, is_lease_lost, refuse_step, release_lease,
+    renew_lease, step_result, take_lease,
+};
 pub(crate) use letter_change::{
     Begun, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,
     came_back as came_back_letters, change as change_letters, count as count_letters, is_requeue_under_way,

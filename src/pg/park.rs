@@ -11,6 +11,8 @@ pub(crate) enum Parked {
     Done,
     /// It took effect: nothing was changed.
     Completed,
+    /// A run has it by a lease: nothing was changed.
+    Held,
     /// It was given up before, for this reason: nothing was changed.
     GivenUp(String),
 }
@@ -34,6 +36,7 @@ pub(crate) async fn park(
     Ok(match row.outcome.as_str() {
         "parked" => Parked::Done,
         "completed" => Parked::Completed,
+        "held" => Parked::Held,
         _ => Parked::GivenUp(row.known_reason.unwrap_or_default()),
     })
 }

@@ -8,7 +8,7 @@ with refused as materialized (
     select r.*
     from refused as r
     join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = $1 and i.key = r.key
-    where i.status = 'IN_PROGRESS' or $8
+    where (i.status = 'IN_PROGRESS' and i.fencing_token is null) or $8
     order by i.tenant, i.key
     for update of i
 ), changed as (

@@ -1,10 +1,11 @@
 -- Claims keys whose earlier runs failed: each row returned may run in this transaction. A key that another worker has
 -- just completed, or just failed and put off, is not returned: EvalPlanQual checks the row again after waiting for that worker's lock.
+-- Nor one that runs under leases: what such a run has called outside may have happened.
 with failed as materialized (
     select i.tenant, i.key, k.fingerprint
     from unnest($3::text[], $4::text[], $5::bytea[]) as k (tenant, key, fingerprint)
     join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
-    where i.status = 'IN_PROGRESS' and (i.not_before is null or i.not_before <= $6)
+    where i.status = 'IN_PROGRESS' and i.fencing_token is null and (i.not_before is null or i.not_before <= $6)
     order by i.tenant, i.key
     for update of i
 )
@@ -14,4 +15,5 @@ set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = $2, fingerpr
     expires_at = null, not_before = null, marked_pid = null, marked_backend_start = null
 from failed as f
 where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS'
+    and i.fencing_token is null
 returning i.tenant, i.key, i.attempts

@@ -14,6 +14,18 @@ with due as materialized (
                     least(u.clock_seen_at, $4), coalesce(i.expires_at - i.created_at, c.retention), coalesce(c.paused, '{}')
                 )
         )
+        and not (i.owner is not null and i.not_before > $4)
+        -- As in collect_failed.sql.
+        and (
+            $3
+            or i.fencing_token is null
+            or i.status <> 'FAILED'
+            or not exists (
+                select from oncely.dead_letters as d
+                where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key and d.tenant = i.tenant
+                    and d.consumer = i.consumer
+            )
+        )
         and not exists (
             select from oncely.dead_letters as d
             where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

@@ -3,7 +3,7 @@ with marked as materialized (
     select i.tenant, i.key
     from rows from (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[])) as k (tenant, key)
     join oncely.idempotency_keys as i on i.tenant = k.tenant and i.consumer = $1 and i.key = k.key
-    where i.status = 'IN_PROGRESS' and i.crash_attempts > 0
+    where i.status = 'IN_PROGRESS' and i.crash_attempts > 0 and i.fencing_token is null
 ), free as materialized (
     select i.tenant, i.key
     from marked as m
@@ -15,6 +15,7 @@ with marked as materialized (
     set crash_attempts = i.crash_attempts - 1, marked_pid = null, marked_backend_start = null
     from free as f
     where i.tenant = f.tenant and i.consumer = $1 and i.key = f.key and i.status = 'IN_PROGRESS' and i.crash_attempts > 0
+      and i.fencing_token is null
 )
 select m.tenant, m.key
 from marked as m

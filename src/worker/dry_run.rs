@@ -210,7 +210,7 @@ impl DryRun<'_> {
         match decide(&record, follower.fingerprint.as_ref(), self.consumer.on_conflict) {
             KeyDecision::Duplicate => Outcome::Duplicate(DuplicateSource::Postgres),
             KeyDecision::Reject(rejection) => Outcome::rejected(rejection),
-            KeyDecision::Retake => first.clone(),
+            KeyDecision::Retake | KeyDecision::Leased => first.clone(),
         }
     }
 }
@@ -237,5 +237,6 @@ fn record_after(outcome: &Outcome, one: &Candidate) -> Option<KeyRecord> {
         error_code: None,
         not_before: None,
         is_running: false,
+        is_leased: false,
     })
 }

@@ -16,6 +16,7 @@ mod isolation;
 mod journal;
 mod keys;
 mod lane;
+mod leased;
 mod observe;
 mod prediction;
 mod progress;

@@ -14,6 +14,7 @@ use super::error::WorkerError;
 use super::health::Report;
 use super::intake::arrivals::Arrivals;
 use super::lane::Lane;
+use super::leased;
 use super::observe::Observer;
 use super::register::register;
 use super::settle::settle_copies::settle_copies;
@@ -22,6 +23,7 @@ use super::shared::{Common, Precheck, Shared};
 use super::subscribe::subscribe;
 use crate::backoff::Backoff;
 use crate::config::{Config, OBSERVER, Problems};
+use crate::handler::lease::LeasedHandler;
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::{ConsumerMetrics, MirrorMetrics};
@@ -96,6 +98,13 @@ impl WorkerBuilder {
         self
     }
 
+    /// The handler of a consumer whose effects are outside PostgreSQL: it runs under a lease of the message's key.
+    #[must_use]
+    pub fn leased_handler(mut self, consumer: &str, handler: impl LeasedHandler) -> Self {
+        self.runs.insert(consumer.to_owned(), Run::Leased(Arc::new(handler)));
+        self
+    }
+
     /// Tells systemd when the worker is ready, what it does, and that its loops go round (`Type=notify`, `WatchdogSec`), where there is one.
     /// The program `worker` does; an embedding program that is more than its worker tells systemd itself. Needs the feature `cli`.
     #[must_use]
@@ -136,6 +145,12 @@ impl WorkerBuilder {
                 (Some(_), Some(_)) => {
                     problems.add(place, "is set in the configuration and in the program; use one")
                 }
+            }
+        }
+        for consumer in &mut self.config.consumers {
+            if matches!(runs.get(consumer.name.as_str()), Some(Run::Leased(_))) {
+                // Nothing is fetched ahead: what waits here could run in another process.
+                consumer.prefetch = u16::try_from(consumer.lease.concurrency).unwrap_or(u16::MAX);
             }
         }
         for name in self.runs.keys() {
@@ -265,6 +280,12 @@ impl Worker {
             }
             if consumer.observes() {
                 lanes.spawn(shadow(Arc::clone(&shared), receiver));
+                consumers.push(shared);
+                continue;
+            }
+            if let Some(handler) = leased::handler(&shared.run) {
+                lanes.spawn(leased::leased(Arc::clone(&shared), handler, receiver));
+                copies.spawn(settle_copies(Arc::clone(&shared)));
                 consumers.push(shared);
                 continue;
             }

@@ -268,7 +268,7 @@ impl Notebook {
             if let Some(record) = record {
                 sights[*index] = match decide(&record, print.as_ref(), shared.consumer.on_conflict) {
                     KeyDecision::Reject(rejection) => Sight::Rejected(rejection),
-                    KeyDecision::Duplicate | KeyDecision::Retake => Sight::Duplicate,
+                    KeyDecision::Duplicate | KeyDecision::Retake | KeyDecision::Leased => Sight::Duplicate,
                 };
             }
         }
@@ -300,6 +300,7 @@ fn claimed(fingerprint: Option<Fingerprint>) -> KeyRecord {
         error_code: None,
         not_before: None,
         is_running: false,
+        is_leased: false,
     }
 }
 

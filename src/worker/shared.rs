@@ -1,7 +1,7 @@
 //! What the lanes and subscriptions of one consumer share.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     /// Closed while somebody has paused the consumer.
     pub(crate) gate: Gate,
     pub(crate) liveness: Liveness,
+    /// How long what has begun may take after the worker was told to stop.
+    pub(crate) shutdown: Duration,
     pub(crate) journal: Journal,
     /// No new work.
     pub(crate) stop: CancellationToken,
@@ -156,6 +158,7 @@ impl Shared {
             progress: Progress::default(),
             gate: Gate::default(),
             liveness: common.liveness.clone(),
+            shutdown: config.worker.shutdown,
             journal: Journal::default(),
             stop: common.stop.clone(),
             abandon: common.abandon.clone(),

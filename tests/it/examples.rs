@@ -154,6 +154,42 @@ async fn the_shop_in_python_is_killed_and_invoices_each_order_once() {
 }
 
 #[tokio::test]
+async fn a_charge_in_python_is_killed_in_the_call_and_charged_once() {
+    let folder = root().join("examples/python");
+    let python = testbed::python(&folder, &target().join("examples/python")).unwrap();
+    let script = folder.join("charge.py").display().to_string();
+    let mut shop = Shop::open("shop.toml").await;
+    let run = |shop: &Shop, delay: &str| {
+        let environment = [("DATABASE_URL", shop.world.database.url()), ("PROVIDER_DELAY", delay)];
+        let log = shop.logs.path().join(format!("charge-{}.log", uuid::Uuid::new_v4().simple()));
+        Process::start(&python, &[&script, "order-1"], &environment, &log).unwrap()
+    };
+    let ends = async |mut process: Process| {
+        let status = process.ended(Duration::from_secs(60)).await.unwrap();
+        assert!(status.success(), "{}", process.output());
+        process.output().trim().to_owned()
+    };
+    // The provider has charged, and its answer never comes.
+    let mut first = run(&shop, "600");
+    shop.world.wait_for("select count(*) from shop.provider_books", 1).await;
+    shop.world.kill(&mut first);
+    assert_eq!(ends(run(&shop, "0")).await, "requeue", "its lease is not over");
+    let over = "update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second'";
+    sqlx::query(over).execute(&mut shop.world.sql).await.unwrap();
+    assert_eq!(ends(run(&shop, "0")).await, "ack");
+    assert_eq!(ends(run(&shop, "0")).await, "ack", "a copy");
+    let calls = "select sum(calls) from shop.provider_books";
+    assert_eq!(shop.world.count(calls).await, 2, "called again, by the same key");
+    assert_eq!(shop.world.count("select count(*) from shop.provider_books").await, 1, "charged once");
+    assert_eq!(shop.world.count("select count(*) from shop.payments").await, 1);
+    let told = "select count(*) from oncely.audit where outcome = 'taken_over'";
+    assert_eq!(shop.world.count(told).await, 1);
+    let story = shop.world.oncely(&["explain", "order-1"]).await;
+    let told = String::from_utf8_lossy(&story.stdout).into_owned();
+    assert!(told.contains("step       charge: done"), "{told}");
+}
+
+#[tokio::test]
 async fn the_shop_in_node_is_killed_and_invoices_each_order_once() {
     let folder = target().join("examples/node");
     let node = testbed::node(&root().join("examples/node"), &folder).unwrap();

@@ -40,6 +40,7 @@ mod json;
 mod keys;
 mod keys_seed;
 mod leaks;
+mod leased;
 mod memory;
 mod migrations;
 mod mirror;

@@ -117,6 +117,11 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     let (outcome, code) = match &parked {
         Parked::Done => ("parked".to_owned(), ExitCode::SUCCESS),
         Parked::Completed => ("took effect already".to_owned(), ExitCode::from(exit::NO)),
+        Parked::Held => (
+            "a run has it by a lease; wait for its end, or take the lease from it: oncely.revoke_lease"
+                .to_owned(),
+            ExitCode::from(exit::NO),
+        ),
         Parked::GivenUp(reason) => (format!("given up before: {reason}"), ExitCode::from(exit::NO)),
     };
     match parked {

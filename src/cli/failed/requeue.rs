@@ -13,7 +13,7 @@ use super::plan::{Change, print_json};
 use super::sweep;
 use crate::config::Config;
 use crate::exit;
-use crate::letters::{self, Decision, Fate, Plan, Requeue, fates_of, requeue_refusal};
+use crate::letters::{self, Decision, Fate, Overrides, Plan, Requeue, fates_of, requeue_refusal};
 use crate::pg::{Begun, Named, Planned, Session};
 
 #[derive(Debug, Args)]
@@ -27,14 +27,20 @@ pub(super) struct Arguments {
     /// Also those of which nobody can say any more whether they took effect: look first, they may run a second time
     #[arg(long)]
     even_if_forgotten: bool,
+    /// Also those given up as outcome_unknown, if they are named: look first, what they called outside may happen again
+    #[arg(long)]
+    repeat_unknown: bool,
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> anyhow::Result<ExitCode> {
     let change = arguments.change;
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let even_if_forgotten = arguments.even_if_forgotten;
-    let refuse = |letter: &Planned| requeue_refusal(letter, change.names_letters(), even_if_forgotten);
+    let overrides = Overrides {
+        even_if_forgotten: arguments.even_if_forgotten,
+        repeat_unknown: arguments.repeat_unknown,
+    };
+    let refuse = |letter: &Planned| requeue_refusal(letter, change.names_letters(), overrides);
     let now = session.clock.now();
     let made =
         Plan::make(&mut session.connection, now, letters::Change::Requeue, change.filter(), refuse).await;
@@ -42,7 +48,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     if let Consent::Over(code) = change.agree(&plan)? {
         return Ok(code);
     }
-    let prepared = Requeue::prepare(&config, &mut session, "oncely failed requeue", even_if_forgotten).await;
+    let prepared = Requeue::prepare(&config, &mut session, "oncely failed requeue", overrides).await;
     let requeue = prepared?;
     let (filter, user) = (serde_json::to_value(&plan.filter)?, consent::user());
     let decision = Decision { user: &user, filter: &filter, reason: change.agreement.note.as_deref() };

@@ -125,6 +125,7 @@ fn in_database(known: &KnownKey) -> String {
         KeyDecision::Reject(rejection) => {
             format!("a worker would not run it: {} ({})", rejection.reason, rejection.detail)
         }
+        KeyDecision::Leased => "a run under a lease has it: a worker would not run it".to_owned(),
         KeyDecision::Retake => {
             format!("its next run is number {}", known.record.attempts.saturating_add(1))
         }

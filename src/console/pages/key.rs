@@ -159,6 +159,7 @@ impl Known<'_> {
             "retried" => ("↻", "look"),
             "refused" => ("⊘", "look"),
             "observed" => ("◌", "quiet"),
+            "taken_over" | "fenced" => ("⇄", "look"),
             _ => ("✗", "bad"),
         };
         let took = row.duration_us.map(|micros| duration(micros as f64 / 1_000_000.0));

@@ -11,7 +11,7 @@ use super::super::html::{ago, code, count, text};
 use super::super::operations::{MOST_AT_ONCE, Order};
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
-use crate::letters::{Change, Plan, requeue_refusal};
+use crate::letters::{Change, Overrides, Plan, requeue_refusal};
 use crate::pg::{self, LetterFilter, Planned};
 use crate::units::counted;
 
@@ -77,7 +77,7 @@ impl Asked {
         }
         let named = self.names_letters();
         let refuse = |letter: &Planned| match self.change {
-            Change::Requeue => requeue_refusal(letter, named, false),
+            Change::Requeue => requeue_refusal(letter, named, Overrides::default()),
             Change::Discard => None,
         };
         Ok(Some(Plan::make(connection, now, self.change, self.filter(now)?, refuse).await?))

@@ -26,6 +26,7 @@ pub(super) fn outcome(outcome: &str) -> Markup {
         "refused" => "⊘",
         "dead_lettered" => "✗",
         "observed" => "◌",
+        "taken_over" | "fenced" => "⇄",
         _ => "·",
     };
     html! { span class=(format!("outcome {outcome}")) { span aria-hidden="true" { (sign) } " " (outcome) } }

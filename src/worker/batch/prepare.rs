@@ -69,7 +69,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
             let json = handler.function.json;
             (json == JsonPolicy::Required, json != JsonPolicy::Off)
         }
-        Run::Rust(_) | Run::RustBatch(_) => (false, false),
+        Run::Rust(_) | Run::RustBatch(_) | Run::Leased(_) => (false, false),
     };
     let is_json = wants_json && is_json(&delivery.message.body);
     if needs_json && !is_json {

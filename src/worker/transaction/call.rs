@@ -178,6 +178,9 @@ async fn call_one(
             }))
         }
         Run::Sql(_) => Ok(Err(HandlerError::environment("a SQL function is not called this way"))),
+        Run::Leased(_) => {
+            Ok(Err(HandlerError::environment("a handler that runs under leases has no transaction")))
+        }
     }
 }
 

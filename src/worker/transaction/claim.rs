@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 
 use super::batch_run::BatchRun;
 use super::unconfirmed::Unconfirmed;
-use crate::decide::{EARLY, KeyDecision, decide, wait};
+use crate::decide::{EARLY, KeyDecision, decide, leased, wait};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
@@ -87,6 +87,16 @@ pub(crate) async fn claim(
             match decide(&record, candidates[index].fingerprint.as_ref(), consumer.on_conflict) {
                 KeyDecision::Duplicate => claims[index] = Some(Claim::Duplicate),
                 KeyDecision::Reject(rejection) => claims[index] = Some(Claim::Reject(rejection)),
+                KeyDecision::Leased => {
+                    claims[index] = Some(match wait(&record, now) {
+                        None => Claim::Reject(leased()),
+                        Some(wait) => match consumer.retry.rung_for(wait) {
+                            Some(rung) => Claim::Early(rung),
+                            // Without a queue to wait in it waits here, as for a transaction that holds the key.
+                            None => return Err(Interrupt::Held(held_by_lease())),
+                        },
+                    });
+                }
                 KeyDecision::Retake => match unconfirmed.recorded(&candidates[index].identity, &record) {
                     Some(outcome) => claims[index] = Some(Claim::Recorded(outcome)),
                     None => match wait(&record, now).and_then(|wait| consumer.retry.rung_for(wait)) {
@@ -125,6 +135,11 @@ pub(crate) async fn claim(
         }
     }
     claims.into_iter().collect::<Option<Vec<_>>>().ok_or_else(too_quick)
+}
+
+/// Somebody runs the message under a lease.
+pub(crate) fn held_by_lease() -> Fault {
+    Fault::new(FaultClass::Contention, None, "a run under a lease holds the key")
 }
 
 /// The key keeps appearing and disappearing.

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::claim::{CLAIM_ROUNDS, too_quick};
+use super::claim::{CLAIM_ROUNDS, held_by_lease, too_quick};
 use super::letters::{GivenUp, keep_letters};
 use super::record::{audit_records, failure, refusal, refusal_record};
 use super::replies::write_replies;
 use super::verdict::failed;
 use crate::amqp::Delivery;
-use crate::decide::{KeyDecision, decide, wait};
+use crate::decide::{KeyDecision, decide, leased, wait};
 use crate::failpoint::step;
 use crate::fault::Fault;
 use crate::outcome::{DuplicateSource, Outcome};
@@ -49,6 +49,16 @@ pub(crate) async fn record_failure(
                 }
                 KeyDecision::Reject(rejection) => {
                     outcome = Some(Outcome::rejected(rejection));
+                    break;
+                }
+                KeyDecision::Leased => {
+                    outcome = Some(match wait(record, now) {
+                        None => Outcome::rejected(leased()),
+                        Some(wait) => match consumer.retry.rung_for(wait) {
+                            Some(delay) => Outcome::Postponed { delay },
+                            None => return Err(Interrupt::Held(held_by_lease())),
+                        },
+                    });
                     break;
                 }
                 KeyDecision::Retake => record.attempts,

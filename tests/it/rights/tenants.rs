@@ -12,9 +12,12 @@ use crate::support::{Login, World};
 /// every column that can hold a text, {p} in those that hold a message, {n} ends their ids.
 const ROWS: &str = "
     insert into oncely.idempotency_keys (created_at, completed_at, attempts, status, tenant, consumer, key, fingerprint, response, reason,
-        error_code, last_error)
-    select now(), now(), 1, 'FAILED', '{t}', n.consumer, n.key, convert_to(rpad('{x}', 16, '.'), 'UTF8'), '{\"is\": \"{p}\"}', '{x}', '{x}', '{x}'
+        error_code, last_error, steps)
+    select now(), now(), 1, 'FAILED', '{t}', n.consumer, n.key, convert_to(rpad('{x}', 16, '.'), 'UTF8'), '{\"is\": \"{p}\"}', '{x}', '{x}', '{x}',
+        '{\"{x}\": {\"result\": \"{p}\"}}'
     from (values ('payments', 'k'), ('{x}', '{x}')) as n (consumer, key);
+    insert into oncely.idempotency_keys (created_at, not_before, run_ends_at, attempts, status, tenant, consumer, key, owner, fencing_token)
+    values (now(), now(), now(), 0, 'IN_PROGRESS', '{t}', '{x}', 'held', '{x}', 1);
     insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id, login)
     select '{t}', now(), 1, n.consumer, n.key, '{x}', 'completed', '{x}', '{x}', '{x}', '{x}', '{x}', '{x}'
     from (values ('payments', 'k'), ('{x}', '{x}')) as n (consumer, key);

@@ -16,7 +16,13 @@ async fn sql_decides_as_rust_does() {
     let mut world = World::new().await;
     let print = |byte: Option<u8>| byte.map(|byte| Fingerprint::new([byte / 2; 4], [byte; 12]));
     let mut cases = 0;
-    for status in [KeyStatus::InProgress, KeyStatus::Completed, KeyStatus::Failed] {
+    for (status, is_leased) in [
+        (KeyStatus::InProgress, false),
+        (KeyStatus::InProgress, true),
+        (KeyStatus::Completed, false),
+        (KeyStatus::Completed, true),
+        (KeyStatus::Failed, true),
+    ] {
         // 2 and 3 are of one policy, 1 of another.
         for known in [None, Some(1), Some(2)] {
             for new in [None, Some(1), Some(2), Some(3)] {
@@ -31,9 +37,11 @@ async fn sql_decides_as_rust_does() {
                         error_code: None,
                         not_before: None,
                         is_running: false,
+                        is_leased,
                     };
                     let rust = match decide(&record, print(new).as_ref(), on_conflict) {
                         KeyDecision::Retake => "retake",
+                        KeyDecision::Leased => "leased",
                         KeyDecision::Duplicate => "duplicate",
                         KeyDecision::Reject(rejection) if rejection.reason == Reason::KeyConflict => {
                             "conflict"
@@ -44,22 +52,24 @@ async fn sql_decides_as_rust_does() {
                         OnConflict::DeadLetter => "dead_letter",
                         OnConflict::Duplicate => "duplicate",
                     };
-                    let sql: String =
-                        sqlx::query_scalar("select oncely.decide($1::text::oncely.key_status, $2, $3, $4)")
-                            .bind(status.as_str())
-                            .bind(print(known).map(|print| print.0.to_vec()))
-                            .bind(print(new).map(|print| print.0.to_vec()))
-                            .bind(name)
-                            .fetch_one(&mut world.sql)
-                            .await
-                            .unwrap();
-                    assert_eq!(sql, rust, "{status:?}, {known:?}, {new:?}, {on_conflict:?}");
+                    let sql: String = sqlx::query_scalar(
+                        "select oncely.decide($1::text::oncely.key_status, $2, $3, $4, $5)",
+                    )
+                    .bind(status.as_str())
+                    .bind(print(known).map(|print| print.0.to_vec()))
+                    .bind(print(new).map(|print| print.0.to_vec()))
+                    .bind(is_leased)
+                    .bind(name)
+                    .fetch_one(&mut world.sql)
+                    .await
+                    .unwrap();
+                    assert_eq!(sql, rust, "{status:?}, {is_leased}, {known:?}, {new:?}, {on_conflict:?}");
                     cases += 1;
                 }
             }
         }
     }
-    assert_eq!(cases, 72);
+    assert_eq!(cases, 120);
     // Both make the same fingerprint of a body.
     let sql: Vec<u8> = sqlx::query_scalar("select oncely.stored_fingerprint(sha256('{\"a\": 1}'))")
         .fetch_one(&mut world.sql)

@@ -3,6 +3,7 @@
 mod claims;
 mod decisions;
 mod keys;
+mod leases;
 
 use serde_json::{Value, json};
 use sqlx::{Connection as _, PgConnection, Row as _};

@@ -148,6 +148,7 @@ impl World {
             error_code: None,
             not_before: Some(time(message.not_before)),
             is_running: false,
+            is_leased: false,
         };
         if wait(&record, time(tick)).is_some() && self.policy != Policy::CopiesSpend {
             message.put(message.not_before);

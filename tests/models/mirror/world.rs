@@ -48,6 +48,7 @@ impl Row {
             error_code: None,
             not_before: None,
             is_running: false,
+            is_leased: false,
         })
     }
 }

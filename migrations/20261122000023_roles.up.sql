@@ -22,11 +22,11 @@ declare
     relation text;
     -- Who a key is, and since when, is written once.
     key_changed constant text := 'completed_at, attempts, crash_attempts, status, fingerprint, response, reason, '
-        'error_code, last_error, not_before, expires_at, fencing_token, marked_pid, marked_backend_start';
-    -- Nothing of the message: not what a handler answered.
+        'error_code, last_error, not_before, expires_at, claimed_in, marked_pid, marked_backend_start';
+    -- Nothing of the message: not what a handler answered, nor the results of steps.
     key_seen constant text := 'created_at, completed_at, attempts, crash_attempts, status, tenant, consumer, key, '
-        'fingerprint, reason, error_code, last_error, not_before, expires_at, fencing_token, marked_pid, '
-        'marked_backend_start';
+        'fingerprint, reason, error_code, last_error, not_before, expires_at, claimed_in, marked_pid, '
+        'marked_backend_start, owner, fencing_token, run_ends_at';
     letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
         'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
         'body_size, omitted, updated_at, swept_at';
@@ -63,8 +63,11 @@ begin
             ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
                 'oncely.dead_letters, oncely.tenant_limits, oncely.letter_usage, oncely.letter_growth, '
                 'oncely.controls'),
-            ('oncely_worker', 'insert on oncely.idempotency_keys, oncely.dead_letters, oncely.letter_growth, '
-                'oncely.mirror_queue'),
+            ('oncely_worker', 'insert on oncely.dead_letters, oncely.letter_growth, oncely.mirror_queue'),
+            -- A lease is given by functions alone.
+            ('oncely_worker', format(
+                'insert (tenant, consumer, key, created_at, %s) on oncely.idempotency_keys', key_changed
+            )),
             ('oncely_worker', format('update (%s) on oncely.idempotency_keys', key_changed)),
             ('oncely_worker', format('update (%s) on oncely.dead_letters', letter_changed)),
             ('oncely_worker', 'insert (tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, '
@@ -75,7 +78,9 @@ begin
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
                 'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats, '
-                'oncely.mirror_keys, oncely.signing_keys'),
+                'oncely.mirror_keys, oncely.signing_keys, '
+                'oncely.claim_lease, oncely.take_lease, oncely.renew_lease, oncely.begin_step, oncely.checkpoint, '
+                'oncely.refuse_step, oncely.complete_lease, oncely.fail_lease, oncely.release_lease, oncely.step_key'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
                 'text, text, text, text, text, text, oncely.message)'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
@@ -127,7 +132,8 @@ begin
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
                 'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
-                'oncely.free_keys, oncely.settle_claim, oncely.park, oncely.grant_right, oncely.revoke_rights, '
+                'oncely.free_keys, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
+                'oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
                 -- It requeues, and looks for what is mirrored.
                 'oncely.mirror_keys, oncely.signing_keys, oncely.rotate_secret, oncely.forget_secrets'),
@@ -177,7 +183,10 @@ begin
             -- oncely.rights.
             ('oncely_consumer', 'usage on schema oncely'),
             ('oncely_consumer', 'execute on function oncely.protocol_version, oncely.claim, oncely.complete, '
-                'oncely.fail')
+                'oncely.fail'),
+            ('oncely_consumer', 'execute on function oncely.lease_protocol_version, oncely.claim_lease, '
+                'oncely.renew_lease, oncely.begin_step, oncely.checkpoint, oncely.refuse_step, oncely.complete_lease, '
+                'oncely.fail_lease, oncely.release_lease, oncely.step_key')
         ) as r (role, may)
         where to_regrole(r.role) is not null
     loop
@@ -218,7 +227,7 @@ begin
             execute format('grant select on oncely._sqlx_migrations to %I', role);
         end if;
         -- Who collects deletes what is past its retention, and nothing else: a key that is gone too early is a message
-        -- that runs again. By the clock as far as it is explained (oncely.observe_clock).
+        -- that runs again. By the clock as far as it is explained (oncely.observe_clock). Never what a run holds.
         if role in ('oncely_relay', 'oncely_operator') then
             execute format(
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('
@@ -228,17 +237,19 @@ begin
                 'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until)), '
                 'coalesce(c.paused, ''{}'')) '
                 'from oncely.maintenance as u '
-                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer))',
+                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer) '
+                'and (owner is null or not_before <= clock_timestamp()))',
                 'keys_collected_by_' || role, role
             );
         end if;
-        -- What was done stays done: a worker changes a key that may run, or one that it has just claimed in this very
+        -- What was done stays done: a worker changes a key that may run and runs under no lease, or one that it has just claimed in this very
         -- transaction (a row that a savepoint wrote does not count). Relay and operator lock rows to delete them in
         -- peace, and change none.
         case role
             when 'oncely_worker' then
                 create policy keys_worked on oncely.idempotency_keys for update to oncely_worker
-                using (status = 'IN_PROGRESS' or xmin = pg_current_xact_id()::xid) with check (true);
+                using ((status = 'IN_PROGRESS' and fencing_token is null) or xmin = pg_current_xact_id()::xid)
+                with check (true);
             when 'oncely_relay' then
                 create policy keys_locked_by_relays on oncely.idempotency_keys for update to oncely_relay
                 using (true) with check (false);

@@ -1,0 +1,517 @@
+//! A lease that is held: steps, renewals, and how it ends.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use futures::future::BoxFuture;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use sqlx::{Connection as _, PgConnection};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::failed::{RunError, in_handler};
+use super::sessions::statement;
+use super::{Call, Finish, LeaseTime, Said, Sessions, Step, StepError};
+use crate::backoff::Backoff;
+use crate::failpoint::step as at;
+use crate::fault::{Fault, FaultClass};
+use crate::handler::HandlerError;
+use crate::identity::Identity;
+use crate::pg::{self, BegunStep, Granted, Held, LeaseFailed, LeaseFailure, LeaseTrace, PgFault, StepState};
+use crate::reason::Reason;
+
+/// Kept clear of the end of a lease: what begins by our clocks must not be over by the server's.
+const MARGIN: Duration = Duration::from_secs(3);
+
+/// For the trail, as long as the run lasts.
+#[derive(Clone, Debug)]
+pub(crate) struct Trail {
+    pub(crate) queue: String,
+    pub(crate) worker: String,
+    pub(crate) trace_id: Option<String>,
+}
+
+impl Trail {
+    fn of(&self) -> LeaseTrace<'_> {
+        LeaseTrace { queue: &self.queue, worker: &self.worker, trace_id: self.trace_id.as_deref() }
+    }
+}
+
+/// Until when a lease is believed without a question: by two clocks, because one of them stands still while a machine is suspended, and the
+/// other one may be set.
+#[derive(Clone, Copy, Debug)]
+struct Belief {
+    since: Instant,
+    at: SystemTime,
+}
+
+impl Belief {
+    /// From when the question left: the server's answer counts from later on.
+    fn now() -> Self {
+        Self { since: Instant::now(), at: SystemTime::now() }
+    }
+
+    fn holds(&self, lease: Duration) -> bool {
+        let time = lease.saturating_sub(MARGIN).max(lease / 2);
+        self.since.elapsed() < time && self.at.elapsed().is_ok_and(|elapsed| elapsed < time)
+    }
+}
+
+/// A key that this run holds. See [`LeasedHandler`](super::LeasedHandler).
+#[derive(Clone)]
+pub struct Lease(Arc<Inner>);
+
+struct Inner {
+    sessions: Arc<Sessions>,
+    identity: Identity,
+    granted: Granted,
+    time: LeaseTime,
+    trail: Trail,
+    belief: Mutex<Belief>,
+    /// Another run has the key, or this one is to end.
+    lost: CancellationToken,
+    /// The process does not wait any longer.
+    abandon: CancellationToken,
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease")
+            .field("token", &self.0.granted.token)
+            .field("attempt", &self.0.granted.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What became of the end of a run.
+#[derive(Debug)]
+pub(crate) enum Ended<T> {
+    Done(T),
+    /// Another run has the key.
+    Lost,
+    /// The process ends first.
+    Abandoned,
+}
+
+impl Lease {
+    /// `asked`: when the claim left.
+    pub(crate) fn new(
+        sessions: Arc<Sessions>,
+        identity: Identity,
+        granted: Granted,
+        time: LeaseTime,
+        trail: Trail,
+        asked: (Instant, SystemTime),
+        abandon: CancellationToken,
+    ) -> Self {
+        let belief = Mutex::new(Belief { since: asked.0, at: asked.1 });
+        let lost = CancellationToken::new();
+        Self(Arc::new(Inner { sessions, identity, granted, time, trail, belief, lost, abandon }))
+    }
+
+    /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
+    #[must_use]
+    pub fn token(&self) -> i64 {
+        self.0.granted.token
+    }
+
+    /// Which run this is, from 1; runs that ended without a word are not counted.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.0.granted.attempt
+    }
+
+    /// A run before this one ended without a word: its last step may have happened.
+    #[must_use]
+    pub fn is_takeover(&self) -> bool {
+        self.0.granted.taken_over
+    }
+
+    /// Waits until this run is to end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped.
+    pub async fn lost(&self) {
+        self.0.lost.cancelled().await;
+    }
+
+    /// Calls something outside, unless an earlier run has done it: then its result is returned, and nothing is called.
+    ///
+    /// The call is announced and committed before it is made, and its result is stored behind it; both are tried until they are done. If
+    /// the process dies in between, the next run's rule decides ([`Repeat`](super::Repeat)).
+    ///
+    /// # Errors
+    /// What the call failed with ([`StepError`]); [`HandlerError::OutcomeUnknown`] where an earlier call may have happened and must not be
+    /// repeated; a lost lease. All of them are for the handler to return.
+    pub async fn step<T, F, Fut>(&self, step: &Step, call: F) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned,
+        F: FnOnce(Call) -> Fut,
+        Fut: Future<Output = Result<T, StepError>> + Send,
+    {
+        let begun = self.begin(step).await?;
+        match begun.state {
+            StepState::Done(result) => read(step, result),
+            StepState::Unknown => Err(unknown(step)),
+            StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
+        }
+    }
+
+    /// As [`Lease::step`]; where an earlier call may have happened and its rule forbids to repeat it, the other side is asked. `ask` returns
+    /// the result if it happened, and `None` if it did certainly not: then it is called, in the next round.
+    ///
+    /// # Errors
+    /// As [`Lease::step`]; what `ask` fails with leaves all as it is, for the next run.
+    pub async fn step_or_ask<T, A, AskFut, F, Fut>(
+        &self,
+        step: &Step,
+        ask: A,
+        call: F,
+    ) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned,
+        A: FnOnce(Call) -> AskFut,
+        AskFut: Future<Output = Result<Option<T>, HandlerError>> + Send,
+        F: FnOnce(Call) -> Fut,
+        Fut: Future<Output = Result<T, StepError>> + Send,
+    {
+        let begun = self.begin(step).await?;
+        match begun.state {
+            StepState::Done(result) => read(step, result),
+            StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
+            StepState::Unknown => match ask(self.call_of(&begun)).await? {
+                Some(found) => {
+                    self.checkpoint(step.name, write(step, &found)?).await?;
+                    Ok(found)
+                }
+                None => {
+                    self.refuse(step.name, begun.round, "the other side does not know it").await?;
+                    let again = self.begin(step).await?;
+                    self.call(step, self.call_of(&again), call).await
+                }
+            },
+        }
+    }
+
+    /// A step whose effect is in PostgreSQL: what `work` writes and its result are one commit, under the lease. An earlier run's result
+    /// is returned, and nothing is written. `name` is the step's, 1 to 255 bytes.
+    ///
+    /// # Errors
+    /// What `work` fails with; a lost lease. If the answer to COMMIT is lost, the run fails, and the next one knows.
+    pub async fn transaction<T, W>(&self, name: &'static str, work: W) -> Result<T, HandlerError>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        W: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, HandlerError>> + Send + 'static,
+    {
+        let step = Step::new(name, super::Repeat::Always);
+        let me = self.clone();
+        let asked = Belief::now();
+        let written = self.0.sessions.once::<Result<T, Value>, RunError>(Box::new(move |connection| {
+            Box::pin(async move {
+                let mut transaction = connection.begin().await?;
+                let done = pg::step_result(&mut transaction, me.held(), name).await?;
+                if let Some(result) = done {
+                    transaction.rollback().await?;
+                    return Ok(Err(result));
+                }
+                let written = work(&mut transaction).await?;
+                let result = write(&step, &written)?;
+                pg::checkpoint(&mut transaction, me.held(), name, &result, true, me.0.time.lease).await?;
+                at("lease.transaction.before");
+                transaction.commit().await?;
+                at("lease.transaction.after");
+                Ok(Ok(written))
+            })
+        }));
+        match written.await {
+            Ok(Ok(written)) => {
+                self.believe(asked);
+                Ok(written)
+            }
+            Ok(Err(result)) => read(&step, result),
+            Err(RunError::Handler(error)) => Err(error),
+            Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => Err(self.give_up()),
+            Err(RunError::Ours(error)) => Err(HandlerError::Database(error)),
+        }
+    }
+
+    fn held(&self) -> Held<'_> {
+        Held { identity: &self.0.identity, token: self.0.granted.token }
+    }
+
+    fn call_of(&self, begun: &BegunStep) -> Call {
+        Call {
+            key: begun.call_key,
+            round: begun.round,
+            token: self.0.granted.token,
+            is_repeat: begun.state == StepState::Repeat,
+        }
+    }
+
+    fn believe(&self, belief: Belief) {
+        *self.0.belief.lock().unwrap_or_else(PoisonError::into_inner) = belief;
+    }
+
+    fn is_believed(&self) -> bool {
+        self.0.belief.lock().unwrap_or_else(PoisonError::into_inner).holds(self.0.time.lease)
+    }
+
+    /// The run is to end.
+    pub(crate) fn give_up(&self) -> HandlerError {
+        self.0.lost.cancel();
+        HandlerError::transient("the lease of the key is lost")
+    }
+
+    async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
+        // The same one in each try: a reply may be lost.
+        let call = Uuid::now_v7();
+        let (name, rule) = (step.name, step.repeat.rule());
+        let asked = Belief::now();
+        let begun = self
+            .say(&self.0.lost, "a step begins", move |me, connection| {
+                Box::pin(async move {
+                    at("lease.begin.before");
+                    let begun =
+                        pg::begin_step(connection, me.held(), name, rule, call, me.0.time.lease).await;
+                    at("lease.begin.after");
+                    begun
+                })
+            })
+            .await?;
+        self.believe(asked);
+        // This process may have stood still since the question left.
+        if !self.is_believed() && !self.renew().await.map_err(|said| self.told(said))? {
+            return Err(self.give_up());
+        }
+        Ok(begun)
+    }
+
+    async fn call<T, F, Fut>(&self, step: &Step, info: Call, call: F) -> Result<T, HandlerError>
+    where
+        T: Serialize,
+        F: FnOnce(Call) -> Fut,
+        Fut: Future<Output = Result<T, StepError>> + Send,
+    {
+        at("lease.call.before");
+        let called = call(info).await;
+        at("lease.call.after");
+        match called {
+            Ok(found) => {
+                self.checkpoint(step.name, write(step, &found)?).await?;
+                Ok(found)
+            }
+            Err(StepError::Unknown(error)) => Err(in_handler(error)),
+            Err(StepError::Refused(error)) => {
+                self.refuse(step.name, info.round, "refused").await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// It happened: stored or lost, and nothing else.
+    async fn checkpoint(&self, name: &'static str, result: Value) -> Result<(), HandlerError> {
+        let asked = Belief::now();
+        self.say(&self.0.abandon, "a step's result is stored", move |me, connection| {
+            let result = result.clone();
+            Box::pin(async move {
+                at("lease.checkpoint.before");
+                let stored =
+                    pg::checkpoint(connection, me.held(), name, &result, false, me.0.time.lease).await;
+                at("lease.checkpoint.after");
+                stored
+            })
+        })
+        .await?;
+        self.believe(asked);
+        Ok(())
+    }
+
+    async fn refuse(&self, name: &'static str, round: u32, why: &'static str) -> Result<(), HandlerError> {
+        self.say(&self.0.abandon, "a step is refused", move |me, connection| {
+            Box::pin(async move { pg::refuse_step(connection, me.held(), name, round, why).await })
+        })
+        .await
+    }
+
+    async fn say<T: Send + 'static>(
+        &self,
+        until: &CancellationToken,
+        what: &str,
+        make: impl for<'c> Fn(Lease, &'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+        + Clone
+        + Send
+        + 'static,
+    ) -> Result<T, HandlerError> {
+        self.said(until, what, make).await.map_err(|said| self.told(said))
+    }
+
+    async fn said<T: Send + 'static>(
+        &self,
+        until: &CancellationToken,
+        what: &str,
+        make: impl for<'c> Fn(Lease, &'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+        + Clone
+        + Send
+        + 'static,
+    ) -> Result<T, Said> {
+        let say = || {
+            let (me, make) = (self.clone(), make.clone());
+            statement(move |connection| make(me, connection))
+        };
+        self.0.sessions.say(until, what, say).await
+    }
+
+    fn told(&self, said: Said) -> HandlerError {
+        match said {
+            Said::Lost => self.give_up(),
+            Said::Abandoned => HandlerError::transient("the run ends"),
+            Said::Fault(fault) => HandlerError::permanent(fault.to_string()),
+        }
+    }
+
+    /// Makes the lease end later. False: it is lost.
+    pub(crate) async fn renew(&self) -> Result<bool, Said> {
+        let asked = Belief::now();
+        let left = self
+            .said(&self.0.lost, "a lease is renewed", |me, connection| {
+                Box::pin(async move {
+                    at("lease.renew.before");
+                    pg::renew_lease(connection, me.held(), me.0.time.lease).await
+                })
+            })
+            .await?;
+        if left.is_some() {
+            self.believe(asked);
+        }
+        Ok(left.is_some())
+    }
+
+    /// Completes the key, with the run's own writes: tried until it is done, or lost.
+    pub(crate) async fn complete(&self, finish: &Finish, refused: bool) -> Result<Ended<()>, Fault> {
+        let mut backoff = Backoff::default();
+        loop {
+            let (me, finish) = (self.clone(), finish.clone());
+            let done = self.0.sessions.once::<(), RunError>(Box::new(move |connection| {
+                Box::pin(async move {
+                    let mut transaction = connection.begin().await?;
+                    let trace = me.0.trail.of();
+                    let response = finish.response.as_ref();
+                    at("lease.complete.before");
+                    if !pg::complete_lease(&mut transaction, me.held(), response, refused, trace).await? {
+                        // Done by a COMMIT of before, whose answer was lost.
+                        transaction.rollback().await?;
+                        return Ok(());
+                    }
+                    if let Some(write) = &finish.write {
+                        write(&mut transaction).await?;
+                    }
+                    at("lease.commit.before");
+                    transaction.commit().await?;
+                    at("lease.commit.after");
+                    Ok(())
+                })
+            }));
+            let told = match done.await {
+                Ok(()) => return Ok(Ended::Done(())),
+                Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => return Ok(Ended::Lost),
+                Err(RunError::Ours(error)) => match pg::classify(error) {
+                    PgFault::Outage(outage) => outage.to_string(),
+                    // What was called outside has happened, and is to be known: it passes, or the lease is lost.
+                    PgFault::Fault(fault) => match fault.class {
+                        FaultClass::Contention | FaultClass::Environment | FaultClass::Session => {
+                            fault.to_string()
+                        }
+                        _ => return Err(fault),
+                    },
+                },
+                Err(RunError::Handler(error)) => match error.into_fault() {
+                    PgFault::Outage(outage) => outage.to_string(),
+                    PgFault::Fault(fault) if fault.class == FaultClass::Contention => fault.to_string(),
+                    PgFault::Fault(fault) => return Err(fault),
+                },
+            };
+            tracing::warn!(
+                key_token = self.token(),
+                error = told,
+                "a finished run can't be recorded yet; tried again"
+            );
+            tokio::select! {
+                biased;
+                () = self.0.abandon.cancelled() => return Ok(Ended::Abandoned),
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    /// Ends a run that failed.
+    pub(crate) async fn fail(
+        &self,
+        error: String,
+        reason: Option<Reason>,
+        error_code: Option<String>,
+        max_attempts: u32,
+        delay: Duration,
+    ) -> Ended<LeaseFailed> {
+        let failed = self
+            .said(&self.0.abandon, "a failed run is recorded", move |me, connection| {
+                let (error, error_code) = (error.clone(), error_code.clone());
+                Box::pin(async move {
+                    let failure = LeaseFailure {
+                        error: &error,
+                        reason,
+                        error_code: error_code.as_deref(),
+                        max_attempts,
+                        delay,
+                    };
+                    at("lease.fail.before");
+                    let failed = pg::fail_lease(connection, me.held(), &failure, me.0.trail.of()).await;
+                    at("lease.fail.after");
+                    failed
+                })
+            })
+            .await;
+        match failed {
+            Ok(LeaseFailed::Lost) | Err(Said::Lost) => Ended::Lost,
+            Ok(failed) => Ended::Done(failed),
+            Err(Said::Abandoned) => Ended::Abandoned,
+            Err(Said::Fault(fault)) => {
+                // Its lease runs out, and the next copy takes the key over.
+                tracing::error!(error = %fault, "a failed run can't be recorded");
+                Ended::Lost
+            }
+        }
+    }
+
+    /// Gives the key back, for whoever comes next.
+    pub(crate) async fn release(&self) {
+        let released = self
+            .said(&self.0.abandon, "a lease is given back", |me, connection| {
+                Box::pin(async move { pg::release_lease(connection, me.held()).await })
+            })
+            .await;
+        if let Err(said) = released {
+            tracing::debug!(?said, "a lease was not given back: it runs out");
+        }
+    }
+}
+
+fn write<T: Serialize>(step: &Step, value: &T) -> Result<Value, HandlerError> {
+    serde_json::to_value(value).map_err(|error| {
+        HandlerError::permanent(format!("the result of the step {} is no JSON: {error}", step.name))
+    })
+}
+
+fn read<T: DeserializeOwned>(step: &Step, result: Value) -> Result<T, HandlerError> {
+    serde_json::from_value(result).map_err(|error| {
+        HandlerError::permanent(format!(
+            "the stored result of the step {} is of another type: {error}",
+            step.name
+        ))
+    })
+}
+
+fn unknown(step: &Step) -> HandlerError {
+    HandlerError::OutcomeUnknown(format!(
+        "the step {} may have happened in an earlier run, and must not be repeated",
+        step.name
+    ))
+}

@@ -1,0 +1,156 @@
+//! Sessions for the short transactions of leases: a few, for many runs.
+//!
+//! Each statement is said in a task of its own, to its end: a run that is dropped drops no question to the database half-way. Each may be said
+//! again where its answer is lost, so it is, until it is answered.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use sqlx::PgConnection;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::Backoff;
+use crate::fault::{Fault, FaultClass};
+use crate::pg::{Door, NoSession, PgFault, Session, classify, is_lease_lost};
+
+/// How long keys are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseTime {
+    /// A lease, from its claim or renewal on.
+    pub(crate) lease: Duration,
+    /// A run, from its claim on: no renewal goes beyond.
+    pub(crate) max_run: Duration,
+}
+
+/// Why a statement has no answer.
+#[derive(Debug)]
+pub(crate) enum Said {
+    /// The lease is lost.
+    Lost,
+    /// Nobody wants to know any more.
+    Abandoned,
+    /// It can't be done.
+    Fault(Fault),
+}
+
+/// The sessions of one consumer.
+pub(crate) struct Sessions {
+    door: Door,
+    application: String,
+    limit: Duration,
+    places: Semaphore,
+    resting: Mutex<Vec<Session>>,
+}
+
+/// What is said to PostgreSQL, on one connection.
+pub(crate) type Statement<T, E> =
+    Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, E>> + Send>;
+
+/// A session could not be had, or was lost: as an error of the statement.
+fn away(error: NoSession) -> sqlx::Error {
+    match error {
+        NoSession::Postgres(error) => error,
+        // Classified as an outage: it passes when the right server is back.
+        other => sqlx::Error::Configuration(Box::new(other)),
+    }
+}
+
+impl Sessions {
+    /// `count` at the same time. `limit`: of an answer.
+    pub(crate) fn new(door: Door, application: String, limit: Duration, count: usize) -> Self {
+        Self { door, application, limit, places: Semaphore::new(count), resting: Mutex::default() }
+    }
+
+    /// Says it once, to its end, whoever stops waiting for it.
+    pub(crate) async fn once<T, E>(self: &Arc<Self>, statement: Statement<T, E>) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<sqlx::Error> + Send + 'static,
+    {
+        let sessions = Arc::clone(self);
+        let said = tokio::spawn(async move {
+            let _place = sessions.places.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
+            let mut session = sessions.session().await.map_err(away)?;
+            let answer = tokio::time::timeout(sessions.limit, statement(&mut session.connection)).await;
+            match answer {
+                Ok(Ok(answer)) => {
+                    sessions.lock().push(session);
+                    Ok(answer)
+                }
+                // In whatever state: its connection goes with it.
+                Ok(Err(error)) => Err(error),
+                Err(_) => {
+                    // The others may be as dead.
+                    sessions.lock().clear();
+                    let text = format!("no answer within {:?}", sessions.limit);
+                    Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)).into())
+                }
+            }
+        });
+        said.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+    }
+
+    /// Says it until it is answered. `make` makes it anew each time; `until`: nobody wants to know any more.
+    pub(crate) async fn say<T: Send + 'static>(
+        self: &Arc<Self>,
+        until: &CancellationToken,
+        what: &str,
+        make: impl Fn() -> Statement<T, sqlx::Error>,
+    ) -> Result<T, Said> {
+        let mut backoff = Backoff::default();
+        loop {
+            let error = match self.once(make()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if is_lease_lost(&error) => return Err(Said::Lost),
+                Err(error) => error,
+            };
+            let told = match classify(error) {
+                PgFault::Outage(outage) => outage.to_string(),
+                PgFault::Fault(fault) => match fault.class {
+                    FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
+                        fault.to_string()
+                    }
+                    _ => return Err(Said::Fault(fault)),
+                },
+            };
+            tracing::warn!(application = %self.application, error = told, "{what}: PostgreSQL can't be asked; tried again");
+            tokio::select! {
+                biased;
+                () = until.cancelled() => return Err(Said::Abandoned),
+                () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    async fn session(&self) -> Result<Session, NoSession> {
+        while let Some(session) = { self.lock().pop() } {
+            if self.door.admits(&session) {
+                return Ok(session);
+            }
+        }
+        self.door.open(&self.application).await
+    }
+
+    /// Closes what rests.
+    pub(crate) async fn close(&self) {
+        let resting = std::mem::take(&mut *self.lock());
+        for session in resting {
+            session.close().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Session>> {
+        // Every change leaves the list whole.
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A statement of our own.
+pub(crate) fn statement<T, F>(said: F) -> Statement<T, sqlx::Error>
+where
+    F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
+{
+    Box::new(said)
+}

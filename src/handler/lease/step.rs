@@ -1,0 +1,94 @@
+//! A call outside, and whether it may be repeated.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::handler::HandlerError;
+
+/// A call to something outside PostgreSQL, as one key of one message makes it at most once, or as often as its rule allows. A renamed step
+/// is another one.
+///
+/// ```
+/// use std::time::Duration;
+/// use oncely::lease::{Repeat, Step};
+///
+/// const CHARGE: Step = Step::new("charge", Repeat::Within(Duration::from_secs(24 * 3_600)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) repeat: Repeat,
+}
+
+impl Step {
+    /// A step with its rule. There is no rule that would be right for all, so none is the default.
+    #[must_use]
+    pub const fn new(name: &'static str, repeat: Repeat) -> Self {
+        Self { name, repeat }
+    }
+
+    /// Its name, 1 to 255 bytes.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// What is done where an earlier call may have happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Repeat {
+    /// Called again: repeating does no harm.
+    Always,
+    /// Called again by the same key, as long as the other side knows it again: so long from the first call on, less a tenth. Between a
+    /// second and 3,650 days.
+    Within(Duration),
+    /// The other side is asked ([`Lease::step_or_ask`](super::Lease::step_or_ask)).
+    Ask,
+    /// Given up as `outcome_unknown`.
+    Never,
+}
+
+impl Repeat {
+    /// As `oncely.begin_step` takes it.
+    pub(crate) fn rule(self) -> (&'static str, Option<Duration>) {
+        match self {
+            Self::Always => ("always", None),
+            Self::Within(window) => ("within", Some(window)),
+            Self::Ask => ("ask", None),
+            Self::Never => ("never", None),
+        }
+    }
+}
+
+/// A call that is to be made now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What the other side deduplicates by (its `Idempotency-Key`): the same in each run of this step, `oncely.step_key` in SQL.
+    pub key: Uuid,
+    /// Grows with each certain refusal, and the key with it.
+    pub round: u32,
+    /// Number of the lease: hand it on to a side that can compare it, so that a late call of an older run is refused.
+    pub token: i64,
+    /// An earlier call may have happened.
+    pub is_repeat: bool,
+}
+
+/// A call that did not answer as hoped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StepError {
+    /// Whether it happened is not known: a timeout, a torn answer, a 5xx. The run fails as transient, and the step's rule decides in the next.
+    Unknown(anyhow::Error),
+    /// It did certainly not happen: a refused card, a connection that never came about. The step may begin again in the next round; the
+    /// error says what it means for the message.
+    Refused(HandlerError),
+}
+
+/// Without a word about it, an error leaves unknown whether the call happened.
+impl<E: Into<anyhow::Error>> From<E> for StepError {
+    fn from(error: E) -> Self {
+        Self::Unknown(error.into())
+    }
+}

@@ -1,0 +1,394 @@
+//! The lease of a key: what a worker asks of the functions of `oncely`'s lease protocol. Each statement commits by itself; each may be said
+//! again after a lost reply.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use sqlx::PgConnection;
+use sqlx::postgres::types::PgInterval;
+use uuid::Uuid;
+
+use crate::decide::OnConflict;
+use crate::fingerprint::Fingerprint;
+use crate::identity::Identity;
+use crate::reason::{Reason, Rejection};
+
+/// What is asked with a claim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseClaim<'a> {
+    pub(crate) identity: &'a Identity,
+    pub(crate) fingerprint: Option<&'a Fingerprint>,
+    /// Of this very acquisition.
+    pub(crate) owner: &'a str,
+    pub(crate) time: Duration,
+    pub(crate) max_run: Duration,
+    pub(crate) on_conflict: OnConflict,
+    pub(crate) max_crashes: u32,
+    pub(crate) queue: &'a str,
+    pub(crate) worker: &'a str,
+    pub(crate) trace_id: Option<&'a str>,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum LeaseAnswer {
+    Granted(Granted),
+    /// Another run holds the key, or its delay is not over: for so long.
+    Wait(Duration),
+    Duplicate,
+    /// It must not run.
+    /// `attempt`: given up by this very claim, and recorded.
+    Reject {
+        rejection: Rejection,
+        attempt: Option<u32>,
+    },
+}
+
+/// A lease that was granted.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Granted {
+    pub(crate) token: i64,
+    pub(crate) attempt: u32,
+    pub(crate) taken_over: bool,
+}
+
+/// Which lease of which key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held<'a> {
+    pub(crate) identity: &'a Identity,
+    pub(crate) token: i64,
+}
+
+fn interval(time: Duration) -> PgInterval {
+    PgInterval { months: 0, days: 0, microseconds: i64::try_from(time.as_micros()).unwrap_or(i64::MAX) }
+}
+
+/// Months are of no fixed length, and none of ours has any.
+fn duration(interval: PgInterval) -> Duration {
+    let days = i64::from(interval.days).saturating_add(i64::from(interval.months).saturating_mul(30));
+    let micros = interval.microseconds.saturating_add(days.saturating_mul(86_400_000_000));
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+/// Claims a key under a lease.
+pub(crate) async fn take_lease(
+    connection: &mut PgConnection,
+    claim: &LeaseClaim<'_>,
+) -> Result<LeaseAnswer, sqlx::Error> {
+    let on_conflict = match claim.on_conflict {
+        OnConflict::DeadLetter => "dead_letter",
+        OnConflict::Duplicate => "duplicate",
+    };
+    let row = sqlx::query!(
+        r#"select outcome as "outcome!", token, attempt, taken_over as "taken_over!", delay, reason, detail
+         from oncely.take_lease($1, $2, $3, $4, $5, $6, $7, null, $8, $9, $10, $11, $12, true)"#,
+        claim.identity.tenant.as_str(),
+        claim.identity.consumer.as_str(),
+        claim.identity.key.as_str(),
+        claim.fingerprint.map(|print| &print.0[..]),
+        claim.owner,
+        interval(claim.time),
+        interval(claim.max_run),
+        on_conflict,
+        i32::try_from(claim.max_crashes).unwrap_or(i32::MAX),
+        claim.queue,
+        claim.worker,
+        claim.trace_id
+    )
+    .fetch_one(connection)
+    .await?;
+    let missing =
+        |what: &str| sqlx::Error::Decode(format!("oncely.take_lease answered without a {what}").into());
+    Ok(match row.outcome.as_str() {
+        "granted" => LeaseAnswer::Granted(Granted {
+            token: row.token.ok_or_else(|| missing("token"))?,
+            attempt: u32::try_from(row.attempt.unwrap_or(1)).unwrap_or(1),
+            taken_over: row.taken_over,
+        }),
+        "in_flight" | "retry" => LeaseAnswer::Wait(row.delay.map(duration).unwrap_or_default()),
+        "duplicate" => LeaseAnswer::Duplicate,
+        "conflict" | "given_up" => {
+            let reason = row.reason.as_deref().and_then(Reason::from_code);
+            let rejection =
+                Rejection::new(reason.unwrap_or(Reason::AttemptsExhausted), row.detail.unwrap_or_default());
+            LeaseAnswer::Reject {
+                rejection,
+                attempt: row.attempt.and_then(|attempt| u32::try_from(attempt).ok()),
+            }
+        }
+        other => {
+            return Err(sqlx::Error::Decode(format!("oncely.take_lease answered {other:?}").into()));
+        }
+    })
+}
+
+/// Makes a lease end later. What is left of it; `None` where it is lost.
+pub(crate) async fn renew_lease(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+    time: Duration,
+) -> Result<Option<Duration>, sqlx::Error> {
+    let left = sqlx::query_scalar!(
+        "select oncely.renew_lease($1, $2, $3, $4, $5)",
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        interval(time)
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(left.map(duration))
+}
+
+/// May a step be called?
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum StepState {
+    Run,
+    Repeat,
+    Done(Value),
+    Unknown,
+}
+
+/// What `oncely.begin_step` answers.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BegunStep {
+    pub(crate) state: StepState,
+    pub(crate) call_key: Uuid,
+    pub(crate) round: u32,
+}
+
+/// Says that a step is about to be called. `call`: this very call.
+pub(crate) async fn begin_step(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+    step: &str,
+    (repeat, window): (&str, Option<Duration>),
+    call: Uuid,
+    time: Duration,
+) -> Result<BegunStep, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select state as "state!", result, call_key as "call_key!", round as "round!"
+         from oncely.begin_step($1, $2, $3, $4, $5, $6, $7, $8, $9)"#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        step,
+        repeat,
+        window.map(interval),
+        call,
+        interval(time)
+    )
+    .fetch_one(connection)
+    .await?;
+    let state = match row.state.as_str() {
+        "run" => StepState::Run,
+        "repeat" => StepState::Repeat,
+        "done" => StepState::Done(row.result.unwrap_or_default()),
+        "unknown" => StepState::Unknown,
+        other => return Err(sqlx::Error::Decode(format!("oncely.begin_step answered {other:?}").into())),
+    };
+    Ok(BegunStep { state, call_key: row.call_key, round: u32::try_from(row.round).unwrap_or(u32::MAX) })
+}
+
+/// Stores the result of a step. `in_transaction`: its effect is in the caller's transaction.
+pub(crate) async fn checkpoint(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+    step: &str,
+    result: &Value,
+    in_transaction: bool,
+    time: Duration,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select oncely.checkpoint($1, $2, $3, $4, $5, $6, $7, $8)",
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        step,
+        result,
+        in_transaction,
+        interval(time)
+    )
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+/// The result of a step that is done.
+pub(crate) async fn step_result(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+    step: &str,
+) -> Result<Option<Value>, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select i.steps -> $4 ->> 'state' = 'done' as is_done, i.steps -> $4 -> 'result' as result
+         from oncely.idempotency_keys as i
+         where i.tenant = $1 and i.consumer = $2 and i.key = $3"#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        step
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(row.filter(|row| row.is_done == Some(true)).map(|row| row.result.unwrap_or_default()))
+}
+
+/// Says that a step that began did certainly not happen.
+pub(crate) async fn refuse_step(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+    step: &str,
+    round: u32,
+    error: &str,
+) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7)",
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        step,
+        error,
+        i32::try_from(round).unwrap_or(i32::MAX)
+    )
+    .fetch_one(connection)
+    .await
+    .map(drop)
+}
+
+/// For the trail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseTrace<'a> {
+    pub(crate) queue: &'a str,
+    pub(crate) worker: &'a str,
+    pub(crate) trace_id: Option<&'a str>,
+}
+
+/// Completes a held key, first in the caller's transaction. False: an earlier transaction of this lease did it already, and nothing may
+/// be written.
+pub(crate) async fn complete_lease(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+    response: Option<&Value>,
+    refused: bool,
+    trace: LeaseTrace<'_>,
+) -> Result<bool, sqlx::Error> {
+    let outcome = sqlx::query_scalar!(
+        r#"select oncely.complete_lease($1, $2, $3, $4, $5, $6, $7, $8, true, $9) as "outcome!""#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        response,
+        trace.queue,
+        trace.worker,
+        trace.trace_id,
+        refused
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(outcome == "completed")
+}
+
+/// Why a run failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseFailure<'a> {
+    pub(crate) error: &'a str,
+    /// Given up at once, for this.
+    pub(crate) reason: Option<Reason>,
+    pub(crate) error_code: Option<&'a str>,
+    pub(crate) max_attempts: u32,
+    /// Of the copy that comes back.
+    pub(crate) delay: Duration,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum LeaseFailed {
+    Retry {
+        attempts: u32,
+    },
+    GivenUp {
+        attempts: u32,
+        reason: Reason,
+    },
+    /// This very run has completed it.
+    Completed,
+    /// Another run has the key.
+    Lost,
+}
+
+/// Ends a run that failed.
+pub(crate) async fn fail_lease(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+    failure: &LeaseFailure<'_>,
+    trace: LeaseTrace<'_>,
+) -> Result<LeaseFailed, sqlx::Error> {
+    let row = sqlx::query!(
+        r#"select outcome as "outcome!", attempts as "attempts!", final_reason
+         from oncely.fail_lease($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"#,
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token,
+        failure.error,
+        failure.reason.map(Reason::as_str),
+        failure.error_code,
+        i32::try_from(failure.max_attempts).unwrap_or(i32::MAX),
+        interval(failure.delay),
+        trace.queue,
+        trace.worker,
+        trace.trace_id
+    )
+    .fetch_one(connection)
+    .await?;
+    let attempts = u32::try_from(row.attempts).unwrap_or(0);
+    Ok(match row.outcome.as_str() {
+        "retry" => LeaseFailed::Retry { attempts },
+        "given_up" => {
+            let reason = row.final_reason.as_deref().and_then(Reason::from_code);
+            LeaseFailed::GivenUp { attempts, reason: reason.unwrap_or(Reason::AttemptsExhausted) }
+        }
+        "duplicate" => LeaseFailed::Completed,
+        "lost" => LeaseFailed::Lost,
+        other => return Err(sqlx::Error::Decode(format!("oncely.fail_lease answered {other:?}").into())),
+    })
+}
+
+/// Gives a held key back; nothing is counted.
+pub(crate) async fn release_lease(connection: &mut PgConnection, held: Held<'_>) -> Result<(), sqlx::Error> {
+    sqlx::query!(
+        "select oncely.release_lease($1, $2, $3, $4)",
+        held.identity.tenant.as_str(),
+        held.identity.consumer.as_str(),
+        held.identity.key.as_str(),
+        held.token
+    )
+    .fetch_one(connection)
+    .await
+    .map(drop)
+}
+
+/// Is the lease lost, says PostgreSQL?
+pub(crate) fn is_lease_lost(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("ONC18")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_go_there_and_back() {
+        for time in [Duration::ZERO, Duration::from_millis(1_500), Duration::from_secs(86_400 * 40)] {
+            assert_eq!(duration(interval(time)), time);
+        }
+        let negative = PgInterval { months: 0, days: 0, microseconds: -5 };
+        assert_eq!(duration(negative), Duration::ZERO, "over already");
+    }
+}

@@ -1,0 +1,70 @@
+//! A consumer whose handler runs under leases, instead of lanes: each message a run of its own, many at the same time, no transaction
+//! while the handler works.
+
+mod run;
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+
+use self::run::Runner;
+use super::shared::Shared;
+use crate::amqp::Delivery;
+use crate::handler::Run;
+use crate::handler::lease::{ErasedLeasedHandler, Sessions};
+
+/// Sessions for the short transactions of a consumer's runs: each is out for a round trip or two.
+const SESSIONS: usize = 4;
+
+/// The consumer's handler, where it runs under leases.
+pub(super) fn handler(run: &Run) -> Option<Arc<dyn ErasedLeasedHandler>> {
+    match run {
+        Run::Leased(handler) => Some(Arc::clone(handler)),
+        Run::Sql(_) | Run::Rust(_) | Run::RustBatch(_) => None,
+    }
+}
+
+/// Takes messages until told to stop, as many as may run at the same time, and none ahead: a claim that waits burns its lease. Runs that
+/// have begun are finished, or given back in time.
+pub(super) async fn leased(
+    shared: Arc<Shared>,
+    handler: Arc<dyn ErasedLeasedHandler>,
+    mut arriving: mpsc::Receiver<Box<Delivery>>,
+) {
+    let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
+    let sessions = Arc::new(Sessions::new(
+        shared.door.clone(),
+        shared.application(),
+        shared.postgres.client_timeout(),
+        SESSIONS,
+    ));
+    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, Arc::clone(&sessions)));
+    let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
+    let mut runs = JoinSet::new();
+    loop {
+        beat.idle();
+        let place = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => break,
+            place = Arc::clone(&places).acquire_owned() => place,
+        };
+        let Ok(place) = place else { break };
+        let delivery = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => break,
+            Some(_) = runs.join_next() => {
+                continue;
+            }
+            delivery = arriving.recv() => delivery,
+        };
+        let Some(delivery) = delivery else { break };
+        let runner = Arc::clone(&runner);
+        runs.spawn(async move {
+            let _place = place;
+            runner.take(delivery).await;
+        });
+    }
+    while runs.join_next().await.is_some() {}
+    sessions.close().await;
+}
