@@ -73,6 +73,7 @@ impl Claims {
                     fates[index] = Some(Fate::Dead { attempt: 0, why });
                     continue;
                 }
+                Some(KeyDecision::Leased) => unreachable!("nobody here holds a lease"),
                 Some(KeyDecision::Retake) => state.rows[usize::from(self.message(item).key)].attempts + 1,
                 None => 1,
             };
