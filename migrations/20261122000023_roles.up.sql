@@ -242,9 +242,9 @@ begin
                 'keys_collected_by_' || role, role
             );
         end if;
-        -- What was done stays done: a worker changes a key that may run and runs under no lease, or one that it has just claimed in this very
-        -- transaction (a row that a savepoint wrote does not count). Relay and operator lock rows to delete them in
-        -- peace, and change none.
+        -- What was done stays done: a worker changes a key that may run and runs under no lease, or one that it has
+        -- just claimed in this very transaction (a row that a savepoint wrote does not count). Relay and operator lock
+        -- rows to delete them in peace, and change none.
         case role
             when 'oncely_worker' then
                 create policy keys_worked on oncely.idempotency_keys for update to oncely_worker

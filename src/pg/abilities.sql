@@ -1,7 +1,7 @@
 -- What the session's user may do, by its rights to what each action needs.
 select session_user::text as "login!",
     has_column_privilege('oncely.dead_letters', 'state', 'update')
-        and has_function_privilege('oncely.free_keys(text[], uuid[])', 'execute')
+        and has_function_privilege('oncely.free_keys(text[], uuid[], boolean)', 'execute')
         and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
         and has_function_privilege('oncely.signing_keys()', 'execute') as "change_letters!",
     has_column_privilege('oncely.events', 'state', 'update')
