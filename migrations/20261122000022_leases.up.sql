@@ -137,7 +137,13 @@ comment on function oncely.lease_end is 'When a lease ends that is renewed now.'
 create function oncely.lease_retention(held oncely.idempotency_keys) returns interval
 language sql immutable
 set search_path = pg_catalog, pg_temp
-as 'select greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval ''0'')';
+as $$
+    select case
+        -- greatest leaves nulls out.
+        when held.expires_at is not null
+        then greatest(held.expires_at - to_timestamp(held.fencing_token / 1000000.0), interval '0')
+    end
+$$;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
 -- Each language can compute it for itself; a test compares them.
@@ -728,7 +734,12 @@ begin
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
         values (
             complete_lease.tenant, oncely.uuid_v7(now), 'identity', now,
-            oncely.bounded(now + oncely.lease_retention(held)), complete_lease.consumer,
+            oncely.bounded(now + coalesce(
+                oncely.lease_retention(held),
+                (select c.retention from oncely.consumers as c where c.consumer = complete_lease.consumer),
+                -- A consumer that no worker has registered: PostgreSQL answers for it.
+                interval '0'
+            )), complete_lease.consumer,
             complete_lease.key, held.fingerprint
         );
     end if;
@@ -738,7 +749,7 @@ end
 $$;
 comment on function oncely.complete_lease is
     'Completes a held key: first in the finishing transaction, before its own writes. completed: write, then COMMIT. '
-    'already_completed: an earlier transaction of this very lease did it, whose reply was lost: ROLLBACK, acknowledge. '
+    'already_completed: an earlier transaction of this very lease did it, whose reply was lost: write nothing, COMMIT, ack. '
     'ONC18: the lease is lost: ROLLBACK, nothing of this run counts. refused: the answer is no, and the response says '
     'why. Lease protocol version 1.';
 revoke execute on function oncely.complete_lease from public;

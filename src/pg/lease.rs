@@ -374,6 +374,13 @@ pub(crate) async fn release_lease(connection: &mut PgConnection, held: Held<'_>)
     .map(drop)
 }
 
+/// The number of the transaction that is open.
+pub(crate) async fn transaction_id(connection: &mut PgConnection) -> Result<String, sqlx::Error> {
+    sqlx::query_scalar!(r#"select pg_catalog.pg_current_xact_id()::pg_catalog.text as "id!""#)
+        .fetch_one(connection)
+        .await
+}
+
 /// Is the lease lost, says PostgreSQL?
 pub(crate) fn is_lease_lost(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).as_deref() == Some("ONC18")

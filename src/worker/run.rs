@@ -149,6 +149,13 @@ impl WorkerBuilder {
         }
         for consumer in &mut self.config.consumers {
             if matches!(runs.get(consumer.name.as_str()), Some(Run::Leased(_))) {
+                if consumer.replies {
+                    let place = format!("consumers.{}.replies", consumer.name);
+                    problems.add(
+                        place,
+                        "a handler that runs under leases answers nobody: emit the answer in its Finish",
+                    );
+                }
                 // Nothing is fetched ahead: what waits here could run in another process.
                 consumer.prefetch = u16::try_from(consumer.lease.concurrency).unwrap_or(u16::MAX);
             }

@@ -114,8 +114,20 @@ impl LeasedHandler for Charges {
         }
         let (tenant, key) = (message.tenant().to_owned(), message.key().to_owned());
         Ok(Finish::response(json!({ "charged": key }))?.with(move |connection| {
-            let (tenant, key) = (tenant.clone(), key.clone());
+            let (tenant, key, what) = (tenant.clone(), key.clone(), what.clone());
             Box::pin(async move {
+                match what.as_str() {
+                    // Goes on as if nothing had happened.
+                    "swallow" if attempt == 1 => {
+                        let _ = sqlx::query("select 1 / 0").execute(&mut *connection).await;
+                        return Ok(());
+                    }
+                    "end" if attempt == 1 => {
+                        sqlx::query("rollback").execute(&mut *connection).await?;
+                        return Ok(());
+                    }
+                    _ => {}
+                }
                 sqlx::query("insert into app.effects (tenant, consumer, key) values ($1, 'charges', $2)")
                     .bind(tenant)
                     .bind(key)
@@ -265,6 +277,46 @@ async fn a_run_that_lost_its_key_ends_and_its_message_comes_to_whoever_has_it() 
     assert_eq!(charges.provider.counts(), (1, 2), "called again by the same key");
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
     assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'fenced'").await, 1);
+}
+
+#[tokio::test]
+async fn a_finish_that_hides_its_failure_completes_nothing() {
+    let mut world = world().await;
+    let charges = Charges::default();
+    let running = Running::start(&world, &charges);
+    world.publish("charges", message("acme", "swallows"), r#"{"do": "swallow"}"#).await;
+    world.publish("charges", message("acme", "ends"), r#"{"do": "end"}"#).await;
+    world.wait_for(COMPLETED, 1).await;
+    world.wait_for("select count(*) from oncely.dead_letters", 1).await;
+    running.end().await;
+    assert_eq!(world.text("select string_agg(key, ' ') from app.effects").await.as_deref(), Some("swallows"));
+    assert_eq!(
+        world.text("select key || ' ' || reason from oncely.dead_letters").await.as_deref(),
+        Some("ends handler_rejected")
+    );
+    assert_eq!(charges.provider.counts(), (2, 2));
+}
+
+#[tokio::test]
+async fn a_key_of_a_worker_is_kept_as_long_as_its_consumer_says() {
+    let mut world = world().await;
+    let charges = Charges::default();
+    let running = Running::start(&world, &charges);
+    world.publish("charges", message("acme", "done"), "{}").await;
+    world.publish("charges", message("acme", "torn"), r#"{"do": "tear"}"#).await;
+    world.wait_for(COMPLETED, 2).await;
+    let kept = "select count(*) from oncely.idempotency_keys where expires_at is null";
+    assert_eq!(world.count(kept).await, 2);
+    let mirrored =
+        "select count(*) from oncely.mirror_queue where expires_at > clock_timestamp() + interval '6 days'";
+    assert_eq!(world.count(mirrored).await, 2);
+    sqlx::query("delete from oncely.mirror_queue").execute(&mut world.sql).await.unwrap();
+    let collected = world.oncely(&["gc", "run"]).await;
+    assert!(collected.status.success(), "{collected:?}");
+    world.publish("charges", message("acme", "done"), "{}").await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 1).await;
+    running.end().await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 2);
 }
 
 #[tokio::test]

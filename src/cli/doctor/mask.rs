@@ -14,9 +14,10 @@ const SECRET: [&str; 8] =
     ["url", "sentinels", "management", "signing_key", "known_keys", "key", "headers", "queue_arguments"];
 
 /// What is said of a table that stands for a value. Of `fixed` tenants and keys, and of who operates: that they are there.
-const TABLES: [(&str, &[&str]); 7] = [
+const TABLES: [(&str, &[&str]); 8] = [
     ("proxy", &["header", "from"]),
     ("retry", &["delays", "max_attempts", "max_crashes"]),
+    ("lease", &["time", "max_run", "concurrency"]),
     ("handler", &["function", "batch", "json"]),
     ("tenant", SOURCE),
     ("key", SOURCE),

@@ -7,12 +7,12 @@ use futures::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::failed::{RunError, in_handler};
-use super::sessions::statement;
+use super::sessions::{After, statement};
 use super::{Call, Finish, LeaseTime, Said, Sessions, Step, StepError};
 use crate::backoff::Backoff;
 use crate::failpoint::step as at;
@@ -205,23 +205,29 @@ impl Lease {
         let step = Step::new(name, super::Repeat::Always);
         let me = self.clone();
         let asked = Belief::now();
-        let written = self.0.sessions.once::<Result<T, Value>, RunError>(Box::new(move |connection| {
-            Box::pin(async move {
-                let mut transaction = connection.begin().await?;
-                let done = pg::step_result(&mut transaction, me.held(), name).await?;
-                if let Some(result) = done {
-                    transaction.rollback().await?;
-                    return Ok(Err(result));
-                }
-                let written = work(&mut transaction).await?;
-                let result = write(&step, &written)?;
-                pg::checkpoint(&mut transaction, me.held(), name, &result, true, me.0.time.lease).await?;
-                at("lease.transaction.before");
-                transaction.commit().await?;
-                at("lease.transaction.after");
-                Ok(Ok(written))
-            })
-        }));
+        let written = self.0.sessions.once::<Result<T, Value>, RunError>(
+            After::Close,
+            Box::new(move |connection| {
+                Box::pin(async move {
+                    let mut transaction = pg::begin(connection).await?;
+                    let done = pg::step_result(&mut transaction, me.held(), name).await?;
+                    if let Some(result) = done {
+                        transaction.rollback().await?;
+                        return Ok(Err(result));
+                    }
+                    let own = pg::transaction_id(&mut transaction).await?;
+                    pg::enter_handler(&mut transaction, pg::LockWait::Session).await?;
+                    let written = work(&mut transaction).await?;
+                    let result = write(&step, &written)?;
+                    still(&mut transaction, &own).await?;
+                    pg::checkpoint(&mut transaction, me.held(), name, &result, true, me.0.time.lease).await?;
+                    at("lease.transaction.before");
+                    transaction.commit().await?;
+                    at("lease.transaction.after");
+                    Ok(Ok(written))
+                })
+            }),
+        );
         match written.await {
             Ok(Ok(written)) => {
                 self.believe(asked);
@@ -390,26 +396,33 @@ impl Lease {
         let mut backoff = Backoff::default();
         loop {
             let (me, finish) = (self.clone(), finish.clone());
-            let done = self.0.sessions.once::<(), RunError>(Box::new(move |connection| {
-                Box::pin(async move {
-                    let mut transaction = connection.begin().await?;
-                    let trace = me.0.trail.of();
-                    let response = finish.response.as_ref();
-                    at("lease.complete.before");
-                    if !pg::complete_lease(&mut transaction, me.held(), response, refused, trace).await? {
-                        // Done by a COMMIT of before, whose answer was lost.
-                        transaction.rollback().await?;
-                        return Ok(());
-                    }
-                    if let Some(write) = &finish.write {
-                        write(&mut transaction).await?;
-                    }
-                    at("lease.commit.before");
-                    transaction.commit().await?;
-                    at("lease.commit.after");
-                    Ok(())
-                })
-            }));
+            let after = if finish.write.is_some() { After::Close } else { After::Keep };
+            let done = self.0.sessions.once::<(), RunError>(
+                after,
+                Box::new(move |connection| {
+                    Box::pin(async move {
+                        let mut transaction = pg::begin(connection).await?;
+                        let trace = me.0.trail.of();
+                        let response = finish.response.as_ref();
+                        at("lease.complete.before");
+                        if !pg::complete_lease(&mut transaction, me.held(), response, refused, trace).await? {
+                            // Done by a COMMIT of before, whose answer was lost. This one waits for a synchronous standby, if there is one.
+                            transaction.commit().await?;
+                            return Ok(());
+                        }
+                        if let Some(write) = &finish.write {
+                            let own = pg::transaction_id(&mut transaction).await?;
+                            pg::enter_handler(&mut transaction, pg::LockWait::Session).await?;
+                            write(&mut transaction).await?;
+                            still(&mut transaction, &own).await?;
+                        }
+                        at("lease.commit.before");
+                        transaction.commit().await?;
+                        at("lease.commit.after");
+                        Ok(())
+                    })
+                }),
+            );
             let told = match done.await {
                 Ok(()) => return Ok(Ended::Done(())),
                 Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => return Ok(Ended::Lost),
@@ -491,6 +504,20 @@ impl Lease {
         if let Err(said) = released {
             tracing::debug!(?said, "a lease was not given back: it runs out");
         }
+    }
+}
+
+/// Is it still our transaction, and has nothing in it failed? A COMMIT of one that has failed, or that the handler has ended, would say
+/// that all is well.
+async fn still(connection: &mut PgConnection, own: &str) -> Result<(), RunError> {
+    match pg::transaction_id(connection).await {
+        Ok(now) if now == own => Ok(()),
+        Ok(_) => Err(HandlerError::permanent("the handler has ended the transaction").into()),
+        Err(error) if pg::is_outage(&error) => Err(error.into()),
+        Err(_) => Err(HandlerError::transient(
+            "a statement of the handler failed, and it went on as if nothing had happened",
+        )
+        .into()),
     }
 }
 

@@ -35,6 +35,15 @@ pub(crate) enum Said {
     Fault(Fault),
 }
 
+/// What becomes of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// Somebody else gets it.
+    Keep,
+    /// A handler had it, and may have left settings in it.
+    Close,
+}
+
 /// The sessions of one consumer.
 pub(crate) struct Sessions {
     door: Door,
@@ -64,7 +73,7 @@ impl Sessions {
     }
 
     /// Says it once, to its end, whoever stops waiting for it.
-    pub(crate) async fn once<T, E>(self: &Arc<Self>, statement: Statement<T, E>) -> Result<T, E>
+    pub(crate) async fn once<T, E>(self: &Arc<Self>, after: After, statement: Statement<T, E>) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<sqlx::Error> + Send + 'static,
@@ -76,7 +85,9 @@ impl Sessions {
             let answer = tokio::time::timeout(sessions.limit, statement(&mut session.connection)).await;
             match answer {
                 Ok(Ok(answer)) => {
-                    sessions.lock().push(session);
+                    if after == After::Keep {
+                        sessions.lock().push(session);
+                    }
                     Ok(answer)
                 }
                 // In whatever state: its connection goes with it.
@@ -101,7 +112,7 @@ impl Sessions {
     ) -> Result<T, Said> {
         let mut backoff = Backoff::default();
         loop {
-            let error = match self.once(make()).await {
+            let error = match self.once(After::Keep, make()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if is_lease_lost(&error) => return Err(Said::Lost),
                 Err(error) => error,
@@ -110,6 +121,10 @@ impl Sessions {
                 PgFault::Outage(outage) => outage.to_string(),
                 PgFault::Fault(fault) => match fault.class {
                     FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
+                        fault.to_string()
+                    }
+                    // Cancelled, or a key that changes too fast.
+                    FaultClass::Transient if matches!(fault.code.as_deref(), Some("57014" | "ONC14")) => {
                         fault.to_string()
                     }
                     _ => return Err(Said::Fault(fault)),
@@ -130,7 +145,7 @@ impl Sessions {
                 return Ok(session);
             }
         }
-        self.door.open(&self.application).await
+        self.door.open_for_handlers(&self.application).await
     }
 
     /// Closes what rests.

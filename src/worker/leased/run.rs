@@ -82,8 +82,12 @@ impl Runner {
                 one
             }
         };
-        if outcome.completes() {
-            shared.health.completed(shared.clock.now());
+        match outcome.completes() {
+            true => {
+                shared.health.resumed();
+                shared.health.completed(shared.clock.now());
+            }
+            false => shared.health.committed(),
         }
         let trace = shared.traces.batch(1);
         if settle(shared, &trace, vec![(delivery, known, outcome)]).await.is_err() {
@@ -170,8 +174,8 @@ impl Runner {
             Ok(answer) => Some(answer),
             Err(Said::Fault(fault)) => {
                 shared.health.stalled(&fault, None);
-                tracing::error!(consumer = %shared.consumer.name, error = %fault, "a message can't be claimed");
-                None
+                tracing::error!(consumer = %shared.consumer.name, error = %fault, "a message can't be claimed; it comes back");
+                Some(LeaseAnswer::Wait(Duration::ZERO))
             }
             Err(Said::Lost | Said::Abandoned) => None,
         }
