@@ -749,7 +749,8 @@ end
 $$;
 comment on function oncely.complete_lease is
     'Completes a held key: first in the finishing transaction, before its own writes. completed: write, then COMMIT. '
-    'already_completed: an earlier transaction of this very lease did it, whose reply was lost: write nothing, COMMIT, ack. '
+    'already_completed: an earlier transaction of this very lease did it, whose reply was lost: write nothing, COMMIT, '
+    'acknowledge. '
     'ONC18: the lease is lost: ROLLBACK, nothing of this run counts. refused: the answer is no, and the response says '
     'why. Lease protocol version 1.';
 revoke execute on function oncely.complete_lease from public;
