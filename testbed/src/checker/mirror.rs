@@ -100,8 +100,14 @@ async fn tags(
     connection: &mut PgConnection,
     key: Option<&str>,
 ) -> anyhow::Result<([u8; 32], Vec<(Tag, String)>)> {
-    let row =
-        sqlx::query("select oncely.epoch(), secret from oncely.cell").fetch_one(&mut *connection).await?;
+    let row = sqlx::query(
+        "select oncely.epoch(), s.secret from oncely.secrets as s
+         where s.purpose = 'mirror' and s.signs_from <= clock_timestamp()
+         order by s.signs_from desc
+         limit 1",
+    )
+    .fetch_one(&mut *connection)
+    .await?;
     let (epoch, secret): (String, Vec<u8>) = (row.get(0), row.get(1));
     let secret = key.map_or(secret, |key| key.as_bytes().to_vec());
     let tag_key = blake3::derive_key("oncely 2026-11-20 mirror tag v1", &secret);
