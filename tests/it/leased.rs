@@ -122,6 +122,7 @@ impl LeasedHandler for Charges {
                         let _ = sqlx::query("select 1 / 0").execute(&mut *connection).await;
                         return Ok(());
                     }
+                    "burst" if attempt == 1 => panic!("out of luck"),
                     "end" if attempt == 1 => {
                         sqlx::query("rollback").execute(&mut *connection).await?;
                         return Ok(());
@@ -286,15 +287,19 @@ async fn a_finish_that_hides_its_failure_completes_nothing() {
     let running = Running::start(&world, &charges);
     world.publish("charges", message("acme", "swallows"), r#"{"do": "swallow"}"#).await;
     world.publish("charges", message("acme", "ends"), r#"{"do": "end"}"#).await;
-    world.wait_for(COMPLETED, 1).await;
+    world.publish("charges", message("acme", "bursts"), r#"{"do": "burst"}"#).await;
+    world.wait_for(COMPLETED, 2).await;
     world.wait_for("select count(*) from oncely.dead_letters", 1).await;
     running.end().await;
-    assert_eq!(world.text("select string_agg(key, ' ') from app.effects").await.as_deref(), Some("swallows"));
+    assert_eq!(
+        world.text("select string_agg(key, ' ' order by key) from app.effects").await.as_deref(),
+        Some("bursts swallows")
+    );
     assert_eq!(
         world.text("select key || ' ' || reason from oncely.dead_letters").await.as_deref(),
         Some("ends handler_rejected")
     );
-    assert_eq!(charges.provider.counts(), (2, 2));
+    assert_eq!(charges.provider.counts(), (3, 3));
 }
 
 #[tokio::test]

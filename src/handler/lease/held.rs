@@ -65,6 +65,8 @@ pub struct Lease(Arc<Inner>);
 
 struct Inner {
     sessions: Arc<Sessions>,
+    /// For renewals alone: they wait for no claim and no handler's transaction.
+    renewals: Arc<Sessions>,
     identity: Identity,
     granted: Granted,
     time: LeaseTime,
@@ -98,7 +100,7 @@ pub(crate) enum Ended<T> {
 impl Lease {
     /// `asked`: when the claim left.
     pub(crate) fn new(
-        sessions: Arc<Sessions>,
+        (sessions, renewals): (Arc<Sessions>, Arc<Sessions>),
         identity: Identity,
         granted: Granted,
         time: LeaseTime,
@@ -108,7 +110,7 @@ impl Lease {
     ) -> Self {
         let belief = Mutex::new(Belief { since: asked.0, at: asked.1 });
         let lost = CancellationToken::new();
-        Self(Arc::new(Inner { sessions, identity, granted, time, trail, belief, lost, abandon }))
+        Self(Arc::new(Inner { sessions, renewals, identity, granted, time, trail, belief, lost, abandon }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -347,11 +349,12 @@ impl Lease {
         + Send
         + 'static,
     ) -> Result<T, HandlerError> {
-        self.said(until, what, make).await.map_err(|said| self.told(said))
+        self.said(&self.0.sessions, until, what, make).await.map_err(|said| self.told(said))
     }
 
     async fn said<T: Send + 'static>(
         &self,
+        sessions: &Arc<Sessions>,
         until: &CancellationToken,
         what: &str,
         make: impl for<'c> Fn(Lease, &'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
@@ -363,14 +366,18 @@ impl Lease {
             let (me, make) = (self.clone(), make.clone());
             statement(move |connection| make(me, connection))
         };
-        self.0.sessions.say(until, what, say).await
+        sessions.say(until, what, say).await
     }
 
     fn told(&self, said: Said) -> HandlerError {
         match said {
             Said::Lost => self.give_up(),
             Said::Abandoned => HandlerError::transient("the run ends"),
-            Said::Fault(fault) => HandlerError::permanent(fault.to_string()),
+            // Arguments that can't be right stay so; the rest may pass, and is counted.
+            Said::Fault(fault) if fault.class == FaultClass::Poison => {
+                HandlerError::permanent(fault.to_string())
+            }
+            Said::Fault(fault) => HandlerError::transient(fault.to_string()),
         }
     }
 
@@ -378,7 +385,7 @@ impl Lease {
     pub(crate) async fn renew(&self) -> Result<bool, Said> {
         let asked = Belief::now();
         let left = self
-            .said(&self.0.lost, "a lease is renewed", |me, connection| {
+            .said(&self.0.renewals, &self.0.lost, "a lease is renewed", |me, connection| {
                 Box::pin(async move {
                     at("lease.renew.before");
                     pg::renew_lease(connection, me.held(), me.0.time.lease).await
@@ -423,30 +430,29 @@ impl Lease {
                     })
                 }),
             );
-            let told = match done.await {
+            let fault = match done.await {
                 Ok(()) => return Ok(Ended::Done(())),
                 Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => return Ok(Ended::Lost),
+                // A panic of the handler's write, which no further try would mend.
+                Err(RunError::Ours(sqlx::Error::WorkerCrashed)) => {
+                    return Err(Fault::new(FaultClass::Transient, None, "the write of the finish panicked"));
+                }
                 Err(RunError::Ours(error)) => match pg::classify(error) {
-                    PgFault::Outage(outage) => outage.to_string(),
+                    PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
                     // What was called outside has happened, and is to be known: it passes, or the lease is lost.
                     PgFault::Fault(fault) => match fault.class {
-                        FaultClass::Contention | FaultClass::Environment | FaultClass::Session => {
-                            fault.to_string()
-                        }
+                        FaultClass::Contention | FaultClass::Environment | FaultClass::Session => fault,
                         _ => return Err(fault),
                     },
                 },
                 Err(RunError::Handler(error)) => match error.into_fault() {
-                    PgFault::Outage(outage) => outage.to_string(),
-                    PgFault::Fault(fault) if fault.class == FaultClass::Contention => fault.to_string(),
+                    PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
+                    PgFault::Fault(fault) if fault.class == FaultClass::Contention => fault,
                     PgFault::Fault(fault) => return Err(fault),
                 },
             };
-            tracing::warn!(
-                key_token = self.token(),
-                error = told,
-                "a finished run can't be recorded yet; tried again"
-            );
+            self.0.sessions.stall(&fault);
+            tracing::warn!(token = self.token(), error = %fault, "a finished run can't be recorded yet; tried again");
             tokio::select! {
                 biased;
                 () = self.0.abandon.cancelled() => return Ok(Ended::Abandoned),
@@ -465,7 +471,7 @@ impl Lease {
         delay: Duration,
     ) -> Ended<LeaseFailed> {
         let failed = self
-            .said(&self.0.abandon, "a failed run is recorded", move |me, connection| {
+            .said(&self.0.sessions, &self.0.abandon, "a failed run is recorded", move |me, connection| {
                 let (error, error_code) = (error.clone(), error_code.clone());
                 Box::pin(async move {
                     let failure = LeaseFailure {
@@ -497,7 +503,7 @@ impl Lease {
     /// Gives the key back, for whoever comes next.
     pub(crate) async fn release(&self) {
         let released = self
-            .said(&self.0.abandon, "a lease is given back", |me, connection| {
+            .said(&self.0.sessions, &self.0.abandon, "a lease is given back", |me, connection| {
                 Box::pin(async move { pg::release_lease(connection, me.held()).await })
             })
             .await;

@@ -50,6 +50,8 @@ pub(crate) struct Sessions {
     application: String,
     limit: Duration,
     places: Semaphore,
+    /// Told of what keeps a statement from being answered, each time.
+    stalled: Box<dyn Fn(&Fault) + Send + Sync>,
     resting: Mutex<Vec<Session>>,
 }
 
@@ -68,8 +70,15 @@ fn away(error: NoSession) -> sqlx::Error {
 
 impl Sessions {
     /// `count` at the same time. `limit`: of an answer.
-    pub(crate) fn new(door: Door, application: String, limit: Duration, count: usize) -> Self {
-        Self { door, application, limit, places: Semaphore::new(count), resting: Mutex::default() }
+    pub(crate) fn new(
+        door: Door,
+        application: String,
+        limit: Duration,
+        count: usize,
+        stalled: impl Fn(&Fault) + Send + Sync + 'static,
+    ) -> Self {
+        let places = Semaphore::new(count);
+        Self { door, application, limit, places, stalled: Box::new(stalled), resting: Mutex::default() }
     }
 
     /// Says it once, to its end, whoever stops waiting for it.
@@ -117,26 +126,30 @@ impl Sessions {
                 Err(error) if is_lease_lost(&error) => return Err(Said::Lost),
                 Err(error) => error,
             };
-            let told = match classify(error) {
-                PgFault::Outage(outage) => outage.to_string(),
+            let fault = match classify(error) {
+                PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
                 PgFault::Fault(fault) => match fault.class {
-                    FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
-                        fault.to_string()
-                    }
+                    FaultClass::Environment | FaultClass::Contention | FaultClass::Session => fault,
                     // Cancelled, or a key that changes too fast.
                     FaultClass::Transient if matches!(fault.code.as_deref(), Some("57014" | "ONC14")) => {
-                        fault.to_string()
+                        fault
                     }
                     _ => return Err(Said::Fault(fault)),
                 },
             };
-            tracing::warn!(application = %self.application, error = told, "{what}: PostgreSQL can't be asked; tried again");
+            self.stall(&fault);
+            tracing::warn!(application = %self.application, error = %fault, "{what}: PostgreSQL can't be asked; tried again");
             tokio::select! {
                 biased;
                 () = until.cancelled() => return Err(Said::Abandoned),
                 () = tokio::time::sleep(backoff.next()) => {}
             }
         }
+    }
+
+    /// Something keeps a statement from being answered.
+    pub(crate) fn stall(&self, fault: &Fault) {
+        (self.stalled)(fault);
     }
 
     async fn session(&self) -> Result<Session, NoSession> {

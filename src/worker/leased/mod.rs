@@ -6,7 +6,7 @@ mod run;
 use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use self::run::Runner;
 use super::shared::Shared;
@@ -16,6 +16,8 @@ use crate::handler::lease::{ErasedLeasedHandler, Sessions};
 
 /// Sessions for the short transactions of a consumer's runs: each is out for a round trip or two.
 const SESSIONS: usize = 4;
+/// Renewals for each lease: two may fail.
+const RENEWALS: u32 = 3;
 
 /// The consumer's handler, where it runs under leases.
 pub(super) fn handler(run: &Run) -> Option<Arc<dyn ErasedLeasedHandler>> {
@@ -33,13 +35,17 @@ pub(super) async fn leased(
     mut arriving: mpsc::Receiver<Box<Delivery>>,
 ) {
     let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
-    let sessions = Arc::new(Sessions::new(
-        shared.door.clone(),
-        shared.application(),
-        shared.postgres.client_timeout(),
-        SESSIONS,
-    ));
-    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, Arc::clone(&sessions)));
+    let open = |limit, count| {
+        let told = Arc::clone(&shared);
+        Arc::new(Sessions::new(shared.door.clone(), shared.application(), limit, count, move |fault| {
+            told.health.stalled(fault, None);
+            told.counters.outage();
+        }))
+    };
+    let sessions = open(shared.postgres.client_timeout(), SESSIONS);
+    // An answer that comes later than the next renewal is of no use.
+    let renewals = open(shared.consumer.lease.time / RENEWALS, 1);
+    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, [&sessions, &renewals].map(Arc::clone)));
     let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
     let mut runs = JoinSet::new();
     loop {
@@ -53,7 +59,8 @@ pub(super) async fn leased(
         let delivery = tokio::select! {
             biased;
             () = shared.stop.cancelled() => break,
-            Some(_) = runs.join_next() => {
+            Some(ended) = runs.join_next() => {
+                pass_on(ended);
                 continue;
             }
             delivery = arriving.recv() => delivery,
@@ -65,6 +72,18 @@ pub(super) async fn leased(
             runner.take(delivery).await;
         });
     }
-    while runs.join_next().await.is_some() {}
+    while let Some(ended) = runs.join_next().await {
+        pass_on(ended);
+    }
     sessions.close().await;
+    renewals.close().await;
+}
+
+/// What a run that panicked held stays unacknowledged as long as its channel lives: the worker stops, as for a lane.
+fn pass_on(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        std::panic::resume_unwind(error.into_panic());
+    }
 }

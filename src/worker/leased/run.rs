@@ -18,7 +18,7 @@ use crate::handler::{HandlerError, Message};
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, LeaseAnswer, LeaseClaim, LeaseFailed, PgFault};
 use crate::reason::{Reason, Rejection};
-use crate::worker::batch::prepare::prepare;
+use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, Known};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::settle::settle;
@@ -31,14 +31,13 @@ use crate::worker::transaction::without_handler::{audit_only, reject};
 const GRACE: Duration = Duration::from_secs(2);
 /// Before `worker.shutdown` is over: runs are given back then, so that another worker need not wait for their leases.
 const GIVE_BACK: Duration = Duration::from_secs(5);
-/// Renewals for each lease: two may fail.
-const RENEWALS: u32 = 3;
 
 /// What all runs of a consumer have in common.
 pub(super) struct Runner {
     shared: Arc<Shared>,
     handler: Arc<dyn ErasedLeasedHandler>,
     sessions: Arc<Sessions>,
+    renewals: Arc<Sessions>,
 }
 
 /// What became of a message: what the broker is told, or nothing, and it comes again with its channel.
@@ -48,9 +47,9 @@ impl Runner {
     pub(super) fn new(
         shared: Arc<Shared>,
         handler: Arc<dyn ErasedLeasedHandler>,
-        sessions: Arc<Sessions>,
+        [sessions, renewals]: [Arc<Sessions>; 2],
     ) -> Self {
-        Self { shared, handler, sessions }
+        Self { shared, handler, sessions, renewals }
     }
 
     /// Takes a message in hand until the broker is told of it.
@@ -59,6 +58,10 @@ impl Runner {
         // Paused, or its channel is gone: it comes again.
         let Some(_at_work) = shared.gate.begin() else { return };
         if delivery.channel.is_over() {
+            return;
+        }
+        let unknown = shared.keys.are_stale() || names_unknown_key(shared, &delivery);
+        if unknown && !self.learn_keys().await {
             return;
         }
         let (delivery, known, outcome) = match prepare(shared, delivery) {
@@ -95,6 +98,16 @@ impl Runner {
         }
     }
 
+    /// Nothing is judged by keys that lack the one which a message names, or were read long ago. False where the worker stops first.
+    async fn learn_keys(&self) -> bool {
+        let since = Instant::now();
+        let make = || {
+            let shared = Arc::clone(&self.shared);
+            statement(move |connection| Box::pin(async move { shared.keys.ask(since, connection).await }))
+        };
+        self.sessions.say(&self.shared.stop, "keys are read", make).await.is_ok()
+    }
+
     /// Claims, and runs what was granted.
     async fn decide(&self, candidate: &Arc<Candidate>) -> Decided {
         let shared = &*self.shared;
@@ -108,7 +121,7 @@ impl Runner {
         match self.claim(candidate, &trail, time).await? {
             LeaseAnswer::Granted(granted) => {
                 let lease = Lease::new(
-                    Arc::clone(&self.sessions),
+                    (Arc::clone(&self.sessions), Arc::clone(&self.renewals)),
                     candidate.identity.clone(),
                     granted,
                     time,
@@ -485,7 +498,7 @@ impl HandlerEnd {
 
 /// Renews until the run is over: no heartbeat outlives it.
 async fn renew(lease: Lease, over: CancellationToken, time: Duration) {
-    let mut ticks = tokio::time::interval(time / RENEWALS);
+    let mut ticks = tokio::time::interval(time / super::RENEWALS);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     ticks.tick().await;
     loop {
