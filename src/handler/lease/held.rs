@@ -11,16 +11,14 @@ use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::failed::{RunError, in_handler};
+use super::failed::{RunError, in_handler, still};
 use super::sessions::{After, statement};
-use super::{Call, Finish, LeaseTime, Said, Sessions, Step, StepError};
-use crate::backoff::Backoff;
+use super::{Call, LeaseTime, Said, Sessions, Step, StepError};
 use crate::failpoint::step as at;
-use crate::fault::{Fault, FaultClass};
+use crate::fault::FaultClass;
 use crate::handler::HandlerError;
 use crate::identity::Identity;
-use crate::pg::{self, BegunStep, Granted, Held, LeaseFailed, LeaseFailure, LeaseTrace, PgFault, StepState};
-use crate::reason::Reason;
+use crate::pg::{self, BegunStep, Granted, Held, LeaseTrace, StepState};
 
 /// Kept clear of the end of a lease: what begins by our clocks must not be over by the server's.
 const MARGIN: Duration = Duration::from_secs(3);
@@ -34,7 +32,7 @@ pub(crate) struct Trail {
 }
 
 impl Trail {
-    fn of(&self) -> LeaseTrace<'_> {
+    pub(super) fn of(&self) -> LeaseTrace<'_> {
         LeaseTrace { queue: &self.queue, worker: &self.worker, trace_id: self.trace_id.as_deref() }
     }
 }
@@ -61,21 +59,21 @@ impl Belief {
 
 /// A key that this run holds. See [`LeasedHandler`](super::LeasedHandler).
 #[derive(Clone)]
-pub struct Lease(Arc<Inner>);
+pub struct Lease(pub(super) Arc<Inner>);
 
-struct Inner {
-    sessions: Arc<Sessions>,
+pub(super) struct Inner {
+    pub(super) sessions: Arc<Sessions>,
     /// For renewals alone: they wait for no claim and no handler's transaction.
-    renewals: Arc<Sessions>,
-    identity: Identity,
-    granted: Granted,
-    time: LeaseTime,
-    trail: Trail,
+    pub(super) renewals: Arc<Sessions>,
+    pub(super) identity: Identity,
+    pub(super) granted: Granted,
+    pub(super) time: LeaseTime,
+    pub(super) trail: Trail,
     belief: Mutex<Belief>,
     /// Another run has the key, or this one is to end.
-    lost: CancellationToken,
+    pub(super) lost: CancellationToken,
     /// The process does not wait any longer.
-    abandon: CancellationToken,
+    pub(super) abandon: CancellationToken,
 }
 
 impl std::fmt::Debug for Lease {
@@ -85,16 +83,6 @@ impl std::fmt::Debug for Lease {
             .field("attempt", &self.0.granted.attempt)
             .finish_non_exhaustive()
     }
-}
-
-/// What became of the end of a run.
-#[derive(Debug)]
-pub(crate) enum Ended<T> {
-    Done(T),
-    /// Another run has the key.
-    Lost,
-    /// The process ends first.
-    Abandoned,
 }
 
 impl Lease {
@@ -242,7 +230,7 @@ impl Lease {
         }
     }
 
-    fn held(&self) -> Held<'_> {
+    pub(super) fn held(&self) -> Held<'_> {
         Held { identity: &self.0.identity, token: self.0.granted.token }
     }
 
@@ -352,7 +340,7 @@ impl Lease {
         self.said(&self.0.sessions, until, what, make).await.map_err(|said| self.told(said))
     }
 
-    async fn said<T: Send + 'static>(
+    pub(super) async fn said<T: Send + 'static>(
         &self,
         sessions: &Arc<Sessions>,
         until: &CancellationToken,
@@ -396,134 +384,6 @@ impl Lease {
             self.believe(asked);
         }
         Ok(left.is_some())
-    }
-
-    /// Completes the key, with the run's own writes: tried until it is done, or lost.
-    pub(crate) async fn complete(&self, finish: &Finish, refused: bool) -> Result<Ended<()>, Fault> {
-        let mut backoff = Backoff::default();
-        loop {
-            let (me, finish) = (self.clone(), finish.clone());
-            let after = if finish.write.is_some() { After::Close } else { After::Keep };
-            let done = self.0.sessions.once::<(), RunError>(
-                after,
-                Box::new(move |connection| {
-                    Box::pin(async move {
-                        let mut transaction = pg::begin(connection).await?;
-                        let trace = me.0.trail.of();
-                        let response = finish.response.as_ref();
-                        at("lease.complete.before");
-                        if !pg::complete_lease(&mut transaction, me.held(), response, refused, trace).await? {
-                            // Done by a COMMIT of before, whose answer was lost. This one waits for a synchronous standby, if there is one.
-                            transaction.commit().await?;
-                            return Ok(());
-                        }
-                        if let Some(write) = &finish.write {
-                            let own = pg::transaction_id(&mut transaction).await?;
-                            pg::enter_handler(&mut transaction, pg::LockWait::Session).await?;
-                            write(&mut transaction).await?;
-                            still(&mut transaction, &own).await?;
-                        }
-                        at("lease.commit.before");
-                        transaction.commit().await?;
-                        at("lease.commit.after");
-                        Ok(())
-                    })
-                }),
-            );
-            let fault = match done.await {
-                Ok(()) => return Ok(Ended::Done(())),
-                Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => return Ok(Ended::Lost),
-                // A panic of the handler's write, which no further try would mend.
-                Err(RunError::Ours(sqlx::Error::WorkerCrashed)) => {
-                    return Err(Fault::new(FaultClass::Transient, None, "the write of the finish panicked"));
-                }
-                Err(RunError::Ours(error)) => match pg::classify(error) {
-                    PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
-                    // What was called outside has happened, and is to be known: it passes, or the lease is lost.
-                    PgFault::Fault(fault) => match fault.class {
-                        FaultClass::Contention | FaultClass::Environment | FaultClass::Session => fault,
-                        _ => return Err(fault),
-                    },
-                },
-                Err(RunError::Handler(error)) => match error.into_fault() {
-                    PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
-                    PgFault::Fault(fault) if fault.class == FaultClass::Contention => fault,
-                    PgFault::Fault(fault) => return Err(fault),
-                },
-            };
-            self.0.sessions.stall(&fault);
-            tracing::warn!(token = self.token(), error = %fault, "a finished run can't be recorded yet; tried again");
-            tokio::select! {
-                biased;
-                () = self.0.abandon.cancelled() => return Ok(Ended::Abandoned),
-                () = tokio::time::sleep(backoff.next()) => {}
-            }
-        }
-    }
-
-    /// Ends a run that failed.
-    pub(crate) async fn fail(
-        &self,
-        error: String,
-        reason: Option<Reason>,
-        error_code: Option<String>,
-        max_attempts: u32,
-        delay: Duration,
-    ) -> Ended<LeaseFailed> {
-        let failed = self
-            .said(&self.0.sessions, &self.0.abandon, "a failed run is recorded", move |me, connection| {
-                let (error, error_code) = (error.clone(), error_code.clone());
-                Box::pin(async move {
-                    let failure = LeaseFailure {
-                        error: &error,
-                        reason,
-                        error_code: error_code.as_deref(),
-                        max_attempts,
-                        delay,
-                    };
-                    at("lease.fail.before");
-                    let failed = pg::fail_lease(connection, me.held(), &failure, me.0.trail.of()).await;
-                    at("lease.fail.after");
-                    failed
-                })
-            })
-            .await;
-        match failed {
-            Ok(LeaseFailed::Lost) | Err(Said::Lost) => Ended::Lost,
-            Ok(failed) => Ended::Done(failed),
-            Err(Said::Abandoned) => Ended::Abandoned,
-            Err(Said::Fault(fault)) => {
-                // Its lease runs out, and the next copy takes the key over.
-                tracing::error!(error = %fault, "a failed run can't be recorded");
-                Ended::Lost
-            }
-        }
-    }
-
-    /// Gives the key back, for whoever comes next.
-    pub(crate) async fn release(&self) {
-        let released = self
-            .said(&self.0.sessions, &self.0.abandon, "a lease is given back", |me, connection| {
-                Box::pin(async move { pg::release_lease(connection, me.held()).await })
-            })
-            .await;
-        if let Err(said) = released {
-            tracing::debug!(?said, "a lease was not given back: it runs out");
-        }
-    }
-}
-
-/// Is it still our transaction, and has nothing in it failed? A COMMIT of one that has failed, or that the handler has ended, would say
-/// that all is well.
-async fn still(connection: &mut PgConnection, own: &str) -> Result<(), RunError> {
-    match pg::transaction_id(connection).await {
-        Ok(now) if now == own => Ok(()),
-        Ok(_) => Err(HandlerError::permanent("the handler has ended the transaction").into()),
-        Err(error) if pg::is_outage(&error) => Err(error.into()),
-        Err(_) => Err(HandlerError::transient(
-            "a statement of the handler failed, and it went on as if nothing had happened",
-        )
-        .into()),
     }
 }
 

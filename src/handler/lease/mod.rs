@@ -1,6 +1,7 @@
 //! Leases: a key that is held for a time, for effects outside PostgreSQL that no transaction covers. The state is the key's own row, the
 //! rules are those of `oncely.claim_lease` and its neighbours in SQL; here is what runs under one.
 
+mod ending;
 mod failed;
 mod finish;
 mod handler;
@@ -8,10 +9,11 @@ mod held;
 mod sessions;
 mod step;
 
+pub(crate) use ending::Ended;
 pub use finish::Finish;
 pub(crate) use handler::ErasedLeasedHandler;
 pub use handler::LeasedHandler;
 pub use held::Lease;
-pub(crate) use held::{Ended, Trail};
+pub(crate) use held::Trail;
 pub(crate) use sessions::{LeaseTime, Said, Sessions, statement};
 pub use step::{Call, Repeat, Step, StepError};

@@ -1,6 +1,7 @@
 //! A consumer whose handler runs under leases, instead of lanes: each message a run of its own, many at the same time, no transaction
 //! while the handler works.
 
+mod record;
 mod run;
 
 use std::sync::Arc;
