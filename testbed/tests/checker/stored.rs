@@ -5,9 +5,6 @@ use super::*;
 /// The product's tables, as far as the judge reads them.
 const TABLES: &str = "
 create schema oncely;
-create table oncely.cell (secret bytea not null);
-insert into oncely.cell values ('0123456789abcdef');
-create function oncely.epoch() returns text language sql as $$ select 'epoch-1' $$;
 create table oncely.idempotency_keys (tenant text, consumer text, key text, status text, fingerprint bytea);
 create table oncely.audit (tenant text, consumer text, key text, outcome text);
 create table oncely.mirror_queue (id integer);
@@ -77,30 +74,31 @@ async fn evidence_is_read_from_the_tables() {
 
 #[tokio::test]
 async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_epoch() {
-    let servers = Servers::start().await.unwrap();
-    let database = Database::create(&servers.urls().postgres).await.unwrap();
-    let mut connection = database.connect().await.unwrap();
-    run(&mut connection, TABLES).await;
+    let (servers, database, mut connection) = migrated().await;
     run(
         &mut connection,
-        "insert into oncely.idempotency_keys values
-            ('acme', 'faults', 'done', 'COMPLETED', decode('00ff', 'hex')),
-            ('acme', 'faults', 'failed', 'FAILED', decode('00ff', 'hex'))",
+        "insert into oncely.idempotency_keys
+            (tenant, consumer, key, status, fingerprint, attempts, created_at, completed_at, reason)
+         values ('acme', 'faults', 'done', 'COMPLETED', decode(repeat('00ff', 8), 'hex'), 1, now(), now(), null),
+            ('acme', 'faults', 'failed', 'FAILED', decode(repeat('00ff', 8), 'hex'), 1, now(), now(), 'permanent')",
     )
     .await;
+    let (now, secret): (String, Vec<u8>) =
+        sqlx::query_as("select oncely.epoch(), secret from oncely.secrets where purpose = 'mirror'")
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
     // The format, written out once more.
     let tag = |epoch: &str, key: &str| {
-        let mut hasher = blake3::Hasher::new_keyed(&blake3::derive_key(
-            "oncely 2026-11-20 mirror tag v1",
-            b"0123456789abcdef",
-        ));
-        for part in [epoch.as_bytes(), b"acme", b"faults", key.as_bytes(), &[0x00, 0xff]] {
+        let mut hasher =
+            blake3::Hasher::new_keyed(&blake3::derive_key("oncely 2026-11-20 mirror tag v1", &secret));
+        for part in [epoch.as_bytes(), b"acme", b"faults", key.as_bytes(), &[0x00, 0xff].repeat(8)] {
             hasher.update(&(part.len() as u64).to_be_bytes()).update(part);
         }
         hasher.finalize().as_bytes()[..16].to_vec()
     };
     let evidence = |tag: &[u8], bucket: &str| {
-        let key = blake3::derive_key("oncely 2026-11-22 mirror evidence v1", b"0123456789abcdef");
+        let key = blake3::derive_key("oncely 2026-11-22 mirror evidence v1", &secret);
         let mac = blake3::Hasher::new_keyed(&key).update(tag).update(bucket.as_bytes()).finalize();
         mac.as_bytes()[..8].to_vec()
     };
@@ -109,12 +107,12 @@ async fn an_entry_of_the_mirror_must_belong_to_a_completed_row_of_this_epoch() {
         let bucket = format!("oncely:2:1800000:64:7:{number:x}");
         Entry { field: tag[8..].to_vec(), value: evidence(&tag, &bucket), bucket }
     };
-    let good = entry(tag("epoch-1", "done"));
+    let good = entry(tag(&now, "done"));
     let misplaced = Entry { bucket: "oncely:2:1800000:64:7:ffff".to_owned(), ..good.clone() };
     let unproved = Entry { value: good.field.clone(), ..good.clone() };
     for wrong in [
-        entry(tag("epoch-1", "failed")),
-        entry(tag("epoch-1", "never heard of")),
+        entry(tag(&now, "failed")),
+        entry(tag(&now, "never heard of")),
         entry(tag("epoch-0", "done")),
         entry(b"junkjunkjunkjunk".to_vec()),
         misplaced,
