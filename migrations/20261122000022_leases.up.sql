@@ -312,7 +312,8 @@ begin
         token := seen.fencing_token;
         attempt := seen.attempts + 1;
         steps := coalesce(seen.steps, '{}');
-        taken_over := known.owner is not null;
+        -- Also where the key was given back since.
+        taken_over := seen.crash_attempts > 0;
         exit;
     end loop;
     if outcome = 'granted' then
@@ -511,6 +512,7 @@ create function oncely.fail_lease(
     queue text default '',
     worker text default null,
     trace_id text default null,
+    charged boolean default false,
     out outcome text,
     out attempts integer,
     out final_reason text
@@ -566,7 +568,7 @@ begin
         );
         return;
     end if;
-    if class = 'environment' and fail_lease.reason is null then
+    if class = 'environment' and fail_lease.reason is null and not coalesce(fail_lease.charged, false) then
         outcome := 'retry';
     else
         attempts := attempts + 1;
@@ -597,7 +599,8 @@ $$;
 comment on function oncely.fail_lease is
     'Ends a run that failed: retry (with delay: not before it is over) or given_up (dead-letter it). lost: another run '
     'has the key, or nobody has, and the trail says fenced: requeue the delivery, its next claim tells. duplicate: it '
-    'was completed. What steps began or did stays. Lease protocol version 1.';
+    'was completed. What steps began or did stays. charged: an error_code of the environment (a missing table, no right) '
+    'spends an attempt, too: others succeed meanwhile. Lease protocol version 1.';
 revoke execute on function oncely.fail_lease from public;
 
 create function oncely.release_lease(tenant text, consumer text, key text, token bigint) returns boolean

@@ -36,6 +36,8 @@ pub enum Reason {
     IncompleteClaim,
     /// A run under a lease called something outside, and whether it happened is not known; or a consumer without leases met such a message.
     OutcomeUnknown,
+    /// Another run held its key under a lease, and the consumer rejects what comes meanwhile (`lease.in_flight`): this copy did not run.
+    InFlight,
     /// Somebody set it aside by hand (`oncely failed park`): it did not run.
     Parked,
     /// Its runs began and nobody reported their end, several times: it kills the process that runs it.
@@ -58,6 +60,7 @@ impl Reason {
         Self::AttemptsExhausted,
         Self::IncompleteClaim,
         Self::OutcomeUnknown,
+        Self::InFlight,
         Self::Parked,
         Self::Crash,
     ];
@@ -79,6 +82,7 @@ impl Reason {
             Self::AttemptsExhausted => "attempts_exhausted",
             Self::IncompleteClaim => "incomplete_claim",
             Self::OutcomeUnknown => "outcome_unknown",
+            Self::InFlight => "in_flight",
             Self::Parked => "parked",
             Self::Crash => "crash",
         }

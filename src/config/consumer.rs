@@ -66,6 +66,20 @@ pub struct LeaseSettings {
     pub max_run: Duration,
     /// Runs at the same time.
     pub concurrency: u32,
+    /// What becomes of a message whose key another run holds.
+    pub in_flight: InFlight,
+}
+
+/// What becomes of a message whose key another run holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InFlight {
+    /// It waits in a retry queue for the rest of the lease, and spends nothing.
+    Retry,
+    /// It waits in the worker, in the place of a run, and asks again every five seconds.
+    Wait,
+    /// It is dead-lettered as `in_flight`; the run that holds the key goes on.
+    Reject,
 }
 
 /// A consumer.
@@ -400,11 +414,13 @@ fn lease(mut table: Section, problems: &mut Problems) -> LeaseSettings {
     let time = table.duration("time", 30 * SECOND, 5 * SECOND..=3_600 * SECOND, problems);
     let max_run = table.duration("max_run", 600 * SECOND, SECOND..=DAY, problems);
     let concurrency = table.integer("concurrency", 32, 1..=4_096, problems);
+    let choices = [("retry", InFlight::Retry), ("wait", InFlight::Wait), ("reject", InFlight::Reject)];
+    let in_flight = table.choice("in_flight", InFlight::Retry, &choices, problems);
     if max_run < time {
         problems.add(table.place("max_run"), "must not be shorter than lease.time");
     }
     table.finish(problems);
-    LeaseSettings { time, max_run, concurrency }
+    LeaseSettings { time, max_run, concurrency, in_flight }
 }
 
 fn retry(mut table: Section, problems: &mut Problems) -> RetryPolicy {

@@ -26,7 +26,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
 pub(crate) use consumer::OBSERVER;
-pub use consumer::{Consumer, LargeResponse, LeaseSettings, Mode, QueueType};
+pub use consumer::{Consumer, InFlight, LargeResponse, LeaseSettings, Mode, QueueType};
 pub use events::EventSettings;
 pub use mirror::MirrorSettings;
 pub(crate) use origin::{Held, held};

@@ -304,6 +304,8 @@ pub(crate) struct LeaseFailure<'a> {
     pub(crate) max_attempts: u32,
     /// Of the copy that comes back.
     pub(crate) delay: Duration,
+    /// Also where its SQLSTATE speaks of the environment.
+    pub(crate) is_charged: bool,
 }
 
 /// What became of it.
@@ -331,7 +333,7 @@ pub(crate) async fn fail_lease(
 ) -> Result<LeaseFailed, sqlx::Error> {
     let row = sqlx::query!(
         r#"select outcome as "outcome!", attempts as "attempts!", final_reason
-         from oncely.fail_lease($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"#,
+         from oncely.fail_lease($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"#,
         held.identity.tenant.as_str(),
         held.identity.consumer.as_str(),
         held.identity.key.as_str(),
@@ -343,7 +345,8 @@ pub(crate) async fn fail_lease(
         interval(failure.delay),
         trace.queue,
         trace.worker,
-        trace.trace_id
+        trace.trace_id,
+        failure.is_charged
     )
     .fetch_one(connection)
     .await?;

@@ -156,6 +156,8 @@ impl WorkerBuilder {
                         "a handler that runs under leases answers nobody: emit the answer in its Finish",
                     );
                 }
+                // A pause waits for its runs so long.
+                consumer.deadline = consumer.lease.max_run;
                 // Nothing is fetched ahead: what waits here could run in another process.
                 consumer.prefetch = u16::try_from(consumer.lease.concurrency).unwrap_or(u16::MAX);
             }

@@ -3,13 +3,25 @@
 use std::time::Duration;
 
 use super::failed::{RunError, still};
-use super::sessions::After;
+use super::sessions::{After, Statement};
 use super::{Finish, Lease, Said};
 use crate::backoff::Backoff;
 use crate::failpoint::step as at;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{self, LeaseFailed, LeaseFailure, PgFault};
+use crate::pg::{self, LeaseFailed, LeaseFailure, PgFault, Session};
 use crate::reason::Reason;
+
+/// How a run failed that its message answers for.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: String,
+    /// Given up at once, for this.
+    pub(crate) reason: Option<Reason>,
+    pub(crate) error_code: Option<String>,
+    pub(crate) max_attempts: u32,
+    /// Of the copy that comes back.
+    pub(crate) delay: Duration,
+}
 
 /// What became of the end of a run.
 #[derive(Debug)]
@@ -22,39 +34,20 @@ pub(crate) enum Ended<T> {
 }
 
 impl Lease {
-    /// Completes the key, with the run's own writes: tried until it is done, or lost.
+    /// Completes the key, with the run's own writes: tried until it is done, or lost. What the writes fail with is the run's failure: what was
+    /// called outside is known by its steps, and the next run only writes again.
     pub(crate) async fn complete(&self, finish: &Finish, refused: bool) -> Result<Ended<()>, Fault> {
         let mut backoff = Backoff::default();
         loop {
+            let writes = finish.write.is_some();
             let (me, finish) = (self.clone(), finish.clone());
-            let after = if finish.write.is_some() { After::Close } else { After::Keep };
-            let done = self.0.sessions.once::<(), RunError>(
-                after,
-                Box::new(move |connection| {
-                    Box::pin(async move {
-                        let mut transaction = pg::begin(connection).await?;
-                        let trace = me.0.trail.of();
-                        let response = finish.response.as_ref();
-                        at("lease.complete.before");
-                        if !pg::complete_lease(&mut transaction, me.held(), response, refused, trace).await? {
-                            // Done by a COMMIT of before, whose answer was lost. This one waits for a synchronous standby, if there is one.
-                            transaction.commit().await?;
-                            return Ok(());
-                        }
-                        if let Some(write) = &finish.write {
-                            let own = pg::transaction_id(&mut transaction).await?;
-                            pg::enter_handler(&mut transaction, pg::LockWait::Session).await?;
-                            write(&mut transaction).await?;
-                            still(&mut transaction, &own).await?;
-                        }
-                        at("lease.commit.before");
-                        transaction.commit().await?;
-                        at("lease.commit.after");
-                        Ok(())
-                    })
-                }),
-            );
-            let fault = match done.await {
+            let statement: Statement<(), RunError> =
+                Box::new(move |session| Box::pin(complete_once(me, finish, refused, session)));
+            let done = match writes {
+                true => self.0.sessions.writes.within(After::Close, self.writing_time(), statement).await,
+                false => self.0.sessions.own.once(After::Keep, statement).await,
+            };
+            let fault = match done {
                 Ok(()) => return Ok(Ended::Done(())),
                 Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => return Ok(Ended::Lost),
                 // A panic of the handler's write, which no further try would mend.
@@ -71,11 +64,10 @@ impl Lease {
                 },
                 Err(RunError::Handler(error)) => match error.into_fault() {
                     PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
-                    PgFault::Fault(fault) if fault.class == FaultClass::Contention => fault,
                     PgFault::Fault(fault) => return Err(fault),
                 },
             };
-            self.0.sessions.stall(&fault);
+            self.0.sessions.own.stall(&fault);
             tracing::warn!(token = self.token(), error = %fault, "a finished run can't be recorded yet; tried again");
             tokio::select! {
                 biased;
@@ -85,25 +77,25 @@ impl Lease {
         }
     }
 
+    /// How long a handler's own transaction may take, with our statements round it.
+    pub(super) fn writing_time(&self) -> Duration {
+        self.0.time.max_run + self.0.sessions.own.limit().saturating_mul(4)
+    }
+
     /// Ends a run that failed.
-    pub(crate) async fn fail(
-        &self,
-        error: String,
-        reason: Option<Reason>,
-        error_code: Option<String>,
-        max_attempts: u32,
-        delay: Duration,
-    ) -> Ended<LeaseFailed> {
+    pub(crate) async fn fail(&self, failure: Failure) -> Ended<LeaseFailed> {
         let failed = self
-            .said(&self.0.sessions, &self.0.abandon, "a failed run is recorded", move |me, connection| {
-                let (error, error_code) = (error.clone(), error_code.clone());
+            .said(&self.0.sessions.own, &self.0.abandon, "a failed run is recorded", move |me, connection| {
+                let failure = failure.clone();
                 Box::pin(async move {
                     let failure = LeaseFailure {
-                        error: &error,
-                        reason,
-                        error_code: error_code.as_deref(),
-                        max_attempts,
-                        delay,
+                        error: &failure.error,
+                        reason: failure.reason,
+                        error_code: failure.error_code.as_deref(),
+                        max_attempts: failure.max_attempts,
+                        delay: failure.delay,
+                        // Who answers for it was decided before.
+                        is_charged: true,
                     };
                     at("lease.fail.before");
                     let failed = pg::fail_lease(connection, me.held(), &failure, me.0.trail.of()).await;
@@ -127,7 +119,7 @@ impl Lease {
     /// Gives the key back, for whoever comes next.
     pub(crate) async fn release(&self) {
         let released = self
-            .said(&self.0.sessions, &self.0.abandon, "a lease is given back", |me, connection| {
+            .said(&self.0.sessions.own, &self.0.abandon, "a lease is given back", |me, connection| {
                 Box::pin(async move { pg::release_lease(connection, me.held()).await })
             })
             .await;
@@ -135,4 +127,35 @@ impl Lease {
             tracing::debug!(?said, "a lease was not given back: it runs out");
         }
     }
+}
+
+/// One try, in a transaction of its own.
+async fn complete_once(
+    me: Lease,
+    finish: Finish,
+    refused: bool,
+    session: &mut Session,
+) -> Result<(), RunError> {
+    let limit = me.0.sessions.own.limit();
+    let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
+    let trace = me.0.trail.of();
+    let response = finish.response.as_ref();
+    at("lease.complete.before");
+    let completed = pg::complete_lease(&mut transaction, me.held(), response, refused, trace);
+    if !pg::within(limit, completed).await? {
+        // Done by a COMMIT of before, whose answer was lost. This one waits for a synchronous standby, if there is one.
+        pg::within(limit, transaction.commit()).await?;
+        return Ok(());
+    }
+    if let Some(write) = &finish.write {
+        let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
+        pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
+        me.in_time(write(&mut transaction)).await?;
+        still(&mut transaction, &own).await?;
+    }
+    at("lease.commit.before");
+    // With what the writes have deferred.
+    transaction.commit().await?;
+    at("lease.commit.after");
+    Ok(())
 }

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::failed::{RunError, in_handler, still};
-use super::sessions::{After, statement};
-use super::{Call, LeaseTime, Said, Sessions, Step, StepError};
+use super::sessions::{After, Statement, statement};
+use super::{Call, LeaseSessions, LeaseTime, Said, Sessions, Step, StepError};
 use crate::failpoint::step as at;
 use crate::fault::FaultClass;
 use crate::handler::HandlerError;
@@ -22,6 +22,11 @@ use crate::pg::{self, BegunStep, Granted, Held, LeaseTrace, StepState};
 
 /// Kept clear of the end of a lease: what begins by our clocks must not be over by the server's.
 const MARGIN: Duration = Duration::from_secs(3);
+
+tokio::task_local! {
+    /// Within a transaction of the lease with this number.
+    static WRITING: i64;
+}
 
 /// For the trail, as long as the run lasts.
 #[derive(Clone, Debug)]
@@ -62,9 +67,7 @@ impl Belief {
 pub struct Lease(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
-    pub(super) sessions: Arc<Sessions>,
-    /// For renewals alone: they wait for no claim and no handler's transaction.
-    pub(super) renewals: Arc<Sessions>,
+    pub(super) sessions: LeaseSessions,
     pub(super) identity: Identity,
     pub(super) granted: Granted,
     pub(super) time: LeaseTime,
@@ -88,7 +91,7 @@ impl std::fmt::Debug for Lease {
 impl Lease {
     /// `asked`: when the claim left.
     pub(crate) fn new(
-        (sessions, renewals): (Arc<Sessions>, Arc<Sessions>),
+        sessions: LeaseSessions,
         identity: Identity,
         granted: Granted,
         time: LeaseTime,
@@ -98,7 +101,7 @@ impl Lease {
     ) -> Self {
         let belief = Mutex::new(Belief { since: asked.0, at: asked.1 });
         let lost = CancellationToken::new();
-        Self(Arc::new(Inner { sessions, renewals, identity, granted, time, trail, belief, lost, abandon }))
+        Self(Arc::new(Inner { sessions, identity, granted, time, trail, belief, lost, abandon }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -195,29 +198,32 @@ impl Lease {
         let step = Step::new(name, super::Repeat::Always);
         let me = self.clone();
         let asked = Belief::now();
-        let written = self.0.sessions.once::<Result<T, Value>, RunError>(
-            After::Close,
-            Box::new(move |connection| {
-                Box::pin(async move {
-                    let mut transaction = pg::begin(connection).await?;
-                    let done = pg::step_result(&mut transaction, me.held(), name).await?;
-                    if let Some(result) = done {
-                        transaction.rollback().await?;
-                        return Ok(Err(result));
-                    }
-                    let own = pg::transaction_id(&mut transaction).await?;
-                    pg::enter_handler(&mut transaction, pg::LockWait::Session).await?;
-                    let written = work(&mut transaction).await?;
-                    let result = write(&step, &written)?;
-                    still(&mut transaction, &own).await?;
-                    pg::checkpoint(&mut transaction, me.held(), name, &result, true, me.0.time.lease).await?;
-                    at("lease.transaction.before");
-                    transaction.commit().await?;
-                    at("lease.transaction.after");
-                    Ok(Ok(written))
-                })
-            }),
-        );
+        self.outside_of_a_transaction()?;
+        let statement: Statement<Result<T, Value>, RunError> = Box::new(move |session| {
+            Box::pin(async move {
+                let limit = me.0.sessions.own.limit();
+                let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
+                let done = pg::within(limit, pg::step_result(&mut transaction, me.held(), name)).await?;
+                if let Some(result) = done {
+                    pg::within(limit, transaction.rollback()).await?;
+                    return Ok(Err(result));
+                }
+                let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
+                pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
+                let written = me.in_time(work(&mut transaction)).await?;
+                let result = write(&step, &written)?;
+                still(&mut transaction, &own).await?;
+                let stored =
+                    pg::checkpoint(&mut transaction, me.held(), name, &result, true, me.0.time.lease);
+                pg::within(limit, stored).await?;
+                at("lease.transaction.before");
+                // With what the work has deferred.
+                transaction.commit().await?;
+                at("lease.transaction.after");
+                Ok(Ok(written))
+            })
+        });
+        let written = self.0.sessions.writes.within(After::Close, self.writing_time(), statement);
         match written.await {
             Ok(Ok(written)) => {
                 self.believe(asked);
@@ -232,6 +238,30 @@ impl Lease {
 
     pub(super) fn held(&self) -> Held<'_> {
         Held { identity: &self.0.identity, token: self.0.granted.token }
+    }
+
+    /// A handler's work in a transaction of ours, in the time of a run.
+    pub(super) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, HandlerError>>,
+    ) -> Result<T, HandlerError> {
+        let limit = self.0.time.max_run;
+        match tokio::time::timeout(limit, WRITING.scope(self.token(), work)).await {
+            Ok(done) => done,
+            Err(_) => Err(HandlerError::transient(format!(
+                "a transaction of the handler took longer than {limit:?} (consumers.lease.max_run)"
+            ))),
+        }
+    }
+
+    /// A step in a transaction of the same lease would wait for the row that the transaction holds, and the transaction for it.
+    fn outside_of_a_transaction(&self) -> Result<(), HandlerError> {
+        match WRITING.try_with(|writing| *writing == self.token()) {
+            Ok(true) => Err(HandlerError::permanent(
+                "a step was begun inside a transaction of its own lease: begin it before the transaction, or after it",
+            )),
+            Ok(false) | Err(_) => Ok(()),
+        }
     }
 
     fn call_of(&self, begun: &BegunStep) -> Call {
@@ -258,6 +288,7 @@ impl Lease {
     }
 
     async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
+        self.outside_of_a_transaction()?;
         // The same one in each try: a reply may be lost.
         let call = Uuid::now_v7();
         let (name, rule) = (step.name, step.repeat.rule());
@@ -337,7 +368,7 @@ impl Lease {
         + Send
         + 'static,
     ) -> Result<T, HandlerError> {
-        self.said(&self.0.sessions, until, what, make).await.map_err(|said| self.told(said))
+        self.said(&self.0.sessions.own, until, what, make).await.map_err(|said| self.told(said))
     }
 
     pub(super) async fn said<T: Send + 'static>(
@@ -373,7 +404,7 @@ impl Lease {
     pub(crate) async fn renew(&self) -> Result<bool, Said> {
         let asked = Belief::now();
         let left = self
-            .said(&self.0.renewals, &self.0.lost, "a lease is renewed", |me, connection| {
+            .said(&self.0.sessions.renewals, &self.0.lost, "a lease is renewed", |me, connection| {
                 Box::pin(async move {
                     at("lease.renew.before");
                     pg::renew_lease(connection, me.held(), me.0.time.lease).await

@@ -9,11 +9,11 @@ mod held;
 mod sessions;
 mod step;
 
-pub(crate) use ending::Ended;
+pub(crate) use ending::{Ended, Failure};
 pub use finish::Finish;
 pub(crate) use handler::ErasedLeasedHandler;
 pub use handler::LeasedHandler;
 pub use held::Lease;
 pub(crate) use held::Trail;
-pub(crate) use sessions::{LeaseTime, Said, Sessions, statement};
+pub(crate) use sessions::{LeaseSessions, LeaseTime, Said, Sessions, Statement, statement};
 pub use step::{Call, Repeat, Step, StepError};

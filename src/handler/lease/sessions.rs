@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Door, NoSession, PgFault, Session, classify, is_lease_lost};
+use crate::pg::{Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost};
 
 /// How long keys are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,7 @@ pub(crate) enum After {
 pub(crate) struct Sessions {
     door: Door,
     application: String,
+    clock: Clock,
     limit: Duration,
     places: Semaphore,
     /// Told of what keeps a statement from being answered, each time.
@@ -55,9 +56,29 @@ pub(crate) struct Sessions {
     resting: Mutex<Vec<Session>>,
 }
 
-/// What is said to PostgreSQL, on one connection.
+/// All sessions of a consumer whose handler runs under leases. Each kind waits for its own kind only.
+#[derive(Clone)]
+pub(crate) struct LeaseSessions {
+    /// For claims, steps and ends: short statements of ours.
+    pub(crate) own: Arc<Sessions>,
+    /// For renewals.
+    pub(crate) renewals: Arc<Sessions>,
+    /// For handlers' transactions, which may take as long as a run.
+    pub(crate) writes: Arc<Sessions>,
+}
+
+impl LeaseSessions {
+    /// Closes what rests.
+    pub(crate) async fn close(&self) {
+        for sessions in [&self.own, &self.renewals, &self.writes] {
+            sessions.close().await;
+        }
+    }
+}
+
+/// What is said to PostgreSQL, in one session.
 pub(crate) type Statement<T, E> =
-    Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, E>> + Send>;
+    Box<dyn for<'c> FnOnce(&'c mut Session) -> BoxFuture<'c, Result<T, E>> + Send>;
 
 /// A session could not be had, or was lost: as an error of the statement.
 fn away(error: NoSession) -> sqlx::Error {
@@ -71,14 +92,19 @@ fn away(error: NoSession) -> sqlx::Error {
 impl Sessions {
     /// `count` at the same time. `limit`: of an answer.
     pub(crate) fn new(
-        door: Door,
-        application: String,
+        (door, application, clock): (Door, String, Clock),
         limit: Duration,
         count: usize,
         stalled: impl Fn(&Fault) + Send + Sync + 'static,
     ) -> Self {
         let places = Semaphore::new(count);
-        Self { door, application, limit, places, stalled: Box::new(stalled), resting: Mutex::default() }
+        let stalled = Box::new(stalled);
+        Self { door, application, clock, limit, places, stalled, resting: Mutex::default() }
+    }
+
+    /// Longest wait for an answer to a statement of ours.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// Says it once, to its end, whoever stops waiting for it.
@@ -87,11 +113,26 @@ impl Sessions {
         T: Send + 'static,
         E: From<sqlx::Error> + Send + 'static,
     {
+        self.within(after, self.limit, statement).await
+    }
+
+    /// The same, where a handler's own work is part of it: `limit` is what all of it may take. Statements of ours in it have limits of
+    /// their own.
+    pub(crate) async fn within<T, E>(
+        self: &Arc<Self>,
+        after: After,
+        limit: Duration,
+        statement: Statement<T, E>,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<sqlx::Error> + Send + 'static,
+    {
         let sessions = Arc::clone(self);
         let said = tokio::spawn(async move {
             let _place = sessions.places.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
             let mut session = sessions.session().await.map_err(away)?;
-            let answer = tokio::time::timeout(sessions.limit, statement(&mut session.connection)).await;
+            let answer = tokio::time::timeout(limit, statement(&mut session)).await;
             match answer {
                 Ok(Ok(answer)) => {
                     if after == After::Keep {
@@ -104,7 +145,7 @@ impl Sessions {
                 Err(_) => {
                     // The others may be as dead.
                     sessions.lock().clear();
-                    let text = format!("no answer within {:?}", sessions.limit);
+                    let text = format!("no answer within {limit:?}");
                     Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)).into())
                 }
             }
@@ -158,7 +199,9 @@ impl Sessions {
                 return Ok(session);
             }
         }
-        self.door.open_for_handlers(&self.application).await
+        let mut session = self.door.open_for_handlers(&self.application).await?;
+        session.clock = self.clock.clone();
+        Ok(session)
     }
 
     /// Closes what rests.
@@ -180,5 +223,5 @@ pub(crate) fn statement<T, F>(said: F) -> Statement<T, sqlx::Error>
 where
     F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + 'static,
 {
-    Box::new(said)
+    Box::new(move |session| said(&mut session.connection))
 }

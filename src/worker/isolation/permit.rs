@@ -88,6 +88,17 @@ impl Permits {
         };
         Some(Permit { exclusive, _lanes: lanes, _process: process })
     }
+
+    /// For a suspect among runs that may last, at most so long: the other runs of its consumer are waited for, the rest of the process only
+    /// as long as for any suspect. `None`: it waits aside.
+    pub(crate) async fn take_among_runs(&self, limit: Duration) -> Option<Permit> {
+        let lanes = tokio::time::timeout(limit, Arc::clone(&self.lanes).write_owned()).await.ok()?;
+        let lanes = Right::Alone(Alone::hold(lanes, self.alone));
+        let process = Arc::clone(&self.process).write_owned();
+        let process = tokio::time::timeout(LONGEST_WAIT_ALONE, process).await.ok()?;
+        let process = Right::Alone(Alone::hold(process, self.alone));
+        Some(Permit { exclusive: true, _lanes: lanes, _process: process })
+    }
 }
 
 /// Held from a message's mark to its outcome.

@@ -1,8 +1,11 @@
 //! A consumer whose handler runs under leases, instead of lanes: each message a run of its own, many at the same time, no transaction
 //! while the handler works.
 
+mod at_work;
+mod ended;
 mod record;
 mod run;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -13,7 +16,7 @@ use self::run::Runner;
 use super::shared::Shared;
 use crate::amqp::Delivery;
 use crate::handler::Run;
-use crate::handler::lease::{ErasedLeasedHandler, Sessions};
+use crate::handler::lease::{ErasedLeasedHandler, LeaseSessions, Sessions};
 
 /// Sessions for the short transactions of a consumer's runs: each is out for a round trip or two.
 const SESSIONS: usize = 4;
@@ -38,15 +41,20 @@ pub(super) async fn leased(
     let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
     let open = |limit, count| {
         let told = Arc::clone(&shared);
-        Arc::new(Sessions::new(shared.door.clone(), shared.application(), limit, count, move |fault| {
+        let way = (shared.door.clone(), shared.application(), shared.clock.clone());
+        Arc::new(Sessions::new(way, limit, count, move |fault| {
             told.health.stalled(fault, None);
             told.counters.outage();
         }))
     };
-    let sessions = open(shared.postgres.client_timeout(), SESSIONS);
-    // An answer that comes later than the next renewal is of no use.
-    let renewals = open(shared.consumer.lease.time / RENEWALS, 1);
-    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, [&sessions, &renewals].map(Arc::clone)));
+    let limit = shared.postgres.client_timeout();
+    let sessions = LeaseSessions {
+        own: open(limit, SESSIONS),
+        // An answer that comes later than the next renewal is of no use.
+        renewals: open(shared.consumer.lease.time / RENEWALS, 1),
+        writes: open(limit, SESSIONS),
+    };
+    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, sessions.clone()));
     let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
     let mut runs = JoinSet::new();
     loop {
@@ -77,7 +85,6 @@ pub(super) async fn leased(
         pass_on(ended);
     }
     sessions.close().await;
-    renewals.close().await;
 }
 
 /// What a run that panicked held stays unacknowledged as long as its channel lives: the worker stops, as for a lane.

@@ -1,5 +1,7 @@
 //! Handlers in Rust that run under leases, against a provider with books of its own.
 
+mod blame;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -143,9 +145,9 @@ impl LeasedHandler for Charges {
 struct Running(CancellationToken, JoinHandle<Stopped>);
 
 impl Running {
-    fn start(world: &World, charges: &Charges) -> Self {
+    fn start(world: &World, handler: &(impl LeasedHandler + Clone)) -> Self {
         let worker =
-            Worker::builder(world.config()).leased_handler("charges", charges.clone()).build().unwrap();
+            Worker::builder(world.config()).leased_handler("charges", handler.clone()).build().unwrap();
         let stop = CancellationToken::new();
         let token = stop.clone();
         Self(stop, tokio::spawn(async move { worker.run(token.cancelled_owned()).await.expect("worker") }))
@@ -158,13 +160,19 @@ impl Running {
 }
 
 async fn world() -> World {
+    world_with("", "retry = { delays = [\"50ms\"], max_attempts = 3 }", "").await
+}
+
+/// `lease`: what stands in its table besides; `retry`: the setting.
+async fn world_with(lease: &str, retry: &str, tables: &str) -> World {
     let mut world = World::new().await;
+    world.configure(tables);
     world.configure(
         "[worker]\nshutdown = \"6s\"\n[audit]\nduplicates = true\n[[consumers]]\nname = \"charges\"",
     );
     let text = format!(
         "queue = {:?}\nqueue_type = \"classic\"\ntenant = {{ header = \"x-tenant-id\" }}\nkey = {{ property = \"message_id\" }}\n\
-         lease = {{ time = \"5s\", max_run = \"60s\", concurrency = 8 }}\nretry = {{ delays = [\"50ms\"], max_attempts = 3 }}",
+         lease = {{ time = \"5s\", max_run = \"60s\", concurrency = 8{lease} }}\n{retry}",
         world.queue("charges")
     );
     world.configure(&text);

@@ -1,0 +1,174 @@
+//! What is recorded of a run's end, and what the broker is told of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::run::{Decided, Runner};
+use crate::blame::{Blame, Circumstances, blame};
+use crate::fault::{Fault, FaultClass};
+use crate::handler::HandlerError;
+use crate::handler::lease::{Ended, Failure, Finish, Lease};
+use crate::outcome::{DuplicateSource, Outcome};
+use crate::pg::{LeaseFailed, PgFault};
+use crate::reason::{Reason, Rejection};
+use crate::worker::candidate::{Candidate, Known};
+
+impl Runner {
+    /// The run is done, or its answer is no.
+    pub(super) async fn finish(
+        &self,
+        lease: &Lease,
+        candidate: &Arc<Candidate>,
+        finish: &Finish,
+        refused: Option<String>,
+    ) -> Decided {
+        match lease.complete(finish, refused.is_some()).await {
+            Ok(Ended::Done(())) => Some(match refused {
+                Some(reason) => Outcome::Refused { attempt: lease.attempt(), reason },
+                None => Outcome::Completed {
+                    attempt: lease.attempt(),
+                    response: finish.response.as_ref().map(ToString::to_string),
+                },
+            }),
+            Ok(Ended::Lost) => self.lost(lease, "its run came to an end, and another one has the key").await,
+            Ok(Ended::Abandoned) => None,
+            Err(fault) => self.failed_with(lease, candidate, fault, None).await,
+        }
+    }
+
+    pub(super) async fn failed(
+        &self,
+        lease: &Lease,
+        candidate: &Arc<Candidate>,
+        error: HandlerError,
+    ) -> Decided {
+        let unknown = matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
+        match error.into_fault() {
+            PgFault::Fault(fault) if fault.class == FaultClass::Refused => {
+                let answer = Finish::response(serde_json::json!({ "refused": fault.message }));
+                match answer {
+                    Ok(answer) => {
+                        // Nothing of a lost run is recorded, its "no" neither.
+                        Box::pin(self.finish(lease, candidate, &answer, Some(fault.message))).await
+                    }
+                    Err(_) => None,
+                }
+            }
+            PgFault::Fault(fault) => self.failed_with(lease, candidate, fault, unknown).await,
+            PgFault::Outage(outage) => {
+                let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
+                self.failed_with(lease, candidate, fault, None).await
+            }
+        }
+    }
+
+    async fn failed_with(
+        &self,
+        lease: &Lease,
+        candidate: &Arc<Candidate>,
+        fault: Fault,
+        unknown: Option<Reason>,
+    ) -> Decided {
+        let shared = &*self.shared;
+        let retry = &shared.consumer.retry;
+        let attempt = lease.attempt();
+        shared.counters.metrics.failed(fault.class);
+        let circumstances = Circumstances {
+            // Each run has its own transactions, if any.
+            by_itself: true,
+            witness: shared.progress.has_witness(&candidate.identity, Instant::now()),
+            is_last: attempt >= retry.max_attempts,
+            poisoned: shared.progress.poisoned(),
+        };
+        let class = match blame(fault.class, circumstances) {
+            Blame::Message(class) => class,
+            Blame::Batch | Blame::Nobody if unknown.is_none() => {
+                return self.undecided(lease, candidate, &fault).await;
+            }
+            Blame::Batch | Blame::Nobody => fault.class,
+        };
+        let reason = unknown.or(match class {
+            FaultClass::Rejected => Some(Reason::HandlerRejected),
+            FaultClass::Poison => Some(Reason::Poison),
+            FaultClass::NotJson => Some(Reason::InvalidJson),
+            _ => None,
+        });
+        let delay = retry.after(attempt).unwrap_or_default();
+        let failure = Failure {
+            error: fault.to_string(),
+            reason,
+            error_code: fault.code.clone(),
+            max_attempts: retry.max_attempts,
+            delay,
+        };
+        let recorded = lease.fail(failure).await;
+        match recorded {
+            Ended::Done(LeaseFailed::Retry { .. }) => {
+                Some(Outcome::Retried { attempt, delay, code: fault.code, detail: fault.message })
+            }
+            Ended::Done(LeaseFailed::GivenUp { reason, .. }) => {
+                let rejection = Rejection::new(reason, fault.to_string());
+                let outcome = Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None };
+                self.given_up(candidate, outcome, true).await
+            }
+            Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
+            Ended::Done(LeaseFailed::Lost) | Ended::Lost => self.postpone(Duration::ZERO).await,
+            Ended::Abandoned => None,
+        }
+    }
+
+    /// Nothing of this run counts any more, and the trail says so. Who has the key is found out by the next claim.
+    pub(super) async fn lost(&self, lease: &Lease, why: &str) -> Decided {
+        let max_attempts = self.shared.consumer.retry.max_attempts;
+        let failure = Failure {
+            error: why.to_owned(),
+            reason: None,
+            error_code: None,
+            max_attempts,
+            delay: Duration::ZERO,
+        };
+        match lease.fail(failure).await {
+            Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
+            Ended::Done(_) | Ended::Lost => self.postpone(Duration::ZERO).await,
+            Ended::Abandoned => None,
+        }
+    }
+
+    /// Nobody answers for this failure yet: nothing is counted, and it comes back after a while. A message that succeeds meanwhile is its
+    /// witness.
+    async fn undecided(&self, lease: &Lease, candidate: &Candidate, fault: &Fault) -> Decided {
+        let shared = &*self.shared;
+        lease.release().await;
+        shared.progress.stall();
+        let (pause, _) = shared.progress.undecided(&candidate.identity, Instant::now(), fault.class);
+        let (consumer, identity) = (&shared.consumer.name, &candidate.identity);
+        let (tenant, key) = (&identity.tenant, &identity.key);
+        match shared.health.stalled(fault, Some(identity)) {
+            true => tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
+                "no message succeeds: those that failed come back, each new one is tried; no attempt is spent"),
+            false => tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
+                "a message has failed, and none has succeeded beside it: it comes back; no attempt is spent"),
+        }
+        let decided = self.postpone(pause).await;
+        shared.progress.leaves(identity, Instant::now());
+        decided
+    }
+
+    /// A letter of what is given up; `recorded`: the trail has it already.
+    pub(super) async fn given_up(
+        &self,
+        candidate: &Arc<Candidate>,
+        outcome: Outcome,
+        recorded: bool,
+    ) -> Decided {
+        if recorded {
+            return self.keep_letter(candidate, outcome).await;
+        }
+        let known = Known::from(&candidate.identity);
+        let noted = self.note_rejected((candidate.delivery.clone(), known, outcome)).await?;
+        let (_, _, outcome) = noted;
+        Some(outcome)
+    }
+}

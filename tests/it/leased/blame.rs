@@ -1,0 +1,218 @@
+//! Who answers for a failure under a lease, who waits for whom, and what a handler may not do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::{COMPLETED, HandlerError, LeasedHandler, Message, Repeat, Running, Step, message, world_with};
+use oncely::lease::{Finish, Lease};
+
+const RETRY: &str = "retry = { delays = [\"50ms\"], max_attempts = 3 }";
+const CALL: Step = Step::new("call", Repeat::Always);
+
+/// Does what the key says.
+#[derive(Clone, Default)]
+struct Odd {
+    /// Runs at this moment, and whether a run that took over was ever among others.
+    running: Arc<AtomicUsize>,
+    crowded: Arc<AtomicBool>,
+    calls: Arc<AtomicUsize>,
+    mended: Arc<AtomicBool>,
+    /// A message came as a copy of ours, or again.
+    copied: Arc<AtomicBool>,
+}
+
+impl LeasedHandler for Odd {
+    async fn handle(&self, lease: &Lease, message: Message<'_>) -> Result<Finish, HandlerError> {
+        let calls = Arc::clone(&self.calls);
+        match message.key().split('-').next().unwrap_or_default() {
+            "suspect" => {
+                let others = self.running.fetch_add(1, Ordering::SeqCst);
+                if others > 0 && lease.is_takeover() {
+                    self.crowded.store(true, Ordering::SeqCst);
+                }
+                // Its work: long enough for the others to begin theirs.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                self.running.fetch_sub(1, Ordering::SeqCst);
+            }
+            "astray" if !self.mended.load(Ordering::SeqCst) => {
+                return Err(HandlerError::environment("a service is away"));
+            }
+            "slow" => {
+                lease.step(&CALL, async |_| Ok(calls.fetch_add(1, Ordering::SeqCst))).await?;
+                return Ok(Finish::done().with(|connection| {
+                    Box::pin(async move {
+                        // Longer than a statement of ours may take, and no statement of it is.
+                        for _ in 0..8 {
+                            sqlx::query("select pg_sleep(0.9)").execute(&mut *connection).await?;
+                        }
+                        Ok(())
+                    })
+                }));
+            }
+            "missing" => {
+                lease.step(&CALL, async |_| Ok(calls.fetch_add(1, Ordering::SeqCst))).await?;
+                return Ok(Finish::done().with(|connection| {
+                    Box::pin(async move {
+                        sqlx::query("insert into app.nowhere values (1)").execute(connection).await?;
+                        Ok(())
+                    })
+                }));
+            }
+            "held" => {
+                let by_its_queue = message.routing_key() == message.queue();
+                let copied = message.headers().keys().any(|name| name.starts_with("x-oncely-"));
+                self.copied.store(copied || !by_its_queue, Ordering::SeqCst);
+            }
+            "nested" => {
+                let inner = lease.clone();
+                let within = lease.transaction("books", move |_| {
+                    Box::pin(async move { inner.step(&CALL, async |_| Ok(1)).await })
+                });
+                within.await?;
+            }
+            _ => {}
+        }
+        Ok(Finish::done())
+    }
+}
+
+#[tokio::test]
+async fn what_was_at_work_when_a_process_died_runs_alone() {
+    let mut world = world_with("", RETRY, "").await;
+    // A process that held six keys, and is gone.
+    let claim = "select oncely.claim_lease('acme', 'charges', 'suspect-' || n, null, 'dead', interval '1 second', interval '10 minutes',
+        on_conflict => 'duplicate') from generate_series(1, 6) as n";
+    sqlx::query(claim).execute(&mut world.sql).await.unwrap();
+    sqlx::query("update oncely.idempotency_keys set fingerprint = null")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let over = "select count(*) from oncely.idempotency_keys where not_before <= clock_timestamp()";
+    world.wait_for(over, 6).await;
+    for number in 1..=6 {
+        world.publish("charges", message("acme", &format!("suspect-{number}")), "{}").await;
+    }
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.wait_for(COMPLETED, 6).await;
+    running.end().await;
+    assert!(!odd.crowded.load(Ordering::SeqCst), "each may be what kills the process");
+    let crashes = "select sum(crash_attempts) from oncely.idempotency_keys";
+    assert_eq!(world.count(crashes).await, 6, "one death each: giving a key back is none");
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'taken_over'").await, 6);
+}
+
+#[tokio::test]
+async fn an_environments_error_is_the_messages_where_others_succeed() {
+    let mut world = world_with("", RETRY, "").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "astray-1"), "{}").await;
+    world.publish("charges", message("acme", "missing-1"), "{}").await;
+    // Nobody answers for it as long as nothing succeeds.
+    world.wait_for("select count(*) from oncely.idempotency_keys where steps ? 'call'", 1).await;
+    assert_eq!(world.count("select sum(attempts) from oncely.idempotency_keys").await, 0);
+    // Each success is a witness for what failed before it.
+    for number in 0..100 {
+        if world.count("select count(*) from oncely.dead_letters").await == 2 {
+            break;
+        }
+        world.publish("charges", message("acme", &format!("fine-{number}")), "{}").await;
+        world.wait_for(COMPLETED, number + 1).await;
+    }
+    running.end().await;
+    assert_eq!(
+        world
+            .text("select string_agg(key || ' ' || reason, ', ' order by key) from oncely.dead_letters")
+            .await
+            .as_deref(),
+        Some("astray-1 attempts_exhausted, missing-1 attempts_exhausted")
+    );
+    assert_eq!(
+        odd.calls.load(Ordering::SeqCst),
+        1,
+        "what was called is known, and only the write is tried again"
+    );
+}
+
+#[tokio::test]
+async fn an_environments_error_of_all_spends_nothing() {
+    let mut world = world_with("", RETRY, "").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    for number in 0..5 {
+        world.publish("charges", message("acme", &format!("astray-{number}")), "{}").await;
+    }
+    let stalled = "select count(*) from oncely.idempotency_keys where owner is null and attempts = 0 and fencing_token > 0";
+    world.wait_for(stalled, 5).await;
+    odd.mended.store(true, Ordering::SeqCst);
+    world.wait_for(COMPLETED, 5).await;
+    running.end().await;
+    assert_eq!(world.count("select max(attempts)::bigint from oncely.idempotency_keys").await, 1);
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 0);
+}
+
+#[tokio::test]
+async fn a_write_may_take_as_long_as_its_run() {
+    let mut world = world_with("", RETRY, "[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"500ms\"").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "slow-1"), "{}").await;
+    world.wait_for(COMPLETED, 1).await;
+    running.end().await;
+    let once = "select count(*) from oncely.audit where outcome = 'completed' and attempt = 1";
+    assert_eq!(world.count(once).await, 1);
+    assert_eq!(odd.calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_step_inside_a_transaction_of_its_lease_is_refused() {
+    let mut world = world_with("", RETRY, "").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "nested-1"), "{}").await;
+    world.wait_for("select count(*) from oncely.dead_letters", 1).await;
+    running.end().await;
+    let told = world.text("select reason || ': ' || detail from oncely.dead_letters").await.unwrap();
+    assert!(told.starts_with("handler_rejected: ") && told.contains("inside a transaction"), "{told}");
+}
+
+#[tokio::test]
+async fn what_is_in_flight_waits_in_the_worker_where_the_consumer_says_so_or_has_no_retry_queues() {
+    for (lease, retry) in
+        [(", in_flight = \"wait\"", RETRY), ("", "retry = { delays = [], max_attempts = 1 }")]
+    {
+        let mut world = world_with(lease, retry, "").await;
+        let claim = "select oncely.claim_lease('acme', 'charges', 'held', null, 'elsewhere')";
+        sqlx::query(claim).execute(&mut world.sql).await.unwrap();
+        let odd = Odd::default();
+        let running = Running::start(&world, &odd);
+        world.publish("charges", message("acme", "held"), "{}").await;
+        world.publish("charges", message("acme", "other"), "{}").await;
+        world.wait_for(COMPLETED, 1).await;
+        world.wait_for_ready(&world.queue("charges"), 0).await;
+        let revoke = "set role oncely_operator; select oncely.revoke_lease('acme', 'charges', 'held', 'gone'); reset role";
+        sqlx::raw_sql(revoke).execute(&mut world.sql).await.unwrap();
+        world.wait_for(COMPLETED, 2).await;
+        running.end().await;
+        assert!(!odd.copied.load(Ordering::SeqCst), "it never left the worker");
+    }
+}
+
+#[tokio::test]
+async fn what_is_in_flight_is_rejected_where_the_consumer_says_so() {
+    let mut world = world_with(", in_flight = \"reject\"", RETRY, "").await;
+    let claim = "select oncely.claim_lease('acme', 'charges', 'k', null, 'elsewhere')";
+    sqlx::query(claim).execute(&mut world.sql).await.unwrap();
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "k"), "{}").await;
+    world
+        .wait_for("select count(*) from oncely.dead_letters where reason = 'in_flight' and attempt = 0", 1)
+        .await;
+    running.end().await;
+    let held =
+        "select count(*) from oncely.idempotency_keys where owner = 'elsewhere' and status = 'IN_PROGRESS'";
+    assert_eq!(world.count(held).await, 1, "whose it is keeps it");
+}
