@@ -336,6 +336,46 @@ comment on function oncely.take_lease is
     'workers.';
 revoke execute on function oncely.take_lease from public;
 
+-- Many at once: one statement, one commit. None of them waits for long, since all others wait with it.
+create function oncely.take_leases(
+    tenants text[],
+    consumer text,
+    keys text[],
+    prints bytea[],
+    owners text[],
+    lease interval,
+    max_run interval,
+    on_conflict text,
+    max_crashes integer,
+    queues text[],
+    worker text,
+    trace_ids text[],
+    out place bigint,
+    out outcome text,
+    out token bigint,
+    out attempt integer,
+    out taken_over boolean,
+    out delay interval,
+    out reason text,
+    out detail text
+) returns setof record
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+    select q.place, t.outcome, t.token, t.attempt, t.taken_over, t.delay, t.reason, t.detail
+    from unnest(tenants, keys, prints, owners, queues, trace_ids) with ordinality
+        as q (tenant, key, print, owner, queue, trace_id, place)
+    cross join lateral oncely.take_lease(
+        q.tenant, take_leases.consumer, q.key, q.print, q.owner, take_leases.lease, take_leases.max_run, null,
+        take_leases.on_conflict, take_leases.max_crashes, q.queue, take_leases.worker, q.trace_id, true
+    ) as t
+$$;
+comment on function oncely.take_leases is
+    'oncely.take_lease for many messages at once, by their places. 55P03: a key is held by an open transaction; then '
+    'each is asked for by itself. For workers.';
+revoke execute on function oncely.take_leases from public;
+
 create function oncely.claim_lease(
     tenant text,
     consumer text,
@@ -418,6 +458,52 @@ comment on function oncely.renew_lease is
     'is lost: stop. Lease protocol version 1.';
 revoke execute on function oncely.renew_lease from public;
 
+-- Many at once. A row that is locked is being finished or taken over: it is looked at again with the next renewal.
+create function oncely.renew_leases(
+    tenants text[],
+    consumer text,
+    keys text[],
+    tokens bigint[],
+    lease interval,
+    out place bigint,
+    out remaining interval,
+    out is_held boolean
+) returns setof record
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    with asked as materialized (
+        select a.tenant, a.key, a.token, a.place
+        from unnest(tenants, keys, tokens) with ordinality as a (tenant, key, token, place)
+    ),
+    free as materialized (
+        select i.tenant, i.key
+        from asked as a
+        join oncely.idempotency_keys as i
+            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+        where i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
+        for update of i skip locked
+    ),
+    renewed as (
+        update oncely.idempotency_keys as i
+        set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
+        from free as f
+        where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
+        returning i.tenant, i.key, i.not_before
+    )
+    select a.place, r.not_before - clock_timestamp(),
+        r.key is not null
+        or coalesce(i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
+    from asked as a
+    left join renewed as r on r.tenant = a.tenant and r.key = a.key
+    left join oncely.idempotency_keys as i
+        on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+$$;
+comment on function oncely.renew_leases is
+    'oncely.renew_lease for many keys at once, by their places: what is left; null where the row is locked now '
+    '(is_held) or the lease is lost (not is_held). For workers.';
+revoke execute on function oncely.renew_leases from public;
+
 create function oncely.complete_lease(
     tenant text,
     consumer text,
@@ -498,6 +584,37 @@ comment on function oncely.complete_lease is
     'ONC18: the lease is lost: ROLLBACK, nothing of this run counts. refused: the answer is no, and the response says '
     'why. Lease protocol version 1.';
 revoke execute on function oncely.complete_lease from public;
+
+-- Many at once, of runs that write nothing themselves: one statement, one commit.
+create function oncely.complete_leases(
+    tenants text[],
+    consumer text,
+    keys text[],
+    tokens bigint[],
+    responses jsonb[],
+    refused boolean[],
+    queues text[],
+    worker text,
+    trace_ids text[],
+    out place bigint,
+    out outcome text
+) returns setof record
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+    select q.place,
+        oncely.complete_lease(
+            q.tenant, complete_leases.consumer, q.key, q.token, q.response, q.queue, complete_leases.worker,
+            q.trace_id, true, q.refused
+        )
+    from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
+        as q (tenant, key, token, response, refused, queue, trace_id, place)
+$$;
+comment on function oncely.complete_leases is
+    'oncely.complete_lease for many keys at once, by their places. An error of one is an error of all: then each is '
+    'completed by itself. For workers.';
+revoke execute on function oncely.complete_leases from public;
 
 create function oncely.fail_lease(
     tenant text,
@@ -599,8 +716,8 @@ $$;
 comment on function oncely.fail_lease is
     'Ends a run that failed: retry (with delay: not before it is over) or given_up (dead-letter it). lost: another run '
     'has the key, or nobody has, and the trail says fenced: requeue the delivery, its next claim tells. duplicate: it '
-    'was completed. What steps began or did stays. charged: an error_code of the environment (a missing table, no right) '
-    'spends an attempt, too: others succeed meanwhile. Lease protocol version 1.';
+    'was completed. What steps began or did stays. charged: an error_code of the environment (a missing table, no '
+    'right) spends an attempt, too: others succeed meanwhile. Lease protocol version 1.';
 revoke execute on function oncely.fail_lease from public;
 
 create function oncely.release_lease(tenant text, consumer text, key text, token bigint) returns boolean

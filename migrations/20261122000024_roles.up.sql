@@ -79,8 +79,9 @@ begin
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
                 'oncely.write_replies, oncely.is_at_work, oncely.beat, oncely.leave, oncely.record_stats, '
                 'oncely.mirror_keys, oncely.signing_keys, '
-                'oncely.claim_lease, oncely.take_lease, oncely.renew_lease, oncely.begin_step, oncely.checkpoint, '
-                'oncely.refuse_step, oncely.complete_lease, oncely.fail_lease, oncely.release_lease, oncely.step_key'),
+                'oncely.claim_lease, oncely.take_leases, oncely.renew_leases, oncely.begin_step, oncely.checkpoint, '
+                'oncely.refuse_step, oncely.complete_lease, oncely.complete_leases, oncely.fail_lease, '
+                'oncely.release_lease, oncely.step_key'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
                 'text, text, text, text, text, text, oncely.message)'),
             ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '

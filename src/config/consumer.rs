@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use figment::value::Value;
 
+use super::consumer_handler::{Handlers, handlers};
 use super::queue::{QueueArgument, QueueBinding, QueueSettings, queue};
 use super::{Problems, Section, consumer_source, mirror};
 use crate::decide::{OnConflict, PrecheckMode};
 use crate::extract::Source;
 use crate::fingerprint::FingerprintPolicy;
-use crate::handler::{JsonPolicy, SqlFunction};
+use crate::handler::{HttpEndpoint, SqlFunction};
 use crate::identity::IdentityPart;
 use crate::retry::RetryPolicy;
 /// The kind of queue that `oncely topology apply` declares.
@@ -110,6 +111,8 @@ pub struct Consumer {
     pub on_conflict: OnConflict,
     /// The SQL function that does the work; `None` where the embedding program brings a handler in Rust.
     pub handler: Option<SqlFunction>,
+    /// The HTTP endpoint that does the work instead, under leases.
+    pub http: Option<HttpEndpoint>,
     /// How long a key is remembered after it took effect.
     pub retention: Duration,
     /// The oldest copy of a message that may still come: its time in the queue, in retries, in the dead-letter queue
@@ -207,12 +210,12 @@ pub(super) fn consumer(
     let fingerprint = fingerprint(&mut section, problems);
     let conflicts = [("dead_letter", OnConflict::DeadLetter), ("duplicate", OnConflict::Duplicate)];
     let on_conflict = section.choice("on_conflict", OnConflict::DeadLetter, &conflicts, problems);
-    let handler = handler(&mut section, problems);
+    let lease = lease(section.table("lease", problems), problems);
+    let Handlers { function: handler, http } = handlers(&mut section, lease.max_run, problems);
     let retention = section.duration("retention", 7 * DAY, SECOND..=3_650 * DAY, problems);
     let redelivery_horizon = section.duration("redelivery_horizon", DAY, SECOND..=3_650 * DAY, problems);
     let retry = retry(section.table("retry", problems), problems);
     let (deadline, statement_timeout) = deadline(&mut section, handler.is_some(), statement, problems);
-    let lease = lease(section.table("lease", problems), problems);
     let batch = section.integer("batch", 500, 1..=4_096, problems);
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
@@ -239,6 +242,7 @@ pub(super) fn consumer(
         fingerprint,
         on_conflict,
         handler,
+        http,
         retention,
         redelivery_horizon,
         retry,
@@ -379,33 +383,6 @@ fn fingerprint(section: &mut Section, problems: &mut Problems) -> FingerprintPol
         Some(_) => {
             problems.add(place, advice);
             FingerprintPolicy::Body
-        }
-    }
-}
-
-fn handler(section: &mut Section, problems: &mut Problems) -> Option<SqlFunction> {
-    let place = section.place("handler");
-    let mut table = match section.take("handler")? {
-        Value::Dict(_, values) => Section::new(&place, values),
-        _ => {
-            problems.add(place, "must be a table like { function = \"app.capture_payment\" }");
-            return None;
-        }
-    };
-    let name = table.text("function", problems);
-    let batch = table.boolean("batch", false, problems);
-    let policies =
-        [("optional", JsonPolicy::Optional), ("required", JsonPolicy::Required), ("off", JsonPolicy::Off)];
-    let json = table.choice("json", JsonPolicy::Optional, &policies, problems);
-    table.finish(problems);
-    match name {
-        Some(name) if SqlFunction::is_qualified_name(&name) => Some(SqlFunction { name, batch, json }),
-        _ => {
-            problems.add(
-                format!("{place}.function"),
-                "must be a schema and a name, like \"app.capture_payment\"",
-            );
-            None
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod console;
 mod consumer;
+mod consumer_handler;
 mod consumer_source;
 mod events;
 mod given_url;

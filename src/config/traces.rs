@@ -120,7 +120,8 @@ fn endpoint_of(text: &str, place: &str, problems: &mut Problems) -> Option<Url> 
     Some(url)
 }
 
-fn headers(section: &mut Section, problems: &mut Problems) -> BTreeMap<String, SecretString> {
+/// `headers = { name = "value" }`, whose values may be secrets.
+pub(super) fn headers(section: &mut Section, problems: &mut Problems) -> BTreeMap<String, SecretString> {
     let place = section.place("headers");
     let values = match section.take("headers") {
         None => return BTreeMap::new(),

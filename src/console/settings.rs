@@ -38,7 +38,10 @@ fn values(consumer: &Consumer) -> Vec<(&'static str, String)> {
     let time = length;
     let yes = |yes: bool| if yes { "true" } else { "false" }.to_owned();
     let handler = consumer.handler.as_ref().map_or_else(
-        || "in Rust, in an embedding program".to_owned(),
+        || match &consumer.http {
+            Some(endpoint) => endpoint.shown(),
+            None => "in Rust, in an embedding program".to_owned(),
+        },
         |function| {
             let json = match function.json {
                 JsonPolicy::Optional => "optional",

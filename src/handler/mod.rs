@@ -4,6 +4,7 @@ mod call;
 mod context;
 mod error;
 mod function;
+mod http;
 pub mod lease;
 mod message;
 mod response;
@@ -18,6 +19,9 @@ pub(crate) use call::{Record, Subtransactions, call_apart, call_together, commit
 pub use context::Context;
 pub use error::HandlerError;
 pub use function::{HandlerFn, handler_fn};
+pub use http::HttpEndpoint;
+#[cfg(feature = "http-handler")]
+pub(crate) use http::HttpHandler;
 pub use message::Message;
 pub use response::{IntoResponse, IntoResponses, Json};
 pub use sql_function::{JsonPolicy, SqlFunction};

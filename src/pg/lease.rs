@@ -1,5 +1,5 @@
 //! The lease of a key: what a worker asks of the functions of `oncely`'s lease protocol. Each statement commits by itself; each may be said
-//! again after a lost reply.
+//! again after a lost reply. Claims, renewals and completions are said of many keys at once.
 
 use std::time::Duration;
 
@@ -70,75 +70,145 @@ fn duration(interval: PgInterval) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
-/// Claims a key under a lease.
-pub(crate) async fn take_lease(
+/// A row of `oncely.take_leases`.
+struct Taken {
+    place: i64,
+    outcome: String,
+    token: Option<i64>,
+    attempt: Option<i32>,
+    taken_over: bool,
+    delay: Option<PgInterval>,
+    reason: Option<String>,
+    detail: Option<String>,
+}
+
+/// Claims keys under leases, of one consumer: all of them, or none. The answers stand in the order of the claims.
+pub(crate) async fn take_leases(
     connection: &mut PgConnection,
-    claim: &LeaseClaim<'_>,
-) -> Result<LeaseAnswer, sqlx::Error> {
-    let on_conflict = match claim.on_conflict {
+    claims: &[LeaseClaim<'_>],
+) -> Result<Vec<LeaseAnswer>, sqlx::Error> {
+    let Some(first) = claims.first() else { return Ok(Vec::new()) };
+    let on_conflict = match first.on_conflict {
         OnConflict::DeadLetter => "dead_letter",
         OnConflict::Duplicate => "duplicate",
     };
-    let row = sqlx::query!(
-        r#"select outcome as "outcome!", token, attempt, taken_over as "taken_over!", delay, reason, detail
-         from oncely.take_lease($1, $2, $3, $4, $5, $6, $7, null, $8, $9, $10, $11, $12, true)"#,
-        claim.identity.tenant.as_str(),
-        claim.identity.consumer.as_str(),
-        claim.identity.key.as_str(),
-        claim.fingerprint.map(|print| &print.0[..]),
-        claim.owner,
-        interval(claim.time),
-        interval(claim.max_run),
+    // In one order in every process: two that claim the same keys at once wait for each other one way only.
+    let mut order: Vec<usize> = (0..claims.len()).collect();
+    order.sort_by_key(|&index| (&claims[index].identity.tenant, &claims[index].identity.key));
+    let sorted: Vec<&LeaseClaim<'_>> = order.iter().map(|&index| &claims[index]).collect();
+    let texts = |text: fn(&LeaseClaim<'_>) -> String| -> Vec<String> {
+        sorted.iter().map(|claim| text(claim)).collect()
+    };
+    let prints: Vec<Option<Vec<u8>>> =
+        sorted.iter().map(|claim| claim.fingerprint.map(|print| print.0.to_vec())).collect();
+    let traces: Vec<Option<String>> = sorted.iter().map(|claim| claim.trace_id.map(str::to_owned)).collect();
+    let rows = sqlx::query_as!(
+        Taken,
+        r#"select place as "place!", outcome as "outcome!", token, attempt, taken_over as "taken_over!", delay, reason, detail
+         from oncely.take_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"#,
+        &texts(|claim| claim.identity.tenant.as_str().to_owned()),
+        first.identity.consumer.as_str(),
+        &texts(|claim| claim.identity.key.as_str().to_owned()),
+        &prints as &[Option<Vec<u8>>],
+        &texts(|claim| claim.owner.to_owned()),
+        interval(first.time),
+        interval(first.max_run),
         on_conflict,
-        i32::try_from(claim.max_crashes).unwrap_or(i32::MAX),
-        claim.queue,
-        claim.worker,
-        claim.trace_id
+        i32::try_from(first.max_crashes).unwrap_or(i32::MAX),
+        &texts(|claim| claim.queue.to_owned()),
+        first.worker,
+        &traces as &[Option<String>]
     )
-    .fetch_one(connection)
+    .fetch_all(connection)
     .await?;
-    let missing =
-        |what: &str| sqlx::Error::Decode(format!("oncely.take_lease answered without a {what}").into());
-    Ok(match row.outcome.as_str() {
-        "granted" => LeaseAnswer::Granted(Granted {
-            token: row.token.ok_or_else(|| missing("token"))?,
-            attempt: u32::try_from(row.attempt.unwrap_or(1)).unwrap_or(1),
-            taken_over: row.taken_over,
-        }),
-        "in_flight" | "retry" => LeaseAnswer::Wait(row.delay.map(duration).unwrap_or_default()),
-        "duplicate" => LeaseAnswer::Duplicate,
-        "conflict" | "given_up" => {
-            let reason = row.reason.as_deref().and_then(Reason::from_code);
-            let rejection =
-                Rejection::new(reason.unwrap_or(Reason::AttemptsExhausted), row.detail.unwrap_or_default());
-            LeaseAnswer::Reject {
-                rejection,
-                attempt: row.attempt.and_then(|attempt| u32::try_from(attempt).ok()),
-            }
-        }
-        other => {
-            return Err(sqlx::Error::Decode(format!("oncely.take_lease answered {other:?}").into()));
-        }
-    })
+    let mut answers: Vec<Option<LeaseAnswer>> = vec![None; claims.len()];
+    for row in rows {
+        let place = placed(row.place, &order)?;
+        answers[place] = Some(row.answer()?);
+    }
+    answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
 }
 
-/// Makes a lease end later. What is left of it; `None` where it is lost.
-pub(crate) async fn renew_lease(
+/// Where the row of this place, counted from 1, belongs.
+fn placed(place: i64, order: &[usize]) -> Result<usize, sqlx::Error> {
+    let index = usize::try_from(place).ok().and_then(|place| place.checked_sub(1));
+    index.and_then(|index| order.get(index)).copied().ok_or_else(unanswered)
+}
+
+fn unanswered() -> sqlx::Error {
+    sqlx::Error::Decode("a function of oncely left something unanswered".into())
+}
+
+impl Taken {
+    fn answer(self) -> Result<LeaseAnswer, sqlx::Error> {
+        let missing =
+            |what: &str| sqlx::Error::Decode(format!("oncely.take_leases answered without a {what}").into());
+        Ok(match self.outcome.as_str() {
+            "granted" => LeaseAnswer::Granted(Granted {
+                token: self.token.ok_or_else(|| missing("token"))?,
+                attempt: u32::try_from(self.attempt.unwrap_or(1)).unwrap_or(1),
+                taken_over: self.taken_over,
+            }),
+            "in_flight" | "retry" => LeaseAnswer::Wait(self.delay.map(duration).unwrap_or_default()),
+            "duplicate" => LeaseAnswer::Duplicate,
+            "conflict" | "given_up" => {
+                let reason = self.reason.as_deref().and_then(Reason::from_code);
+                let rejection = Rejection::new(
+                    reason.unwrap_or(Reason::AttemptsExhausted),
+                    self.detail.unwrap_or_default(),
+                );
+                LeaseAnswer::Reject {
+                    rejection,
+                    attempt: self.attempt.and_then(|attempt| u32::try_from(attempt).ok()),
+                }
+            }
+            other => {
+                return Err(sqlx::Error::Decode(format!("oncely.take_leases answered {other:?}").into()));
+            }
+        })
+    }
+}
+
+/// What became of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    Renewed,
+    /// The row is locked: it is being finished, or taken over. The next one tells.
+    Locked,
+    Lost,
+}
+
+/// Makes leases of one consumer end later. The answers stand in the order of the leases.
+pub(crate) async fn renew_leases(
     connection: &mut PgConnection,
-    held: Held<'_>,
+    held: &[Held<'_>],
     time: Duration,
-) -> Result<Option<Duration>, sqlx::Error> {
-    let left = sqlx::query_scalar!(
-        "select oncely.renew_lease($1, $2, $3, $4, $5)",
-        held.identity.tenant.as_str(),
-        held.identity.consumer.as_str(),
-        held.identity.key.as_str(),
-        held.token,
+) -> Result<Vec<Renewal>, sqlx::Error> {
+    let Some(first) = held.first() else { return Ok(Vec::new()) };
+    let tenants: Vec<String> = held.iter().map(|held| held.identity.tenant.as_str().to_owned()).collect();
+    let keys: Vec<String> = held.iter().map(|held| held.identity.key.as_str().to_owned()).collect();
+    let tokens: Vec<i64> = held.iter().map(|held| held.token).collect();
+    let rows = sqlx::query!(
+        r#"select place as "place!", remaining is not null as "is_renewed!", is_held as "is_held!"
+         from oncely.renew_leases($1, $2, $3, $4, $5)"#,
+        &tenants,
+        first.identity.consumer.as_str(),
+        &keys,
+        &tokens,
         interval(time)
     )
-    .fetch_one(connection)
+    .fetch_all(connection)
     .await?;
-    Ok(left.map(duration))
+    let order: Vec<usize> = (0..held.len()).collect();
+    let mut renewals = vec![None; held.len()];
+    for row in rows {
+        renewals[placed(row.place, &order)?] = Some(match (row.is_renewed, row.is_held) {
+            (true, _) => Renewal::Renewed,
+            (false, true) => Renewal::Locked,
+            (false, false) => Renewal::Lost,
+        });
+    }
+    renewals.into_iter().map(|renewal| renewal.ok_or_else(unanswered)).collect()
 }
 
 /// May a step be called?
@@ -292,6 +362,47 @@ pub(crate) async fn complete_lease(
     .fetch_one(connection)
     .await?;
     Ok(outcome == "completed")
+}
+
+/// A run that has come to its end, and writes nothing itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Finished<'a> {
+    pub(crate) held: Held<'a>,
+    pub(crate) response: Option<&'a Value>,
+    pub(crate) refused: bool,
+    pub(crate) trace: LeaseTrace<'a>,
+}
+
+/// Completes keys of one consumer: all of them, or none. Those that an earlier transaction of their lease has completed count as done.
+pub(crate) async fn complete_leases(
+    connection: &mut PgConnection,
+    finished: &[Finished<'_>],
+) -> Result<(), sqlx::Error> {
+    let Some(first) = finished.first() else { return Ok(()) };
+    let mut sorted: Vec<&Finished<'_>> = finished.iter().collect();
+    sorted.sort_by_key(|one| (&one.held.identity.tenant, &one.held.identity.key));
+    let texts =
+        |text: fn(&Finished<'_>) -> String| -> Vec<String> { sorted.iter().map(|one| text(one)).collect() };
+    let tokens: Vec<i64> = sorted.iter().map(|one| one.held.token).collect();
+    let responses: Vec<Option<Value>> = sorted.iter().map(|one| one.response.cloned()).collect();
+    let refused: Vec<bool> = sorted.iter().map(|one| one.refused).collect();
+    let traces: Vec<Option<String>> =
+        sorted.iter().map(|one| one.trace.trace_id.map(str::to_owned)).collect();
+    sqlx::query!(
+        "select outcome from oncely.complete_leases($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        &texts(|one| one.held.identity.tenant.as_str().to_owned()),
+        first.held.identity.consumer.as_str(),
+        &texts(|one| one.held.identity.key.as_str().to_owned()),
+        &tokens,
+        &responses as &[Option<Value>],
+        &refused,
+        &texts(|one| one.trace.queue.to_owned()),
+        first.trace.worker,
+        &traces as &[Option<String>]
+    )
+    .fetch_all(connection)
+    .await
+    .map(drop)
 }
 
 /// Why a run failed.

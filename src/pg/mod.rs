@@ -112,9 +112,9 @@ pub(crate) use inspect::{
 };
 pub(crate) use key_list::{KeyRow, KeyWalk, keys};
 pub(crate) use lease::{
-    BegunStep, Granted, Held, LeaseAnswer, LeaseClaim, LeaseFailed, LeaseFailure, LeaseTrace, StepState,
-    begin_step, checkpoint, complete_lease, fail_lease, is_lease_lost, refuse_step, release_lease,
-    renew_lease, step_result, take_lease, transaction_id,
+    BegunStep, Finished, Granted, Held, LeaseAnswer, LeaseClaim, LeaseFailed, LeaseFailure, LeaseTrace,
+    Renewal, StepState, begin_step, checkpoint, complete_lease, complete_leases, fail_lease, is_lease_lost,
+    refuse_step, release_lease, renew_leases, step_result, take_leases, transaction_id,
 };
 pub(crate) use letter_change::{
     Begun, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,

@@ -14,7 +14,11 @@ pub(crate) async fn handlers(config: &Config, session: &mut Session, found: &mut
             continue;
         }
         let Some(function) = &consumer.handler else {
-            found.read("pg.handler", format!("{}: the program brings the handler", consumer.name));
+            let whose = match &consumer.http {
+                Some(endpoint) => format!("{} does the work", endpoint.shown()),
+                None => "the program brings the handler".to_owned(),
+            };
+            found.read("pg.handler", format!("{}: {whose}", consumer.name));
             continue;
         };
         let place = format!("consumers.{}.handler.function", consumer.name);

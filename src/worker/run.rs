@@ -22,7 +22,9 @@ use super::shadow::{shadow, unused_handler};
 use super::shared::{Common, Precheck, Shared};
 use super::subscribe::subscribe;
 use crate::backoff::Backoff;
-use crate::config::{Config, OBSERVER, Problems};
+use crate::config::{Config, Consumer, OBSERVER, Problems};
+#[cfg(feature = "http-handler")]
+use crate::handler::HttpHandler;
 use crate::handler::lease::LeasedHandler;
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
@@ -132,16 +134,15 @@ impl WorkerBuilder {
                 runs.insert(name.to_owned(), unused_handler(consumer));
                 continue;
             }
-            match (&consumer.handler, self.runs.remove(name)) {
-                (Some(function), None) => {
-                    runs.insert(name.to_owned(), Run::Sql(Arc::new(SqlHandler::new(function.clone()))));
-                }
-                (None, Some(run)) => {
+            match (configured(consumer, &place, &mut problems), self.runs.remove(name)) {
+                (Some(run), None) | (None, Some(run)) => {
                     runs.insert(name.to_owned(), run);
                 }
-                (None, None) => {
-                    problems.add(place, "is missing; write handler = { function = \"schema.function\" }")
-                }
+                (None, None) if consumer.http.is_some() => {}
+                (None, None) => problems.add(
+                    place,
+                    "is missing; write handler = { function = \"schema.function\" }, or { http = \"https://…\", … }",
+                ),
                 (Some(_), Some(_)) => {
                     problems.add(place, "is set in the configuration and in the program; use one")
                 }
@@ -169,6 +170,26 @@ impl WorkerBuilder {
             );
         }
         Ok(problems.or(Worker { config: self.config, runs, tells_systemd: self.tells_systemd })?)
+    }
+}
+
+/// The handler that the configuration names.
+fn configured(consumer: &Consumer, place: &str, problems: &mut Problems) -> Option<Run> {
+    if let Some(function) = &consumer.handler {
+        return Some(Run::Sql(Arc::new(SqlHandler::new(function.clone()))));
+    }
+    #[cfg(feature = "http-handler")]
+    return match HttpHandler::new(consumer.http.clone()?) {
+        Ok(handler) => Some(Run::Leased(Arc::new(handler))),
+        Err(error) => {
+            problems.add(place, error.to_string());
+            None
+        }
+    };
+    #[cfg(not(feature = "http-handler"))]
+    {
+        let _ = (place, problems);
+        None
     }
 }
 

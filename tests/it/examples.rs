@@ -205,6 +205,54 @@ async fn the_shop_in_node_is_killed_and_invoices_each_order_once() {
 }
 
 #[tokio::test]
+async fn a_charge_in_node_behind_a_stock_worker_is_killed_on_both_sides_and_charged_once() {
+    let folder = target().join("examples/node");
+    let node = testbed::node(&root().join("examples/node"), &folder).unwrap();
+    let script = folder.join("charges.js").display().to_string();
+    let mut shop = Shop::open("node/charges.toml").await;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    shop.world.reconfigure("127.0.0.1:8090", &format!("127.0.0.1:{free}"));
+    let serve = |shop: &Shop, delay: &str| {
+        let environment =
+            [("DATABASE_URL", shop.world.database.url()), ("PORT", &free), ("PROVIDER_DELAY", delay)];
+        let log = shop.logs.path().join(format!("charges-{}.log", uuid::Uuid::new_v4().simple()));
+        Process::start(&node, &[&script], &environment, &log).unwrap()
+    };
+    let order = async |shop: &Shop, key: &str, body: &str| {
+        let order = crate::support::message("acme", key);
+        shop.world.broker.publish("", "shop.charges", order, body.as_bytes()).await.unwrap();
+    };
+    // Both have charged, and their answers never come: the service is killed, then the worker.
+    let mut service = serve(&shop, "600000");
+    let mut worker = shop.world.start("worker");
+    shop.world.wait_for_line(&service, "listening").await;
+    order(&shop, "order-1", r#"{"cents": 500}"#).await;
+    shop.world.wait_for("select count(*) from shop.provider_books", 1).await;
+    shop.world.kill(&mut service);
+    let service = serve(&shop, "600000");
+    let done = "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'";
+    shop.world.wait_for(done, 1).await;
+    order(&shop, "order-2", r#"{"cents": 500}"#).await;
+    shop.world.wait_for("select count(*) from shop.provider_books", 2).await;
+    shop.world.kill(&mut worker);
+    let worker = shop.world.start_as("worker", "second");
+    shop.world.wait_for(done, 2).await;
+    order(&shop, "order-3", "{}").await;
+    shop.world
+        .wait_for("select count(*) from oncely.dead_letters where reason = 'handler_rejected'", 1)
+        .await;
+    assert_eq!(shop.world.count("select count(*) from shop.provider_books").await, 2, "one charge an order");
+    assert_eq!(shop.world.count("select sum(calls) from shop.provider_books").await, 4, "called twice each");
+    let response = shop
+        .world
+        .text("select response ->> 'charge' from oncely.idempotency_keys where key = 'order-2'")
+        .await;
+    assert!(response.is_some());
+    shop.world.stop(worker).await;
+    drop(service);
+}
+
+#[tokio::test]
 async fn the_shop_in_rust_is_killed_and_places_each_order_once() {
     let example = program("oncely").with_file_name("examples").join("rust_shop");
     assert!(example.exists(), "run `cargo build --examples`: {} is not there", example.display());

@@ -34,6 +34,7 @@ mod handler_test;
 mod health;
 mod hostile_redis;
 mod hosts;
+mod http_handler;
 mod identities;
 mod isolation;
 mod json;

@@ -1,8 +1,13 @@
 //! How a run under a lease ends: completed, failed, or given back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::failed::{RunError, still};
+use super::finish::Write;
+use super::lines::Finishing;
 use super::sessions::{After, Statement};
 use super::{Finish, Lease, Said};
 use crate::backoff::Backoff;
@@ -39,13 +44,21 @@ impl Lease {
     pub(crate) async fn complete(&self, finish: &Finish, refused: bool) -> Result<Ended<()>, Fault> {
         let mut backoff = Backoff::default();
         loop {
-            let writes = finish.write.is_some();
-            let (me, finish) = (self.clone(), finish.clone());
-            let statement: Statement<(), RunError> =
-                Box::new(move |session| Box::pin(complete_once(me, finish, refused, session)));
-            let done = match writes {
-                true => self.0.sessions.writes.within(After::Close, self.writing_time(), statement).await,
-                false => self.0.sessions.own.once(After::Keep, statement).await,
+            let done = match &finish.write {
+                Some(write) => {
+                    let (me, write) = (self.clone(), Arc::clone(write));
+                    let response = finish.response.clone();
+                    let statement: Statement<(), RunError> = Box::new(move |session| {
+                        Box::pin(complete_with(me, write, response, refused, session))
+                    });
+                    self.0.lines.writes.within(After::Close, self.writing_time(), statement).await
+                }
+                None => {
+                    let (key, response) = (self.key(), finish.response.clone());
+                    let trail = self.0.trail.clone();
+                    let end = Finishing { key, response, refused, trail };
+                    self.0.lines.finishing.say(end).await.map_err(RunError::Ours)
+                }
             };
             let fault = match done {
                 Ok(()) => return Ok(Ended::Done(())),
@@ -67,7 +80,7 @@ impl Lease {
                     PgFault::Fault(fault) => return Err(fault),
                 },
             };
-            self.0.sessions.own.stall(&fault);
+            self.0.lines.own.stall(&fault);
             tracing::warn!(token = self.token(), error = %fault, "a finished run can't be recorded yet; tried again");
             tokio::select! {
                 biased;
@@ -79,13 +92,13 @@ impl Lease {
 
     /// How long a handler's own transaction may take, with our statements round it.
     pub(super) fn writing_time(&self) -> Duration {
-        self.0.time.max_run + self.0.sessions.own.limit().saturating_mul(4)
+        self.0.time.max_run + self.0.lines.own.limit().saturating_mul(4)
     }
 
     /// Ends a run that failed.
     pub(crate) async fn fail(&self, failure: Failure) -> Ended<LeaseFailed> {
         let failed = self
-            .said(&self.0.sessions.own, &self.0.abandon, "a failed run is recorded", move |me, connection| {
+            .said(&self.0.lines.own, &self.0.abandon, "a failed run is recorded", move |me, connection| {
                 let failure = failure.clone();
                 Box::pin(async move {
                     let failure = LeaseFailure {
@@ -119,7 +132,7 @@ impl Lease {
     /// Gives the key back, for whoever comes next.
     pub(crate) async fn release(&self) {
         let released = self
-            .said(&self.0.sessions.own, &self.0.abandon, "a lease is given back", |me, connection| {
+            .said(&self.0.lines.own, &self.0.abandon, "a lease is given back", |me, connection| {
                 Box::pin(async move { pg::release_lease(connection, me.held()).await })
             })
             .await;
@@ -129,30 +142,28 @@ impl Lease {
     }
 }
 
-/// One try, in a transaction of its own.
-async fn complete_once(
+/// One try, with writes of the run's own in its transaction.
+async fn complete_with(
     me: Lease,
-    finish: Finish,
+    write: Arc<Write>,
+    response: Option<Value>,
     refused: bool,
     session: &mut Session,
 ) -> Result<(), RunError> {
-    let limit = me.0.sessions.own.limit();
+    let limit = me.0.lines.own.limit();
     let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
-    let trace = me.0.trail.of();
-    let response = finish.response.as_ref();
     at("lease.complete.before");
-    let completed = pg::complete_lease(&mut transaction, me.held(), response, refused, trace);
+    let completed =
+        pg::complete_lease(&mut transaction, me.held(), response.as_ref(), refused, me.0.trail.of());
     if !pg::within(limit, completed).await? {
         // Done by a COMMIT of before, whose answer was lost. This one waits for a synchronous standby, if there is one.
         pg::within(limit, transaction.commit()).await?;
         return Ok(());
     }
-    if let Some(write) = &finish.write {
-        let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
-        pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
-        me.in_time(write(&mut transaction)).await?;
-        still(&mut transaction, &own).await?;
-    }
+    let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
+    pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
+    me.in_time(write(&mut transaction)).await?;
+    still(&mut transaction, &own).await?;
     at("lease.commit.before");
     // With what the writes have deferred.
     transaction.commit().await?;

@@ -10,7 +10,8 @@ use sqlx::PgConnection;
 
 use crate::handler::HandlerError;
 
-type Write = dyn for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<(), HandlerError>> + Send + Sync;
+pub(super) type Write =
+    dyn for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<(), HandlerError>> + Send + Sync;
 
 /// What a run under a lease leaves behind: a response for duplicates, and writes of its own.
 #[derive(Clone, Default)]

@@ -12,13 +12,15 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::failed::{RunError, in_handler, still};
+use super::lines::{HeldKey, Lines};
 use super::sessions::{After, Statement, statement};
-use super::{Call, LeaseSessions, LeaseTime, Said, Sessions, Step, StepError};
+use super::trail::Trail;
+use super::{Call, LeaseTime, Said, Sessions, Step, StepError};
 use crate::failpoint::step as at;
 use crate::fault::FaultClass;
 use crate::handler::HandlerError;
 use crate::identity::Identity;
-use crate::pg::{self, BegunStep, Granted, Held, LeaseTrace, StepState};
+use crate::pg::{self, BegunStep, Granted, Held, Renewal, StepState};
 
 /// Kept clear of the end of a lease: what begins by our clocks must not be over by the server's.
 const MARGIN: Duration = Duration::from_secs(3);
@@ -26,20 +28,6 @@ const MARGIN: Duration = Duration::from_secs(3);
 tokio::task_local! {
     /// Within a transaction of the lease with this number.
     static WRITING: i64;
-}
-
-/// For the trail, as long as the run lasts.
-#[derive(Clone, Debug)]
-pub(crate) struct Trail {
-    pub(crate) queue: String,
-    pub(crate) worker: String,
-    pub(crate) trace_id: Option<String>,
-}
-
-impl Trail {
-    pub(super) fn of(&self) -> LeaseTrace<'_> {
-        LeaseTrace { queue: &self.queue, worker: &self.worker, trace_id: self.trace_id.as_deref() }
-    }
 }
 
 /// Until when a lease is believed without a question: by two clocks, because one of them stands still while a machine is suspended, and the
@@ -67,7 +55,7 @@ impl Belief {
 pub struct Lease(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
-    pub(super) sessions: LeaseSessions,
+    pub(super) lines: Lines,
     pub(super) identity: Identity,
     pub(super) granted: Granted,
     pub(super) time: LeaseTime,
@@ -91,7 +79,7 @@ impl std::fmt::Debug for Lease {
 impl Lease {
     /// `asked`: when the claim left.
     pub(crate) fn new(
-        sessions: LeaseSessions,
+        lines: Lines,
         identity: Identity,
         granted: Granted,
         time: LeaseTime,
@@ -101,7 +89,7 @@ impl Lease {
     ) -> Self {
         let belief = Mutex::new(Belief { since: asked.0, at: asked.1 });
         let lost = CancellationToken::new();
-        Self(Arc::new(Inner { sessions, identity, granted, time, trail, belief, lost, abandon }))
+        Self(Arc::new(Inner { lines, identity, granted, time, trail, belief, lost, abandon }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -201,7 +189,7 @@ impl Lease {
         self.outside_of_a_transaction()?;
         let statement: Statement<Result<T, Value>, RunError> = Box::new(move |session| {
             Box::pin(async move {
-                let limit = me.0.sessions.own.limit();
+                let limit = me.0.lines.own.limit();
                 let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
                 let done = pg::within(limit, pg::step_result(&mut transaction, me.held(), name)).await?;
                 if let Some(result) = done {
@@ -223,7 +211,7 @@ impl Lease {
                 Ok(Ok(written))
             })
         });
-        let written = self.0.sessions.writes.within(After::Close, self.writing_time(), statement);
+        let written = self.0.lines.writes.within(After::Close, self.writing_time(), statement);
         match written.await {
             Ok(Ok(written)) => {
                 self.believe(asked);
@@ -306,8 +294,11 @@ impl Lease {
             .await?;
         self.believe(asked);
         // This process may have stood still since the question left.
-        if !self.is_believed() && !self.renew().await.map_err(|said| self.told(said))? {
-            return Err(self.give_up());
+        if !self.is_believed() {
+            let is_held = self.renew().await.map_err(|said| self.told(said))?;
+            if !is_held || !self.is_believed() {
+                return Err(self.give_up());
+            }
         }
         Ok(begun)
     }
@@ -368,7 +359,7 @@ impl Lease {
         + Send
         + 'static,
     ) -> Result<T, HandlerError> {
-        self.said(&self.0.sessions.own, until, what, make).await.map_err(|said| self.told(said))
+        self.said(&self.0.lines.own, until, what, make).await.map_err(|said| self.told(said))
     }
 
     pub(super) async fn said<T: Send + 'static>(
@@ -400,21 +391,23 @@ impl Lease {
         }
     }
 
-    /// Makes the lease end later. False: it is lost.
+    /// Makes the lease end later, together with others. False: it is lost.
     pub(crate) async fn renew(&self) -> Result<bool, Said> {
         let asked = Belief::now();
-        let left = self
-            .said(&self.0.sessions.renewals, &self.0.lost, "a lease is renewed", |me, connection| {
-                Box::pin(async move {
-                    at("lease.renew.before");
-                    pg::renew_lease(connection, me.held(), me.0.time.lease).await
-                })
-            })
+        let renewed = self
+            .0
+            .lines
+            .own
+            .until_answered(&self.0.lost, "a lease is renewed", || self.0.lines.renewing.say(self.key()))
             .await?;
-        if left.is_some() {
+        if renewed == Renewal::Renewed {
             self.believe(asked);
         }
-        Ok(left.is_some())
+        Ok(renewed != Renewal::Lost)
+    }
+
+    pub(super) fn key(&self) -> HeldKey {
+        HeldKey { identity: self.0.identity.clone(), token: self.0.granted.token }
     }
 }
 

@@ -4,16 +4,21 @@
 mod ending;
 mod failed;
 mod finish;
+mod group;
 mod handler;
 mod held;
+mod lines;
 mod sessions;
 mod step;
+mod trail;
 
 pub(crate) use ending::{Ended, Failure};
 pub use finish::Finish;
+pub(crate) use group::Group;
 pub(crate) use handler::ErasedLeasedHandler;
 pub use handler::LeasedHandler;
 pub use held::Lease;
-pub(crate) use held::Trail;
-pub(crate) use sessions::{LeaseSessions, LeaseTime, Said, Sessions, Statement, statement};
+pub(crate) use lines::Lines;
+pub(crate) use sessions::{LeaseTime, Said, Sessions, Statement, statement};
 pub use step::{Call, Repeat, Step, StepError};
+pub(crate) use trail::Trail;

@@ -56,26 +56,6 @@ pub(crate) struct Sessions {
     resting: Mutex<Vec<Session>>,
 }
 
-/// All sessions of a consumer whose handler runs under leases. Each kind waits for its own kind only.
-#[derive(Clone)]
-pub(crate) struct LeaseSessions {
-    /// For claims, steps and ends: short statements of ours.
-    pub(crate) own: Arc<Sessions>,
-    /// For renewals.
-    pub(crate) renewals: Arc<Sessions>,
-    /// For handlers' transactions, which may take as long as a run.
-    pub(crate) writes: Arc<Sessions>,
-}
-
-impl LeaseSessions {
-    /// Closes what rests.
-    pub(crate) async fn close(&self) {
-        for sessions in [&self.own, &self.renewals, &self.writes] {
-            sessions.close().await;
-        }
-    }
-}
-
 /// What is said to PostgreSQL, in one session.
 pub(crate) type Statement<T, E> =
     Box<dyn for<'c> FnOnce(&'c mut Session) -> BoxFuture<'c, Result<T, E>> + Send>;
@@ -160,9 +140,23 @@ impl Sessions {
         what: &str,
         make: impl Fn() -> Statement<T, sqlx::Error>,
     ) -> Result<T, Said> {
+        let ask = || -> BoxFuture<'static, Result<T, sqlx::Error>> {
+            let (sessions, statement) = (Arc::clone(self), make());
+            Box::pin(async move { sessions.once(After::Keep, statement).await })
+        };
+        self.until_answered(until, what, ask).await
+    }
+
+    /// Asks until it is answered; `until`: nobody wants to know any more.
+    pub(crate) async fn until_answered<T>(
+        &self,
+        until: &CancellationToken,
+        what: &str,
+        ask: impl Fn() -> BoxFuture<'static, Result<T, sqlx::Error>>,
+    ) -> Result<T, Said> {
         let mut backoff = Backoff::default();
         loop {
-            let error = match self.once(After::Keep, make()).await {
+            let error = match ask().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if is_lease_lost(&error) => return Err(Said::Lost),
                 Err(error) => error,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::run::{Decided, Runner};
+use super::runner::{Decided, Runner};
 use crate::handler::lease::{Finish, Lease, Said};
 use crate::handler::{HandlerError, Message};
 use crate::worker::candidate::Candidate;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::run::{Decided, Runner};
+use super::runner::{Decided, Runner};
 use crate::blame::{Blame, Circumstances, blame};
 use crate::fault::{Fault, FaultClass};
 use crate::handler::HandlerError;

@@ -5,6 +5,7 @@ mod at_work;
 mod ended;
 mod record;
 mod run;
+mod runner;
 mod waiting;
 
 use std::sync::Arc;
@@ -12,14 +13,16 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
 
-use self::run::Runner;
+use self::runner::Runner;
 use super::shared::Shared;
 use crate::amqp::Delivery;
 use crate::handler::Run;
-use crate::handler::lease::{ErasedLeasedHandler, LeaseSessions, Sessions};
+use crate::handler::lease::{ErasedLeasedHandler, Lines, Sessions};
 
 /// Sessions for the short transactions of a consumer's runs: each is out for a round trip or two.
 const SESSIONS: usize = 4;
+/// Groups of claims that are out at the same time, and as many of completions: what comes meanwhile goes together with the next.
+const GROUPS: usize = 2;
 /// Renewals for each lease: two may fail.
 const RENEWALS: u32 = 3;
 
@@ -48,13 +51,11 @@ pub(super) async fn leased(
         }))
     };
     let limit = shared.postgres.client_timeout();
-    let sessions = LeaseSessions {
-        own: open(limit, SESSIONS),
-        // An answer that comes later than the next renewal is of no use.
-        renewals: open(shared.consumer.lease.time / RENEWALS, 1),
-        writes: open(limit, SESSIONS),
-    };
-    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, sessions.clone()));
+    let lease = shared.consumer.lease.time;
+    // A renewal's answer that comes later than the next renewal is of no use.
+    let sessions = [open(limit, SESSIONS), open(lease / RENEWALS, 1), open(limit, SESSIONS)];
+    let lines = Lines::open(sessions, GROUPS, lease);
+    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, lines.clone(), GROUPS));
     let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
     let mut runs = JoinSet::new();
     loop {
@@ -84,7 +85,7 @@ pub(super) async fn leased(
     while let Some(ended) = runs.join_next().await {
         pass_on(ended);
     }
-    sessions.close().await;
+    lines.close().await;
 }
 
 /// What a run that panicked held stays unacknowledged as long as its channel lives: the worker stops, as for a lane.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::run::Runner;
+use super::runner::Runner;
 use crate::amqp::Delivery;
 use crate::handler::lease::{Said, Statement};
 use crate::outcome::Outcome;
@@ -76,7 +76,7 @@ impl Runner {
         what: &str,
         make: impl Fn() -> Statement<T, sqlx::Error>,
     ) -> Option<T> {
-        match self.sessions.own.say(&self.shared.stop, what, make).await {
+        match self.lines.own.say(&self.shared.stop, what, make).await {
             Ok(written) => Some(written),
             Err(said) => {
                 if let Said::Fault(fault) = said {

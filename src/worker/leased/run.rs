@@ -5,39 +5,20 @@ use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
+use super::runner::{Claiming, Decided, Runner};
 use super::waiting::Room;
 use crate::amqp::Delivery;
-use crate::failpoint::step;
-use crate::handler::lease::{ErasedLeasedHandler, Lease, LeaseSessions, LeaseTime, Said, Trail, statement};
+use crate::handler::lease::{Lease, LeaseTime, Said, Trail, statement};
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::pg::{self, LeaseAnswer, LeaseClaim};
+use crate::pg::LeaseAnswer;
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, Known};
 use crate::worker::settle::settle;
-use crate::worker::shared::Shared;
 
 /// After a claim that PostgreSQL refused.
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 
-/// What all runs of a consumer have in common.
-pub(super) struct Runner {
-    pub(super) shared: Arc<Shared>,
-    pub(super) handler: Arc<dyn ErasedLeasedHandler>,
-    pub(super) sessions: LeaseSessions,
-}
-
-/// What became of a message: what the broker is told, or nothing, and it comes again with its channel.
-pub(super) type Decided = Option<Outcome>;
-
 impl Runner {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        handler: Arc<dyn ErasedLeasedHandler>,
-        sessions: LeaseSessions,
-    ) -> Self {
-        Self { shared, handler, sessions }
-    }
-
     /// Takes a message in hand until the broker is told of it.
     pub(super) async fn take(&self, delivery: Box<Delivery>) {
         let shared = &*self.shared;
@@ -99,7 +80,7 @@ impl Runner {
             let shared = Arc::clone(&self.shared);
             statement(move |connection| Box::pin(async move { shared.keys.ask(since, connection).await }))
         };
-        self.sessions.own.say(&self.shared.stop, "keys are read", make).await.is_ok()
+        self.lines.own.say(&self.shared.stop, "keys are read", make).await.is_ok()
     }
 
     /// Claims, and runs what was granted.
@@ -117,12 +98,12 @@ impl Runner {
                 return self.put_aside(candidate).await;
             };
             let asked = (Instant::now(), SystemTime::now());
-            match self.claim(candidate, &trail, time).await? {
+            match self.claim(candidate, &trail).await? {
                 LeaseAnswer::Granted(granted) => {
                     // A process died while it ran: alone, so that it can blame nobody and nobody can be blamed for it.
                     let is_suspect = granted.taken_over && room == Room::Shared && self.may_wait(candidate);
                     let lease = Lease::new(
-                        self.sessions.clone(),
+                        self.lines.clone(),
                         candidate.identity.clone(),
                         granted,
                         time,
@@ -164,36 +145,15 @@ impl Runner {
     }
 
     /// `None`: nobody settles it.
-    async fn claim(&self, candidate: &Arc<Candidate>, trail: &Trail, time: LeaseTime) -> Option<LeaseAnswer> {
-        let shared = Arc::clone(&self.shared);
+    async fn claim(&self, candidate: &Arc<Candidate>, trail: &Trail) -> Option<LeaseAnswer> {
+        let shared = &*self.shared;
         // Of this acquisition, in each try: a reply may be lost.
         let owner = format!("{} {}", shared.worker.chars().take(100).collect::<String>(), Uuid::now_v7());
-        let make = || {
-            let (shared, candidate, trail) = (Arc::clone(&shared), Arc::clone(candidate), trail.clone());
-            let owner = owner.clone();
-            statement(move |connection| {
-                Box::pin(async move {
-                    let consumer = &shared.consumer;
-                    let claim = LeaseClaim {
-                        identity: &candidate.identity,
-                        fingerprint: candidate.fingerprint.as_ref(),
-                        owner: &owner,
-                        time: time.lease,
-                        max_run: time.max_run,
-                        on_conflict: consumer.on_conflict,
-                        max_crashes: consumer.retry.max_crashes,
-                        queue: &trail.queue,
-                        worker: &trail.worker,
-                        trace_id: trail.trace_id.as_deref(),
-                    };
-                    step("lease.claim.before");
-                    let answer = pg::take_lease(connection, &claim).await;
-                    step("lease.claim.after");
-                    answer
-                })
-            })
-        };
-        match self.sessions.own.say(&shared.stop, "a message is claimed", make).await {
+        let claimed = self.lines.own.until_answered(&shared.stop, "a message is claimed", || {
+            let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
+            self.claims.say(Claiming { candidate, trail, owner })
+        });
+        match claimed.await {
             Ok(answer) => Some(answer),
             Err(Said::Fault(fault)) => {
                 shared.health.stalled(&fault, None);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::run::{Decided, Runner};
+use super::runner::{Decided, Runner};
 use crate::config::InFlight;
 use crate::fault::FaultClass;
 use crate::outcome::Outcome;

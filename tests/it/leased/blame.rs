@@ -155,7 +155,8 @@ async fn an_environments_error_of_all_spends_nothing() {
 
 #[tokio::test]
 async fn a_write_may_take_as_long_as_its_run() {
-    let mut world = world_with("", RETRY, "[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"500ms\"").await;
+    let mut world =
+        world_with("", RETRY, "[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"500ms\"").await;
     let odd = Odd::default();
     let running = Running::start(&world, &odd);
     world.publish("charges", message("acme", "slow-1"), "{}").await;

@@ -1,0 +1,132 @@
+//! The client: connections that are kept, and limits.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{self, Error};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use super::endpoint::HttpEndpoint;
+use crate::tls::TlsError;
+
+/// Largest answer that is read: what can be stored as a step's result.
+pub(super) const LARGEST: usize = 64 << 10;
+
+/// How long a connection rests before it is closed; servers close theirs after a minute or more.
+const REST: Duration = Duration::from_secs(30);
+
+/// Longest wait for a connection. That one never came about is known for certain, so it is worth knowing soon.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// What came of a call.
+#[derive(Debug)]
+pub(super) enum Sent {
+    /// An answer. Without a body where that is larger than [`LARGEST`].
+    Answer(StatusCode, Option<Bytes>),
+    /// There was no connection, so nothing was sent.
+    Unsent(String),
+    /// Perhaps it was sent.
+    Unknown(String),
+}
+
+type Body = Full<Bytes>;
+
+pub(super) enum Client {
+    Plain(legacy::Client<HttpConnector, Body>),
+    #[cfg(feature = "tls")]
+    Tls(legacy::Client<hyper_rustls::HttpsConnector<HttpConnector>, Body>),
+}
+
+impl Client {
+    /// Reads the certificates of the endpoint.
+    pub(super) fn new(endpoint: &HttpEndpoint) -> Result<Self, TlsError> {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT));
+        connector.set_nodelay(true);
+        match &endpoint.tls {
+            None => Ok(Self::Plain(builder().build(connector))),
+            #[cfg(feature = "tls")]
+            Some(settings) => Ok(Self::Tls(builder().build(tls::connector(connector, settings)?))),
+            #[cfg(not(feature = "tls"))]
+            Some(_) => Err(TlsError::NotBuilt),
+        }
+    }
+
+    /// Sends a request. Whatever is not over in time is unknown.
+    pub(super) async fn send(&self, request: Request<Body>, limit: Duration) -> Sent {
+        match tokio::time::timeout(limit, self.ask(request)).await {
+            Ok(sent) => sent,
+            Err(_) => Sent::Unknown(format!("no answer within {limit:?} (handler.timeout)")),
+        }
+    }
+
+    async fn ask(&self, request: Request<Body>) -> Sent {
+        let asked = match self {
+            Self::Plain(client) => client.request(request).await,
+            #[cfg(feature = "tls")]
+            Self::Tls(client) => client.request(request).await,
+        };
+        match asked {
+            Ok(answer) => read(answer).await,
+            Err(error) if error.is_connect() => Sent::Unsent(told(&error)),
+            Err(error) => Sent::Unknown(told(&error)),
+        }
+    }
+}
+
+async fn read(answer: Response<Incoming>) -> Sent {
+    let status = answer.status();
+    match Limited::new(answer.into_body(), LARGEST).collect().await {
+        Ok(body) => Sent::Answer(status, Some(body.to_bytes())),
+        Err(error) if error.is::<LengthLimitError>() => Sent::Answer(status, None),
+        // The status has come, and says what happened; the rest was torn off.
+        Err(error) => Sent::Unknown(format!("the answer was torn off: {error}")),
+    }
+}
+
+fn builder() -> legacy::Builder {
+    let mut builder = legacy::Client::builder(TokioExecutor::new());
+    builder.pool_idle_timeout(REST).pool_timer(TokioTimer::new());
+    builder
+}
+
+/// With its causes, which hold addresses and no secrets.
+fn told(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(one) = cause {
+        text = format!("{text}: {one}");
+        cause = one.source();
+    }
+    text
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+    use hyper_util::client::legacy::connect::HttpConnector;
+    use rustls::pki_types::ServerName;
+
+    use crate::tls::{TlsError, TlsSettings, client_config};
+
+    pub(super) fn connector(
+        mut http: HttpConnector,
+        settings: &TlsSettings,
+    ) -> Result<HttpsConnector<HttpConnector>, TlsError> {
+        http.enforce_http(false);
+        let builder = HttpsConnectorBuilder::new().with_tls_config(client_config(settings)?).https_only();
+        let builder = match &settings.server_name {
+            Some(name) => {
+                let wrong = |_| TlsError::Name(name.clone());
+                let name = ServerName::try_from(name.clone()).map_err(wrong)?;
+                builder.with_server_name_resolver(FixedServerNameResolver::new(name))
+            }
+            None => builder,
+        };
+        Ok(builder.enable_http1().wrap_connector(http))
+    }
+}

@@ -1,0 +1,111 @@
+//! A message as a request.
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
+use hyper::{Method, Request, Uri};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use secrecy::ExposeSecret as _;
+
+use super::endpoint::HttpEndpoint;
+use crate::handler::lease::{Call, StepError};
+use crate::handler::{HandlerError, Message};
+use crate::message;
+
+/// What a header's value can't hold, and what says that something was escaped.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// The trace context of the sender, passed on.
+const TRACE: [&str; 2] = ["traceparent", "tracestate"];
+
+/// What can't be sent is the environment's fault: it was not sent, and every message fails alike.
+fn unsent(what: impl Into<String>) -> StepError {
+    StepError::Refused(HandlerError::environment(what))
+}
+
+/// The request of a call. Reads the token's file.
+pub(super) async fn request(
+    endpoint: &HttpEndpoint,
+    message: Message<'_>,
+    call: Call,
+) -> Result<Request<Full<Bytes>>, StepError> {
+    let uri: Uri =
+        endpoint.url.as_str().parse().map_err(|_| unsent("handler.http is not a URL that can be called"))?;
+    let mut request = Request::new(Full::new(Bytes::copy_from_slice(message.body())));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    let headers = request.headers_mut();
+    let own = [
+        // A string of RFC 8941, as draft-ietf-httpapi-idempotency-key-header has it.
+        ("idempotency-key", format!("\"{}\"", call.key)),
+        ("oncely-tenant", escaped(message.tenant())),
+        ("oncely-consumer", escaped(message.consumer())),
+        ("oncely-key", escaped(message.key())),
+        ("oncely-attempt", message.attempt().to_string()),
+        ("oncely-token", call.token.to_string()),
+        ("oncely-repeat", call.is_repeat.to_string()),
+    ];
+    for (name, value) in own {
+        headers.insert(HeaderName::from_static(name), text(&value)?);
+    }
+    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("oncely/", env!("CARGO_PKG_VERSION"))));
+    headers.insert(CONTENT_TYPE, content_type(message));
+    for name in TRACE {
+        if let Some(message::HeaderValue::Text(value)) = message.headers().get(name)
+            && let Ok(value) = HeaderValue::from_bytes(value)
+        {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    }
+    for (name, value) in &endpoint.headers {
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| unsent(format!("handler.headers: {name:?} can't be the name of a header")))?;
+        headers.insert(name, secret(value.expose_secret())?);
+    }
+    if let Some(file) = &endpoint.token_file {
+        let token = tokio::fs::read_to_string(file).await;
+        let token = token.map_err(|error| {
+            unsent(format!("handler.token_file {} can't be read: {error}", file.display()))
+        })?;
+        headers.insert(AUTHORIZATION, secret(&format!("Bearer {}", token.trim()))?);
+    }
+    Ok(request)
+}
+
+fn escaped(part: &str) -> String {
+    utf8_percent_encode(part, ESCAPED).to_string()
+}
+
+fn text(value: &str) -> Result<HeaderValue, StepError> {
+    HeaderValue::from_str(value).map_err(|_| unsent("a header can't be sent"))
+}
+
+/// Left out of what is printed of a request.
+fn secret(value: &str) -> Result<HeaderValue, StepError> {
+    let mut value = HeaderValue::from_str(value)
+        .map_err(|_| unsent("a secret of handler.headers or handler.token_file can't be a header's value"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// The message's own, if it has one that can be sent.
+fn content_type(message: Message<'_>) -> HeaderValue {
+    let own = message.properties().content_type.as_deref();
+    let own = own.and_then(|own| HeaderValue::from_str(own).ok()).filter(|own| !own.is_empty());
+    own.unwrap_or_else(|| {
+        let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(message.body()).is_ok();
+        HeaderValue::from_static(if is_json { "application/json" } else { "application/octet-stream" })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_where_a_header_could_not_hold_them() {
+        assert_eq!(escaped("order-1 a/b"), "order-1 a/b");
+        assert_eq!(escaped("50%\n\u{e4}"), "50%25%0A%C3%A4");
+        assert!(text(&escaped("a\r\nx-evil: 1")).is_ok_and(|value| value == "a%0D%0Ax-evil: 1"));
+    }
+}

@@ -1,0 +1,105 @@
+//! All ways of a consumer's runs to PostgreSQL. Each kind waits for its own kind only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::group::Group;
+use super::sessions::{Sessions, statement};
+use super::trail::Trail;
+use crate::failpoint::step as at;
+use crate::identity::Identity;
+use crate::pg::{self, Finished, Held, Renewal};
+
+use serde_json::Value;
+
+/// How long a renewal waits for others: they come at any time, and none of them is urgent.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// Which lease of which key.
+#[derive(Clone, Debug)]
+pub(crate) struct HeldKey {
+    pub(crate) identity: Identity,
+    pub(crate) token: i64,
+}
+
+impl HeldKey {
+    pub(crate) fn as_held(&self) -> Held<'_> {
+        Held { identity: &self.identity, token: self.token }
+    }
+}
+
+/// A run that has come to its end, and writes nothing itself.
+pub(crate) struct Finishing {
+    pub(crate) key: HeldKey,
+    pub(crate) response: Option<Value>,
+    pub(crate) refused: bool,
+    pub(crate) trail: Trail,
+}
+
+impl Finishing {
+    fn as_row(&self) -> Finished<'_> {
+        Finished {
+            held: self.key.as_held(),
+            response: self.response.as_ref(),
+            refused: self.refused,
+            trace: self.trail.of(),
+        }
+    }
+}
+
+/// The ways of one consumer.
+#[derive(Clone)]
+pub(crate) struct Lines {
+    /// For claims, steps and ends: short statements of ours.
+    pub(crate) own: Arc<Sessions>,
+    /// For renewals.
+    renewals: Arc<Sessions>,
+    /// For handlers' transactions, which may take as long as a run.
+    pub(crate) writes: Arc<Sessions>,
+    pub(crate) renewing: Group<HeldKey, Renewal>,
+    pub(crate) finishing: Group<Finishing, ()>,
+}
+
+impl Lines {
+    /// `groups`: of completions, at the same time; `lease`: how long a renewed one lasts.
+    pub(crate) fn open([own, renewals, writes]: [Arc<Sessions>; 3], groups: usize, lease: Duration) -> Self {
+        let renewing = Group::start(
+            &renewals,
+            1,
+            LINGER,
+            Arc::new(move |keys: Vec<Arc<HeldKey>>| {
+                statement(move |connection| {
+                    Box::pin(async move {
+                        at("lease.renew.before");
+                        let held: Vec<Held<'_>> = keys.iter().map(|key| key.as_held()).collect();
+                        pg::renew_leases(connection, &held, lease).await
+                    })
+                })
+            }),
+        );
+        let finishing = Group::start(
+            &own,
+            groups,
+            Duration::ZERO,
+            Arc::new(|ends: Vec<Arc<Finishing>>| {
+                statement(move |connection| {
+                    Box::pin(async move {
+                        let finished: Vec<Finished<'_>> = ends.iter().map(|end| end.as_row()).collect();
+                        at("lease.complete.before");
+                        pg::complete_leases(connection, &finished).await?;
+                        at("lease.commit.after");
+                        Ok(vec![(); finished.len()])
+                    })
+                })
+            }),
+        );
+        Self { own, renewals, writes, renewing, finishing }
+    }
+
+    /// Closes what rests.
+    pub(crate) async fn close(&self) {
+        for sessions in [&self.own, &self.renewals, &self.writes] {
+            sessions.close().await;
+        }
+    }
+}

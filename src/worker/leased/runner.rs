@@ -1,0 +1,77 @@
+//! What all runs of a consumer have in common.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::failpoint::step;
+use crate::handler::lease::{ErasedLeasedHandler, Group, Lines, Trail, statement};
+use crate::outcome::Outcome;
+use crate::pg::{self, LeaseAnswer, LeaseClaim};
+use crate::worker::candidate::Candidate;
+use crate::worker::shared::Shared;
+
+pub(super) struct Runner {
+    pub(super) shared: Arc<Shared>,
+    pub(super) handler: Arc<dyn ErasedLeasedHandler>,
+    pub(super) lines: Lines,
+    /// One commit claims for all places that have become free.
+    pub(super) claims: Group<Claiming, LeaseAnswer>,
+}
+
+/// What became of a message: what the broker is told, or nothing, and it comes again with its channel.
+pub(super) type Decided = Option<Outcome>;
+
+/// A message that is claimed.
+pub(super) struct Claiming {
+    pub(super) candidate: Arc<Candidate>,
+    /// Of this very acquisition.
+    pub(super) owner: String,
+    pub(super) trail: Trail,
+}
+
+impl Runner {
+    /// `groups`: of claims, at the same time.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        handler: Arc<dyn ErasedLeasedHandler>,
+        lines: Lines,
+        groups: usize,
+    ) -> Self {
+        let consumer = Arc::clone(&shared);
+        let claims = Group::start(
+            &lines.own,
+            groups,
+            Duration::ZERO,
+            Arc::new(move |claiming: Vec<Arc<Claiming>>| {
+                let shared = Arc::clone(&consumer);
+                statement(move |connection| {
+                    Box::pin(async move {
+                        let claims: Vec<LeaseClaim<'_>> =
+                            claiming.iter().map(|one| claim(&shared, one)).collect();
+                        step("lease.claim.before");
+                        let answers = pg::take_leases(connection, &claims).await;
+                        step("lease.claim.after");
+                        answers
+                    })
+                })
+            }),
+        );
+        Self { shared, handler, lines, claims }
+    }
+}
+
+fn claim<'a>(shared: &'a Shared, claiming: &'a Claiming) -> LeaseClaim<'a> {
+    let consumer = &shared.consumer;
+    LeaseClaim {
+        identity: &claiming.candidate.identity,
+        fingerprint: claiming.candidate.fingerprint.as_ref(),
+        owner: &claiming.owner,
+        time: consumer.lease.time,
+        max_run: consumer.lease.max_run,
+        on_conflict: consumer.on_conflict,
+        max_crashes: consumer.retry.max_crashes,
+        queue: &claiming.trail.queue,
+        worker: &claiming.trail.worker,
+        trace_id: claiming.trail.trace_id.as_deref(),
+    }
+}
