@@ -3,6 +3,7 @@
 
 mod consume;
 mod handler;
+mod leased;
 mod naive;
 mod pace;
 mod payment;
@@ -30,6 +31,8 @@ enum Client {
     Consume(consume::Arguments),
     /// A worker with a handler in Rust that inserts one row per message
     Handler(handler::Arguments),
+    /// A worker with a handler in Rust that runs under leases, and does nothing
+    Leased(leased::Arguments),
     /// The rows that a worker writes, by bare batched inserts, without a broker
     Raw(raw::Arguments),
 }
@@ -42,6 +45,7 @@ async fn main() -> anyhow::Result<()> {
         Client::Naive(arguments) => naive::run(&arguments).await,
         Client::Consume(arguments) => consume::run(&arguments).await,
         Client::Handler(arguments) => handler::run(&arguments).await,
+        Client::Leased(arguments) => leased::run(&arguments).await,
         Client::Raw(arguments) => raw::run(&arguments).await,
     }
 }

@@ -30,6 +30,9 @@ pub(crate) struct Arguments {
     connections: u32,
     #[arg(long, default_value_t = 100)]
     prefetch: u16,
+    /// The key in a transaction of its own before the work, which does nothing, and in another one after it
+    #[arg(long)]
+    held: bool,
 }
 
 /// Consumes until it is killed.
@@ -52,7 +55,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let consumer = Arc::new(Mutex::new(consumer));
     let mut tasks = JoinSet::new();
     for connection in connections {
-        tasks.spawn(consume(Arc::clone(&consumer), connection));
+        tasks.spawn(consume(Arc::clone(&consumer), connection, arguments.held));
     }
     match tasks.join_next().await {
         Some(ended) => ended?,
@@ -60,10 +63,14 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-async fn consume(consumer: Arc<Mutex<Consumer>>, mut connection: PgConnection) -> anyhow::Result<()> {
+async fn consume(
+    consumer: Arc<Mutex<Consumer>>,
+    mut connection: PgConnection,
+    held: bool,
+) -> anyhow::Result<()> {
     loop {
         let delivery = consumer.lock().await.next().await.context("the consumer was cancelled")??;
-        match take(&mut connection, &delivery).await {
+        match take(&mut connection, &delivery, held).await {
             Ok(Taken::Done) => delivery.ack(BasicAckOptions::default()).await?,
             Ok(Taken::Later) => {
                 delivery.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?
@@ -80,7 +87,7 @@ enum Taken {
     Later,
 }
 
-async fn take(connection: &mut PgConnection, delivery: &Delivery) -> anyhow::Result<Taken> {
+async fn take(connection: &mut PgConnection, delivery: &Delivery, held: bool) -> anyhow::Result<Taken> {
     let properties = &delivery.properties;
     let key = properties.message_id().as_ref().context("no message id")?.as_str();
     let headers = properties.headers().as_ref().context("no headers")?;
@@ -121,17 +128,23 @@ async fn take(connection: &mut PgConnection, delivery: &Delivery) -> anyhow::Res
         }
         Err(error) => return Err(error.into()),
     }
-    sqlx::query(
-        "insert into bench.payments (tenant, key, customer, amount, currency, sent_at) values ($1, $2, $3, $4, $5, $6)",
-    )
-    .bind(scope)
-    .bind(key)
-    .bind(payment.customer)
-    .bind(payment.amount)
-    .bind(&payment.currency)
-    .bind(payment.sent_at)
-    .execute(&mut *transaction)
-    .await?;
+    if held {
+        transaction.commit().await?;
+        // The work is here.
+        transaction = connection.begin().await?;
+    } else {
+        sqlx::query(
+            "insert into bench.payments (tenant, key, customer, amount, currency, sent_at) values ($1, $2, $3, $4, $5, $6)",
+        )
+        .bind(scope)
+        .bind(key)
+        .bind(payment.customer)
+        .bind(payment.amount)
+        .bind(&payment.currency)
+        .bind(payment.sent_at)
+        .execute(&mut *transaction)
+        .await?;
+    }
     sqlx::query(
         "update idempotency_keys set status = 'COMPLETED', updated_at = now(), lock_expires_at = null
          where scope = $1 and key = $2",

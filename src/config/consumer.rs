@@ -390,7 +390,7 @@ fn fingerprint(section: &mut Section, problems: &mut Problems) -> FingerprintPol
 fn lease(mut table: Section, problems: &mut Problems) -> LeaseSettings {
     let time = table.duration("time", 30 * SECOND, 5 * SECOND..=3_600 * SECOND, problems);
     let max_run = table.duration("max_run", 600 * SECOND, SECOND..=DAY, problems);
-    let concurrency = table.integer("concurrency", 32, 1..=4_096, problems);
+    let concurrency = table.integer("concurrency", 32, 1..=16_384, problems);
     let choices = [("retry", InFlight::Retry), ("wait", InFlight::Wait), ("reject", InFlight::Reject)];
     let in_flight = table.choice("in_flight", InFlight::Retry, &choices, problems);
     if max_run < time {

@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 32] = [
+pub(crate) const CASES: [Case; 35] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -126,6 +126,21 @@ pub(crate) const CASES: [Case; 32] = [
         "rate at which the relay empties the table of events / a bare client that publishes and confirms the same messages",
     ),
     case("relay_ordered", Target::None, "the same with events of 1,000 ordering keys"),
+    case(
+        "lease_empty",
+        AtLeast(4.0),
+        "rate of runs under leases that do nothing / INSERT, COMMIT, nothing, UPDATE, COMMIT on 8 connections",
+    ),
+    case(
+        "lease_50ms_256",
+        AtLeast(0.95),
+        "rate of 256 runs at the same time, each with a call of 50 ms / 256 in 50 ms",
+    ),
+    case(
+        "lease_idle_10k",
+        AtMost(0.02),
+        "cores: a worker that holds 10,000 leases and does nothing else; nine of ten renewals are HOT updates",
+    ),
     case(
         "relay_vs_outbox_core",
         AtLeast(5.0),

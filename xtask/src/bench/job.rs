@@ -41,12 +41,14 @@ pub(crate) enum Keys {
     Lean,
     /// As published, with an index more.
     Article,
+    /// What is needed; claimed and completed in two transactions, with work that does nothing between them.
+    Held,
 }
 
 impl Keys {
     pub(crate) fn schema(self) -> &'static str {
         match self {
-            Self::Lean => include_str!("naive_keys.sql"),
+            Self::Lean | Self::Held => include_str!("naive_keys.sql"),
             Self::Article => include_str!("article_keys.sql"),
         }
     }
@@ -83,12 +85,15 @@ pub(crate) enum Handler {
     Rust,
     /// Rust, one INSERT per batch.
     RustBatch,
+    /// Rust, under leases: so many runs at the same time, each of so many milliseconds, and no effect.
+    Leased { concurrency: u32, call: u64 },
 }
 
 impl Handler {
     /// The line of the consumer's configuration.
-    pub(crate) fn line(self) -> &'static str {
-        match self {
+    pub(crate) fn line(self) -> String {
+        let line = match self {
+            Self::Leased { concurrency, .. } => return format!("lease = {{ concurrency = {concurrency} }}"),
             Self::Batch => "handler = { function = \"bench.capture_payments\", batch = true }",
             Self::StrictBatch => "handler = { function = \"bench.capture_valid_payments\", batch = true }",
             // One attempt, so that what becomes of those messages is known when the others are done.
@@ -97,7 +102,8 @@ impl Handler {
             }
             Self::PerMessage => "handler = { function = \"bench.capture_payment\" }",
             Self::Rust | Self::RustBatch => "",
-        }
+        };
+        line.to_owned()
     }
 }
 

@@ -9,6 +9,7 @@ mod gc;
 mod growth;
 mod job;
 mod latency;
+mod leases;
 mod limit;
 mod meter;
 mod mirror;

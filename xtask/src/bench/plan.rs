@@ -5,6 +5,7 @@ use super::gc;
 use super::growth::growth;
 use super::job::Handler;
 use super::latency::latency;
+use super::leases;
 use super::limit::raw_batch;
 use super::mirror::lag;
 use super::outcome::Outcome;
@@ -133,6 +134,15 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     }
     if results.wants(&["relay_vs_outbox_core"]) {
         results.take("relay_vs_outbox_core", relay::against_outbox_core(&rounds).await)?;
+    }
+    if results.wants(&["lease_empty"]) {
+        results.take("lease_empty", leases::empty(&rounds).await)?;
+    }
+    if results.wants(&["lease_50ms_256"]) {
+        results.take("lease_50ms_256", leases::calls(&rounds).await)?;
+    }
+    if results.wants(&["lease_idle_10k"]) {
+        results.take("lease_idle_10k", leases::idle(&rounds).await)?;
     }
     rounds.bar.finish_and_clear();
     Ok(results)

@@ -11,7 +11,7 @@ use testbed::{Broker, Database, Process, cpu_time, eventually_within, free_port}
 use tokio_util::task::AbortOnDropHandle;
 
 use super::configuration::consumer;
-use super::job::{Consumer, Handler, Job, Publisher};
+use super::job::{Consumer, Handler, Job, Keys, Publisher};
 use super::scrape::scrape;
 use super::stage::Stage;
 
@@ -269,9 +269,11 @@ impl<'s> Site<'s> {
     pub(crate) fn start(&mut self) -> anyhow::Result<Vec<Member>> {
         let mut members = Vec::new();
         match self.job.consumer.clone() {
-            Consumer::Naive(_) => {
+            Consumer::Naive(keys) => {
                 let queue = self.queue.clone();
-                members.push(self.member("naive", "bench", &["naive", "--queue", &queue])?);
+                let mut arguments = vec!["naive", "--queue", &queue];
+                arguments.extend((keys == Keys::Held).then_some("--held"));
+                members.push(self.member("naive", "bench", &arguments)?);
             }
             Consumer::Bare => {
                 let queue = self.queue.clone();
@@ -303,6 +305,9 @@ impl<'s> Site<'s> {
                     members.push(match ours.handler {
                         Handler::Rust => self.member("worker", "bench", &["handler"])?,
                         Handler::RustBatch => self.member("worker", "bench", &["handler", "--batch"])?,
+                        Handler::Leased { call, .. } => {
+                            self.member("worker", "bench", &["leased", "--call", &call.to_string()])?
+                        }
                         _ => self.member("worker", "worker", &[])?,
                     });
                 }
