@@ -253,6 +253,35 @@ async fn a_charge_in_node_behind_a_stock_worker_is_killed_on_both_sides_and_char
 }
 
 #[tokio::test]
+async fn a_charge_in_rust_is_killed_in_the_call_and_charged_once() {
+    let example = program("oncely").with_file_name("examples").join("rust_charge");
+    assert!(example.exists(), "run `cargo build --examples`: {} is not there", example.display());
+    let mut shop = Shop::open("rust_charge/oncely.toml").await;
+    let run = |shop: &Shop, delay: &str| {
+        let file = shop.world.file().display().to_string();
+        let environment = [
+            ("DATABASE_URL", shop.world.database.url()),
+            ("AMQP_URL", &shop.world.urls.rabbitmq),
+            ("ONCELY_CONFIG", &file),
+            ("PROVIDER_DELAY", delay),
+        ];
+        let log = shop.logs.path().join(format!("rust_charge-{}.log", uuid::Uuid::new_v4().simple()));
+        Process::start(&example, &[], &environment, &log).unwrap()
+    };
+    let mut first = run(&shop, "600");
+    let order = crate::support::message("acme", "order-1");
+    shop.world.broker.publish("", "shop.charges", order, br#"{"cents": 500}"#).await.unwrap();
+    // The provider has charged, and its answer never comes.
+    shop.world.wait_for("select count(*) from shop.provider_books", 1).await;
+    shop.world.kill(&mut first);
+    let second = run(&shop, "0");
+    shop.world.wait_for("select count(*) from shop.payments", 1).await;
+    shop.world.stop(second).await;
+    assert_eq!(shop.world.count("select sum(calls) from shop.provider_books").await, 2, "by the same key");
+    assert_eq!(shop.world.count("select count(*) from shop.provider_books").await, 1, "charged once");
+}
+
+#[tokio::test]
 async fn the_shop_in_rust_is_killed_and_places_each_order_once() {
     let example = program("oncely").with_file_name("examples").join("rust_shop");
     assert!(example.exists(), "run `cargo build --examples`: {} is not there", example.display());

@@ -3,6 +3,7 @@
 // Clippy's exception for tests covers functions marked #[test], not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod endpoint;
 mod files;
 mod matrix;
 mod messages;

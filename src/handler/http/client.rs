@@ -11,7 +11,7 @@ use hyper_util::client::legacy::{self, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::endpoint::HttpEndpoint;
-use crate::tls::TlsError;
+use crate::tls::{TlsError, TlsFault, fault_of};
 
 /// Largest answer that is read: what can be stored as a step's result.
 pub(super) const LARGEST: usize = 64 << 10;
@@ -35,7 +35,13 @@ pub(super) enum Sent {
 
 type Body = Full<Bytes>;
 
-pub(super) enum Client {
+pub(super) struct Client {
+    way: Way,
+    /// Is a certificate of ours configured?
+    has_certificate: bool,
+}
+
+enum Way {
     Plain(legacy::Client<HttpConnector, Body>),
     #[cfg(feature = "tls")]
     Tls(legacy::Client<hyper_rustls::HttpsConnector<HttpConnector>, Body>),
@@ -47,13 +53,15 @@ impl Client {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT));
         connector.set_nodelay(true);
-        match &endpoint.tls {
-            None => Ok(Self::Plain(builder().build(connector))),
+        let way = match &endpoint.tls {
+            None => Way::Plain(builder().build(connector)),
             #[cfg(feature = "tls")]
-            Some(settings) => Ok(Self::Tls(builder().build(tls::connector(connector, settings)?))),
+            Some(settings) => Way::Tls(builder().build(tls::connector(connector, settings)?)),
             #[cfg(not(feature = "tls"))]
-            Some(_) => Err(TlsError::NotBuilt),
-        }
+            Some(_) => return Err(TlsError::NotBuilt),
+        };
+        let has_certificate = endpoint.tls.as_ref().is_some_and(|settings| settings.cert.is_some());
+        Ok(Self { way, has_certificate })
     }
 
     /// Sends a request. Whatever is not over in time is unknown.
@@ -65,15 +73,26 @@ impl Client {
     }
 
     async fn ask(&self, request: Request<Body>) -> Sent {
-        let asked = match self {
-            Self::Plain(client) => client.request(request).await,
+        let asked = match &self.way {
+            Way::Plain(client) => client.request(request).await,
             #[cfg(feature = "tls")]
-            Self::Tls(client) => client.request(request).await,
+            Way::Tls(client) => client.request(request).await,
         };
         match asked {
             Ok(answer) => read(answer).await,
-            Err(error) if error.is_connect() => Sent::Unsent(told(&error)),
-            Err(error) => Sent::Unknown(told(&error)),
+            Err(error) => {
+                let fault = fault_of(&error, self.has_certificate);
+                // With TLS 1.3 a server says only behind the handshake that it does not trust us, and reads nothing then.
+                let is_refused = matches!(
+                    fault,
+                    Some(TlsFault::ClientCertificateMissing | TlsFault::ClientCertificateRefused)
+                );
+                let text = fault.map_or_else(|| told(&error), |fault| fault.told("consumers.handler"));
+                match error.is_connect() || is_refused {
+                    true => Sent::Unsent(text),
+                    false => Sent::Unknown(text),
+                }
+            }
         }
     }
 }

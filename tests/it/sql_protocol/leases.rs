@@ -13,18 +13,18 @@ use super::{claim, code, effect, effects, fail, status};
 
 /// What `oncely.claim_lease` answered.
 #[derive(Debug)]
-struct Lease {
-    outcome: String,
+pub(super) struct Lease {
+    pub(super) outcome: String,
     token: Option<i64>,
     attempt: Option<i32>,
     taken_over: bool,
-    waits: bool,
-    response: Option<Value>,
+    pub(super) waits: bool,
+    pub(super) response: Option<Value>,
     reason: Option<String>,
     steps: Option<Value>,
 }
 
-async fn hold(sql: &mut PgConnection, key: &str, owner: &str) -> Lease {
+pub(super) async fn hold(sql: &mut PgConnection, key: &str, owner: &str) -> Lease {
     let row = sqlx::query(
         "select *, delay > interval '0' as waits
          from oncely.claim_lease('acme', 'payments', $1, sha256('{}'), $2)",
@@ -47,13 +47,13 @@ async fn hold(sql: &mut PgConnection, key: &str, owner: &str) -> Lease {
 }
 
 /// A lease that nobody else has: its token.
-async fn granted(sql: &mut PgConnection, key: &str, owner: &str) -> i64 {
+pub(super) async fn granted(sql: &mut PgConnection, key: &str, owner: &str) -> i64 {
     let lease = hold(sql, key, owner).await;
     assert_eq!(lease.outcome, "granted", "{lease:?}");
     lease.token.unwrap()
 }
 
-async fn complete(sql: &mut PgConnection, key: &str, token: i64) -> Result<String, sqlx::Error> {
+pub(super) async fn complete(sql: &mut PgConnection, key: &str, token: i64) -> Result<String, sqlx::Error> {
     sqlx::query_scalar("select oncely.complete_lease('acme', 'payments', $1, $2, '{\"done\": true}')")
         .bind(key)
         .bind(token)
@@ -62,9 +62,9 @@ async fn complete(sql: &mut PgConnection, key: &str, token: i64) -> Result<Strin
 }
 
 /// What `oncely.begin_step` answered: state, result, call key, round.
-type Begun = (String, Option<Value>, Uuid, i32);
+pub(super) type Begun = (String, Option<Value>, Uuid, i32);
 
-async fn begin(
+pub(super) async fn begin(
     sql: &mut PgConnection,
     (key, token): (&str, i64),
     step: &str,
@@ -93,7 +93,7 @@ async fn begin_call(
     .await
 }
 
-async fn checkpoint(
+pub(super) async fn checkpoint(
     sql: &mut PgConnection,
     (key, token): (&str, i64),
     step: &str,

@@ -1,5 +1,6 @@
 //! The consumer protocol in SQL: `oncely.claim`, `complete` and `fail`, beside the worker and without it.
 
+mod articles;
 mod claims;
 mod decisions;
 mod keys;
