@@ -141,7 +141,8 @@ create function oncely.take_lease(
     out response jsonb,
     out reason text,
     out detail text,
-    out steps jsonb
+    out steps jsonb,
+    out crashes integer
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -169,6 +170,7 @@ begin
     end if;
     perform oncely.check_short(take_lease.queue, take_lease.worker, take_lease.trace_id);
     taken_over := false;
+    crashes := 0;
     for round in 1..8 loop
         at := clock_timestamp();
         micros := extract(epoch from at) * 1000000;
@@ -237,7 +239,8 @@ begin
             token := known.fencing_token;
             attempt := known.attempts + 1;
             steps := coalesce(known.steps, '{}');
-            taken_over := known.crash_attempts > 0;
+            crashes := known.crash_attempts;
+            taken_over := crashes > 0;
             exit;
         end if;
         -- No lease is longer than a day: one that is was granted by a clock that was ahead.
@@ -313,7 +316,8 @@ begin
         attempt := seen.attempts + 1;
         steps := coalesce(seen.steps, '{}');
         -- Also where the key was given back since.
-        taken_over := seen.crash_attempts > 0;
+        crashes := seen.crash_attempts;
+        taken_over := crashes > 0;
         exit;
     end loop;
     if outcome = 'granted' then
@@ -354,7 +358,7 @@ create function oncely.take_leases(
     out outcome text,
     out token bigint,
     out attempt integer,
-    out taken_over boolean,
+    out crashes integer,
     out delay interval,
     out reason text,
     out detail text
@@ -363,7 +367,7 @@ language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-    select q.place, t.outcome, t.token, t.attempt, t.taken_over, t.delay, t.reason, t.detail
+    select q.place, t.outcome, t.token, t.attempt, t.crashes, t.delay, t.reason, t.detail
     from unnest(tenants, keys, prints, owners, queues, trace_ids) with ordinality
         as q (tenant, key, print, owner, queue, trace_id, place)
     cross join lateral oncely.take_lease(
@@ -414,7 +418,8 @@ begin
             hint = 'The key must outlive its run.';
     end if;
     perform oncely.check_right('consume', claim_lease.consumer, claim_lease.tenant);
-    select t.* into outcome, token, attempt, taken_over, delay, response, reason, detail, steps
+    select t.outcome, t.token, t.attempt, t.taken_over, t.delay, t.response, t.reason, t.detail, t.steps
+    into outcome, token, attempt, taken_over, delay, response, reason, detail, steps
     from oncely.take_lease(
         claim_lease.tenant, claim_lease.consumer, claim_lease.key,
         oncely.stored_fingerprint(claim_lease.fingerprint), claim_lease.owner, claim_lease.lease, claim_lease.max_run,

@@ -124,7 +124,7 @@ begin
             end;
             -- started_at stays: it is when the first call may have gone out.
             if state = 'repeat' then
-                known := known - 'call_id' || jsonb_build_object('token', begin_step.token);
+                known := known - 'call_id' || jsonb_build_object('token', begin_step.token, 'repeated', true);
             end if;
         else
             perform oncely.check_steps(held.steps, known is null);
@@ -243,6 +243,11 @@ begin
     if (known ->> 'state' = 'started') is not true then
         raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
     end if;
+    -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its key
+    -- stays. Where the other side was asked instead, the token is an older one.
+    if (known ->> 'token')::bigint = refuse_step.token and known ? 'repeated' then
+        return (known ->> 'round')::integer;
+    end if;
     next_round := (known ->> 'round')::integer + 1;
     update oncely.idempotency_keys as i
     set not_before = oncely.lease_end(i.not_before, refuse_step.lease, i.run_ends_at),
@@ -255,6 +260,7 @@ end
 $$;
 comment on function oncely.refuse_step is
     'Says that a step that began did certainly not happen. It may begin again, in the next round, under another '
-    'call_key: some sides answer a key that they refused with the same refusal for ever. Returns that round. Renews '
-    'the lease. ONC18: the lease is lost, ONC21: no such step begun. Lease protocol version 1.';
+    'call_key: some sides answer a key that they refused with the same refusal for ever. Returns that round. Where '
+    'begin_step said repeat, the refusal says nothing of the earlier call: round and state stay. Renews the lease. '
+    'ONC18: the lease is lost, ONC21: no such step begun. Lease protocol version 1.';
 revoke execute on function oncely.refuse_step from public;

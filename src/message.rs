@@ -61,6 +61,7 @@ impl RawMessage {
 #[allow(missing_docs)]
 pub struct Properties {
     pub content_type: Option<String>,
+    pub content_encoding: Option<String>,
     pub message_id: Option<String>,
     pub correlation_id: Option<String>,
     pub reply_to: Option<String>,

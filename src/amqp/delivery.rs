@@ -78,6 +78,7 @@ pub(crate) fn read(delivery: lapin::message::Delivery, queue: &str) -> (RawMessa
         redelivered: delivery.redelivered,
         properties: Properties {
             content_type: text(properties.content_type().clone()),
+            content_encoding: text(properties.content_encoding().clone()),
             message_id: text(properties.message_id().clone()),
             correlation_id: text(properties.correlation_id().clone()),
             reply_to: text(properties.reply_to().clone()),

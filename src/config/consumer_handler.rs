@@ -103,8 +103,16 @@ fn http(mut table: Section, max_run: Duration, problems: &mut Problems) -> Optio
 fn is_ours(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.starts_with("oncely-")
-        || ["idempotency-key", "content-length", "content-type", "host", "connection", "transfer-encoding"]
-            .contains(&name.as_str())
+        || [
+            "idempotency-key",
+            "content-encoding",
+            "content-length",
+            "content-type",
+            "host",
+            "connection",
+            "transfer-encoding",
+        ]
+        .contains(&name.as_str())
 }
 
 /// The text is not shown where it may hold a password.

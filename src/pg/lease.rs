@@ -33,7 +33,9 @@ pub(crate) struct LeaseClaim<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum LeaseAnswer {
     Granted(Granted),
-    /// Another run holds the key, or its delay is not over: for so long.
+    /// Another run holds the key, for so long at most.
+    InFlight(Duration),
+    /// Its delay is not over.
     Wait(Duration),
     Duplicate,
     /// It must not run.
@@ -49,7 +51,8 @@ pub(crate) enum LeaseAnswer {
 pub(crate) struct Granted {
     pub(crate) token: i64,
     pub(crate) attempt: u32,
-    pub(crate) taken_over: bool,
+    /// Runs before this one that ended without a word, none of them reported since.
+    pub(crate) crashes: u32,
 }
 
 /// Which lease of which key.
@@ -76,7 +79,7 @@ struct Taken {
     outcome: String,
     token: Option<i64>,
     attempt: Option<i32>,
-    taken_over: bool,
+    crashes: i32,
     delay: Option<PgInterval>,
     reason: Option<String>,
     detail: Option<String>,
@@ -104,7 +107,7 @@ pub(crate) async fn take_leases(
     let traces: Vec<Option<String>> = sorted.iter().map(|claim| claim.trace_id.map(str::to_owned)).collect();
     let rows = sqlx::query_as!(
         Taken,
-        r#"select place as "place!", outcome as "outcome!", token, attempt, taken_over as "taken_over!", delay, reason, detail
+        r#"select place as "place!", outcome as "outcome!", token, attempt, crashes as "crashes!", delay, reason, detail
          from oncely.take_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"#,
         &texts(|claim| claim.identity.tenant.as_str().to_owned()),
         first.identity.consumer.as_str(),
@@ -147,9 +150,10 @@ impl Taken {
             "granted" => LeaseAnswer::Granted(Granted {
                 token: self.token.ok_or_else(|| missing("token"))?,
                 attempt: u32::try_from(self.attempt.unwrap_or(1)).unwrap_or(1),
-                taken_over: self.taken_over,
+                crashes: u32::try_from(self.crashes).unwrap_or(0),
             }),
-            "in_flight" | "retry" => LeaseAnswer::Wait(self.delay.map(duration).unwrap_or_default()),
+            "in_flight" => LeaseAnswer::InFlight(self.delay.map(duration).unwrap_or_default()),
+            "retry" => LeaseAnswer::Wait(self.delay.map(duration).unwrap_or_default()),
             "duplicate" => LeaseAnswer::Duplicate,
             "conflict" | "given_up" => {
                 let reason = self.reason.as_deref().and_then(Reason::from_code);
@@ -476,10 +480,13 @@ pub(crate) async fn fail_lease(
     })
 }
 
-/// Gives a held key back; nothing is counted.
-pub(crate) async fn release_lease(connection: &mut PgConnection, held: Held<'_>) -> Result<(), sqlx::Error> {
-    sqlx::query!(
-        "select oncely.release_lease($1, $2, $3, $4)",
+/// Gives a held key back; nothing is counted. False: the lease is lost.
+pub(crate) async fn release_lease(
+    connection: &mut PgConnection,
+    held: Held<'_>,
+) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select oncely.release_lease($1, $2, $3, $4) as "released!""#,
         held.identity.tenant.as_str(),
         held.identity.consumer.as_str(),
         held.identity.key.as_str(),
@@ -487,7 +494,6 @@ pub(crate) async fn release_lease(connection: &mut PgConnection, held: Held<'_>)
     )
     .fetch_one(connection)
     .await
-    .map(drop)
 }
 
 /// The number of the transaction that is open.

@@ -52,7 +52,9 @@ impl Endpoint {
             calls.iter().filter(|one| one.header("oncely-key") == call.header("oncely-key")).count()
         };
         let first = u64::try_from(times).unwrap() <= body["times"].as_u64().unwrap_or(1);
-        if let Some(status) = body["status"].as_u64().filter(|_| first) {
+        // One after the other.
+        let listed = body["statuses"].get(times - 1).and_then(Value::as_u64);
+        if let Some(status) = listed.or(body["status"].as_u64().filter(|_| first)) {
             return Err(StatusCode::from_u16(u16::try_from(status).unwrap()).unwrap());
         }
         *me.effects.lock().unwrap().entry(call.header("idempotency-key").to_owned()).or_default() += 1;
@@ -113,16 +115,19 @@ async fn a_status_decides_what_becomes_of_a_message() {
         ("throttled", r#"{"status": 429}"#),
         ("torn", r#"{"tear": true}"#),
         ("declined", r#"{"status": 422}"#),
-        ("broken", r#"{"status": 503, "times": 9}"#),
+        ("broken", r#"{"status": 500, "times": 9}"#),
+        ("moved", r#"{"status": 303}"#),
+        ("doubtful", r#"{"statuses": [500, 429]}"#),
+        ("too-late", r#"{"statuses": [500, 422]}"#),
     ] {
         world.publish("charges", message("acme", key), body).await;
     }
-    world.wait_for(COMPLETED, 4).await;
-    world.wait_for("select count(*) from oncely.dead_letters", 2).await;
+    world.wait_for(COMPLETED, 6).await;
+    world.wait_for("select count(*) from oncely.dead_letters", 3).await;
     let reasons = "select string_agg(key || ' ' || reason || ' ' || attempt, ', ' order by key) from oncely.dead_letters";
     assert_eq!(
         world.text(reasons).await.as_deref(),
-        Some("broken attempts_exhausted 3, declined handler_rejected 1")
+        Some("broken attempts_exhausted 3, declined handler_rejected 1, too-late outcome_unknown 2")
     );
     let fine = &endpoint.calls_of("fine")[0];
     assert_eq!(fine.body, json!({ "amount": 7 }));
@@ -143,7 +148,7 @@ async fn a_status_decides_what_becomes_of_a_message() {
     let response = world.text("select response::text from oncely.idempotency_keys where key = 'fine'").await;
     assert_eq!(response.as_deref(), Some(r#"{"charged": "fine"}"#));
     // What may have happened is repeated by the same key; what certainly did not is another call.
-    for (key, is_same) in [("later", true), ("torn", true), ("throttled", false)] {
+    for (key, is_same) in [("later", true), ("torn", true), ("moved", true), ("throttled", false)] {
         let calls = endpoint.calls_of(key);
         let [first, second] = calls.as_slice() else { panic!("{key}: {} calls", calls.len()) };
         let same = first.header("idempotency-key") == second.header("idempotency-key");
@@ -151,13 +156,17 @@ async fn a_status_decides_what_becomes_of_a_message() {
         assert_eq!(second.header("oncely-repeat"), if is_same { "true" } else { "false" }, "{key}");
         assert!(second.header("oncely-token") > first.header("oncely-token"), "{key}");
     }
+    // That a repeated call is refused says nothing of the first one: the key stays.
+    let calls = endpoint.calls_of("doubtful");
+    assert_eq!(calls.len(), 3);
+    assert!(calls.iter().all(|call| call.header("idempotency-key") == calls[0].header("idempotency-key")));
     // A duplicate is no call.
     world.publish("charges", message("acme", "fine"), r#"{"amount": 7}"#).await;
     world.wait_for_ready(&world.queue("charges"), 0).await;
     // Another token is used from the next call on.
     std::fs::write(&token, "another\n").unwrap();
     world.publish("charges", message("acme", "after"), "{}").await;
-    world.wait_for(COMPLETED, 5).await;
+    world.wait_for(COMPLETED, 7).await;
     assert_eq!(endpoint.calls_of("after")[0].header("authorization"), "Bearer another");
     assert_eq!(endpoint.calls_of("fine").len(), 1);
     let log = world.stopped_log(worker).await;

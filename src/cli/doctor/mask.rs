@@ -60,6 +60,8 @@ impl Mask {
         let keys = config.signing_key.iter().chain(&config.known_keys);
         let keys = keys.chain(config.mirror.iter().filter_map(|mirror| mirror.key.as_ref()));
         let keys = keys.chain(config.traces.iter().flat_map(|traces| traces.headers.values()));
+        let endpoints = config.consumers.iter().filter_map(|consumer| consumer.http.as_ref());
+        let keys = keys.chain(endpoints.flat_map(|endpoint| endpoint.headers.values()));
         replaced.extend(keys.map(|key| (key.expose_secret().to_owned(), HIDDEN.to_owned())));
         for consumer in &config.consumers {
             let sources = [&consumer.tenant, &consumer.key];

@@ -15,7 +15,7 @@ pub(super) fn meaning(sent: Sent) -> Result<Value, StepError> {
         Sent::Answer(status, _) => Err(failure(status)),
         // Every message would fail alike, unless others succeed meanwhile.
         Sent::Unsent(why) => Err(StepError::Refused(HandlerError::environment(format!("not sent: {why}")))),
-        Sent::Unknown(why) => Err(StepError::Unknown(anyhow::anyhow!(why))),
+        Sent::Unknown(why) => Err(StepError::Away(anyhow::anyhow!(why))),
     }
 }
 
@@ -23,22 +23,29 @@ fn failure(status: StatusCode) -> StepError {
     let said = format!("the endpoint answered {status}");
     match status {
         // Not now, and not done.
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
+        StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
             StepError::Refused(HandlerError::transient(said))
         }
-        // A call of this very key is at work there.
-        StatusCode::CONFLICT => StepError::Unknown(anyhow::anyhow!(said)),
-        // Whose fault is that? If others succeed, this message's.
+        // A call of this very key is at work there; or one that was cut off while it was, as platforms say it that run functions.
+        StatusCode::CONFLICT | StatusCode::LOCKED | StatusCode::REQUEST_TIMEOUT => {
+            StepError::Unknown(anyhow::anyhow!(said))
+        }
+        // Whose fault is that? If others succeed, this message's. A POST that is to be sent elsewhere is another call.
         StatusCode::UNAUTHORIZED
         | StatusCode::PAYMENT_REQUIRED
         | StatusCode::FORBIDDEN
         | StatusCode::NOT_FOUND
         | StatusCode::METHOD_NOT_ALLOWED
         | StatusCode::PROXY_AUTHENTICATION_REQUIRED
-        | StatusCode::MISDIRECTED_REQUEST => StepError::Refused(HandlerError::environment(said)),
+        | StatusCode::MISDIRECTED_REQUEST
+        | StatusCode::TEMPORARY_REDIRECT
+        | StatusCode::PERMANENT_REDIRECT => StepError::Refused(HandlerError::environment(said)),
         _ if status.is_client_error() => StepError::Refused(HandlerError::permanent(said)),
-        // Redirections are not followed: a POST that is sent elsewhere is another call.
-        _ if status.is_redirection() => StepError::Refused(HandlerError::environment(said)),
+        // What stands before the service: it may have been reached, and all calls fail alike.
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+            StepError::Away(anyhow::anyhow!(said))
+        }
+        // Done, as some say it: 303 leads to the result.
         _ => StepError::Unknown(anyhow::anyhow!(said)),
     }
 }
@@ -58,7 +65,21 @@ fn result(status: StatusCode, body: Option<Bytes>) -> Value {
     // Escapes, and the blanks that PostgreSQL writes.
     let text = value.to_string();
     let blanks = text.bytes().filter(|byte| matches!(byte, b',' | b':')).count();
-    if text.len() + blanks > LARGEST || text.contains("\\u0000") { status_alone() } else { value }
+    match text.len() + blanks > LARGEST || text.contains("\\u0000") || has_float(&value) {
+        true => status_alone(),
+        false => value,
+    }
+}
+
+/// A number that is read as a floating point number and written with an exponent: PostgreSQL writes all of its digits, which may be many,
+/// and of a large integer they would be others than those that came.
+fn has_float(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64() && number.to_string().contains(['e', 'E']),
+        Value::Array(values) => values.iter().any(has_float),
+        Value::Object(values) => values.values().any(has_float),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
+    }
 }
 
 #[cfg(test)]
@@ -75,16 +96,17 @@ mod tests {
             let said = answer(status, b"{}");
             let expected = match status {
                 200..300 => "done",
-                408 | 425 | 429 => "refused for now",
-                401..=405 | 407 | 421 if status != 400 => "refused for all",
-                409 => "unknown",
-                300..400 => "refused for all",
+                425 | 429 => "refused for now",
+                401..=405 | 407 | 421 | 307 | 308 => "refused for all",
+                408 | 409 | 423 | 300..400 => "unknown",
                 400..500 => "refused",
+                502..=504 => "away",
                 _ => "unknown",
             };
             let got = match said {
                 Ok(_) => "done",
                 Err(StepError::Unknown(_)) => "unknown",
+                Err(StepError::Away(_)) => "away",
                 Err(StepError::Refused(HandlerError::Transient(_))) => "refused for now",
                 Err(StepError::Refused(HandlerError::Environment(_))) => "refused for all",
                 Err(StepError::Refused(HandlerError::Permanent(_))) => "refused",
@@ -98,7 +120,10 @@ mod tests {
     fn a_result_can_always_be_stored() {
         assert_eq!(answer(200, br#"{"id": 7}"#).unwrap(), json!({ "id": 7 }));
         assert_eq!(answer(201, b"done").unwrap(), json!("done"));
-        for body in [&b""[..], b"\xff", b"a\0b", br#""a\u0000b""#] {
+        assert_eq!(answer(201, b"[1.5, 18446744073709551615]").unwrap(), json!([1.5, u64::MAX]));
+        for body in
+            [&b""[..], b"\xff", b"a\0b", br#""a\u0000b""#, b"[1e308]", br#"{"id": 123456789012345678901234}"#]
+        {
             assert_eq!(answer(204, body).unwrap(), json!({ "status": 204 }), "{body:?}");
         }
         let quotes = vec![b'"'; LARGEST / 2 + 1];

@@ -11,15 +11,19 @@ use hyper_util::client::legacy::{self, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::endpoint::HttpEndpoint;
+use super::in_time::InTime;
+use crate::handler::lease::Repeat;
 use crate::tls::{TlsError, TlsFault, fault_of};
 
 /// Largest answer that is read: what can be stored as a step's result.
 pub(super) const LARGEST: usize = 64 << 10;
 
-/// How long a connection rests before it is closed; servers close theirs after a minute or more.
-const REST: Duration = Duration::from_secs(30);
+/// How long a connection rests before it is closed: less than the five seconds after which some servers (Node's) close theirs, so that few
+/// requests go out on one that is being closed.
+const REST: Duration = Duration::from_secs(3);
 
-/// Longest wait for a connection. That one never came about is known for certain, so it is worth knowing soon.
+/// Longest wait for a connection, from the name's address to the end of the handshake. That there was none is known for certain, so it is
+/// worth knowing soon.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// What came of a call.
@@ -42,21 +46,26 @@ pub(super) struct Client {
 }
 
 enum Way {
-    Plain(legacy::Client<HttpConnector, Body>),
+    Plain(legacy::Client<InTime<HttpConnector>, Body>),
     #[cfg(feature = "tls")]
-    Tls(legacy::Client<hyper_rustls::HttpsConnector<HttpConnector>, Body>),
+    Tls(legacy::Client<InTime<hyper_rustls::HttpsConnector<HttpConnector>>, Body>),
 }
 
 impl Client {
     /// Reads the certificates of the endpoint.
     pub(super) fn new(endpoint: &HttpEndpoint) -> Result<Self, TlsError> {
         let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT));
         connector.set_nodelay(true);
+        let limit = CONNECT.min(endpoint.timeout / 2);
+        // What may not be repeated goes on no connection that the other side may be about to close.
+        let resting = if endpoint.repeat == Repeat::Never { 0 } else { usize::MAX };
         let way = match &endpoint.tls {
-            None => Way::Plain(builder().build(connector)),
+            None => Way::Plain(builder(resting).build(InTime { connector, limit })),
             #[cfg(feature = "tls")]
-            Some(settings) => Way::Tls(builder().build(tls::connector(connector, settings)?)),
+            Some(settings) => {
+                let connector = tls::connector(connector, settings)?;
+                Way::Tls(builder(resting).build(InTime { connector, limit }))
+            }
             #[cfg(not(feature = "tls"))]
             Some(_) => return Err(TlsError::NotBuilt),
         };
@@ -88,7 +97,7 @@ impl Client {
                     Some(TlsFault::ClientCertificateMissing | TlsFault::ClientCertificateRefused)
                 );
                 let text = fault.map_or_else(|| told(&error), |fault| fault.told("consumers.handler"));
-                match error.is_connect() || is_refused {
+                match error.is_connect() || is_refused || is_unsent(&error) {
                     true => Sent::Unsent(text),
                     false => Sent::Unknown(text),
                 }
@@ -107,10 +116,23 @@ async fn read(answer: Response<Incoming>) -> Sent {
     }
 }
 
-fn builder() -> legacy::Builder {
+/// `resting`: connections that are kept for later requests.
+fn builder(resting: usize) -> legacy::Builder {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
-    builder.pool_idle_timeout(REST).pool_timer(TokioTimer::new());
+    builder.pool_idle_timeout(REST).pool_timer(TokioTimer::new()).pool_max_idle_per_host(resting);
     builder
+}
+
+/// The connection was closed before the request was written.
+fn is_unsent(error: &Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(one) = cause {
+        if one.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
+            return true;
+        }
+        cause = one.source();
+    }
+    false
 }
 
 /// With its causes, which hold addresses and no secrets.

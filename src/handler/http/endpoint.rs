@@ -1,6 +1,7 @@
 //! Where messages are posted, and how.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use crate::handler::lease::Repeat;
 use crate::tls::TlsSettings;
 
 /// An HTTP endpoint that does the work of a consumer (`handler = { http = "https://…" }`).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct HttpEndpoint {
     /// Its URL, `http` or `https`.
@@ -27,11 +28,19 @@ pub struct HttpEndpoint {
     pub tls: Option<TlsSettings>,
 }
 
+impl fmt::Debug for HttpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpEndpoint")
+            .field("url", &self.shown())
+            .field("repeat", &self.repeat)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
 impl HttpEndpoint {
-    /// For people: without its query, which may hold a secret.
+    /// For people: without path and query, which may hold a secret, as those of webhooks do.
     pub(crate) fn shown(&self) -> String {
-        let mut url = self.url.clone();
-        url.set_query(None);
-        format!("POST {url}")
+        format!("POST {}", self.url.origin().ascii_serialization())
     }
 }

@@ -6,6 +6,8 @@ mod answer;
 mod client;
 mod endpoint;
 #[cfg(feature = "http-handler")]
+mod in_time;
+#[cfg(feature = "http-handler")]
 mod request;
 
 pub use endpoint::HttpEndpoint;

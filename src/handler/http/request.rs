@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
+use hyper::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Uri};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use secrecy::ExposeSecret as _;
@@ -13,7 +13,8 @@ use crate::handler::{HandlerError, Message};
 use crate::message;
 
 /// What a header's value can't hold, and what says that something was escaped.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+/// A server strips blanks at both ends, so each is escaped.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%').add(b' ');
 
 /// The trace context of the sender, passed on.
 const TRACE: [&str; 2] = ["traceparent", "tracestate"];
@@ -50,6 +51,11 @@ pub(super) async fn request(
     }
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("oncely/", env!("CARGO_PKG_VERSION"))));
     headers.insert(CONTENT_TYPE, content_type(message));
+    if let Some(encoding) = message.properties().content_encoding.as_deref()
+        && let Ok(encoding) = HeaderValue::from_str(encoding)
+    {
+        headers.insert(CONTENT_ENCODING, encoding);
+    }
     for name in TRACE {
         if let Some(message::HeaderValue::Text(value)) = message.headers().get(name)
             && let Ok(value) = HeaderValue::from_bytes(value)
@@ -104,7 +110,7 @@ mod tests {
 
     #[test]
     fn names_are_escaped_where_a_header_could_not_hold_them() {
-        assert_eq!(escaped("order-1 a/b"), "order-1 a/b");
+        assert_eq!(escaped("order-1/b "), "order-1/b%20");
         assert_eq!(escaped("50%\n\u{e4}"), "50%25%0A%C3%A4");
         assert!(text(&escaped("a\r\nx-evil: 1")).is_ok_and(|value| value == "a%0D%0Ax-evil: 1"));
     }

@@ -60,6 +60,10 @@ impl Lease {
                     self.0.lines.finishing.say(end).await.map_err(RunError::Ours)
                 }
             };
+            if done.is_err() && finish.write.is_some() {
+                // Nobody could renew it while the transaction held its row.
+                let _told_by_the_next_statement = self.renew().await;
+            }
             let fault = match done {
                 Ok(()) => return Ok(Ended::Done(())),
                 Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => return Ok(Ended::Lost),
@@ -129,15 +133,19 @@ impl Lease {
         }
     }
 
-    /// Gives the key back, for whoever comes next.
-    pub(crate) async fn release(&self) {
+    /// Gives the key back, for whoever comes next. False: another run has it; `None`: nobody could be asked, and the lease runs out.
+    pub(crate) async fn release(&self) -> Option<bool> {
         let released = self
             .said(&self.0.lines.own, &self.0.abandon, "a lease is given back", |me, connection| {
                 Box::pin(async move { pg::release_lease(connection, me.held()).await })
             })
             .await;
-        if let Err(said) = released {
-            tracing::debug!(?said, "a lease was not given back: it runs out");
+        match released {
+            Ok(was_held) => Some(was_held),
+            Err(said) => {
+                tracing::debug!(?said, "a lease was not given back: it runs out");
+                None
+            }
         }
     }
 }

@@ -5,12 +5,29 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::Instant;
 
-use super::sessions::{After, Sessions, Statement};
+use super::sessions::{Sessions, Statement};
 use crate::pg::is_outage;
 
-/// Most that is said in one statement: locks of so many rows, and responses of so many runs in memory.
-const MOST: usize = 128;
+/// How runs are grouped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grouping {
+    /// Statements that are out at the same time, each in a session of its own.
+    pub(crate) loops: usize,
+    /// Most that is said in one.
+    pub(crate) most: usize,
+    /// How long one that is not full waits for more.
+    pub(crate) linger: Duration,
+}
+
+impl Grouping {
+    /// Of what is urgent: nothing waits, and what comes while all are out goes together with the next. 128 of them: locks of so many rows, and
+    /// responses of so many runs in memory.
+    pub(crate) fn at_once(loops: usize) -> Self {
+        Self { loops, most: 128, linger: Duration::ZERO }
+    }
+}
 
 /// Makes the statement that says all of them; its answers stand in their order.
 pub(crate) type Say<Q, A> = dyn Fn(Vec<Arc<Q>>) -> Statement<Vec<A>, sqlx::Error> + Send + Sync;
@@ -30,18 +47,12 @@ impl<Q, A> Clone for Group<Q, A> {
 }
 
 impl<Q: Send + Sync + 'static, A: Send + 'static> Group<Q, A> {
-    /// `loops` of them at the same time, each in a session of its own; `linger`: how long one waits for more. What is said while all of
-    /// them are out goes together with the next. Ends when nobody can say anything any more.
-    pub(crate) fn start(
-        sessions: &Arc<Sessions>,
-        loops: usize,
-        linger: Duration,
-        say: Arc<Say<Q, A>>,
-    ) -> Self {
+    /// Ends when nobody can say anything any more.
+    pub(crate) fn start(sessions: &Arc<Sessions>, grouping: Grouping, say: Arc<Say<Q, A>>) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let receiver = Arc::new(Mutex::new(receiver));
-        for _ in 0..loops {
-            tokio::spawn(serve(Arc::clone(&receiver), Arc::clone(sessions), linger, Arc::clone(&say)));
+        for _ in 0..grouping.loops {
+            tokio::spawn(serve(Arc::clone(&receiver), Arc::clone(sessions), grouping, Arc::clone(&say)));
         }
         Self(sender)
     }
@@ -58,22 +69,21 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> Group<Q, A> {
 async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
     receiver: Arc<Mutex<mpsc::UnboundedReceiver<Asked<Q, A>>>>,
     sessions: Arc<Sessions>,
-    linger: Duration,
+    grouping: Grouping,
     say: Arc<Say<Q, A>>,
 ) {
     loop {
         let mut asked = Vec::new();
         {
             let mut receiver = receiver.lock().await;
-            if receiver.recv_many(&mut asked, MOST).await == 0 {
+            if receiver.recv_many(&mut asked, grouping.most).await == 0 {
                 return;
             }
-            if !linger.is_zero() {
-                tokio::time::sleep(linger).await;
-                while asked.len() < MOST
-                    && let Ok(one) = receiver.try_recv()
-                {
-                    asked.push(one);
+            let until = Instant::now() + grouping.linger;
+            while asked.len() < grouping.most && Instant::now() < until {
+                match tokio::time::timeout_at(until, receiver.recv()).await {
+                    Ok(Some(one)) => asked.push(one),
+                    Ok(None) | Err(_) => break,
                 }
             }
         }
@@ -92,7 +102,7 @@ async fn together<Q: Send + Sync + 'static, A: Send + 'static>(
         // Nobody waits any more: a run that was dropped.
         let _ = answer.send(said);
     };
-    match sessions.once(After::Keep, say(questions.clone())).await {
+    match sessions.ask(say(questions.clone())).await {
         Ok(said) => {
             for (answer, said) in answers.into_iter().zip(said) {
                 tell(answer, Ok(said));
@@ -108,7 +118,7 @@ async fn together<Q: Send + Sync + 'static, A: Send + 'static>(
         // One of them may be the cause: nothing was written, and each is said by itself.
         Err(_) => {
             let each = questions.into_iter().zip(answers).map(async |(question, answer)| {
-                let said = sessions.once(After::Keep, say(vec![question])).await;
+                let said = sessions.ask(say(vec![question])).await;
                 let said = said.and_then(|said| said.into_iter().next().ok_or(sqlx::Error::WorkerCrashed));
                 tell(answer, said);
             });

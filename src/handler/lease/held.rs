@@ -107,7 +107,7 @@ impl Lease {
     /// A run before this one ended without a word: its last step may have happened.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
-        self.0.granted.taken_over
+        self.0.granted.crashes > 0
     }
 
     /// Waits until this run is to end: another one has the key, `max_run` is over, or the worker stops. Two seconds later it is dropped.
@@ -318,6 +318,17 @@ impl Lease {
                 Ok(found)
             }
             Err(StepError::Unknown(error)) => Err(in_handler(error)),
+            Err(StepError::Away(error)) => Err(HandlerError::environment(format!("{error:#}"))),
+            // That a repeated call was refused says nothing of the first one: the step stays as it is, and so does its key.
+            Err(StepError::Refused(error)) if info.is_repeat => Err(match error {
+                HandlerError::Permanent(why) | HandlerError::Refused(why) => {
+                    HandlerError::OutcomeUnknown(format!(
+                        "the step {} may have happened in an earlier run, and was refused when it was repeated: {why}",
+                        step.name
+                    ))
+                }
+                may_pass => may_pass,
+            }),
             Err(StepError::Refused(error)) => {
                 self.refuse(step.name, info.round, "refused").await?;
                 Err(error)

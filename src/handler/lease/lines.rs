@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::group::Group;
+use super::group::{Group, Grouping};
 use super::sessions::{Sessions, statement};
 use super::trail::Trail;
 use crate::failpoint::step as at;
@@ -12,8 +12,8 @@ use crate::pg::{self, Finished, Held, Renewal};
 
 use serde_json::Value;
 
-/// How long a renewal waits for others: they come at any time, and none of them is urgent.
-const LINGER: Duration = Duration::from_millis(100);
+/// Renewals come at any time, and none of them is urgent: each waits a little for others.
+const RENEWING: Grouping = Grouping { loops: 2, most: 1_024, linger: Duration::from_millis(100) };
 
 /// Which lease of which key.
 #[derive(Clone, Debug)]
@@ -65,8 +65,7 @@ impl Lines {
     pub(crate) fn open([own, renewals, writes]: [Arc<Sessions>; 3], groups: usize, lease: Duration) -> Self {
         let renewing = Group::start(
             &renewals,
-            1,
-            LINGER,
+            RENEWING,
             Arc::new(move |keys: Vec<Arc<HeldKey>>| {
                 statement(move |connection| {
                     Box::pin(async move {
@@ -79,8 +78,7 @@ impl Lines {
         );
         let finishing = Group::start(
             &own,
-            groups,
-            Duration::ZERO,
+            Grouping::at_once(groups),
             Arc::new(|ends: Vec<Arc<Finishing>>| {
                 statement(move |connection| {
                     Box::pin(async move {

@@ -14,7 +14,7 @@ mod trail;
 
 pub(crate) use ending::{Ended, Failure};
 pub use finish::Finish;
-pub(crate) use group::Group;
+pub(crate) use group::{Group, Grouping};
 pub(crate) use handler::ErasedLeasedHandler;
 pub use handler::LeasedHandler;
 pub use held::Lease;

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost};
+use crate::pg::{Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage};
 
 /// How long keys are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +96,22 @@ impl Sessions {
         self.within(after, self.limit, statement).await
     }
 
+    /// The same, and the session stays where PostgreSQL has only refused the statement.
+    pub(crate) async fn ask<T: Send + 'static>(
+        self: &Arc<Self>,
+        statement: Statement<T, sqlx::Error>,
+    ) -> Result<T, sqlx::Error> {
+        let refusable: Statement<Result<T, sqlx::Error>, sqlx::Error> = Box::new(move |session| {
+            Box::pin(async move {
+                match statement(session).await {
+                    Err(error) if error.as_database_error().is_some() && !is_outage(&error) => Ok(Err(error)),
+                    answered => answered.map(Ok),
+                }
+            })
+        });
+        self.once(After::Keep, refusable).await?
+    }
+
     /// The same, where a handler's own work is part of it: `limit` is what all of it may take. Statements of ours in it have limits of
     /// their own.
     pub(crate) async fn within<T, E>(
@@ -142,7 +158,7 @@ impl Sessions {
     ) -> Result<T, Said> {
         let ask = || -> BoxFuture<'static, Result<T, sqlx::Error>> {
             let (sessions, statement) = (Arc::clone(self), make());
-            Box::pin(async move { sessions.once(After::Keep, statement).await })
+            Box::pin(async move { sessions.ask(statement).await })
         };
         self.until_answered(until, what, ask).await
     }

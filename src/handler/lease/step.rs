@@ -81,8 +81,12 @@ pub struct Call {
 pub enum StepError {
     /// Whether it happened is not known: a timeout, a torn answer, a 5xx. The run fails as transient, and the step's rule decides in the next.
     Unknown(anyhow::Error),
-    /// It did certainly not happen: a refused card, a connection that never came about. The step may begin again in the next round; the
-    /// error says what it means for the message.
+    /// As [`StepError::Unknown`], and it may strike every call alike: the other side is overloaded or away. Where no message succeeds,
+    /// that costs no attempt.
+    Away(anyhow::Error),
+    /// This call did certainly not happen: a refused card, a connection that never came about. The step may begin again in the next round; the
+    /// error says what it means for the message. Of a repeated call it says nothing about the first one: then the step stays as it is, and a
+    /// final error gives the message up as `outcome_unknown`.
     Refused(HandlerError),
 }
 

@@ -13,12 +13,15 @@ use crate::worker::candidate::Candidate;
 
 /// How long a handler has after it was told that its run is over.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long it may take to record that a run was too long.
+const RECORDED: Duration = Duration::from_secs(1);
 /// Before `worker.shutdown` is over: runs are given back then, so that another worker need not wait for their leases.
 const GIVE_BACK: Duration = Duration::from_secs(5);
 
 impl Runner {
     /// Runs the handler, and records what came of it.
-    pub(super) async fn run(&self, lease: &Lease, candidate: &Arc<Candidate>) -> Decided {
+    /// `asked`: when its claim left.
+    pub(super) async fn run(&self, lease: &Lease, asked: Instant, candidate: &Arc<Candidate>) -> Decided {
         let shared = &*self.shared;
         let over = CancellationToken::new();
         let renewing = tokio::spawn(renew(lease.clone(), over.clone(), shared.consumer.lease.time));
@@ -36,7 +39,7 @@ impl Runner {
                 handler.handle(&lease, message).await
             })
         };
-        let ended = self.watch(lease, handler).await;
+        let ended = self.watch(lease, asked, handler).await;
         let is_done = matches!(ended, HandlerEnd::Returned(Ok(_)));
         shared.counters.metrics.handled(began.elapsed(), is_done);
         let decided = match ended {
@@ -67,6 +70,7 @@ impl Runner {
     async fn watch(
         &self,
         lease: &Lease,
+        asked: Instant,
         mut handler: JoinHandle<Result<Finish, HandlerError>>,
     ) -> HandlerEnd {
         let shared = &*self.shared;
@@ -74,10 +78,12 @@ impl Runner {
             shared.stop.cancelled().await;
             tokio::time::sleep(shared.shutdown.saturating_sub(GIVE_BACK)).await;
         };
+        // In time for its failure to be recorded before somebody else may take the key over: the server counts from the claim.
+        let ends = asked + shared.consumer.lease.max_run.saturating_sub(GRACE + RECORDED);
         let why = tokio::select! {
             ended = &mut handler => return HandlerEnd::of(ended),
             () = lease.lost() => HandlerEnd::Lost,
-            () = tokio::time::sleep(shared.consumer.lease.max_run) => HandlerEnd::TooLong,
+            () = tokio::time::sleep_until(ends.into()) => HandlerEnd::TooLong,
             () = stopping => HandlerEnd::Stopped,
             () = shared.abandon.cancelled() => HandlerEnd::Stopped,
         };

@@ -15,6 +15,9 @@ use crate::pg::{LeaseFailed, PgFault};
 use crate::reason::{Reason, Rejection};
 use crate::worker::candidate::{Candidate, Known};
 
+/// Longest pause of a place whose message has failed and has no witness.
+const LONGEST_BRAKE: Duration = Duration::from_secs(5);
+
 impl Runner {
     /// The run is done, or its answer is no.
     pub(super) async fn finish(
@@ -121,6 +124,10 @@ impl Runner {
 
     /// Nothing of this run counts any more, and the trail says so. Who has the key is found out by the next claim.
     pub(super) async fn lost(&self, lease: &Lease, why: &str) -> Decided {
+        // It was only believed to be lost, or its time was over and nobody has taken it: the message has done nothing wrong.
+        if lease.release().await == Some(true) {
+            return self.postpone(Duration::ZERO).await;
+        }
         let max_attempts = self.shared.consumer.retry.max_attempts;
         let failure = Failure {
             error: why.to_owned(),
@@ -151,8 +158,12 @@ impl Runner {
             false => tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
                 "a message has failed, and none has succeeded beside it: it comes back; no attempt is spent"),
         }
+        // One at a time is tried while nothing succeeds, and not without a pause.
+        if !self.pause(pause.min(LONGEST_BRAKE)).await {
+            return None;
+        }
         let decided = self.postpone(pause).await;
-        shared.progress.leaves(identity, Instant::now());
+        self.leaves(candidate, &decided);
         decided
     }
 

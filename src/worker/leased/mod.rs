@@ -21,6 +21,8 @@ use crate::handler::lease::{ErasedLeasedHandler, Lines, Sessions};
 
 /// Sessions for the short transactions of a consumer's runs: each is out for a round trip or two.
 const SESSIONS: usize = 4;
+/// Sessions for renewals.
+const RENEWAL_SESSIONS: usize = 2;
 /// Groups of claims that are out at the same time, and as many of completions: what comes meanwhile goes together with the next.
 const GROUPS: usize = 2;
 /// Renewals for each lease: two may fail.
@@ -53,7 +55,7 @@ pub(super) async fn leased(
     let limit = shared.postgres.client_timeout();
     let lease = shared.consumer.lease.time;
     // A renewal's answer that comes later than the next renewal is of no use.
-    let sessions = [open(limit, SESSIONS), open(lease / RENEWALS, 1), open(limit, SESSIONS)];
+    let sessions = [open(limit, SESSIONS), open(lease / RENEWALS, RENEWAL_SESSIONS), open(limit, SESSIONS)];
     let lines = Lines::open(sessions, GROUPS, lease);
     let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, lines.clone(), GROUPS));
     let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
@@ -66,6 +68,14 @@ pub(super) async fn leased(
             place = Arc::clone(&places).acquire_owned() => place,
         };
         let Ok(place) = place else { break };
+        // While nothing succeeds, one at a time is tried: what strikes all of them need not strike them at once.
+        while shared.progress.is_stalled() && !runs.is_empty() {
+            tokio::select! {
+                biased;
+                () = shared.stop.cancelled() => break,
+                Some(ended) = runs.join_next() => pass_on(ended),
+            }
+        }
         let delivery = tokio::select! {
             biased;
             () = shared.stop.cancelled() => break,

@@ -52,9 +52,14 @@ impl Runner {
                 one
             }
         };
+        let channel = Arc::clone(&settled.0.channel);
         let trace = shared.traces.batch(1);
         if settle(shared, &trace, vec![settled]).await.is_err() {
             tracing::debug!(consumer = %shared.consumer.name, "a message was left to redelivery");
+        }
+        // Held back behind a run that lasts, it would keep its place idle.
+        if let Err(error) = channel.release().await {
+            tracing::debug!(consumer = %shared.consumer.name, error = %error, "acknowledgements did not arrive");
         }
     }
 
@@ -100,8 +105,7 @@ impl Runner {
             let asked = (Instant::now(), SystemTime::now());
             match self.claim(candidate, &trail).await? {
                 LeaseAnswer::Granted(granted) => {
-                    // A process died while it ran: alone, so that it can blame nobody and nobody can be blamed for it.
-                    let is_suspect = granted.taken_over && room == Room::Shared && self.may_wait(candidate);
+                    let is_suspect = room == Room::Shared && self.is_suspect(candidate, granted.crashes);
                     let lease = Lease::new(
                         self.lines.clone(),
                         candidate.identity.clone(),
@@ -117,15 +121,16 @@ impl Runner {
                         room = Room::Alone;
                         continue;
                     }
-                    return self.run(&lease, candidate).await;
+                    return self.run(&lease, asked.0, candidate).await;
                 }
-                LeaseAnswer::Wait(delay) => {
+                LeaseAnswer::InFlight(delay) => {
                     drop(place);
                     if let Some(outcome) = self.in_flight(candidate, delay).await? {
                         return Some(outcome);
                     }
                     room = Room::Shared;
                 }
+                LeaseAnswer::Wait(delay) => return self.postpone(delay).await,
                 LeaseAnswer::Duplicate => {
                     let outcome = Outcome::Duplicate(DuplicateSource::Postgres);
                     let listed = !shared.list_duplicates || self.list(candidate, &outcome).await;

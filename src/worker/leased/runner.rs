@@ -1,10 +1,9 @@
 //! What all runs of a consumer have in common.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::failpoint::step;
-use crate::handler::lease::{ErasedLeasedHandler, Group, Lines, Trail, statement};
+use crate::handler::lease::{ErasedLeasedHandler, Group, Grouping, Lines, Trail, statement};
 use crate::outcome::Outcome;
 use crate::pg::{self, LeaseAnswer, LeaseClaim};
 use crate::worker::candidate::Candidate;
@@ -40,8 +39,7 @@ impl Runner {
         let consumer = Arc::clone(&shared);
         let claims = Group::start(
             &lines.own,
-            groups,
-            Duration::ZERO,
+            Grouping::at_once(groups),
             Arc::new(move |claiming: Vec<Arc<Claiming>>| {
                 let shared = Arc::clone(&consumer);
                 statement(move |connection| {

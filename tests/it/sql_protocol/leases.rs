@@ -889,3 +889,25 @@ async fn what_a_lease_can_t_be_is_refused() {
     assert_eq!(code(many.unwrap_err()), "ONC15");
     assert_eq!(begin(&mut sql, ("k", token), "step 1", "always").await.unwrap().0, "repeat");
 }
+
+#[tokio::test]
+async fn a_repeated_call_that_is_refused_says_nothing_of_the_first() {
+    let mut world = World::new().await;
+    let first = granted(&mut world.sql, "k", "first").await;
+    let (_, _, call, _) = begin(&mut world.sql, ("k", first), "charge", "within 24h").await.unwrap();
+    sqlx::query("update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let second = granted(&mut world.sql, "k", "second").await;
+    let refuse = "select oncely.refuse_step('acme', 'payments', 'k', $1, 'charge', 'declined')";
+    for _ in 0..2 {
+        let begun = begin(&mut world.sql, ("k", second), "charge", "within 24h").await.unwrap();
+        assert_eq!((begun.0.as_str(), begun.2, begun.3), ("repeat", call, 0));
+        let round: i32 = sqlx::query_scalar(refuse).bind(second).fetch_one(&mut world.sql).await.unwrap();
+        assert_eq!(round, 0, "its first call may have happened");
+    }
+    // Somebody has asked: it did not happen. That is another matter.
+    let begun = begin(&mut world.sql, ("k", second), "charge", "ask").await.unwrap();
+    assert_eq!(begun.0, "unknown");
+}
