@@ -244,16 +244,18 @@ pub(crate) async fn refuse_step(
     step: &str,
     round: u32,
     error: &str,
+    lease: Duration,
 ) -> Result<(), sqlx::Error> {
     sqlx::query!(
-        "select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7)",
+        "select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8)",
         held.identity.tenant.as_str(),
         held.identity.consumer.as_str(),
         held.identity.key.as_str(),
         held.token,
         step,
         error,
-        i32::try_from(round).unwrap_or(i32::MAX)
+        i32::try_from(round).unwrap_or(i32::MAX),
+        interval(lease)
     )
     .fetch_one(connection)
     .await

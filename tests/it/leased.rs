@@ -71,6 +71,13 @@ impl LeasedHandler for Charges {
                     })
                     .await?;
             }
+            "linger" => {
+                let declined = HandlerError::transient("declined");
+                let refused = lease.step(&CHARGE, async |_| Err::<(), _>(StepError::Refused(declined))).await;
+                self.hangs.notify_one();
+                lease.lost().await;
+                refused?;
+            }
             "ask" => {
                 let asked = provider.clone();
                 let found = lease
@@ -342,6 +349,18 @@ async fn a_worker_that_stops_gives_its_keys_back() {
     assert_eq!(charges.provider.counts(), (1, 2));
     assert_eq!(charges.mails.counts(), (1, 1));
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
+}
+
+#[tokio::test]
+async fn a_step_that_is_refused_makes_no_lease_longer_than_the_consumer_says() {
+    let mut world = world().await;
+    let charges = Charges::default();
+    let running = Running::start(&world, &charges);
+    world.publish("charges", message("acme", "lingers"), r#"{"do": "linger"}"#).await;
+    charges.hangs.notified().await;
+    let short = "select count(*) from oncely.idempotency_keys where owner is not null and not_before < clock_timestamp() + interval '6 seconds'";
+    assert_eq!(world.count(short).await, 1);
+    running.end().await;
 }
 
 #[tokio::test]

@@ -323,7 +323,9 @@ impl Lease {
 
     async fn refuse(&self, name: &'static str, round: u32, why: &'static str) -> Result<(), HandlerError> {
         self.say(&self.0.abandon, "a step is refused", move |me, connection| {
-            Box::pin(async move { pg::refuse_step(connection, me.held(), name, round, why).await })
+            Box::pin(async move {
+                pg::refuse_step(connection, me.held(), name, round, why, me.0.time.lease).await
+            })
         })
         .await
     }
