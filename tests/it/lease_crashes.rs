@@ -52,7 +52,7 @@ async fn dies_at_every_step(runs: usize) {
     let mut world = world().await;
     let provider = Provider::start().await.unwrap();
     let address = ("PROVIDER", provider.address().to_string());
-    let mut leases = Leases { max_crashes: 3, ..Leases::default() };
+    let mut leases = Leases { max_crashes: 3, lease: 5.0, ..Leases::default() };
     let mut sent = 0;
     let steps: Vec<&str> = STEPS.iter().copied().filter(|step| step.starts_with("lease.")).collect();
     assert!(steps.len() >= 16);

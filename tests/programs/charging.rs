@@ -107,6 +107,10 @@ impl LeasedHandler for Provider {
                 lease.step(step, call).await?;
             }
         }
+        if order.steps.is_empty() {
+            // Work of its own.
+            tokio::time::sleep(Duration::from_millis(order.delay)).await;
+        }
         let (tenant, key) = whose.clone();
         Ok(Finish::response(json!({ "token": token }))?.with(move |connection| {
             let (tenant, key) = (tenant.clone(), key.clone());

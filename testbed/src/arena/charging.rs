@@ -24,6 +24,8 @@ const MAX_CRASHES: usize = 3;
 const RUNGS: [&str; 2] = ["200ms", "1s"];
 /// So many keys are held when a process is struck, or so long has been waited for them.
 const AT_WORK: (i64, Duration) = (16, Duration::from_secs(4));
+/// Longest wait for the end of all runs.
+const CHARGED: Duration = Duration::from_secs(30);
 /// Messages in flight at once when they are published.
 const WINDOW: usize = 20;
 
@@ -124,6 +126,7 @@ impl Arena {
             members.push(member.await?);
         }
         self.evidence.leases.max_crashes = MAX_CRASHES;
+        self.evidence.leases.lease = f64::from(LEASE);
         let publisher = Publisher::start(vec![urls.rabbitmq], queue.clone(), WINDOW);
         self.charging = Some(Charging { members, provider, publisher, queue, config, frozen: Vec::new() });
         Ok(())
@@ -189,6 +192,17 @@ impl Arena {
             anyhow::Ok(())
         })
         .await;
+    }
+
+    /// Waits until everything that was ordered has come to its end; not for ever, because a bug may keep it from that.
+    pub async fn until_charged(&mut self) -> anyhow::Result<()> {
+        let since = Instant::now();
+        while since.elapsed() < CHARGED && !self.is_charged().await.unwrap_or(false) {
+            self.supervise()?;
+            self.look_at_tenants().await?;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
     }
 
     /// Lets go on what stood still long enough, and starts again what has ended by itself.
@@ -273,6 +287,7 @@ impl Arena {
         self.evidence.leases.gave_back += 1;
         if is_of_clock {
             self.evidence.leases.interruptions.push(now);
+            self.evidence.leases.clocks.push(now);
         }
     }
 }

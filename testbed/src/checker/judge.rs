@@ -41,7 +41,7 @@ pub enum Invariant {
     I15,
     /// Under leases: a key is completed once, with its own writes.
     L1,
-    /// Under leases: tokens never fall, neither in the row nor as the provider sees them.
+    /// Under leases: tokens never fall, neither in the row nor as the provider sees them, and no lease is taken before its end.
     L2,
     /// Under leases: one effect a step where the other side knows its key again.
     L3,
@@ -128,6 +128,8 @@ pub enum What {
     Completions,
     /// A token smaller than one before.
     TokenFell,
+    /// A lease that was taken over before its end.
+    TakenEarly,
     /// Two effects of a step.
     EffectRepeated,
     /// A call that no new run and no refusal explains.
@@ -181,6 +183,7 @@ impl What {
             Self::WatcherSlow => "watcher_slow",
             Self::Completions => "completions_disagree",
             Self::TokenFell => "token_fell",
+            Self::TakenEarly => "taken_early",
             Self::EffectRepeated => "effect_repeated",
             Self::CallRepeated => "call_repeated",
             Self::NeverRepeated => "never_repeated",

@@ -66,6 +66,10 @@ pub struct Leases {
     pub gave_back: usize,
     /// Leases that lasted too long, as they were seen meanwhile.
     pub overlong: BTreeSet<String>,
+    /// When stored times were moved, or a clock set. As [`LeaseStep::at`].
+    pub clocks: Vec<f64>,
+    /// How long a lease is, in seconds.
+    pub lease: f64,
     /// After how many runs without a word a message is given up.
     pub max_crashes: usize,
 }
@@ -74,6 +78,8 @@ pub struct Leases {
 const LATE: f64 = 3.0;
 /// So long a key is remembered, at the least, in seconds.
 const REMEMBERED: f64 = 29.0 * 86_400.0;
+/// So long before and after a clock is moved nobody's times are compared, in seconds.
+const CLOCK: f64 = 30.0;
 /// Of clocks and of a busy machine: between the announcement of a call and the call, in seconds.
 const GRAIN: f64 = 0.5;
 
@@ -175,6 +181,7 @@ impl Leases {
     pub(super) fn judge(&self, found: &mut Findings) {
         self.judge_completions(found);
         self.judge_tokens(found);
+        self.judge_takeovers(found);
         let mut by_step: BTreeMap<(&Key, Side), Vec<&Call>> = BTreeMap::new();
         for call in &self.calls {
             by_step.entry((&call.key, call.side)).or_default().push(call);
@@ -253,6 +260,25 @@ impl Leases {
             if seen > row.token || finished.clone().any(|token| *token != row.token) {
                 let text = format!("{}: {} in the row, and {seen} was there", name(key), row.token);
                 found.add(Invariant::L2, What::TokenFell, text);
+            }
+        }
+    }
+
+    /// L2: nobody's lease is taken before its end, and nobody who is well lets it come to that.
+    fn judge_takeovers(&self, found: &mut Findings) {
+        for (key, steps) in &self.trail {
+            let taken: Vec<f64> =
+                steps.iter().filter(|step| step.outcome == "taken_over").map(|step| step.at).collect();
+            for pair in taken.windows(2) {
+                let moved = |at: &f64| *at >= pair[0] - CLOCK && *at <= pair[1] + CLOCK;
+                let gap = pair[1] - pair[0];
+                if gap < self.lease - GRAIN && !self.clocks.iter().any(moved) {
+                    let text = format!("{}: again after {gap:.1} s", name(key));
+                    found.add(Invariant::L2, What::TakenEarly, text);
+                }
+            }
+            if !taken.is_empty() && self.interruptions.is_empty() && self.gave_back == 0 {
+                found.add(Invariant::L2, What::TakenEarly, format!("{}: all were well", name(key)));
             }
         }
     }

@@ -112,6 +112,7 @@ impl Arena {
                 return signal_tree(pid, Signal::CONT);
             }
             Kind::ClockBack => {
+                self.note_interruption(true);
                 self.age("3 seconds").await?;
                 let now = self.moment();
                 if let Some((_, until)) = self.evidence.meanwhile.jumps.last_mut() {

@@ -24,7 +24,7 @@ fn row(status: &str, token: i64, stored: &[(Side, i64)]) -> LeaseRow {
 
 /// One of each: done at once; taken over and called again; failed and called again; given up because nobody knew.
 fn good() -> Leases {
-    let mut leases = Leases { max_crashes: 3, ..Leases::default() };
+    let mut leases = Leases { max_crashes: 3, lease: 5.0, interruptions: vec![99.0], ..Leases::default() };
     let [pay, mail, charge, once] =
         [("pay", Side::Pay), ("mail", Side::Mail), ("charge", Side::Charge), ("once", Side::Once)]
             .map(|(name, side)| order(name, side));
@@ -125,6 +125,22 @@ fn tokens_never_fall_but_in_the_late_call_of_who_was_frozen() {
 }
 
 #[test]
+fn no_lease_is_taken_over_before_its_end() {
+    let wrong = only(Invariant::L2, What::TakenEarly);
+    assert_eq!(after(|leases| leases.interruptions.clear()), wrong, "nobody had died");
+    let again = |leases: &mut Leases, at| {
+        leases.trail.get_mut(&key("pay")).unwrap().insert(1, step("taken_over", 1, "", at));
+    };
+    assert_eq!(after(|leases| again(leases, 107.0)), wrong);
+    assert_eq!(after(|leases| again(leases, 110.0)), BTreeMap::new());
+    let moved = |leases: &mut Leases| {
+        again(leases, 107.0);
+        leases.clocks.push(106.0);
+    };
+    assert_eq!(after(moved), BTreeMap::new());
+}
+
+#[test]
 fn a_side_that_knows_its_keys_sees_one_effect() {
     let other_key = |leases: &mut Leases| {
         leases.calls[1].answer = Answer::Done;
@@ -218,7 +234,9 @@ fn an_outage_spends_no_attempt_and_a_crash_needs_deaths() {
         after(|leases| {
             let trail = leases.trail.get_mut(&key("once")).unwrap();
             trail.truncate(1);
-            trail.extend((0..takeovers).map(|_| step("taken_over", 1, "", 101.0)));
+            trail.extend(
+                [101.0, 106.0, 111.0].map(|at| step("taken_over", 1, "", at)).into_iter().take(takeovers),
+            );
             trail.push(step("dead_lettered", 4, "crash", 120.0));
             leases.interruptions = deaths.to_vec();
         })
