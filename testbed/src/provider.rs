@@ -30,6 +30,8 @@ pub struct Provider {
 #[derive(Debug, Default)]
 struct Books {
     calls: Vec<Call>,
+    /// Calls that wait for their answers.
+    open: usize,
     /// By the call's key: what it remembers of it, and since when.
     known: HashMap<String, (Settled, f64)>,
 }
@@ -64,6 +66,12 @@ impl Provider {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// How many calls wait for their answers.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        lock(&self.books).open
     }
 
     /// All calls so far, in the order in which they came.
@@ -107,7 +115,9 @@ async fn serve(stream: TcpStream, books: &Mutex<Books>) -> anyhow::Result<()> {
                 answer: Answer::Done,
             };
             let answer = lock(books).take(call, number("tears"), number("refusals"));
+            lock(books).open += 1;
             tokio::time::sleep(Duration::from_millis(number("delay"))).await;
+            lock(books).open -= 1;
             answer
         }
     };

@@ -22,8 +22,8 @@ const MAX_RUN: u32 = 60;
 const MAX_CRASHES: usize = 3;
 /// The retry queues.
 const RUNGS: [&str; 2] = ["200ms", "1s"];
-/// So many keys are held when a process is struck, or so long has been waited for them.
-const AT_WORK: (i64, Duration) = (16, Duration::from_secs(4));
+/// So many calls wait for their answers when a process is struck, or so long has been waited for them.
+const AT_WORK: (usize, Duration) = (12, Duration::from_secs(4));
 /// Longest wait for the end of all runs.
 const CHARGED: Duration = Duration::from_secs(30);
 /// Messages in flight at once when they are published.
@@ -181,15 +181,12 @@ impl Arena {
         Ok(())
     }
 
-    /// Waits, not for long, until some keys are held.
+    /// Waits, not for long, until some calls wait for their answers: where they do not, the strike meets fewer.
     async fn until_at_work(&self) {
-        let held = "select count(*) from oncely.idempotency_keys where consumer = $1 and owner is not null";
-        // Where they are not, or PostgreSQL does not say so, the strike meets fewer.
-        let _ = eventually_within(AT_WORK.1, "keys are held", || async {
-            let mut connection = self.connect().await?;
-            let count: i64 = sqlx::query_scalar(held).bind(LEASED).fetch_one(&mut connection).await?;
-            anyhow::ensure!(count >= AT_WORK.0, "{count} keys are held");
-            anyhow::Ok(())
+        let Some(charging) = &self.charging else { return };
+        let _ = eventually_within(AT_WORK.1, "calls are made", || async {
+            let open = charging.provider.open();
+            if open >= AT_WORK.0 { Ok(()) } else { Err(open) }
         })
         .await;
     }
