@@ -7,6 +7,7 @@ COPY src src
 # Members of the workspace, so that Cargo can read it; nothing of them is built.
 COPY bench bench
 COPY testbed testbed
+COPY tests/programs tests/programs
 COPY tests/tls tests/tls
 COPY xtask xtask
 RUN cargo build --locked --release --package oncely --bins --features tls,otel

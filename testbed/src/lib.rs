@@ -27,6 +27,7 @@ mod postgres;
 mod process;
 mod program;
 mod prometheus;
+mod provider;
 pub mod proxy;
 mod rabbitmq;
 mod raw;
@@ -41,7 +42,9 @@ mod usage;
 mod wait;
 
 pub use adoption::{AdoptionReport, Sightings, adopt};
-pub use arena::{Arena, ArenaConfig, Change, Errand, Gate, Hosts, Member, Missing, Neighbour, Server};
+pub use arena::{
+    Arena, ArenaConfig, Change, Errand, Gate, Hosts, Member, Missing, Neighbour, Server, Strike,
+};
 #[cfg(feature = "authority")]
 pub use authority::{Authority, Credentials};
 pub use bare::{BareRoot, Service};
@@ -58,6 +61,7 @@ pub use ports::free_port;
 pub use postgres::Postgres;
 pub use process::Process;
 pub use prometheus::{Prometheus, promtool};
+pub use provider::Provider;
 pub use rabbitmq::RabbitMq;
 pub use raw::{RawConnection, RawMessage, RawProperties, RawValue, Refusal};
 pub use redis::Redis;

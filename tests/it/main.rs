@@ -41,6 +41,7 @@ mod json;
 mod keys;
 mod keys_seed;
 mod leaks;
+mod lease_crashes;
 mod leased;
 mod memory;
 mod migrations;

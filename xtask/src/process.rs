@@ -15,6 +15,11 @@ pub(crate) fn root() -> PathBuf {
 /// testbed asks for them.
 pub(crate) const PRODUCT: [&str; 4] = ["--package", "oncely", "--package", "testbed"];
 
+/// The product's programs, and the one whose handler runs under leases.
+pub(crate) const PROGRAMS: [&str; 3] = ["--bins", "--example", "charging"];
+/// Where the latter is, beside the others.
+pub(crate) const CHARGING: &str = "examples/charging";
+
 /// Cargo, in the repository's root.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -35,14 +40,14 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
 /// for the real ones.
 pub(crate) fn build_with_failpoints() -> anyhow::Result<PathBuf> {
     eprintln!("building worker, relay and oncely with failpoints");
-    let failpoints = ["--bins", "--features", "failpoints,otel"];
-    run(cargo(&root()).arg("build").args(PRODUCT).args(failpoints))?;
+    let failpoints = ["--features", "failpoints,otel"];
+    run(cargo(&root()).arg("build").args(PRODUCT).args(PROGRAMS).args(failpoints))?;
     let here = std::env::current_exe()?;
     let from = here.parent().context("no folder")?;
     let to = from.join("failpoints");
     std::fs::create_dir_all(&to)?;
-    for program in ["worker", "relay", "oncely"] {
-        std::fs::copy(from.join(program), to.join(program))?;
+    for program in ["worker", "relay", "oncely", CHARGING] {
+        std::fs::copy(from.join(program), to.join(program.rsplit('/').next().unwrap_or(program)))?;
     }
     Ok(to)
 }
@@ -75,4 +80,17 @@ pub(crate) fn build_binaries() -> anyhow::Result<PathBuf> {
     // Beside this program: both were built by the same profile.
     let here = std::env::current_exe()?;
     Ok(here.parent().context("no folder")?.to_path_buf())
+}
+
+/// The same, with the program whose handler runs under leases.
+pub(crate) fn build_with_charging() -> anyhow::Result<PathBuf> {
+    eprintln!("building worker, relay, oncely and charging");
+    run(cargo(&root()).arg("build").args(PRODUCT).args(PROGRAMS))?;
+    let here = std::env::current_exe()?;
+    let folder = here.parent().context("no folder")?.to_path_buf();
+    // A program that runs can't be written, but its name can be another file's.
+    let charging = folder.join("charging");
+    let _ = std::fs::remove_file(&charging);
+    std::fs::copy(folder.join(CHARGING), charging)?;
+    Ok(folder)
 }

@@ -14,6 +14,7 @@ impl Arena {
     /// empty. What waits in a retry queue comes back soon all the same.
     pub async fn let_days_pass(&mut self, days: u32) -> anyhow::Result<()> {
         self.sample_mirror().await?;
+        self.note_interruption(true);
         self.age(&format!("{days} days")).await?;
         // What was mirrored just now may be written again by a relay: it is as old as its record.
         let client = redis::Client::open(self.servers.urls().redis.as_str())?;

@@ -6,7 +6,7 @@ use sqlx::Row as _;
 
 use super::Arena;
 use super::config::RUNGS;
-use crate::checker::{Act, Intent, Letter, What, empty, judge};
+use crate::checker::{Act, Intent, Invariant, Letter, What, empty, judge};
 
 /// Longest wait for the end of all work.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -60,6 +60,7 @@ impl Arena {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
+        self.stop_charging().await?;
         self.stop().await;
         self.take_dead_letters().await?;
         for rung in RUNGS {
@@ -112,9 +113,15 @@ impl Arena {
             self.oncely(&["failed", "sweep"]).await?;
         }
         self.take_dead_letters().await?;
+        if !self.is_charged().await? {
+            return Ok(false);
+        }
         let mut connection = self.connect().await?;
         self.evidence.read_tables(&mut connection, &self.config.consumer).await?;
-        let lost = judge(&self.sent(), &self.evidence).iter().any(|violation| violation.what == What::Lost);
+        // What is charged is not yet read.
+        let lost = judge(&self.sent(), &self.evidence)
+            .iter()
+            .any(|violation| (violation.invariant, violation.what) == (Invariant::I2, What::Lost));
         Ok(!lost && self.evidence.mirror_queue == 0)
     }
 

@@ -19,6 +19,7 @@
 mod application;
 mod calendar;
 mod changes;
+mod charging;
 mod config;
 mod controls;
 mod drain;
@@ -40,6 +41,8 @@ use sqlx::{PgConnection, Row as _};
 
 use application::Application;
 pub use changes::Change;
+use charging::Charging;
+pub use charging::Strike;
 pub use config::ArenaConfig;
 pub use controls::Gate;
 pub use hosts::Hosts;
@@ -90,6 +93,7 @@ pub struct Arena {
     witnesses: usize,
     publisher: Publisher,
     application: Option<Application>,
+    charging: Option<Charging>,
     /// Events that the application rolled back on purpose.
     pub rolled_back: u64,
     watch: Option<PgConnection>,
@@ -193,7 +197,7 @@ impl Arena {
         self.evidence.memory = most;
         self.exits.extend(exits);
         self.note_deaths(deaths);
-        Ok(())
+        self.supervise_charging()
     }
 
     /// So many workers have just died.
@@ -217,6 +221,7 @@ impl Arena {
             let rows = sqlx::query("select tenant, count(*) from judge.log group by tenant")
                 .fetch_all(&mut watch)
                 .await?;
+            self.look_at_leases(&mut watch).await?;
             self.watch = Some(watch);
             anyhow::Ok(rows)
         };

@@ -21,6 +21,7 @@ const LOGINS: &str = "
     do $$
     begin
         create role arena_worker login in role oncely_worker;
+        create role arena_charging login in role oncely_worker;
         create role arena_relay login in role oncely_relay;
         create role arena_application login in role oncely_emitter;
         create role arena_stranger login in role oncely_emitter;
@@ -109,6 +110,7 @@ impl Arena {
             publisher: Publisher::start(brokers, queue.clone(), config.window()),
             config,
             application: None,
+            charging: None,
             rolled_back: 0,
             watch: Some(connection),
             queue,

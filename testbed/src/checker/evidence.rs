@@ -12,6 +12,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::events::Events;
 use super::fairness::Fairness;
+use super::leases::Leases;
 use super::ledger::{Key, digest};
 use super::mirror::Entry;
 use super::verdicts::{self, Meanwhile, Step};
@@ -77,6 +78,8 @@ pub struct Evidence {
     pub unpartitioned: i64,
     /// What those saw who watched.
     pub watched: Watched,
+    /// What ran under leases, and what it called outside.
+    pub leases: Leases,
     /// Sums that are not what they should be.
     pub books: Vec<String>,
     /// Payloads that differ in their bytes alone are one and the same to the consumer, at times.

@@ -39,6 +39,26 @@ pub enum Invariant {
     I14,
     /// Who watches survives whatever happens, and is told soon and honestly how it stands.
     I15,
+    /// Under leases: a key is completed once, with its own writes.
+    L1,
+    /// Under leases: tokens never fall, neither in the row nor as the provider sees them, and no lease is taken before its end.
+    L2,
+    /// Under leases: one effect a step where the other side knows its key again.
+    L3,
+    /// Under leases: a run calls a step once, and there is a reason for each run.
+    L4,
+    /// Under leases: what must not be repeated is not.
+    L5,
+    /// Under leases: no call past the time in which the other side knows its key.
+    L6,
+    /// Under leases: a step whose result is stored is not called again.
+    L7,
+    /// Under leases: nothing is lost, and nothing is acknowledged while another run holds it.
+    L8,
+    /// Under leases: an outage spends no attempt, and nobody is taken for a killer without a death.
+    L9,
+    /// Under leases: no lease goes beyond its run's longest time.
+    L11,
 }
 
 /// What was found.
@@ -104,6 +124,26 @@ pub enum What {
     WatcherWrong,
     /// A page that took too long.
     WatcherSlow,
+    /// Not one completion for a completed key, or not one commit of its writes.
+    Completions,
+    /// A token smaller than one before.
+    TokenFell,
+    /// A lease that was taken over before its end.
+    TakenEarly,
+    /// Two effects of a step.
+    EffectRepeated,
+    /// A call that no new run and no refusal explains.
+    CallRepeated,
+    /// A call of what must not be repeated.
+    NeverRepeated,
+    /// A call that came when its key was no longer known.
+    PastWindow,
+    /// A call of a step whose result was stored.
+    StoredCalled,
+    /// An attempt that no failed call explains, or a verdict without a death.
+    OutageCharged,
+    /// A lease that lasted too long, or that nobody gave up.
+    LeaseTooLong,
 }
 
 impl What {
@@ -141,6 +181,16 @@ impl What {
             Self::WatcherPanicked => "watcher_panicked",
             Self::WatcherWrong => "watcher_wrong",
             Self::WatcherSlow => "watcher_slow",
+            Self::Completions => "completions_disagree",
+            Self::TokenFell => "token_fell",
+            Self::TakenEarly => "taken_early",
+            Self::EffectRepeated => "effect_repeated",
+            Self::CallRepeated => "call_repeated",
+            Self::NeverRepeated => "never_repeated",
+            Self::PastWindow => "call_past_its_window",
+            Self::StoredCalled => "stored_step_called",
+            Self::OutageCharged => "outage_charged",
+            Self::LeaseTooLong => "lease_too_long",
         }
     }
 }
@@ -210,12 +260,13 @@ pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     verdicts::judge(sent, evidence, &mut found);
     evidence.events.judge(&mut found);
     evidence.watched.judge(&mut found);
+    evidence.leases.judge(&mut found);
     bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));
     found.0
 }
 
-fn name(key: &Key) -> String {
+pub(super) fn name(key: &Key) -> String {
     format!("{}/{}", key.0, key.1)
 }
 

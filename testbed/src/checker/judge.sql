@@ -103,6 +103,24 @@ create table judge.trail (
     unique (tenant, key, outcome, attempt, stored_at)
 );
 
+-- The same of what runs under leases (consumer charges), whatever became of it.
+create table judge.lease_trail (
+    place bigint generated always as identity,
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    outcome text not null,
+    attempt integer not null,
+    reason text,
+    detail text,
+    at numeric not null,
+    stored_at numeric not null,
+    unique (tenant, key, outcome, attempt, stored_at)
+);
+
+-- What runs under leases write: a step in PostgreSQL, and the end of a run. Nothing is unique, as above.
+create table judge.reserved (tenant text collate "C" not null, key text collate "C" not null, token bigint not null);
+create table judge.finished (tenant text collate "C" not null, key text collate "C" not null, token bigint not null);
+
 -- What an operator has thrown away.
 create table judge.discarded (
     tenant text collate "C" not null,
@@ -118,7 +136,14 @@ as $$
     select tenant, key, outcome, attempt, reason, error_code,
         extract(epoch from occurred_at) + days * 86400, extract(epoch from occurred_at + moved)
     from oncely.audit, judge.calendar
-    where outcome in ('retried', 'dead_lettered') and occurred_at > clock_timestamp() - interval '3 days'
+    where outcome in ('retried', 'dead_lettered') and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
+    order by occurred_at
+    on conflict do nothing;
+    insert into judge.lease_trail (tenant, key, outcome, attempt, reason, detail, at, stored_at)
+    select tenant, key, outcome, attempt, reason, detail,
+        extract(epoch from occurred_at) + days * 86400, extract(epoch from occurred_at + moved)
+    from oncely.audit, judge.calendar
+    where consumer = 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
     on conflict do nothing;
     insert into judge.discarded select tenant, key from oncely.dead_letters where state = 'discarded' on conflict do nothing;
@@ -380,7 +405,7 @@ $$;
 grant usage on schema judge to oncely_worker, oncely_emitter;
 grant select, insert, update on judge.effects, judge.log, judge.hot, judge.accounts to oncely_worker;
 grant select, insert, update, delete on judge.late to oncely_worker;
-grant insert on judge.put_off to oncely_worker;
+grant insert on judge.put_off, judge.reserved, judge.finished to oncely_worker;
 grant select on judge.calendar to oncely_worker;
 grant insert on judge.emitted to oncely_worker, oncely_emitter;
 grant select, insert, update on judge.streams to oncely_worker, oncely_emitter;

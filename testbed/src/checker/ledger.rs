@@ -56,6 +56,8 @@ pub enum Act {
     EndlessAtCommit,
     /// Is larger than the consumer's `max_body` ([`Intent::padded`]).
     TooLarge,
+    /// Calls a provider, under a lease ([`super::Order`]).
+    Order,
 }
 
 /// Tenants whose schema is missing at times: where it is, their messages fail as no others do.
@@ -102,6 +104,7 @@ impl Act {
             Self::Endless => "endless",
             Self::EndlessAtCommit => "endless_at_commit",
             Self::TooLarge => "too_large",
+            Self::Order => "order",
         }
     }
 
@@ -116,7 +119,8 @@ impl Act {
             | Self::SecondGate
             | Self::Late
             | Self::Branch
-            | Self::Serialize => None,
+            | Self::Serialize
+            | Self::Order => None,
             Self::Kill => Some("crash"),
             // What strikes one message while others succeed is its own fault, whatever the SQLSTATE says.
             Self::Fail

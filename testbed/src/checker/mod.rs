@@ -1,18 +1,22 @@
 //! The independent judge: what was sent against what is found. Knows the product's tables, queues and mirror as a user
 //! does who has read the documentation, and shares no code with it.
 
+mod calls;
 pub mod events;
 mod evidence;
 mod fairness;
 mod judge;
+mod leases;
 mod ledger;
 pub mod mirror;
 mod verdicts;
 mod watched;
 
+pub use calls::{Answer, Call, Memory, Order, Side};
 pub use evidence::{Evidence, Letter, empty};
 pub use fairness::Fairness;
 pub use judge::{Invariant, RECOVERY_LIMIT, Violation, What, count, judge};
+pub use leases::{LEASED, LeaseRow, LeaseStep, Leases};
 pub use ledger::{Act, Beside, Class, FRAGILE, Intent, Key, Sent, Version, digest};
 pub use verdicts::{Ladder, Meanwhile, Step};
 pub use watched::{PAGE_LIMIT, Watched};

@@ -72,6 +72,7 @@ impl Arena {
     /// Brings a fault about.
     pub async fn inject(&mut self, fault: &Fault) -> anyhow::Result<()> {
         self.evidence.fairness.fault();
+        self.note_interruption(false);
         match fault.kind.group() {
             kind::Group::Process => self.inject_process(fault).await,
             kind::Group::Postgres => self.inject_postgres(fault).await,

@@ -10,7 +10,7 @@ use super::process::signal_tree;
 use super::{Fault, Kind};
 use crate::Arena;
 
-const WORKERS: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'arena_worker'";
+const WORKERS: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging')";
 const ALL: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename like 'arena%'";
 
 impl Arena {
@@ -30,6 +30,7 @@ impl Arena {
             Kind::ClockBack => {
                 let now = self.moment();
                 self.evidence.meanwhile.jumps.push((now, f64::INFINITY));
+                self.note_interruption(true);
                 return self.age("-3 seconds").await;
             }
             Kind::RevokeGrant | Kind::DropFunction => {
@@ -61,8 +62,7 @@ impl Arena {
             }
             Kind::TerminateBackends => run(&mut connection, ALL).await?,
             Kind::CancelBackends => {
-                let cancel =
-                    "select pg_cancel_backend(pid) from pg_stat_activity where usename = 'arena_worker'";
+                let cancel = "select pg_cancel_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging')";
                 run(&mut connection, cancel).await?;
             }
             Kind::RevokeGrant => {
@@ -74,6 +74,7 @@ impl Arena {
             }
             Kind::NoConnections => {
                 run(&mut connection, "alter role arena_worker connection limit 0").await?;
+                run(&mut connection, "alter role arena_charging connection limit 0").await?;
                 run(&mut connection, WORKERS).await?;
             }
             Kind::ReadOnly => {
@@ -111,6 +112,7 @@ impl Arena {
                 return signal_tree(pid, Signal::CONT);
             }
             Kind::ClockBack => {
+                self.note_interruption(true);
                 self.age("3 seconds").await?;
                 let now = self.moment();
                 if let Some((_, until)) = self.evidence.meanwhile.jumps.last_mut() {
@@ -123,7 +125,9 @@ impl Arena {
                 run(&mut self.connect().await?, grant).await?;
             }
             Kind::NoConnections => {
-                run(&mut self.connect().await?, "alter role arena_worker connection limit -1").await?;
+                let mut connection = self.connect().await?;
+                run(&mut connection, "alter role arena_worker connection limit -1").await?;
+                run(&mut connection, "alter role arena_charging connection limit -1").await?;
             }
             Kind::ReadOnly => {
                 let mut connection = self.connect().await?;

@@ -5,6 +5,7 @@
 
 mod events;
 mod fairness;
+mod leases;
 mod messages;
 mod stored;
 mod verdicts;

@@ -4,9 +4,10 @@
 //! the middle of the work, more is published while it lasts, the rest after it: that shows how soon the work goes on. The
 //! next slice starts when it does. Between two slices a day goes by at once, and at times somebody changes something, requeues or
 //! discards, or a tenant loses its schema for a while; neighbours with few rights do what they may all the time, and consoles, `top`,
-//! `doctor` and `status` watch.
+//! `doctor` and `status` watch. Beside it a consumer under leases calls a provider, and its processes are struck in each slice.
 
 mod calendar;
+mod orders;
 mod report;
 mod schedule;
 mod traffic;
@@ -24,6 +25,7 @@ use testbed::{Arena, ArenaConfig, Errand, Neighbour};
 use crate::process;
 use crate::servers::Choice;
 use calendar::{Day, calendar};
+use orders::Orders;
 use report::Report;
 use schedule::{Planned, schedule};
 pub(crate) use traffic::Traffic;
@@ -71,16 +73,18 @@ const TAIL: usize = 25;
 const RETENTION: i64 = 10;
 /// While days go by this part of a slice may still wait.
 const BEHIND: usize = 10;
+/// For so many messages one that runs under a lease.
+const SHARE: usize = 10;
 /// Faults from one look at the whole mirror to the next.
 const SAMPLE: usize = 8;
 
 /// Runs the trial. Fails when an invariant is broken.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.servers.apply()?;
-    let binaries = process::build_binaries()?;
+    let binaries = process::build_with_charging()?;
     let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
     anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
-    eprintln!("starting PostgreSQL, RabbitMQ, Redis, three workers and two relays");
+    eprintln!("starting PostgreSQL, RabbitMQ, Redis, three workers, two that charge, and two relays");
     let mut config = ArenaConfig::new(binaries)
         .set("consumer", "retention", &format!("\"{RETENTION}d\""))
         .set("audit", "retention", "\"35d\"");
@@ -107,8 +111,10 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         slice: (arguments.messages as usize / plan.len()).max(1),
         minutes: arguments.minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0)),
         bar: bar(plan.len()),
+        seed: arguments.seed,
     };
     arena.emit(arguments.seed)?;
+    arena.start_charging().await.context("starting what runs under leases")?;
     let done = trial.run(&mut arena, &plan, Traffic::new(arguments.seed)).await;
     let Done { faults, missed, changes } = match done {
         Ok(done) => done,
@@ -177,6 +183,7 @@ struct Trial {
     slice: usize,
     minutes: Option<Duration>,
     bar: ProgressBar,
+    seed: u64,
 }
 
 /// What a trial has done.
@@ -192,6 +199,7 @@ struct Done {
 impl Trial {
     async fn run(&self, arena: &mut Arena, plan: &[Planned], mut traffic: Traffic) -> anyhow::Result<Done> {
         let mut done = Done::default();
+        let mut orders = Orders::new(self.seed);
         let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
         for (number, planned) in plan.iter().enumerate() {
             if self.minutes.is_some_and(|all| self.started.elapsed() >= all) {
@@ -204,7 +212,11 @@ impl Trial {
             let mut slice = traffic.take(self.slice.saturating_sub(after));
             let (tail, fresh) = traffic.take_tail(after.saturating_sub(3));
             let during = slice.split_off(slice.len() * planned.at / 100);
+            arena.order(&orders.take(self.slice / SHARE));
             self.lead(arena, slice, ends).await?;
+            for strike in orders.strikes() {
+                arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;
+            }
 
             let before = arena.struck();
             arena.publish(during);

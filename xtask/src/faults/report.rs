@@ -32,6 +32,20 @@ pub(crate) struct Report {
     changes: Vec<String>,
     missing: usize,
     watched: Watched,
+    leases: LeaseFigures,
+}
+
+/// What ran under leases.
+#[derive(Debug)]
+struct LeaseFigures {
+    orders: u64,
+    calls: u64,
+    /// Keys that another run took over.
+    takeovers: u64,
+    /// Ends of runs that had lost their lease.
+    fenced: u64,
+    /// Messages that were given up because nobody knew what they had done.
+    unknown: u64,
 }
 
 /// How many events.
@@ -78,6 +92,13 @@ impl Report {
             changes,
             missing: evidence.meanwhile.missing.len(),
             watched: evidence.watched.clone(),
+            leases: LeaseFigures {
+                orders: evidence.leases.sent.distinct() as u64,
+                calls: evidence.leases.calls.len() as u64,
+                takeovers: evidence.leases.count("taken_over"),
+                fenced: evidence.leases.count("fenced"),
+                unknown: evidence.leases.unknown(),
+            },
             memory: evidence.memory.as_ref().map_or(0, |(_, bytes)| *bytes),
         })
     }
@@ -115,6 +136,11 @@ impl Report {
             ("order_violations", found(What::EventOrder)),
             ("event_repeats", self.events.repeats),
             ("events_rolled_back", self.events.rolled_back),
+            ("orders", self.leases.orders),
+            ("calls", self.leases.calls),
+            ("takeovers", self.leases.takeovers),
+            ("fenced", self.leases.fenced),
+            ("outcomes_unknown", self.leases.unknown),
         ]
     }
 

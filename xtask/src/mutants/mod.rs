@@ -1,9 +1,11 @@
 //! `cargo xtask mutants`: plants one bug at a time and lets the judge find it; then runs the same script without the bug, which
 //! must be judged clean. A green fault run means as much as this table does.
 
+mod charges;
 mod findings;
 mod patch;
 mod scripts;
+mod settings;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

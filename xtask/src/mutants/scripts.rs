@@ -11,7 +11,11 @@ use testbed::faults::{Fault, Kind};
 use testbed::proxy::Mode;
 use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
 
-use super::findings;
+use super::settings::{
+    HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_LANE, PATIENT, SLOW, SMALL_BATCHES,
+    Settings, TRUSTING, TWO_LANES,
+};
+use super::{charges, findings};
 
 /// A bug, and how its trial is set up.
 pub(crate) struct Mutant {
@@ -76,51 +80,8 @@ enum Script {
     Endless,
     QueueDropsItsHead,
     PartitionUnderLoad,
+    Charges(charges::Script),
 }
-
-/// A message is taken for its process's death at once.
-const ONE_CRASH: Settings = &[
-    ("consumer", "batch", "1"),
-    ("consumer", "lanes", "2"),
-    ("consumer", "prefetch", "40"),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 5, max_crashes = 1 }"),
-];
-
-type Settings = &'static [(&'static str, &'static str, &'static str)];
-
-const ONE_BY_ONE: Settings =
-    &[("consumer", "batch", "1"), ("consumer", "lanes", "1"), ("consumer", "prefetch", "10")];
-const TWO_LANES: Settings =
-    &[("consumer", "batch", "1"), ("consumer", "lanes", "2"), ("consumer", "prefetch", "10")];
-const ONE_LANE: Settings = &[("consumer", "lanes", "1")];
-/// A handler may take long.
-const PATIENT: Settings =
-    &[("postgres", "statement_timeout", "\"90s\""), ("consumer", "deadline", "\"80s\"")];
-/// A handler may take long, and nothing is said about statements.
-const SLOW: Settings = &[
-    // Not set: then it follows from the deadline.
-    ("postgres", "statement_timeout", ""),
-    ("postgres", "lock_timeout", "\"10s\""),
-    ("consumer", "deadline", "\"80s\""),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
-];
-/// A handler's time is up soon, and once is enough.
-const HURRIED: Settings = &[
-    ("consumer", "deadline", "\"2s\""),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
-];
-/// The same; two lanes that share two dozen of these evenly are still at work for longer than the judge lets anybody wait (30 s).
-const LESS_HURRIED: Settings = &[
-    ("consumer", "deadline", "\"3s\""),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
-];
-const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
-/// Many of them at once, which meet again and again.
-const SMALL_BATCHES: Settings = &[
-    ("consumer", "batch", "8"),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
-];
-const ONE_ATTEMPT: Settings = &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];
 
 const fn mutant(bug: &'static str, script: Script) -> Mutant {
     Mutant { bug, workers: 1, settings: &[], neighbours: &[], failpoint: None, script }
@@ -179,6 +140,17 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant { neighbours: &[Neighbour::Client], ..mutant("claims_without_rights", Script::Overheard) },
     Mutant { neighbours: &[Neighbour::Stranger], ..mutant("emits_without_rights", Script::Overheard) },
     Mutant { neighbours: &[Neighbour::Creator], ..mutant("names_are_looked_up_anywhere", Script::UsualWork) },
+    mutant("complete_without_token", Script::Charges(charges::Script::EndsFrozen)),
+    mutant("checkpoint_without_token", Script::Charges(charges::Script::CallsFrozen)),
+    mutant("takeover_from_snapshot", Script::Charges(charges::Script::Crowd)),
+    mutant("worker_clock_expiry", Script::Charges(charges::Script::Copies)),
+    mutant("reentrant_by_process", Script::Charges(charges::Script::Copies)),
+    mutant("in_flight_is_duplicate", Script::Charges(charges::Script::Killed)),
+    mutant("ack_at_claim", Script::Charges(charges::Script::Killed)),
+    mutant("step_key_per_attempt", Script::Charges(charges::Script::Killed)),
+    mutant("window_ignored", Script::Charges(charges::Script::Torn)),
+    mutant("unknown_repeated", Script::Charges(charges::Script::Torn)),
+    mutant("outage_fails_the_run", Script::Charges(charges::Script::BrokenOff)),
 ];
 
 pub(super) fn some(count: usize, act: Act, name: &str) -> Vec<Intent> {
@@ -273,6 +245,7 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::Endless => findings::endless(arena).await,
         Script::QueueDropsItsHead => findings::queue_drops_its_head(arena).await,
         Script::PartitionUnderLoad => findings::partition_under_load(arena).await,
+        Script::Charges(script) => charges::play(script, arena).await,
     }
 }
 
