@@ -26,6 +26,7 @@ mod identity_sample;
 mod inspect;
 mod key_list;
 mod lease;
+mod lease_list;
 mod letter_change;
 mod letter_list;
 mod letter_quota;
@@ -116,6 +117,9 @@ pub(crate) use lease::{
     begin_step, checkpoint, complete_lease, fail_lease, is_lease_lost, refuse_step, release_lease,
     renew_lease, step_result, take_lease, transaction_id,
 };
+pub(crate) use lease_list::{
+    HeldCount, HeldLease, LeaseFilter, LeaseStep, held_counts, held_leases, revoke_lease,
+};
 pub(crate) use letter_change::{
     Begun, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,
     came_back as came_back_letters, change as change_letters, count as count_letters, is_requeue_under_way,
@@ -171,8 +175,9 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use tenant::{
-    TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_rows, erase_silent_processes,
-    erase_trail, tenant_counts, tenant_events, tenant_payloads, tenant_queues, tenant_responses,
+    KeyContents, TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_rows,
+    erase_silent_processes, erase_trail, tenant_contents, tenant_counts, tenant_events, tenant_payloads,
+    tenant_queues,
 };
 pub(crate) use timelines::Timelines;
 pub(crate) use trail::{

@@ -41,6 +41,7 @@ mod keys;
 mod keys_seed;
 mod leaks;
 mod leased;
+mod leases;
 mod memory;
 mod migrations;
 mod mirror;

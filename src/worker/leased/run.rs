@@ -115,6 +115,7 @@ impl Runner {
         let asked = (Instant::now(), SystemTime::now());
         match self.claim(candidate, &trail, time).await? {
             LeaseAnswer::Granted(granted) => {
+                shared.counters.metrics.taken_over.increment(u64::from(granted.taken_over));
                 let lease = Lease::new(
                     (Arc::clone(&self.sessions), Arc::clone(&self.renewals)),
                     candidate.identity.clone(),
@@ -340,7 +341,7 @@ impl Runner {
                 self.given_up(candidate, outcome, true).await
             }
             Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
-            Ended::Done(LeaseFailed::Lost) | Ended::Lost => Some(self.postponed(Duration::ZERO)),
+            Ended::Done(LeaseFailed::Lost) | Ended::Lost => Some(self.fenced()),
             Ended::Abandoned => None,
         }
     }
@@ -352,9 +353,18 @@ impl Runner {
             .await
         {
             Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
-            Ended::Done(_) | Ended::Lost => Some(self.postponed(Duration::ZERO)),
+            Ended::Done(LeaseFailed::Retry { .. } | LeaseFailed::GivenUp { .. }) => {
+                Some(self.postponed(Duration::ZERO))
+            }
+            Ended::Done(LeaseFailed::Lost) | Ended::Lost => Some(self.fenced()),
             Ended::Abandoned => None,
         }
+    }
+
+    /// The key was taken from this run.
+    fn fenced(&self) -> Outcome {
+        self.shared.counters.metrics.fenced.increment(1);
+        self.postponed(Duration::ZERO)
     }
 
     /// A letter of what is given up; `recorded`: the trail has it already.
