@@ -68,6 +68,12 @@ pub struct LeaseSettings {
     pub concurrency: u32,
 }
 
+impl Default for LeaseSettings {
+    fn default() -> Self {
+        Self { time: 30 * SECOND, max_run: 600 * SECOND, concurrency: 32 }
+    }
+}
+
 /// A consumer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -397,9 +403,10 @@ fn handler(section: &mut Section, problems: &mut Problems) -> Option<SqlFunction
 }
 
 fn lease(mut table: Section, problems: &mut Problems) -> LeaseSettings {
-    let time = table.duration("time", 30 * SECOND, 5 * SECOND..=3_600 * SECOND, problems);
-    let max_run = table.duration("max_run", 600 * SECOND, SECOND..=DAY, problems);
-    let concurrency = table.integer("concurrency", 32, 1..=4_096, problems);
+    let default = LeaseSettings::default();
+    let time = table.duration("time", default.time, 5 * SECOND..=3_600 * SECOND, problems);
+    let max_run = table.duration("max_run", default.max_run, SECOND..=DAY, problems);
+    let concurrency = table.integer("concurrency", default.concurrency, 1..=4_096, problems);
     if max_run < time {
         problems.add(table.place("max_run"), "must not be shorter than lease.time");
     }

@@ -1,13 +1,14 @@
 //! What is held by leases, as operators list and end it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 
 /// A step of a key, without what it brought.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct LeaseStep {
     pub(crate) name: String,
     /// `started`, `done` or `refused`.
@@ -18,6 +19,16 @@ pub(crate) struct LeaseStep {
     pub(crate) round: i32,
     pub(crate) started_at: Option<DateTime<Utc>>,
     pub(crate) done_at: Option<DateTime<Utc>>,
+}
+
+impl LeaseStep {
+    /// Those of a key's row, by the time of their beginning.
+    pub(crate) fn of_row(steps: &str) -> Vec<Self> {
+        let known: BTreeMap<String, Self> = serde_json::from_str(steps).unwrap_or_default();
+        let mut steps: Vec<Self> = known.into_iter().map(|(name, step)| Self { name, ..step }).collect();
+        steps.sort_by_key(|step| step.started_at.or(step.done_at));
+        steps
+    }
 }
 
 /// A key that a run holds.

@@ -72,7 +72,7 @@ pub use audit_seal::Seal;
 pub(crate) use audit_seal::{
     Dropped, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit, seals,
 };
-pub(crate) use backlog::{Backlog, WaitingLetters, backlog, waiting_letters};
+pub(crate) use backlog::{Backlog, WaitingLetters, backlog, waiting_letters, waiting_letters_of};
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
 pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};

@@ -315,3 +315,63 @@ async fn a_relay_tells_how_much_is_held_and_what_nobody_takes_over() {
     holder.close().await.unwrap();
     world.stop(relay).await;
 }
+
+/// A lease of a consumer that ended long ago, one that lasts, and one of a consumer that no worker has.
+async fn held() -> (World, PgConnection) {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.apply_topology().await;
+    world.register("payments", "7 days").await;
+    let mut holder = world.database.connect().await.unwrap();
+    hold(&mut holder, ("acme", "payments", "fresh")).await;
+    let token = hold(&mut holder, ("globex", "payments", "old")).await;
+    let begin = format!("select oncely.begin_step('globex', 'payments', 'old', {token}, 'charge', 'never')");
+    run(&mut holder, &begin).await;
+    let_it_run_out(&mut holder, "old").await;
+    (world, holder)
+}
+
+#[tokio::test]
+async fn whoever_looks_sees_what_is_held_and_what_nobody_takes_over() {
+    let (mut world, mut holder) = held().await;
+    let output = world.oncely(&["status", "--json"]).await;
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&object["postgres"]["leases"][0]["held"], &object["postgres"]["leases"][0]["over"]),
+        (&json!(2), &json!(1)),
+        "{object}"
+    );
+    let found = "1 key is held by a lease that ended, the first 3m";
+    assert!(object["findings"].to_string().contains(found), "{}", object["findings"]);
+    let text = stdout(&world.oncely(&["status"]).await);
+    assert!(text.contains("payments: 2 held, 1 over, oldest 1"), "{text}");
+    let text = stdout(&world.oncely(&["top", "--once"]).await);
+    assert!(text.contains("HELD") && text.contains("2 (1 over)"), "{text}");
+    let text = stdout(&world.oncely(&["consumers", "list"]).await);
+    assert!(text.contains("2 (1 over)"), "{text}");
+    let output = world.oncely(&["consumers", "list", "--json"]).await;
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&object["consumers"][0]["held"], &object["consumers"][0]["held_over"]),
+        (&json!(2), &json!(1))
+    );
+
+    // An auditor sees as much.
+    let auditor = Login::create(&mut world, "oncely_auditor").await;
+    {
+        let [(name, url)] = auditor.environment();
+        let output = world.oncely_with(&["top", "--once"], &[(name, &url)]).await;
+        assert!(stdout(&output).contains("2 (1 over)"), "{}", told(&output));
+    }
+    auditor.drop_now(&mut world).await;
+
+    // What is taken over in time is no news; what nobody holds is not spoken of.
+    run(&mut holder, "delete from oncely.idempotency_keys where key = 'old'").await;
+    let output = world.oncely(&["status", "--json"]).await;
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(!object["findings"].to_string().contains("held by a lease"), "{}", object["findings"]);
+    run(&mut holder, "delete from oncely.idempotency_keys").await;
+    let text = stdout(&world.oncely(&["top", "--once"]).await);
+    assert!(!text.contains("HELD"), "{text}");
+    holder.close().await.unwrap();
+}
