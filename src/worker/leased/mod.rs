@@ -3,6 +3,8 @@
 
 mod record;
 mod run;
+#[cfg(feature = "testing")]
+mod trial;
 
 use std::sync::Arc;
 
@@ -10,8 +12,11 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
 
 use self::run::Runner;
+#[cfg(feature = "testing")]
+pub(super) use self::trial::LeasedTrial;
 use super::shared::Shared;
 use crate::amqp::Delivery;
+use crate::fault::Fault;
 use crate::handler::Run;
 use crate::handler::lease::{ErasedLeasedHandler, Sessions};
 
@@ -36,17 +41,11 @@ pub(super) async fn leased(
     mut arriving: mpsc::Receiver<Box<Delivery>>,
 ) {
     let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
-    let open = |limit, count| {
-        let told = Arc::clone(&shared);
-        Arc::new(Sessions::new(shared.door.clone(), shared.application(), limit, count, move |fault| {
-            told.health.stalled(fault, None);
-            told.counters.outage();
-        }))
-    };
-    let sessions = open(shared.postgres.client_timeout(), SESSIONS);
-    // An answer that comes later than the next renewal is of no use.
-    let renewals = open(shared.consumer.lease.time / RENEWALS, 1);
-    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, [&sessions, &renewals].map(Arc::clone)));
+    let told = Arc::clone(&shared);
+    let (runner, sessions) = runner(&shared, handler, move |fault| {
+        told.health.stalled(fault, None);
+        told.counters.outage();
+    });
     let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
     let mut runs = JoinSet::new();
     loop {
@@ -76,8 +75,26 @@ pub(super) async fn leased(
     while let Some(ended) = runs.join_next().await {
         pass_on(ended);
     }
-    sessions.close().await;
-    renewals.close().await;
+    for sessions in sessions {
+        sessions.close().await;
+    }
+}
+
+/// What all runs of a consumer have in common, and its sessions. `stalled` is told of what keeps a statement from being answered.
+fn runner(
+    shared: &Arc<Shared>,
+    handler: Arc<dyn ErasedLeasedHandler>,
+    stalled: impl Fn(&Fault) + Clone + Send + Sync + 'static,
+) -> (Arc<Runner>, [Arc<Sessions>; 2]) {
+    let open = |limit, count| {
+        let (door, name) = (shared.door.clone(), shared.application());
+        Arc::new(Sessions::new(door, name, limit, count, stalled.clone()))
+    };
+    let sessions = open(shared.postgres.client_timeout(), SESSIONS);
+    // An answer that comes later than the next renewal is of no use.
+    let renewals = open(shared.consumer.lease.time / RENEWALS, 1);
+    let both = [sessions, renewals];
+    (Arc::new(Runner::new(Arc::clone(shared), handler, both.clone())), both)
 }
 
 /// What a run that panicked held stays unacknowledged as long as its channel lives: the worker stops, as for a lane.

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::amqp::Delivery;
-use crate::failpoint::step;
+use crate::failpoint::{self, step};
 use crate::fault::{Fault, FaultClass};
 use crate::handler::lease::{
     Ended, ErasedLeasedHandler, Finish, Lease, LeaseTime, Said, Sessions, Trail, statement,
@@ -55,6 +55,12 @@ impl Runner {
         if delivery.channel.is_over() {
             return;
         }
+        self.decide_and_settle(delivery).await;
+    }
+
+    /// The same, though nobody has said yet whether the consumer is paused.
+    pub(super) async fn decide_and_settle(&self, delivery: Box<Delivery>) {
+        let shared = &*self.shared;
         let unknown = shared.keys.are_stale() || names_unknown_key(shared, &delivery);
         if unknown && !self.learn_keys().await {
             return;
@@ -87,6 +93,7 @@ impl Runner {
             }
             false => shared.health.committed(),
         }
+        shared.journal.note(&delivery, &outcome);
         let trace = shared.traces.batch(1);
         if settle(shared, &trace, vec![(delivery, known, outcome)]).await.is_err() {
             tracing::debug!(consumer = %shared.consumer.name, "a message was left to redelivery");
@@ -194,11 +201,13 @@ impl Runner {
     async fn run(&self, lease: &Lease, candidate: &Arc<Candidate>) -> Decided {
         let shared = &*self.shared;
         let over = CancellationToken::new();
+        // However this ends.
+        let _over = over.clone().drop_guard();
         let renewing = tokio::spawn(renew(lease.clone(), over.clone(), shared.consumer.lease.time));
         let handler = {
             let (handler, lease, candidate) =
                 (Arc::clone(&self.handler), lease.clone(), Arc::clone(candidate));
-            tokio::spawn(async move {
+            tokio::spawn(failpoint::inherit(async move {
                 let message = Message {
                     identity: &candidate.identity,
                     raw: &candidate.delivery.message,
@@ -206,7 +215,7 @@ impl Runner {
                     is_json: candidate.is_json,
                 };
                 handler.handle(&lease, message).await
-            })
+            }))
         };
         let ended = self.watch(lease, handler).await;
         let decided = match ended {
@@ -396,7 +405,10 @@ impl HandlerEnd {
     fn of(ended: Result<Result<Finish, HandlerError>, JoinError>) -> Self {
         match ended {
             Ok(returned) => Self::Returned(returned),
-            Err(_) => Self::Panicked,
+            Err(error) => {
+                failpoint::ended(error);
+                Self::Panicked
+            }
         }
     }
 }
