@@ -134,6 +134,11 @@ comment on index oncely.idempotency_keys_in_progress is 'For the garbage collect
 create index idempotency_keys_expires_at on oncely.idempotency_keys (expires_at)
 where expires_at is not null;
 comment on index oncely.idempotency_keys_expires_at is 'For the garbage collection of keys that carry their own end.';
+-- Neither the end of a lease nor its steps are in it: a renewal writes no index. Statements about one key say that it
+-- is held in words that this does not suit (run_ends_at): the primary key finds it, however many dead entries are here.
+create index idempotency_keys_held on oncely.idempotency_keys (consumer, fencing_token, tenant, key)
+where owner is not null;
+comment on index oncely.idempotency_keys_held is 'For lists and counts of what is held by leases, the oldest first.';
 
 -- What was done stays done: who may change which row is said with the roles, in the last migration.
 alter table oncely.idempotency_keys enable row level security;

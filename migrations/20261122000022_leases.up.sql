@@ -233,7 +233,7 @@ begin
             update oncely.idempotency_keys as i
             set not_before = oncely.lease_end(i.not_before, take_lease.lease, i.run_ends_at)
             where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
-                and i.owner = take_lease.owner;
+                and i.owner is not distinct from take_lease.owner;
             continue when not found;
             outcome := 'granted';
             token := known.fencing_token;
@@ -750,7 +750,9 @@ revoke execute on function oncely.release_lease from public;
 
 -- A holder that hangs, or whose host is known to be gone: its key need not wait for the lease to end. The token grows,
 -- so that nothing of that run counts any more.
-create function oncely.revoke_lease(tenant text, consumer text, key text, note text default null) returns boolean
+create function oncely.revoke_lease(
+    tenant text, consumer text, key text, note text default null, token bigint default null, os_user text default null
+) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -762,9 +764,10 @@ begin
     select i.owner, i.fencing_token into was
     from oncely.idempotency_keys as i
     where i.tenant = revoke_lease.tenant and i.consumer = revoke_lease.consumer and i.key = revoke_lease.key
-        and i.owner is not null
+        and i.run_ends_at is not null
     for update;
-    if not found then
+    -- Somebody who has looked at one run means no later one.
+    if not found or was.fencing_token <> revoke_lease.token then
         return false;
     end if;
     update oncely.idempotency_keys as i
@@ -772,7 +775,8 @@ begin
     where i.tenant = revoke_lease.tenant and i.consumer = revoke_lease.consumer and i.key = revoke_lease.key;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        revoke_lease.tenant, oncely.uuid_v7(at), at, session_user, 'revoke_lease',
+        revoke_lease.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
+        'revoke_lease',
         jsonb_build_object(
             'consumer', revoke_lease.consumer, 'key', revoke_lease.key, 'owner', was.owner, 'token', was.fencing_token
         ), 1, left(note, 8000)
@@ -782,5 +786,6 @@ end
 $$;
 comment on function oncely.revoke_lease is
     'Takes a held key from its holder, whose run can complete nothing any more; what it has called outside has '
-    'happened. The next copy runs. False where nobody holds the key. For operators.';
+    'happened. The next copy runs. token: only where this very lease still holds it. False where nobody holds the key, '
+    'or another lease does. For operators.';
 revoke execute on function oncely.revoke_lease from public;

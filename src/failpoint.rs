@@ -127,6 +127,40 @@ pub(crate) async fn run_until<T>(step: &'static str, run: impl Future<Output = T
     }
 }
 
+/// What another task does for this one: it ends at the same step.
+#[cfg(feature = "testing")]
+pub(crate) fn inherit<F: Future>(task: F) -> impl Future<Output = F::Output> {
+    let last = LAST.try_with(|last| *last).ok();
+    async move {
+        match last {
+            Some(last) => LAST.scope(last, task).await,
+            None => task.await,
+        }
+    }
+}
+
+/// Another task, which did something for this one, has panicked: where it has reached the last step, so has this one.
+#[cfg(feature = "testing")]
+pub(crate) fn ended(other: tokio::task::JoinError) {
+    if let Ok(panic) = other.try_into_panic()
+        && panic.is::<Reached>()
+    {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// What another task does for this one: nothing is added.
+#[cfg(not(feature = "testing"))]
+#[inline(always)]
+pub(crate) fn inherit<F: Future>(task: F) -> F {
+    task
+}
+
+/// Another task has panicked: nothing.
+#[cfg(not(feature = "testing"))]
+#[inline(always)]
+pub(crate) fn ended(_: tokio::task::JoinError) {}
+
 /// Reaches a step: of a process for the tests beside this crate, or of a task for those of an embedding program.
 #[cfg(any(feature = "failpoints", feature = "testing"))]
 pub(crate) fn step(name: &'static str) {

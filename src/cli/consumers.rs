@@ -174,8 +174,10 @@ async fn resume(connection: &mut PgConnection, asked: &Resume) -> anyhow::Result
 
 impl Row for ConsumerOverview {
     const SCHEMA: &'static str = "oncely.consumers.consumer/1";
-    const HEADS: &'static [&'static str] =
-        &["CONSUMER", "STATE", "WORKERS", "INFLIGHT", "DONE/MIN", "DUP/MIN", "P50", "P99", "HORIZON", "WHY"];
+    const HEADS: &'static [&'static str] = &[
+        "CONSUMER", "STATE", "WORKERS", "INFLIGHT", "HELD", "DONE/MIN", "DUP/MIN", "P50", "P99", "HORIZON",
+        "WHY",
+    ];
 
     fn cells(&self, times: Times) -> Vec<String> {
         let quantile = |of: Option<f64>| of.map_or_else(|| "–".to_owned(), seconds);
@@ -184,6 +186,10 @@ impl Row for ConsumerOverview {
             self.state.shown().to_owned(),
             self.workers.to_string(),
             self.inflight.to_string(),
+            match self.held_over {
+                0 => self.held.to_string(),
+                over => format!("{} ({over} over)", self.held),
+            },
             self.done.to_string(),
             self.duplicates.to_string(),
             quantile(self.p50),

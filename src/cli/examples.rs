@@ -150,6 +150,22 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "oncely keys seed - --consumer invoices --tenant acme --retention 7d --json",
         ],
     ),
+    ("leases", &["oncely leases list --over", "oncely leases release order-1182 --note 'host is gone'"]),
+    (
+        "leases list",
+        &[
+            "oncely leases list",
+            "oncely leases list --consumer payments --over",
+            "oncely leases list -o ndjson",
+        ],
+    ),
+    (
+        "leases release",
+        &[
+            "oncely leases release order-1182 --dry-run",
+            "oncely leases release order-1182 --tenant acme --consumer payments --note 'host is gone'",
+        ],
+    ),
     (
         "explain",
         &["oncely explain order-1182", "oncely explain order-1182 --tenant acme --consumer payments --json"],

@@ -22,6 +22,7 @@ mod gc;
 mod grant;
 mod handler;
 mod keys;
+mod leases;
 mod man;
 mod migrate;
 mod migration_plan;
@@ -106,6 +107,8 @@ enum Other {
     Consumers(consumers::Arguments),
     /// Keys, page by page, and all facts of one; keys that were processed before
     Keys(keys::Arguments),
+    /// Keys that runs hold for effects outside PostgreSQL: list them, take one from its run
+    Leases(leases::Arguments),
     /// An existing queue and its consumer, on their way to Oncely
     Adopt(adopt::Arguments),
     /// Completed keys in Redis: what waits, what is missing, write them once more
@@ -178,6 +181,7 @@ impl Other {
             Self::Outbox(arguments) => outbox::run(config, arguments, times).await,
             Self::Consumers(arguments) => consumers::run(config, arguments, times).await,
             Self::Keys(arguments) => keys::run(config, arguments, times).await,
+            Self::Leases(arguments) => leases::run(config, arguments, times).await,
             Self::Adopt(arguments) => adopt::run(config, arguments, times).await,
             Self::Mirror(arguments) => mirror::run(config, arguments, times).await,
             Self::Explain(arguments) => explain::run(config, arguments, times).await,

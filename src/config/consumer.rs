@@ -83,6 +83,12 @@ pub enum InFlight {
     Reject,
 }
 
+impl Default for LeaseSettings {
+    fn default() -> Self {
+        Self { time: 30 * SECOND, max_run: 600 * SECOND, concurrency: 32, in_flight: InFlight::Retry }
+    }
+}
+
 /// A consumer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -388,11 +394,12 @@ fn fingerprint(section: &mut Section, problems: &mut Problems) -> FingerprintPol
 }
 
 fn lease(mut table: Section, problems: &mut Problems) -> LeaseSettings {
-    let time = table.duration("time", 30 * SECOND, 5 * SECOND..=3_600 * SECOND, problems);
-    let max_run = table.duration("max_run", 600 * SECOND, SECOND..=DAY, problems);
-    let concurrency = table.integer("concurrency", 32, 1..=16_384, problems);
+    let default = LeaseSettings::default();
+    let time = table.duration("time", default.time, 5 * SECOND..=3_600 * SECOND, problems);
+    let max_run = table.duration("max_run", default.max_run, SECOND..=DAY, problems);
+    let concurrency = table.integer("concurrency", default.concurrency, 1..=16_384, problems);
     let choices = [("retry", InFlight::Retry), ("wait", InFlight::Wait), ("reject", InFlight::Reject)];
-    let in_flight = table.choice("in_flight", InFlight::Retry, &choices, problems);
+    let in_flight = table.choice("in_flight", default.in_flight, &choices, problems);
     if max_run < time {
         problems.add(table.place("max_run"), "must not be shorter than lease.time");
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::words::span;
 use crate::amqp::{Management, ManagementError, QueueFacts, Topology};
-use crate::config::{Config, Consumer, masked};
+use crate::config::{Config, Consumer, LeaseSettings, masked};
 use crate::preflight::{self, Found};
 
 /// Fewer deliveries than this are used up in a bad night: every lost connection counts for all messages on it.
@@ -160,6 +160,7 @@ fn consumer_timeout(consumer: &Consumer, queue: &str, facts: &QueueFacts, place:
     if let Some(timeout) = timeout.map(Duration::from_millis) {
         let longest = consumer.deadline * 2 + ASIDE;
         found.read(CHECK, format!("{queue}: a consumer timeout of {}", span(timeout)));
+        leased(consumer, queue, timeout, place, found);
         if timeout < longest {
             let what = format!(
                 "{queue} has a consumer timeout of {}, and a message may wait for {}: the broker then takes all back that is \
@@ -169,6 +170,26 @@ fn consumer_timeout(consumer: &Consumer, queue: &str, facts: &QueueFacts, place:
             );
             found.warning(CHECK, place, what);
         }
+    }
+}
+
+/// A message is unacknowledged for as long as its run, and for as long again where the next run waits for the first one's lease. Which
+/// handlers run under leases the program knows, and the file only where it says `lease`.
+fn leased(consumer: &Consumer, queue: &str, timeout: Duration, place: &str, found: &mut Found) {
+    let longest = consumer.lease.max_run;
+    if consumer.handler.is_some() || longest * 2 <= timeout {
+        return;
+    }
+    let what = format!(
+        "{queue} has a consumer timeout of {}, and a run under a lease may take {} (lease.max_run): more than half of it. The broker then takes \
+         the message back while it runs, and with it all that is unacknowledged",
+        span(timeout),
+        span(longest)
+    );
+    if consumer.lease == LeaseSettings::default() {
+        found.info("mq.limits", place, format!("if the handler runs under leases: {what}"));
+    } else {
+        found.warning("mq.limits", place, what);
     }
 }
 

@@ -220,6 +220,13 @@ pub const CHECKS: &[Check] = &[
         "requeue or discard what waits (`oncely failed groups --tenant`), or give it more room (`oncely tenant limit`); bound the dead-letter queue's          disk by a policy",
     ),
     later(
+        "letters.unknown",
+        "Nobody has to look whether a call took effect",
+        "`oncely.dead_letters` that wait with the reason `outcome_unknown`",
+        "warning: there are some: a step that must not be repeated may have happened, and Oncely can't know",
+        "look at the other side by the step's key, then `oncely.settle_claim`, or `oncely failed requeue --repeat-unknown` (Effects outside PostgreSQL)",
+    ),
+    later(
         "time.skew",
         "The clocks agree",
         "`clock_timestamp()` beside this machine's clock, less half of the round trip",
@@ -319,8 +326,8 @@ pub const CHECKS: &[Check] = &[
         "Limits leave room for a bad night",
         "`x-delivery-limit` and `x-consumer-timeout` of queues, as arguments and as policies, in the HTTP API",
         "warning: a delivery limit below 100 (each lost connection counts for every message on it); a consumer timeout that the deadline and \
-         two minutes of waiting may exceed",
-        "declare the queue with `x-delivery-limit = 1000` (`oncely topology apply` does); lengthen the consumer timeout",
+         two minutes of waiting may exceed, or of which lease.max_run is more than half",
+        "declare the queue with `x-delivery-limit = 1000` (`oncely topology apply` does); lengthen the consumer timeout, or shorten lease.max_run",
     ),
     later(
         "mq.consumers",
@@ -414,6 +421,13 @@ pub const CHECKS: &[Check] = &[
         "heartbeats of workers: since when and by which SQLSTATE no message succeeds",
         "error: a consumer is stalled by its environment",
         "`oncely status` names the message and the error; it goes on by itself when that is mended",
+    ),
+    later(
+        "live.leases",
+        "Leases that ended were taken over",
+        "keys that runs hold (`oncely leases list`), beside the consumers of the processes that were seen within the last half minute",
+        "warning: a lease ended more than ten minutes ago, nobody has taken the key over, and no living worker has its consumer; info: where one has",
+        "start a worker of the consumer; where a client of your own holds keys (`oncely.claim_lease`), see that its messages come back",
     ),
     later(
         "live.paused",

@@ -15,8 +15,15 @@ use crate::preflight::{Found, Quoted};
 /// Who is silent for so long is gone.
 const GONE: TimeDelta = TimeDelta::hours(1);
 
-const CHECKS: [&str; 6] =
-    ["live.relay", "live.workers", "live.processes", "live.versions", "live.config", "live.stalled"];
+const CHECKS: [&str; 7] = [
+    "live.relay",
+    "live.workers",
+    "live.processes",
+    "live.versions",
+    "live.config",
+    "live.stalled",
+    "live.leases",
+];
 
 /// What a heartbeat says of a consumer, as far as it matters here. Read leniently: it may be of another build.
 #[derive(Debug, Default, Deserialize)]
@@ -60,6 +67,35 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
     versions(&living, asking.found);
     digests(&living, asking.found);
     stalled(&living, now, asking.found);
+    leases(&living, now, asking).await;
+}
+
+/// A copy comes within seconds, where somebody takes the messages and the queue is not long.
+const TAKEN_OVER: TimeDelta = TimeDelta::minutes(10);
+
+async fn leases(living: &[Seen], now: DateTime<Utc>, asking: &mut Asking<'_>) {
+    const CHECK: &str = "live.leases";
+    let Some(leases) = ask!(asking, CHECK, pg::held_counts, now) else { return };
+    asking.found.read(CHECK, format!("{} consumers with keys that are held", leases.len()));
+    for held in leases.into_iter().filter(|held| now - held.first_end > TAKEN_OVER) {
+        let has_worker =
+            living.iter().flat_map(|seen| &seen.beats).any(|beat| beat.consumer == held.consumer);
+        let what = format!(
+            "{} held by a lease that ended, the first {} ago, and nobody has taken over (`oncely leases list --over`): {}",
+            if held.over == 1 { "1 key is".to_owned() } else { format!("{} keys are", held.over) },
+            delta(now - held.first_end),
+            match has_worker {
+                true => "the messages have not come back to its workers yet",
+                false => "no living worker has this consumer",
+            }
+        );
+        asking.found.quoted.push(Quoted::Name(held.consumer.clone()));
+        if has_worker {
+            asking.found.info(CHECK, held.consumer, what);
+        } else {
+            asking.found.warning(CHECK, held.consumer, what);
+        }
+    }
 }
 
 fn skip_all(found: &mut Found) {

@@ -1,5 +1,5 @@
 //! The maintenance of the tables, and the clocks: `pg.partitions`, `pg.default_partition`, `pg.maintenance`, `trail.sealed`, `horizon`,
-//! `secrets`, `letters.quota`, `time.skew`.
+//! `secrets`, `letters.quota`, `letters.unknown`, `time.skew`.
 
 use chrono::TimeDelta;
 
@@ -9,7 +9,9 @@ use super::words::{delta, span};
 use crate::config::Config;
 use crate::pg::{self, MaintenanceState, OverQuota};
 use crate::preflight::Found;
+use crate::reason::Reason;
 use crate::shown;
+use crate::units::counted;
 
 /// The relay makes partitions a week ahead at least.
 const AHEAD: TimeDelta = TimeDelta::days(2);
@@ -39,6 +41,7 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
     }
     secrets(asking).await;
     quota(asking).await;
+    unknown(asking).await;
     skew(limits, asking).await;
 }
 
@@ -182,6 +185,21 @@ async fn quota(asking: &mut Asking<'_>) {
             shown::value(&tenant)
         );
         asking.found.warning(CHECK, "oncely.dead_letters", what);
+    }
+}
+
+async fn unknown(asking: &mut Asking<'_>) {
+    const CHECK: &str = "letters.unknown";
+    let reason = Reason::OutcomeUnknown.as_str();
+    let Some(letters) = ask!(asking, CHECK, pg::waiting_letters_of, reason) else { return };
+    asking.found.read(CHECK, format!("{} consumers with such letters", letters.len()));
+    for letter in letters {
+        let what = format!(
+            "{} waiting as {reason}: a step may have taken effect, and whether it did is for somebody to find out (`oncely failed list \
+             --reason {reason}`, `oncely explain`)",
+            counted(letter.waiting, "message")
+        );
+        asking.found.warning(CHECK, letter.consumer, what);
     }
 }
 

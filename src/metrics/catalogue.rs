@@ -125,6 +125,20 @@ pub const CATALOGUE: &[Metric] = &[
         "Redelivered messages that a process died with, as they came back",
     ),
     metric(
+        "oncely_leases_taken_over_total",
+        Counter,
+        &["consumer"],
+        "worker",
+        "Keys that a run took over from one whose lease had ended: its process died, or it stood still",
+    ),
+    metric(
+        "oncely_leases_fenced_total",
+        Counter,
+        &["consumer"],
+        "worker",
+        "Runs that lost their lease, and came back: nothing of them counts, but what they called outside has happened",
+    ),
+    metric(
         "oncely_commit_unknown_total",
         Counter,
         &["consumer"],
@@ -322,6 +336,27 @@ pub const CATALOGUE: &[Metric] = &[
         &["consumer"],
         "relay",
         "For how long the oldest of them has waited",
+    ),
+    metric(
+        "oncely_leases_held",
+        Gauge,
+        &["consumer"],
+        "relay",
+        "Keys that runs hold by leases, counted up to 10,000 of all consumers",
+    ),
+    metric(
+        "oncely_leases_over",
+        Gauge,
+        &["consumer"],
+        "relay",
+        "Those of them whose lease has ended, and nobody has taken the key over: its message has not come back yet",
+    ),
+    metric(
+        "oncely_leases_oldest_age_seconds",
+        Gauge,
+        &["consumer"],
+        "relay",
+        "For how long the oldest of them has been held",
     ),
     metric(
         "oncely_letter_quota_exceeded",

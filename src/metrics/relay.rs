@@ -98,6 +98,15 @@ pub(crate) struct LetterMetrics {
     pub(crate) oldest_age: Gauge,
 }
 
+/// Keys of a consumer that runs hold by leases.
+#[derive(Debug)]
+pub(crate) struct LeaseMetrics {
+    pub(crate) held: Gauge,
+    /// Of those: their time is over, and nobody has taken the key over.
+    pub(crate) over: Gauge,
+    pub(crate) oldest_age: Gauge,
+}
+
 /// A queue and those that belong to it.
 #[derive(Debug)]
 pub(crate) struct QueueMetrics {
@@ -162,6 +171,7 @@ pub(crate) struct RelayMetrics {
     /// completed, in_progress, failed.
     pub(crate) keys: [Gauge; 3],
     pub(crate) letters: Named<LetterMetrics>,
+    pub(crate) leases: Named<LeaseMetrics>,
     /// Tenants that are over their quota.
     pub(crate) over_quota: Gauge,
     pub(crate) parked_events: Gauge,
@@ -196,6 +206,11 @@ impl RelayMetrics {
             letters: Named::new(consumers(), |consumer| LetterMetrics {
                 waiting: gauge!("oncely_dead_letters_waiting", "consumer" => consumer.clone()),
                 oldest_age: gauge!("oncely_dead_letters_oldest_age_seconds", "consumer" => consumer),
+            }),
+            leases: Named::new(consumers(), |consumer| LeaseMetrics {
+                held: gauge!("oncely_leases_held", "consumer" => consumer.clone()),
+                over: gauge!("oncely_leases_over", "consumer" => consumer.clone()),
+                oldest_age: gauge!("oncely_leases_oldest_age_seconds", "consumer" => consumer),
             }),
             over_quota: gauge!("oncely_letter_quota_exceeded"),
             parked_events: gauge!("oncely_parked_events"),

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::process::Seen;
 use super::recent::Recent;
-use crate::pg::{KnownConsumer, Pause};
+use crate::pg::{HeldCount, KnownConsumer, Pause};
 use crate::units::total;
 use crate::worker::{Report, Trouble};
 
@@ -66,6 +66,10 @@ pub(crate) struct ConsumerOverview {
     pub(crate) workers: usize,
     /// Deliveries in their hands.
     pub(crate) inflight: u64,
+    /// Keys that runs hold by leases.
+    pub(crate) held: i64,
+    /// Of those: the lease is over, and nobody has taken the key over.
+    pub(crate) held_over: i64,
     /// Deliveries of the last minute.
     pub(crate) delivered: i64,
     /// Those that were completed or refused.
@@ -99,6 +103,7 @@ pub(super) fn overviews(
     pauses: &[Pause],
     processes: &[Seen],
     recents: &BTreeMap<String, Recent>,
+    leases: &[HeldCount],
     now: DateTime<Utc>,
 ) -> Vec<ConsumerOverview> {
     let reports: Vec<&Report> =
@@ -115,12 +120,15 @@ pub(super) fn overviews(
             let pause = pauses.iter().find(|pause| pause.consumer == name);
             let known = known.iter().find(|known| known.consumer == name);
             let recent = recents.get(name).unwrap_or(&nothing);
+            let held = leases.iter().find(|held| held.consumer == name);
             ConsumerOverview {
                 configured: configured.map(|names| names.iter().any(|other| other == name)),
                 workers: own.len(),
                 inflight: total(
                     own.iter().flat_map(|report| report.condition.unacknowledged.values().copied()),
                 ),
+                held: held.map_or(0, |held| held.held),
+                held_over: held.map_or(0, |held| held.over),
                 delivered: recent.delivered,
                 done: recent.done,
                 duplicates: recent.duplicates,

@@ -1,5 +1,5 @@
-//! How consumers, relays and processes stand, for whoever shows it: from heartbeats, stats and pauses alone. Nothing is counted in the
-//! tables of messages, so it costs the same however much there is.
+//! How consumers, relays and processes stand, for whoever shows it: from heartbeats, stats and pauses. Nothing is counted in the
+//! tables of messages but what is held by leases, of which an index holds no more than that: it costs the same however much there is.
 
 mod consumer;
 mod process;
@@ -48,7 +48,8 @@ impl Overview {
         let stats = pg::consumer_stats(connection, span.start, SPAN).await?;
         let relayed = pg::relay_stats(connection, span.start, SPAN).await?;
         let recents = recent::by_consumer(&stats, &span);
-        let consumers = consumer::overviews(configured, &known, &pauses, &processes, &recents, now);
+        let leases = pg::held_counts(connection, now).await?;
+        let consumers = consumer::overviews(configured, &known, &pauses, &processes, &recents, &leases, now);
         Ok(Self { now, consumers, targets: target::overviews(&relayed, &span), processes })
     }
 

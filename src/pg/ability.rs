@@ -13,6 +13,8 @@ pub(crate) struct Abilities {
     pub(crate) change_events: bool,
     /// To pause consumers and to resume them.
     pub(crate) pause: bool,
+    /// To take a key from the run that holds it.
+    pub(crate) release_leases: bool,
     /// To read headers, bodies and responses.
     pub(crate) read_messages: bool,
     /// To record that somebody did so.

@@ -39,6 +39,24 @@ pub(crate) struct WaitingLetters {
     pub(crate) oldest: DateTime<Utc>,
 }
 
+/// Dead letters that wait for this reason, by consumer.
+pub(crate) async fn waiting_letters_of(
+    connection: &mut PgConnection,
+    reason: &str,
+) -> Result<Vec<WaitingLetters>, sqlx::Error> {
+    sqlx::query_as!(
+        WaitingLetters,
+        r#"select consumer, count(*) as "waiting!", oncely.bounded(min(updated_at)) as "oldest!"
+        from oncely.dead_letters
+        where state = 'waiting' and reason = $1
+        group by consumer
+        order by consumer"#,
+        reason
+    )
+    .fetch_all(connection)
+    .await
+}
+
 /// Dead letters that wait, by consumer.
 pub(crate) async fn waiting_letters(
     connection: &mut PgConnection,

@@ -26,6 +26,7 @@ mod identity_sample;
 mod inspect;
 mod key_list;
 mod lease;
+mod lease_list;
 mod letter_change;
 mod letter_list;
 mod letter_quota;
@@ -71,7 +72,7 @@ pub use audit_seal::Seal;
 pub(crate) use audit_seal::{
     Dropped, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit, seals,
 };
-pub(crate) use backlog::{Backlog, WaitingLetters, backlog, waiting_letters};
+pub(crate) use backlog::{Backlog, WaitingLetters, backlog, waiting_letters, waiting_letters_of};
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
 pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};
@@ -115,6 +116,9 @@ pub(crate) use lease::{
     BegunStep, Finished, Granted, Held, LeaseAnswer, LeaseClaim, LeaseFailed, LeaseFailure, LeaseTrace,
     Renewal, StepState, begin_step, checkpoint, complete_lease, complete_leases, fail_lease, is_lease_lost,
     refuse_step, release_lease, renew_leases, step_result, take_leases, transaction_id,
+};
+pub(crate) use lease_list::{
+    HeldCount, HeldLease, LeaseFilter, LeaseStep, held_counts, held_leases, revoke_lease,
 };
 pub(crate) use letter_change::{
     Begun, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,
@@ -171,8 +175,9 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use tenant::{
-    TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_rows, erase_silent_processes,
-    erase_trail, tenant_counts, tenant_events, tenant_payloads, tenant_queues, tenant_responses,
+    KeyContents, TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_rows,
+    erase_silent_processes, erase_trail, tenant_contents, tenant_counts, tenant_events, tenant_payloads,
+    tenant_queues,
 };
 pub(crate) use timelines::Timelines;
 pub(crate) use trail::{

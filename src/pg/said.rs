@@ -6,6 +6,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use uuid::Uuid;
 
 use super::event_operator::EventFilter;
+use super::lease_list::LeaseFilter;
 use super::letter_list::LetterFilter;
 use super::trail::TrailFilter;
 use crate::shown;
@@ -219,6 +220,30 @@ pub(crate) fn events(filter: &EventFilter) -> String {
     format!(
         "select id, created_at, available_at, tenant, exchange, routing_key, ordering_key, state, attempts, reason, last_error\n\
          from oncely.events{conditions}\norder by created_at\nlimit 50;"
+    )
+}
+
+/// What is held by leases.
+pub(crate) fn leases(filter: &LeaseFilter) -> String {
+    let conditions = filtered([
+        Some("owner is not null".to_owned()),
+        equal("consumer", filter.consumer.as_deref()),
+        equal("tenant", filter.tenant.as_deref()),
+        filter.is_over.then(|| "not_before <= now()".to_owned()),
+    ]);
+    format!(
+        "select tenant, consumer, key, owner, fencing_token, not_before as ends_at, run_ends_at, crash_attempts\n\
+         from oncely.idempotency_keys{conditions}\norder by consumer, fencing_token\nlimit 50;"
+    )
+}
+
+/// A key that is taken from its run.
+pub(crate) fn revoke_lease(tenant: &str, consumer: &str, key: &str) -> String {
+    format!(
+        "select oncely.revoke_lease({}, {}, {}, 'why');",
+        literal(tenant),
+        literal(consumer),
+        literal(key)
     )
 }
 

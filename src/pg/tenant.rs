@@ -226,26 +226,36 @@ pub(crate) async fn erase_silent_processes(
     Ok(deleted.execute(connection).await?.rows_affected())
 }
 
-/// What handlers answered, by consumer and key.
-pub(crate) async fn tenant_responses(
+/// What handlers answered and what their steps brought: JSON, as PostgreSQL writes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KeyContents {
+    pub(crate) response: Option<String>,
+    pub(crate) steps: Option<String>,
+}
+
+/// What there is of these keys, by consumer and key; nothing of one that has neither.
+pub(crate) async fn tenant_contents(
     connection: &mut PgConnection,
     tenant: &str,
     names: &[(&str, &str)],
-) -> Result<HashMap<(String, String), String>, sqlx::Error> {
+) -> Result<HashMap<(String, String), KeyContents>, sqlx::Error> {
     let (consumers, keys): (Vec<String>, Vec<String>) =
         names.iter().map(|(consumer, key)| ((*consumer).to_owned(), (*key).to_owned())).unzip();
     let rows = sqlx::query!(
-        r#"select i.consumer, i.key, i.response::text as "response!"
+        r#"select i.consumer, i.key, i.response::text as response, i.steps::text as steps
         from unnest($2::text[], $3::text[]) as n (consumer, key)
         join oncely.idempotency_keys as i on i.tenant = $1 and i.consumer = n.consumer and i.key = n.key
-        where i.response is not null"#,
+        where i.response is not null or i.steps is not null"#,
         tenant,
         &consumers,
         &keys
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|row| ((row.consumer, row.key), row.response)).collect())
+    let contents = rows
+        .into_iter()
+        .map(|row| ((row.consumer, row.key), KeyContents { response: row.response, steps: row.steps }));
+    Ok(contents.collect())
 }
 
 /// A tenant's events in the order of their ids, after one of them.

@@ -14,7 +14,9 @@ use crate::amqp::{AmqpError, Topology, connect, depth};
 use crate::config::{Config, Consumer};
 use crate::metrics::{Server, Target};
 use crate::mirror::MirrorWatch;
-use crate::pg::{self, Backlog, Door, NoSession, PgSettings, Readiness, Session, Timelines, WaitingLetters};
+use crate::pg::{
+    self, Backlog, Door, HeldCount, NoSession, PgSettings, Readiness, Session, Timelines, WaitingLetters,
+};
 use crate::vitals::Vitals;
 
 /// How often shared state is read.
@@ -126,6 +128,10 @@ impl Observer {
         if let Some(letters) = unless_slow(letters)? {
             self.tell_letters(&letters, now);
         }
+        let leases = pg::within(limit, pg::held_counts(&mut session.connection, now)).await;
+        if let Some(leases) = unless_slow(leases)? {
+            self.tell_leases(&leases, now);
+        }
         Ok(index.bring_up_to_date(&mut session.connection, limit).await?)
     }
 
@@ -135,6 +141,18 @@ impl Observer {
             // Those that are not in the configuration are told together.
             let own = letters.iter().filter(|one| metrics.letters.name_of(&one.consumer) == name);
             told.waiting.set(number(own.clone().map(|one| one.waiting).sum()));
+            let age = own.map(|one| one.oldest).min().map(|oldest| now - oldest);
+            told.oldest_age.set(age.and_then(|age| age.to_std().ok()).unwrap_or_default().as_secs_f64());
+        }
+    }
+
+    fn tell_leases(&self, leases: &[HeldCount], now: DateTime<Utc>) {
+        let metrics = &self.pulse.metrics;
+        for (name, told) in metrics.leases.all() {
+            // Those that are not in the configuration are told together.
+            let own = leases.iter().filter(|one| metrics.leases.name_of(&one.consumer) == name);
+            told.held.set(number(own.clone().map(|one| one.held).sum()));
+            told.over.set(number(own.clone().map(|one| one.over).sum()));
             let age = own.map(|one| one.oldest).min().map(|oldest| now - oldest);
             told.oldest_age.set(age.and_then(|age| age.to_std().ok()).unwrap_or_default().as_secs_f64());
         }

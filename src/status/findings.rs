@@ -71,6 +71,7 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
         found.growing(&database.recent);
         found.letters(database, picture.rabbitmq.as_deref().unwrap_or_default());
         found.quotas(database);
+        found.leases(database);
         found.processes(database);
         found.relay(database);
     }
@@ -279,6 +280,21 @@ impl Found {
                 }
             );
             self.look("dead letters", text);
+        }
+    }
+
+    /// A copy comes within half a minute, where somebody takes the messages.
+    fn leases(&mut self, database: &Database) {
+        for held in database.leases.iter().filter(|held| database.now - held.first_end > LATE) {
+            let text = format!(
+                "{} held by a lease that ended, the first {} ago, and nobody has taken over (`oncely leases list --over`)",
+                match held.over {
+                    1 => "1 key is".to_owned(),
+                    some => format!("{some} keys are"),
+                },
+                age(held.first_end, database.now)
+            );
+            self.look(&held.consumer, text);
         }
     }
 

@@ -11,8 +11,8 @@ use crate::exit;
 use crate::mirror::Mirror;
 use crate::overview::{Seen, seen_processes};
 use crate::pg::{
-    self, ConsumerState, EventStatus, FailingKey, MirrorQueueStatus, OverQuota, Pause, QueueLetters,
-    RecentOutcome, Session, TableStatistics,
+    self, ConsumerState, EventStatus, FailingKey, HeldCount, MirrorQueueStatus, OverQuota, Pause,
+    QueueLetters, RecentOutcome, Session, TableStatistics,
 };
 use crate::preflight::open_session;
 use crate::worker::Report;
@@ -56,6 +56,8 @@ pub(crate) struct Database {
     /// Tenants of which open dead letters are not stored.
     pub(crate) over_quota: Vec<OverQuota>,
     pub(crate) pauses: Vec<Pause>,
+    /// What runs hold by leases, by consumer.
+    pub(crate) leases: Vec<HeldCount>,
     #[serde(skip)]
     pub(crate) processes: Vec<Seen>,
 }
@@ -155,6 +157,7 @@ impl Database {
             letters: pg::queue_letters(connection, now - ARRIVED).await?,
             over_quota: pg::over_quota(connection, NAMED).await?,
             pauses: pg::pauses(connection).await?,
+            leases: pg::held_counts(connection, now).await?,
             processes: seen_processes(connection, now).await?,
         })
     }
@@ -162,6 +165,11 @@ impl Database {
     /// The pause of a consumer, where it has one.
     pub(crate) fn pause(&self, consumer: &str) -> Option<&Pause> {
         self.pauses.iter().find(|pause| pause.consumer == consumer)
+    }
+
+    /// What is held of a consumer by leases, where something is.
+    pub(crate) fn held(&self, consumer: &str) -> Option<&HeldCount> {
+        self.leases.iter().find(|held| held.consumer == consumer)
     }
 }
 

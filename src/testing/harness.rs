@@ -66,6 +66,9 @@ impl Harness {
     /// Delivers a message, and ends the delivery at a step, as the death of the worker's process does: its session is ended, and
     /// PostgreSQL has taken back what was not committed when this returns. The next delivery is another process's.
     ///
+    /// Of a handler that runs under leases the key stays held, for a second instead of `lease.time`; when this returns that is over, and
+    /// the next delivery takes the key over.
+    ///
     /// # Errors
     /// [`HarnessError::NotReached`] where the delivery was over before that step, as a duplicate's is;
     /// [`HarnessError::CommittedByHandler`] where the key is completed although Oncely has not said COMMIT; else where nothing is decided.
@@ -78,14 +81,20 @@ impl Harness {
         consumer: &str,
         message: &Incoming,
     ) -> Result<(), HarnessError> {
-        let trial = self.trial(consumer).await?;
+        let trial = self.trials.of_one_that_dies(consumer).await;
+        let trial = trial.ok_or_else(|| HarnessError::NoConsumer(consumer.to_owned()))?;
         // A transaction of one statement has no steps in between.
         trial.go_step_by_step();
         let deliveries = deliveries(trial, std::slice::from_ref(message), false)?;
-        match trial.deliver(deliveries.clone(), Some(step.name())).await {
+        let is_leased = trial.is_leased();
+        let name = step.name(is_leased);
+        match trial.deliver(deliveries.clone(), Some(name)).await {
             Ok(decided) => {
                 let outcome = outcomes(trial, &deliveries, decided).await?.pop();
                 let outcome = Box::new(outcome.ok_or_else(undecided)?);
+                if is_leased {
+                    self.trials.forget();
+                }
                 return Err(HarnessError::NotReached { step, outcome });
             }
             Err(Undecided::Away(why)) => return Err(HarnessError::Away(why)),
@@ -95,6 +104,9 @@ impl Harness {
             return Err(HarnessError::Away("its session could not be ended".to_owned()));
         }
         let mut completed = false;
+        for delivery in deliveries.iter().filter(|_| is_leased) {
+            trial.outlive_lease(delivery).await.map_err(HarnessError::Away)?;
+        }
         for delivery in deliveries.iter().filter(|_| step != Step::AfterCommit) {
             let key = trial.key(delivery).await.map_err(HarnessError::Away)?;
             completed |= key.is_some_and(|key| key.status == KeyStatus::Completed.as_str());
@@ -103,7 +115,8 @@ impl Harness {
         if completed { Err(HarnessError::CommittedByHandler { step }) } else { Ok(()) }
     }
 
-    /// Sets the worker's clock ahead: what waits for its time may run. The database's own clock stays as it is.
+    /// Sets the worker's clock ahead: what waits for its time may run. The database's own clock stays as it is, and by that leases are
+    /// reckoned, and the delays of a consumer whose handler runs under them: give it short ones in a test.
     pub fn advance(&mut self, by: Duration) {
         self.trials.advance(by);
     }

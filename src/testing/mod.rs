@@ -35,6 +35,9 @@
 //! # }
 //! ```
 //!
+//! A handler that runs under leases ([`crate::lease`]) is tested in the same way, with [`Step::LEASED`]: it gets a real lease, its steps are
+//! announced and stored, and the next delivery finds what they brought. What it calls outside is really called.
+//!
 //! The database is written to as a worker writes to it: use one of the tests' own, with `oncely migrate`. What is told apart by time
 //! (retries, retention) goes by the harness's clock, which [`Harness::advance`] sets ahead. There is no relay, so events stay in
 //! `oncely.events`, and no mirror. The configuration names a broker, and nobody connects to it.

@@ -121,6 +121,8 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
             sqlx::query("commit").execute(&mut world.sql).await.unwrap();
         }
     }
+    let hold = "select oncely.claim_lease($1, $2, $3, null, $2 || ' run', '1 hour', '1 hour')";
+    sqlx::query(hold).bind(TENANT).bind("c\u{202e}").bind(KEY).execute(&mut world.sql).await.unwrap();
     let id = world.text("select id::text from oncely.dead_letters").await.unwrap();
     let mut seen = 0;
     let line = json!({ "tenant": TENANT, "message_id": KEY, "payload": { "do": "reject" } }).to_string();
@@ -149,6 +151,8 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["keys", "list", "--tenant", TENANT],
         vec!["keys", "show", KEY, "--consumer", "payments"],
         vec!["keys", "seed", keys.to_str().unwrap(), "--consumer", "payments"],
+        vec!["leases", "list"],
+        vec!["leases", "release", KEY, "--dry-run"],
         vec!["adopt", "report", "--consumer", "c\u{202e}"],
         vec!["adopt", "check"],
         vec!["config", "show"],

@@ -43,6 +43,7 @@ mod keys_seed;
 mod leaks;
 mod lease_crashes;
 mod leased;
+mod leases;
 mod memory;
 mod migrations;
 mod mirror;

@@ -8,7 +8,7 @@ use crate::command_line::{lived_in, stdout};
 use crate::support::World;
 
 /// A verb that lists rows, and the field of its JSON object that holds them.
-const LISTS: [(&[&str], &str); 14] = [
+const LISTS: [(&[&str], &str); 15] = [
     (&["audit", "list"], "rows"),
     (&["failed", "list"], "letters"),
     (&["failed", "groups"], "groups"),
@@ -16,6 +16,7 @@ const LISTS: [(&[&str], &str); 14] = [
     (&["retention", "list"], "consumers"),
     (&["consumers", "list"], "consumers"),
     (&["keys", "list", "--consumer", "payments", "--status", "failed"], "keys"),
+    (&["leases", "list"], "leases"),
     (&["adopt", "report", "--consumer", "ledger"], "results"),
     (&["adopt", "check"], "remarks"),
     (&["grant", "--list"], "rights"),
@@ -33,6 +34,7 @@ async fn full() -> World {
     let mut world = lived_in().await;
     let more = "select oncely.grant_right(current_user::text, 'emit', 'orders', '*');
         select oncely.emit('orders', 'new', '{}', ordering_key => E'a,\"b\"\\x1b\\n', type => 'order');
+        select oncely.claim_lease('acme', 'charges', E'held \\x1b', null, 'run', '1 hour', '1 hour');
         insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, worker)
         select 'acme', now(), 0, 'ledger.observe', 'k', 'q', 'observed', reason, 'w' from unnest(array[null, 'duplicate']) as reason";
     sqlx::raw_sql(more).execute(&mut world.sql).await.unwrap();

@@ -219,6 +219,8 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("keys list --consumer one --status completed", vec![0]),
         ("keys show k1 --consumer one", vec![0]),
         (&seed, vec![0]),
+        ("leases list", vec![1]),
+        ("leases release k1 --yes", vec![1]),
         ("adopt report --consumer one", vec![1]),
         ("consumers pause one --reason why --for 1h", vec![0]),
         ("failed groups", vec![0]),

@@ -1,15 +1,17 @@
 //! `oncely::testing`: what an embedding program's tests are told, and what they find.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oncely::handler::Json;
+use oncely::lease::{Call, Finish, Lease, LeasedHandler, Repeat};
 use oncely::reason::Reason;
 use oncely::testing::{Harness, HarnessError, Incoming, Outcome, Step};
 use oncely::{BatchHandler, Config, Context, Handler, HandlerError, Message, Worker};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Executor as _, PgConnection};
+use testbed::proxy::{Mode, Proxy};
 
 use crate::support::World;
 
@@ -301,4 +303,161 @@ async fn what_can_have_no_outcome_says_why() {
     let elsewhere = Worker::builder(config).handler("rust", Obedient::default()).build().unwrap();
     let away = Harness::connect(elsewhere).await;
     assert!(matches!(&away, Err(HarnessError::Away(why)) if !why.contains("tops3cret")), "{away:?}");
+}
+
+const CHARGE: oncely::lease::Step = oncely::lease::Step::new("charge", Repeat::Always);
+const ONCE: oncely::lease::Step = oncely::lease::Step::new("once", Repeat::Never);
+
+/// Calls outside, as the payload says, and notes it.
+#[derive(Clone, Default)]
+struct Charges(Arc<Mutex<Vec<(String, Call)>>>);
+
+impl Charges {
+    /// The calls of a message.
+    fn of(&self, key: &str) -> Vec<Call> {
+        self.0.lock().unwrap().iter().filter(|(other, _)| other == key).map(|(_, call)| *call).collect()
+    }
+}
+
+impl LeasedHandler for Charges {
+    async fn handle(&self, lease: &Lease, message: Message<'_>) -> Result<Finish, HandlerError> {
+        let payload: Value = message.json()?;
+        let what = payload["do"].as_str().unwrap_or_default();
+        if what == "early" {
+            return Err(HandlerError::permanent("no such account"));
+        }
+        let step = if what == "never" { &ONCE } else { &CHARGE };
+        let (tenant, key) = (message.tenant().to_owned(), message.key().to_owned());
+        let called = key.clone();
+        let charge: usize = lease
+            .step(step, async |call| {
+                let mut calls = self.0.lock().unwrap();
+                calls.push((called, call));
+                Ok(calls.len())
+            })
+            .await?;
+        if what == "fail_once" && lease.attempt() == 1 {
+            return Err(HandlerError::transient("boom"));
+        }
+        Ok(Finish::response(json!({ "charge": charge }))?.with(move |connection| {
+            let (tenant, key) = (tenant.clone(), key.clone());
+            Box::pin(async move {
+                sqlx::query("insert into app.effects (tenant, consumer, key) values ($1, 'charges', $2)")
+                    .bind(tenant)
+                    .bind(key)
+                    .execute(connection)
+                    .await?;
+                Ok(())
+            })
+        }))
+    }
+}
+
+/// A consumer whose handler runs under leases, and what is between it and the database.
+async fn leased() -> (World, Harness, Charges, Proxy) {
+    let mut world = World::new().await;
+    world.consumer(
+        "charges",
+        "handler = { function = \"app.handle\" }\nretry = { delays = [\"50ms\"], max_attempts = 3 }\n\
+         lease = { time = \"5s\", max_run = \"20s\" }",
+    );
+    world.reconfigure("handler = { function = \"app.handle\" }\n", "");
+    world.configure("[worker]\nshutdown = \"1s\"");
+    world.urls.rabbitmq = "amqp://127.0.0.1:1".to_owned();
+    let charges = Charges::default();
+    let (proxy, [(_, through)]) = world.proxied_postgres().await;
+    let mut config = world.config();
+    config.postgres.url = through.into();
+    let worker = Worker::builder(config).leased_handler("charges", charges.clone()).build().unwrap();
+    let harness = Harness::connect(worker).await.unwrap();
+    (world, harness, charges, proxy)
+}
+
+#[tokio::test]
+async fn a_handler_that_runs_under_leases_gets_a_real_one_and_its_steps_are_not_repeated() {
+    let (mut world, mut test, charges, _proxy) = leased().await;
+    let done = Outcome::Completed { attempt: 1, response: Some(json!({ "charge": 1 })) };
+    assert_eq!(test.deliver("charges", &incoming("k", "write")).await.unwrap(), done);
+    let stored = "select concat_ws(' ', status, steps -> 'charge' ->> 'state', steps -> 'charge' ->> 'result', owner) from oncely.idempotency_keys";
+    assert_eq!(world.text(stored).await.as_deref(), Some("COMPLETED done 1"));
+    for _ in 0..2 {
+        assert!(test.redeliver("charges", &incoming("k", "write")).await.unwrap().is_duplicate());
+    }
+    assert_eq!(charges.of("k").len(), 1);
+
+    // What failed behind its call goes on behind it.
+    let failed = test.deliver("charges", &incoming("again", "fail_once")).await.unwrap();
+    assert!(matches!(failed, Outcome::Retried { attempt: 1, .. }), "{failed:?}");
+    let again = loop {
+        match test.deliver("charges", &incoming("again", "fail_once")).await.unwrap() {
+            Outcome::Postponed { delay } => tokio::time::sleep(delay).await,
+            outcome => break outcome,
+        }
+    };
+    assert_eq!(again, Outcome::Completed { attempt: 2, response: Some(json!({ "charge": 2 })) });
+    assert_eq!(charges.of("again").len(), 1, "its result was stored");
+
+    let rejected = test.deliver("charges", &incoming("rejected", "early")).await.unwrap();
+    assert_eq!(rejected.dead_lettered(), Some(Reason::HandlerRejected));
+    // Somebody else is at work.
+    let held = "select oncely.claim_lease('acme', 'charges', 'held', null, 'elsewhere')";
+    sqlx::raw_sql(held).execute(&mut world.sql).await.unwrap();
+    let waits = test.deliver("charges", &incoming("held", "write")).await.unwrap();
+    assert!(matches!(waits, Outcome::Postponed { .. }), "{waits:?}");
+    let both = [incoming("b1", "write"), incoming("b2", "write"), incoming("b1", "write")];
+    let outcomes = test.deliver_batch("charges", &both).await.unwrap();
+    assert_eq!(outcomes.iter().map(Outcome::is_completed).collect::<Vec<_>>(), [true, true, false]);
+    assert_eq!(world.count("select count(*) from app.effects").await, 4);
+}
+
+#[tokio::test]
+async fn a_run_under_a_lease_dies_at_every_step_and_the_next_one_goes_on() {
+    let (mut world, mut test, charges, _proxy) = leased().await;
+    for step in Step::LEASED {
+        let key = format!("{step:?}");
+        let message = incoming(&key, "write");
+        test.kill_at(step, "charges", &message).await.unwrap_or_else(|error| panic!("{step:?}: {error}"));
+        let held =
+            format!("select count(*) from oncely.idempotency_keys where owner is not null and key = '{key}'");
+        assert_eq!(world.count(&held).await, i64::from(step != Step::AfterCommit), "{step:?}");
+        let outcome = test.redeliver("charges", &message).await.unwrap();
+        assert_eq!(outcome.is_completed(), step != Step::AfterCommit, "{step:?}: {outcome:?}");
+        assert!(outcome.took_effect(), "{step:?}: {outcome:?}");
+        let calls = charges.of(&key);
+        assert_eq!(calls.len(), if step == Step::AfterCall { 2 } else { 1 }, "{step:?}");
+        assert!(calls.iter().all(|call| call.key == calls[0].key), "{step:?}");
+        let is_repeat = [Step::BeforeCall, Step::AfterCall].contains(&step);
+        assert_eq!(calls.last().unwrap().is_repeat, is_repeat, "{step:?}");
+        let effects = format!("select count(*) from app.effects where key = '{key}'");
+        assert_eq!(world.count(&effects).await, 1, "{step:?}");
+    }
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'taken_over'").await, 5);
+
+    // What must not be repeated is not.
+    let message = incoming("never", "never");
+    test.kill_at(Step::AfterCall, "charges", &message).await.unwrap();
+    let outcome = test.redeliver("charges", &message).await.unwrap();
+    assert_eq!(outcome.dead_lettered(), Some(Reason::OutcomeUnknown), "{outcome:?}");
+    assert_eq!(charges.of("never").len(), 1);
+
+    // A step that it does not come to.
+    let missed = test.kill_at(Step::AfterCall, "charges", &incoming("early", "early")).await;
+    assert!(matches!(missed, Err(HarnessError::NotReached { step: Step::AfterCall, .. })), "{missed:?}");
+    assert!(test.deliver("charges", &incoming("after", "write")).await.unwrap().is_completed());
+    let lanes = self::world().await;
+    let missed = harness(&lanes).await.kill_at(Step::BeforeCall, "rust", &incoming("k", "write")).await;
+    assert!(matches!(missed, Err(HarnessError::NotReached { .. })), "{missed:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_decided_under_a_lease_that_the_database_does_not_answer_for() {
+    let (_world, mut test, charges, proxy) = leased().await;
+    assert!(test.deliver("charges", &incoming("k", "write")).await.unwrap().is_completed());
+    proxy.set(Mode::Refuse);
+    proxy.cut();
+    let away = test.deliver("charges", &incoming("away", "write")).await;
+    assert!(matches!(away, Err(HarnessError::Away(_))), "{away:?}");
+    proxy.set(Mode::Pass);
+    assert!(test.deliver("charges", &incoming("away", "write")).await.unwrap().is_completed());
+    assert_eq!(charges.of("away").len(), 1);
 }

@@ -118,7 +118,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
         Parked::Done => ("parked".to_owned(), ExitCode::SUCCESS),
         Parked::Completed => ("took effect already".to_owned(), ExitCode::from(exit::NO)),
         Parked::Held => (
-            "a run has it by a lease; wait for its end, or take the lease from it: oncely.revoke_lease"
+            "a run has it by a lease; wait for its end, or take the lease from it: oncely leases release"
                 .to_owned(),
             ExitCode::from(exit::NO),
         ),

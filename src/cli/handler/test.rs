@@ -152,7 +152,7 @@ fn chosen(config: &Config, name: Option<&str>) -> Result<(Consumer, SqlFunction)
     match &consumer.handler {
         Some(function) => Ok((consumer.clone(), function.clone())),
         None => Err(format!(
-            "the handler of {name} is in a program, not in PostgreSQL: test it there, with oncely::testing"
+            "the handler of {name} is in a program, not in PostgreSQL: test it there, with oncely::testing, also one that runs under leases"
         )),
     }
 }

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
-use super::super::output::{self, List, Output, Row, Times};
+use super::super::output::{self, List, Output, Row, Times, quoted};
 use super::super::{completions, since};
 use crate::config::Config;
 use crate::decide::KeyStatus;
@@ -121,11 +121,6 @@ fn place(walk: &KeyWalk, last: &KeyRow) -> String {
         KeyWalk::ByTime { .. } => json!([last.completed_at, last.tenant, last.key]),
     };
     crate::shown::json(&place.to_string()).into_owned()
-}
-
-/// A word for a shell.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 impl Row for KeyRow {

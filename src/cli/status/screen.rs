@@ -112,7 +112,7 @@ fn processes(database: &Database) -> String {
 }
 
 fn tables(database: &Database, times: Times) -> Vec<String> {
-    let Database { now, mirror_queue, events, tables, recent, .. } = database;
+    let Database { now, mirror_queue, events, tables, recent, leases, .. } = database;
     let capped = |count: i64| if count >= 10_000 { "≥ 10000".to_owned() } else { count.to_string() };
     let oldest = |at: DateTime<Utc>| format!("oldest {} ({})", age(at, *now), times.show(at));
     let mut lines = vec![String::new()];
@@ -138,6 +138,15 @@ fn tables(database: &Database, times: Times) -> Vec<String> {
         bytes(tables.keys_bytes),
         capped(tables.failed)
     ));
+    for held in leases {
+        let over = if held.over > 0 { format!(", {} over", held.over) } else { String::new() };
+        lines.push(format!(
+            "leases       {}: {} held{over}, oldest {}",
+            safe(&held.consumer),
+            capped(held.held),
+            age(held.oldest, *now)
+        ));
+    }
     lines.push(format!(
         "audit        about {}, partitions up to the week of {}",
         bytes(tables.audit_bytes),

@@ -183,6 +183,12 @@ fn remarks(receipt: &Receipt) -> Vec<String> {
             counted(left.total() - left.processes, "row")
         ));
     }
+    if left.keys > 0 {
+        lines.push(
+            "! a key that a run holds by a lease stays until the lease is over: oncely leases list --tenant says which"
+                .to_owned(),
+        );
+    }
     if left.processes > 0 {
         lines.push(format!(
             "! {} of workers that run tell of a failure of one of its messages: restart them, and erase it again",

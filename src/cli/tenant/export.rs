@@ -16,14 +16,14 @@ use crate::config::Config;
 use crate::exit;
 use crate::letter::Letter;
 use crate::mask::{Masks, Sight};
-use crate::pg::{self, KeyWalk, LetterFilter, Position, TrailFilter};
+use crate::pg::{self, KeyContents, KeyWalk, LetterFilter, Position, TrailFilter};
 use crate::trail::{Look, look};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The tenant
     pub(super) tenant: String,
-    /// With responses, bodies, headers and payloads; recorded
+    /// With responses, results of steps, bodies, headers and payloads; recorded
     #[arg(long)]
     reveal: bool,
     /// Why, for the record
@@ -111,19 +111,21 @@ impl Export<'_> {
             let rows = pg::keys(&mut self.connection, &walk, PAGE).await?;
             let Some(last) = rows.last() else { return Ok(()) };
             after = Some((last.consumer.clone(), last.key.clone()));
-            let responses: HashMap<(String, String), String> = match &self.masks {
+            let contents: HashMap<(String, String), KeyContents> = match &self.masks {
                 Some(_) => {
                     let names: Vec<(&str, &str)> =
                         rows.iter().map(|row| (row.consumer.as_str(), row.key.as_str())).collect();
-                    pg::tenant_responses(&mut self.connection, self.tenant, &names).await?
+                    pg::tenant_contents(&mut self.connection, self.tenant, &names).await?
                 }
                 None => HashMap::new(),
             };
             for row in rows {
                 let mut value = serde_json::to_value(&row)?;
                 if let Some(masks) = &self.masks {
-                    let response = responses.get(&(row.consumer, row.key));
-                    value["response"] = json!(response.map(|text| shown_json(masks, text)));
+                    let KeyContents { response, steps } =
+                        contents.get(&(row.consumer, row.key)).cloned().unwrap_or_default();
+                    value["response"] = json!(response.map(|text| shown_json(masks, &text)));
+                    value["steps"] = json!(steps.map(|text| shown_json(masks, &text)));
                 }
                 self.counts.keys += 1;
                 self.line("key", value)?;

@@ -17,7 +17,7 @@ struct Column {
     cell: fn(&Row, DateTime<Utc>) -> String,
 }
 
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 13] = [
     Column {
         head: "CONSUMER",
         is_number: false,
@@ -36,9 +36,20 @@ const COLUMNS: [Column; 12] = [
     Column { head: "P50", is_number: true, cell: |row, _| duration(row.overview.p50) },
     Column { head: "P99", is_number: true, cell: |row, _| duration(row.overview.p99) },
     Column { head: "DEAD", is_number: true, cell: |row, _| row.letters.to_string() },
+    Column { head: HELD, is_number: true, cell: |row, _| held(row) },
     Column { head: "LAST DONE", is_number: true, cell: |row, now| last_done(row, now) },
     Column { head: "LAST 60 s", is_number: false, cell: |row, _| sparkline(&row.overview.done_by_span) },
 ];
+
+/// Shown where somebody holds a key by a lease.
+const HELD: &str = "HELD";
+
+fn held(row: &Row) -> String {
+    match row.overview.held_over {
+        0 => row.overview.held.to_string(),
+        over => format!("{} ({over} over)", row.overview.held),
+    }
+}
 
 fn known(count: Option<u64>) -> String {
     count.map_or_else(|| NOTHING.to_owned(), grouped)
@@ -85,7 +96,8 @@ impl Table {
     pub(super) fn of(rows: &[Row], selected: Option<usize>, now: DateTime<Utc>, width: usize) -> Self {
         let mut columns: Vec<(Vec<String>, usize, bool)> = Vec::new();
         let mut used = 0;
-        for column in &COLUMNS {
+        let is_held = rows.iter().any(|row| row.overview.held > 0);
+        for column in COLUMNS.iter().filter(|column| is_held || column.head != HELD) {
             let mut cells = vec![column.head.to_owned()];
             cells.extend(rows.iter().map(|row| (column.cell)(row, now)));
             let wide = cells.iter().map(|cell| Span::raw(cell.as_str()).width()).max().unwrap_or(0);

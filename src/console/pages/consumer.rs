@@ -10,6 +10,7 @@ use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::super::pool::Lease;
 use super::super::settings::settings;
 use super::super::watch::{Lately, View};
+use super::leases;
 use super::overview::away;
 use super::plots::{self, Wanted};
 use super::standing::Standing;
@@ -50,6 +51,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     page.above = controls(&ask, &name, database, lately);
     page.live = html! {
         (troubles(&ask, &view, database, &name))
+        (leases::told(&ask, database.held(&name), &name, database.now))
         section.plots #plots aria-labelledby="plots-title" {
             h2 #plots-title { "Over time" }
             (wanted.choices(&ask.link("/consumer").with("name", &name)))

@@ -8,10 +8,11 @@ use super::super::error::PageError;
 use super::super::html::{ago, code, duration, exact_time, text, time};
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::keys::batch_link;
+use super::leases::{release_link, steps};
 use super::reveal::{Revealed, record_reveal};
 use super::rows::trace_link;
 use crate::mask::Sight;
-use crate::pg::{self, Abilities, AuditRow, LetterRow};
+use crate::pg::{self, Abilities, AuditRow, LeaseStep, LetterRow};
 use crate::story::{Folded, Story, folded, stories, verdict};
 use crate::trail;
 
@@ -241,11 +242,23 @@ impl Known<'_> {
                         Some(until) if until > self.now => { "until " (time(until)) },
                         Some(until) => { "retention ended " (time(until)) "; collected by the next run of gc" },
                         None if details.completed_at.is_some() => "for ever: no worker has started with this consumer here",
+                        None if details.fencing_token.is_some() => "not completed: the next delivery runs, under a lease only",
                         None => "not completed: the next delivery runs",
                     }
                 }
                 dt { "Mirror" }
                 dd { @match story.mirrored { Some(true) => "has it, of this epoch", Some(false) => "does not have it: PostgreSQL answers", None => "could not be asked" } }
+                @if let (Some(owner), Some(until)) = (&details.owner, details.not_before) {
+                    dt { "Lease" }
+                    dd {
+                        "held by " (text(owner)) ", "
+                        @if until > self.now { "until " (time(until)) } @else { span.look { "over since " (time(until)) } }
+                        @if self.ask.visitor.is_operator() {
+                            " · " a id=(format!("release-{index}")) href=(release_link(self.ask, &story.tenant, &story.consumer, self.key)) { "Release…" }
+                        }
+                    }
+                }
+                @if let Some(known) = &details.steps { dt { "Steps" } dd { (steps(&LeaseStep::of_row(known))) } }
                 @if let Some(error) = &details.last_error { dt { "Last error" } dd { (text(error)) } }
             }
             @if let Some(response) = &details.response {

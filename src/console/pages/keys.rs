@@ -106,6 +106,7 @@ fn facets(ask: &Ask, search: &Search) -> Markup {
             (facet("since", "Since", since, &SINCE))
             (facet("outcome", "Outcome", search.get("outcome"), &OUTCOMES))
             @if !consumers.is_empty() { (facet("consumer", "Consumer", search.get("consumer"), &consumers)) }
+            span { a #held href=(ask.link("/leases")) { "Held by leases" } }
         }
     }
 }

@@ -9,6 +9,7 @@ mod failed;
 mod following;
 mod key;
 mod keys;
+mod leases;
 mod letter;
 mod letters;
 mod operation;
@@ -42,6 +43,9 @@ pub(super) fn router(app: Shared) -> Router {
         .route("/keys/tail", page(tail::page))
         .route("/key", page(key::page))
         .route("/key/reveal", action(key::reveal))
+        .route("/leases", page(leases::page))
+        .route("/lease", page(leases::plan))
+        .route("/lease/release", action(leases::release))
         .route("/failed", page(failed::page))
         .route("/failed/letters", page(letters::page))
         .route("/failed/letter", page(letter::page))

@@ -86,13 +86,14 @@ pub(super) fn consumers(ask: &Ask, view: &View, database: &Database, lately: &La
                         th.number scope="col" title="Of all that was decided, how much had taken effect before" { "Dup." }
                         th.number scope="col" title="Half of the deliveries were settled within" { "p50" }
                         th.number scope="col" title="99 % of the deliveries were settled within" { "p99" }
+                        @if !database.leases.is_empty() { th.number scope="col" title="Keys that runs hold by leases, for effects outside PostgreSQL" { "Held" } }
                         th scope="col" { "Last completion" }
                         th scope="col" { "15 min" }
                     }
                 }
                 tbody {
                     @for name in &names { (row(ask, view, database, lately, name)) }
-                    @if names.is_empty() { tr { td.empty colspan="12" { "No consumer is configured, and no worker has started here." } } }
+                    @if names.is_empty() { tr { td.empty colspan="13" { "No consumer is configured, and no worker has started here." } } }
                 }
             }
         }
@@ -131,6 +132,14 @@ fn row(ask: &Ask, view: &View, database: &Database, lately: &Lately, name: &str)
             td.number { (minute.duplicate_share().map_or_else(|| "–".to_owned(), percent)) }
             td.number { (within(0.5)) }
             td.number { (within(0.99)) }
+            @if !database.leases.is_empty() {
+                td.number {
+                    @if let Some(held) = database.held(name) {
+                        a id=(format!("held-{}", anchor(name))) href=(ask.link("/leases").with("consumer", name)) { (count(held.held)) }
+                        @if held.over > 0 { " " span.look { (count(held.over)) " over" } }
+                    } @else { "0" }
+                }
+            }
             td { @match picture.completed_at(name) { Some(at) => (ago(at, database.now)), None => span.quiet { "none known" } } }
             td { (spark("Done", "done", &course(lately, Some(name), |stats| stats.completed + stats.refused))) }
         }

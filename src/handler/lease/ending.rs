@@ -57,7 +57,14 @@ impl Lease {
                     let (key, response) = (self.key(), finish.response.clone());
                     let trail = self.0.trail.clone();
                     let end = Finishing { key, response, refused, trail };
-                    self.0.lines.finishing.say(end).await.map_err(RunError::Ours)
+                    at("lease.complete.before");
+                    // Written and committed with those of others: nothing lies between the two steps.
+                    at("lease.commit.before");
+                    let done = self.0.lines.finishing.say(end).await;
+                    if done.is_ok() {
+                        at("lease.commit.after");
+                    }
+                    done.map_err(RunError::Ours)
                 }
             };
             if done.is_err() && finish.write.is_some() {

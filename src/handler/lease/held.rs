@@ -407,6 +407,7 @@ impl Lease {
     /// Makes the lease end later, together with others. False: it is lost.
     pub(crate) async fn renew(&self) -> Result<bool, Said> {
         let asked = Belief::now();
+        at("lease.renew.before");
         let renewed = self
             .0
             .lines

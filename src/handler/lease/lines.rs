@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::group::{Group, Grouping};
 use super::sessions::{Sessions, statement};
 use super::trail::Trail;
-use crate::failpoint::step as at;
 use crate::identity::Identity;
 use crate::pg::{self, Finished, Held, Renewal};
 
@@ -69,7 +68,6 @@ impl Lines {
             Arc::new(move |keys: Vec<Arc<HeldKey>>| {
                 statement(move |connection| {
                     Box::pin(async move {
-                        at("lease.renew.before");
                         let held: Vec<Held<'_>> = keys.iter().map(|key| key.as_held()).collect();
                         pg::renew_leases(connection, &held, lease).await
                     })
@@ -83,9 +81,7 @@ impl Lines {
                 statement(move |connection| {
                     Box::pin(async move {
                         let finished: Vec<Finished<'_>> = ends.iter().map(|end| end.as_row()).collect();
-                        at("lease.complete.before");
                         pg::complete_leases(connection, &finished).await?;
-                        at("lease.commit.after");
                         Ok(vec![(); finished.len()])
                     })
                 })

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
+use crate::failpoint;
 use crate::fault::{Fault, FaultClass};
 use crate::pg::{Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage};
 
@@ -125,7 +126,7 @@ impl Sessions {
         E: From<sqlx::Error> + Send + 'static,
     {
         let sessions = Arc::clone(self);
-        let said = tokio::spawn(async move {
+        let said = tokio::spawn(failpoint::inherit(async move {
             let _place = sessions.places.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
             let mut session = sessions.session().await.map_err(away)?;
             let answer = tokio::time::timeout(limit, statement(&mut session)).await;
@@ -145,8 +146,11 @@ impl Sessions {
                     Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)).into())
                 }
             }
-        });
-        said.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+        }));
+        said.await.unwrap_or_else(|error| {
+            failpoint::ended(error);
+            Err(sqlx::Error::WorkerCrashed.into())
+        })
     }
 
     /// Says it until it is answered. `make` makes it anew each time; `until`: nobody wants to know any more.

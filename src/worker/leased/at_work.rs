@@ -7,6 +7,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::runner::{Decided, Runner};
+use crate::failpoint;
 use crate::handler::lease::{Finish, Lease, Said};
 use crate::handler::{HandlerError, Message};
 use crate::worker::candidate::Candidate;
@@ -24,12 +25,14 @@ impl Runner {
     pub(super) async fn run(&self, lease: &Lease, asked: Instant, candidate: &Arc<Candidate>) -> Decided {
         let shared = &*self.shared;
         let over = CancellationToken::new();
+        // However this ends.
+        let _over = over.clone().drop_guard();
         let renewing = tokio::spawn(renew(lease.clone(), over.clone(), shared.consumer.lease.time));
         let began = Instant::now();
         let handler = {
             let (handler, lease, candidate) =
                 (Arc::clone(&self.handler), lease.clone(), Arc::clone(candidate));
-            tokio::spawn(async move {
+            tokio::spawn(failpoint::inherit(async move {
                 let message = Message {
                     identity: &candidate.identity,
                     raw: &candidate.delivery.message,
@@ -37,7 +40,7 @@ impl Runner {
                     is_json: candidate.is_json,
                 };
                 handler.handle(&lease, message).await
-            })
+            }))
         };
         let ended = self.watch(lease, asked, handler).await;
         let is_done = matches!(ended, HandlerEnd::Returned(Ok(_)));
@@ -115,7 +118,10 @@ impl HandlerEnd {
     fn of(ended: Result<Result<Finish, HandlerError>, JoinError>) -> Self {
         match ended {
             Ok(returned) => Self::Returned(returned),
-            Err(_) => Self::Panicked,
+            Err(error) => {
+                failpoint::ended(error);
+                Self::Panicked
+            }
         }
     }
 }

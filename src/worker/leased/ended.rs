@@ -117,7 +117,7 @@ impl Runner {
                 self.given_up(candidate, outcome, true).await
             }
             Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
-            Ended::Done(LeaseFailed::Lost) | Ended::Lost => self.postpone(Duration::ZERO).await,
+            Ended::Done(LeaseFailed::Lost) | Ended::Lost => self.fenced().await,
             Ended::Abandoned => None,
         }
     }
@@ -138,7 +138,10 @@ impl Runner {
         };
         match lease.fail(failure).await {
             Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
-            Ended::Done(_) | Ended::Lost => self.postpone(Duration::ZERO).await,
+            Ended::Done(LeaseFailed::Retry { .. } | LeaseFailed::GivenUp { .. }) => {
+                self.postpone(Duration::ZERO).await
+            }
+            Ended::Done(LeaseFailed::Lost) | Ended::Lost => self.fenced().await,
             Ended::Abandoned => None,
         }
     }
@@ -165,6 +168,12 @@ impl Runner {
         let decided = self.postpone(pause).await;
         self.leaves(candidate, &decided);
         decided
+    }
+
+    /// The key was taken from this run.
+    async fn fenced(&self) -> Decided {
+        self.shared.counters.metrics.fenced.increment(1);
+        self.postpone(Duration::ZERO).await
     }
 
     /// A letter of what is given up; `recorded`: the trail has it already.

@@ -6,6 +6,8 @@ mod ended;
 mod record;
 mod run;
 mod runner;
+#[cfg(feature = "testing")]
+mod trial;
 mod waiting;
 
 use std::sync::Arc;
@@ -14,8 +16,11 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
 
 use self::runner::Runner;
+#[cfg(feature = "testing")]
+pub(super) use self::trial::LeasedTrial;
 use super::shared::Shared;
 use crate::amqp::Delivery;
+use crate::fault::Fault;
 use crate::handler::Run;
 use crate::handler::lease::{ErasedLeasedHandler, Lines, Sessions};
 
@@ -44,20 +49,11 @@ pub(super) async fn leased(
     mut arriving: mpsc::Receiver<Box<Delivery>>,
 ) {
     let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
-    let open = |limit, count| {
-        let told = Arc::clone(&shared);
-        let way = (shared.door.clone(), shared.application(), shared.clock.clone());
-        Arc::new(Sessions::new(way, limit, count, move |fault| {
-            told.health.stalled(fault, None);
-            told.counters.outage();
-        }))
-    };
-    let limit = shared.postgres.client_timeout();
-    let lease = shared.consumer.lease.time;
-    // A renewal's answer that comes later than the next renewal is of no use.
-    let sessions = [open(limit, SESSIONS), open(lease / RENEWALS, RENEWAL_SESSIONS), open(limit, SESSIONS)];
-    let lines = Lines::open(sessions, GROUPS, lease);
-    let runner = Arc::new(Runner::new(Arc::clone(&shared), handler, lines.clone(), GROUPS));
+    let told = Arc::clone(&shared);
+    let runner = runner(&shared, handler, move |fault| {
+        told.health.stalled(fault, None);
+        told.counters.outage();
+    });
     let beat = shared.liveness.watch(format!("runs under leases for {}", shared.consumer.name));
     let mut runs = JoinSet::new();
     loop {
@@ -95,7 +91,24 @@ pub(super) async fn leased(
     while let Some(ended) = runs.join_next().await {
         pass_on(ended);
     }
-    lines.close().await;
+    runner.lines.close().await;
+}
+
+/// What all runs of a consumer have in common. `stalled` is told of what keeps a statement from being answered.
+fn runner(
+    shared: &Arc<Shared>,
+    handler: Arc<dyn ErasedLeasedHandler>,
+    stalled: impl Fn(&Fault) + Clone + Send + Sync + 'static,
+) -> Arc<Runner> {
+    let open = |limit, count| {
+        let way = (shared.door.clone(), shared.application(), shared.clock.clone());
+        Arc::new(Sessions::new(way, limit, count, stalled.clone()))
+    };
+    let limit = shared.postgres.client_timeout();
+    let lease = shared.consumer.lease.time;
+    // A renewal's answer that comes later than the next renewal is of no use.
+    let sessions = [open(limit, SESSIONS), open(lease / RENEWALS, RENEWAL_SESSIONS), open(limit, SESSIONS)];
+    Arc::new(Runner::new(Arc::clone(shared), handler, Lines::open(sessions, GROUPS, lease), GROUPS))
 }
 
 /// What a run that panicked held stays unacknowledged as long as its channel lives: the worker stops, as for a lane.

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::runner::{Claiming, Decided, Runner};
 use super::waiting::Room;
 use crate::amqp::Delivery;
+use crate::failpoint::step;
 use crate::handler::lease::{Lease, LeaseTime, Said, Trail, statement};
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::LeaseAnswer;
@@ -27,6 +28,12 @@ impl Runner {
         if delivery.channel.is_over() {
             return;
         }
+        self.decide_and_settle(delivery).await;
+    }
+
+    /// The same, though nobody has said yet whether the consumer is paused.
+    pub(super) async fn decide_and_settle(&self, delivery: Box<Delivery>) {
+        let shared = &*self.shared;
         let unknown = shared.keys.are_stale() || names_unknown_key(shared, &delivery);
         if unknown && !self.learn_keys().await {
             return;
@@ -52,6 +59,7 @@ impl Runner {
                 one
             }
         };
+        shared.journal.note(&settled.0, &settled.2);
         let channel = Arc::clone(&settled.0.channel);
         let trace = shared.traces.batch(1);
         if settle(shared, &trace, vec![settled]).await.is_err() {
@@ -105,6 +113,8 @@ impl Runner {
             let asked = (Instant::now(), SystemTime::now());
             match self.claim(candidate, &trail).await? {
                 LeaseAnswer::Granted(granted) => {
+                    let is_taken_over = granted.crashes > 0 && room == Room::Shared;
+                    shared.counters.metrics.taken_over.increment(u64::from(is_taken_over));
                     let is_suspect = room == Room::Shared && self.is_suspect(candidate, granted.crashes);
                     let lease = Lease::new(
                         self.lines.clone(),
@@ -154,11 +164,14 @@ impl Runner {
         let shared = &*self.shared;
         // Of this acquisition, in each try: a reply may be lost.
         let owner = format!("{} {}", shared.worker.chars().take(100).collect::<String>(), Uuid::now_v7());
+        step("lease.claim.before");
         let claimed = self.lines.own.until_answered(&shared.stop, "a message is claimed", || {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
             self.claims.say(Claiming { candidate, trail, owner })
         });
-        match claimed.await {
+        let claimed = claimed.await;
+        step("lease.claim.after");
+        match claimed {
             Ok(answer) => Some(answer),
             Err(Said::Fault(fault)) => {
                 shared.health.stalled(&fault, None);

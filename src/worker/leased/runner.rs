@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::failpoint::step;
 use crate::handler::lease::{ErasedLeasedHandler, Group, Grouping, Lines, Trail, statement};
 use crate::outcome::Outcome;
 use crate::pg::{self, LeaseAnswer, LeaseClaim};
@@ -46,10 +45,7 @@ impl Runner {
                     Box::pin(async move {
                         let claims: Vec<LeaseClaim<'_>> =
                             claiming.iter().map(|one| claim(&shared, one)).collect();
-                        step("lease.claim.before");
-                        let answers = pg::take_leases(connection, &claims).await;
-                        step("lease.claim.after");
-                        answers
+                        pg::take_leases(connection, &claims).await
                     })
                 })
             }),

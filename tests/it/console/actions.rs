@@ -5,6 +5,7 @@ use std::time::Duration;
 use testbed::eventually;
 
 use super::{Client, console, document, encoded, furnish};
+use crate::leases::{hold, let_it_run_out};
 use crate::support::{World, message};
 
 /// A handler that fails as long as somebody says so.
@@ -412,4 +413,65 @@ async fn the_doctor_runs_when_somebody_looks_and_when_an_operator_says_so() {
     })
     .await
     .unwrap();
+}
+
+#[tokio::test]
+async fn a_key_is_taken_from_its_run_by_whoever_has_read_what_that_means() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    furnish(&mut world).await;
+    let mut holder = world.database.connect().await.unwrap();
+    sqlx::raw_sql("delete from oncely.idempotency_keys").execute(&mut holder).await.unwrap();
+    let token = hold(&mut holder, ("acme", "payments", "order-1182")).await;
+    hold(&mut holder, ("acme", "payments", "gone")).await;
+    let_it_run_out(&mut holder, "gone").await;
+    let begin =
+        format!("select oncely.begin_step('acme', 'payments', 'order-1182', {token}, 'charge', 'never')");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(begin)).execute(&mut holder).await.unwrap();
+    let (running, operator) = console(&world).await;
+    for (path, part) in [
+        ("/consumers", "1 over"),
+        ("/consumer?name=payments", "2 held by leases"),
+        ("/leases", "run of order-1182"),
+        ("/leases?over=1", "over for"),
+        ("/leases?consumer=elsewhere", "No run holds a key like that"),
+        ("/key?tenant=acme&consumer=payments&key=order-1182", "held by"),
+        ("/key?tenant=acme&consumer=payments&key=order-1182", "started"),
+        ("/lease?tenant=acme&consumer=payments&key=order-1182", "must not be repeated"),
+        ("/lease?tenant=acme&consumer=payments&key=nothing", "No run holds this key"),
+    ] {
+        let page = operator.page(path).await;
+        assert!(page.body.contains(part), "no {part:?} on {path}: {}", page.body);
+    }
+    assert_eq!(operator.get("/leases?after=nonsense").await.status, 400);
+    assert_eq!(operator.get("/lease?key=order-1182").await.status, 400);
+    let page = operator.page("/leases?over=1").await;
+    assert!(!page.body.contains("order-1182"), "it is not over");
+
+    let token = token.to_string();
+    let named = [("tenant", "acme"), ("consumer", "payments"), ("key", "order-1182")];
+    let held = "select count(*) from oncely.idempotency_keys where owner is not null";
+    for (fields, said) in [
+        (&[("token", token.as_str()), ("typed", "1")][..], "Say why"),
+        (&[("token", token.as_str()), ("note", "host is gone")], "1 is to be typed"),
+        (&[("token", "1"), ("typed", "1"), ("note", "host is gone")], "another run holds the key"),
+        (&[("typed", "1"), ("note", "host is gone")], "another run holds the key"),
+    ] {
+        let answer = operator.submit("/lease/release", &[&named[..], fields].concat()).await;
+        assert_eq!(answer.status, 422, "{fields:?}: {}", answer.body);
+        assert!(answer.body.contains(said), "{fields:?}: {}", answer.body);
+    }
+    assert_eq!(world.count(held).await, 2);
+    let agreed = [("token", token.as_str()), ("typed", "1"), ("note", "host is gone")];
+    let answer = operator.submit("/lease/release", &[&named[..], &agreed].concat()).await;
+    assert_eq!(
+        (answer.status, answer.header("location")),
+        (303, Some("/key?tenant=acme&consumer=payments&key=order-1182"))
+    );
+    assert_eq!(world.count(held).await, 1);
+    let record = "select count(*) from oncely.operator_actions where verb = 'revoke_lease' and actor like '%, console)' and reason = 'host is gone'";
+    assert_eq!(world.count(record).await, 1);
+    let answer = operator.submit("/lease/release", &[&named[..], &agreed].concat()).await;
+    assert_eq!(answer.status, 422, "{}", answer.body);
+    drop(running);
 }

@@ -28,6 +28,8 @@ async fn every_link_and_form_leads_somewhere_and_every_page_is_well_made() {
         "range=7d",
         "as=table",
         "/outbox?state=parked",
+        "/leases",
+        "/lease?",
         "/doctor",
         "/assets/htmx-",
     ] {
@@ -77,6 +79,9 @@ async fn hostile_names_are_text_on_every_page() {
              values ($1, gen_random_uuid(), clock_timestamp(), clock_timestamp(), 12, 'parked', $1, $1, '{}', $1, $1)",
             "insert into oncely.stats values (date_bin('10 seconds', clock_timestamp() - interval '1 minute', 'epoch'), $1, gen_random_uuid(), 1, 1, 0, 0, 0, 0, 0, 0, 0,
                  array_fill(1::bigint, array[20]))",
+            "insert into oncely.idempotency_keys (created_at, attempts, status, tenant, consumer, key, owner, fencing_token, not_before, run_ends_at, steps)
+             values (clock_timestamp(), 0, 'IN_PROGRESS', 'held', $1, $1, $1, 1, clock_timestamp(), clock_timestamp(),
+                 jsonb_build_object($1, jsonb_build_object('state', $1, 'repeat', $1)))",
             "select oncely.record_action($1, 'park', jsonb_build_object('key', $1), 1, $1, left($1, 100))",
             "select oncely.beat(gen_random_uuid(), 'worker', $1, '1', $1, 1, 'd', 'unready', $1, jsonb_build_array(jsonb_build_object('consumer', 'payments',
                  'stalled', jsonb_build_object('since', now(), 'code', $1::text, 'text', $1::text, 'tenant', $1::text, 'key', $1::text))))",
@@ -98,6 +103,8 @@ async fn hostile_names_are_text_on_every_page() {
                 .map(|path| format!("{path}{name}")),
         );
         from.push(format!("/key?tenant={name}&consumer={name}&key={name}"));
+        from.push(format!("/key?tenant=held&consumer={name}&key={name}"));
+        from.push(format!("/lease?tenant=held&consumer={name}&key={name}"));
     }
     let from: Vec<&str> = from.iter().map(String::as_str).collect();
     let pages = crawl(&operator, &from, 600).await;

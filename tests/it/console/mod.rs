@@ -102,6 +102,7 @@ pub(crate) async fn furnish(world: &mut World) {
         insert into oncely.events (tenant, id, created_at, available_at, attempts, state, exchange, routing_key, payload, reason, last_error)
         select 'acme', gen_random_uuid(), clock_timestamp() - n * interval '1 minute', clock_timestamp(), 12, 'parked', 'nowhere', 'x', '{}', 'unroutable', 'NO_ROUTE'
         from generate_series(1, 3) as n;
+        select oncely.claim_lease('acme', 'payments', 'held-' || n, null, 'run ' || n, '1 hour', '1 hour') from generate_series(1, 60) as n;
         select oncely.record_action('', 'pause', '{}', 1, 'a deployment', 'ana');";
     sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut world.sql).await.expect("furnished");
 }

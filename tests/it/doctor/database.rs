@@ -184,6 +184,11 @@ const UPKEEP: &[Case] = &[
         "letters.quota", Verdict::Warning, "the messages of 7 open dead letters of the tenant acme",
         "update oncely.letter_usage set left_out = 0",
     ),
+    case(
+        "update oncely.dead_letters set state = 'waiting', reason = 'outcome_unknown', updated_at = now()",
+        "letters.unknown", Verdict::Warning, "payments: 1 message waiting as outcome_unknown",
+        "update oncely.dead_letters set state = 'discarded'",
+    ),
 ];
 
 #[tokio::test]

@@ -56,6 +56,17 @@ const LIVE: &[Case] = &[
         "update oncely.processes set consumers = '[{\"consumer\": \"payments\"}]' where kind = 'worker'",
     ),
     case(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, owner, fencing_token, not_before, run_ends_at)
+         values ('acme', 'ledger', 'S3CR3T-KEY', 'IN_PROGRESS', 0, now(), 'S3CR3T', 1, now() - interval '11 minutes', now())",
+        "live.leases", Verdict::Warning, "ledger: 1 key is held by a lease that ended, the first 11m",
+        "update oncely.idempotency_keys set not_before = now() - interval '9 minutes'",
+    ),
+    case(
+        "update oncely.idempotency_keys set consumer = 'payments', not_before = now() - interval '1 hour'",
+        "live.leases", Verdict::Info, "have not come back to its workers yet",
+        "delete from oncely.idempotency_keys",
+    ),
+    case(
         "select oncely.pause_consumer('payments', null, 'the bank is closed', 'bo')",
         "live.paused", Verdict::Info, "until somebody resumes it: the bank is closed",
         "",

@@ -96,6 +96,25 @@ async fn managed() -> (RabbitMq, World, Config) {
 }
 
 #[tokio::test]
+async fn a_run_under_a_lease_may_last_for_half_of_the_consumer_timeout() {
+    let broker = RabbitMq::start_with_management().await.unwrap();
+    let urls = Urls { rabbitmq: broker.url(), ..servers().await.urls().clone() };
+    let mut world = World::on(urls).await;
+    world.consumer("charges", "queue_arguments = { x-consumer-timeout = 1000000 }");
+    world.apply_topology().await;
+    let mut config = world.config();
+    config.rabbitmq.management = broker.management_url().map(SecretString::from);
+    // A SQL function takes no lease.
+    is(&config, "mq.limits", Verdict::Ok, "").await;
+    config.consumers[0].handler = None;
+    is(&config, "mq.limits", Verdict::Info, "if the handler runs under leases: ").await;
+    config.consumers[0].lease.max_run = std::time::Duration::from_secs(501);
+    is(&config, "mq.limits", Verdict::Warning, "may take 8m 21s (lease.max_run): more than half of it").await;
+    config.consumers[0].lease.max_run = std::time::Duration::from_secs(500);
+    is(&config, "mq.limits", Verdict::Ok, "").await;
+}
+
+#[tokio::test]
 async fn policies_limits_and_ways_are_read_from_the_http_api() {
     let (broker, world, config) = managed().await;
     let queue = world.queue("payments");

@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::support::http::wait_for;
 use crate::support::{World, message};
 
 const CHARGE: Step = Step::new("charge", Repeat::Within(std::time::Duration::from_secs(86_400)));
@@ -293,6 +294,36 @@ async fn a_run_that_lost_its_key_ends_and_its_message_comes_to_whoever_has_it() 
     assert_eq!(charges.provider.counts(), (1, 2), "called again by the same key");
     assert_eq!(world.count("select count(*) from app.effects").await, 1);
     assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'fenced'").await, 1);
+}
+
+#[tokio::test]
+async fn takeovers_and_runs_that_come_back_too_late_are_counted() {
+    let mut world = world().await;
+    let port = testbed::free_port().unwrap();
+    world.reconfigure("shutdown = \"6s\"", &format!("shutdown = \"6s\"\nlisten = \"127.0.0.1:{port}\""));
+    // A run elsewhere has died.
+    let claimed = "select oncely.claim_lease('acme', 'charges', 'orphan', null, 'elsewhere')";
+    sqlx::raw_sql(claimed).execute(&mut world.sql).await.unwrap();
+    crate::leases::let_it_run_out(&mut world.sql, "orphan").await;
+    let charges = Charges::default();
+    let running = Running::start(&world, &charges);
+    let counted = async |name: &str, count: u32| {
+        let line = format!("{name}{{consumer=\"charges\"}} {count}\n");
+        wait_for(&format!("127.0.0.1:{port}"), "/metrics", 200, &line).await;
+    };
+    counted("oncely_leases_taken_over_total", 0).await;
+    counted("oncely_leases_fenced_total", 0).await;
+    world.publish("charges", message("acme", "orphan"), "{}").await;
+    world.wait_for(COMPLETED, 1).await;
+    counted("oncely_leases_taken_over_total", 1).await;
+    world.publish("charges", message("acme", "hangs"), r#"{"do": "hang"}"#).await;
+    charges.hangs.notified().await;
+    let revoke = "select oncely.revoke_lease('acme', 'charges', 'hangs', 'it hangs')";
+    sqlx::raw_sql(revoke).execute(&mut world.sql).await.unwrap();
+    world.wait_for(COMPLETED, 2).await;
+    counted("oncely_leases_fenced_total", 1).await;
+    counted("oncely_leases_taken_over_total", 1).await;
+    running.end().await;
 }
 
 #[tokio::test]

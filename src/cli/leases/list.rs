@@ -1,0 +1,91 @@
+//! `oncely leases list`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
+use serde_json::json;
+
+use super::super::completions;
+use super::super::output::{self, List, Output, Row, Times, quoted};
+use crate::config::Config;
+use crate::exit;
+use crate::pg::{self, HeldLease, LeaseFilter};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Of which consumer
+    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
+    consumer: Option<String>,
+    /// Whose keys
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only those whose lease is over
+    #[arg(long)]
+    over: bool,
+    /// At most this many rows
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=10_000))]
+    limit: i64,
+    /// The page after this place, which the page before printed
+    #[arg(long, value_name = "PLACE")]
+    after: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
+    let Ok(after) = arguments.after.as_deref().map(serde_json::from_str).transpose() else {
+        output::note("--after takes the place that the page before printed, for the same question");
+        return Ok(ExitCode::from(exit::USAGE));
+    };
+    let settings = Config::load_postgres(file)?;
+    let connected = settings.connect("oncely leases").await;
+    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    pg::read_by_index(&mut connection).await?;
+    let filter = LeaseFilter {
+        tenant: arguments.tenant,
+        consumer: arguments.consumer,
+        key: None,
+        is_over: arguments.over,
+        after,
+        limit: arguments.limit,
+    };
+    let now = pg::database_time(&mut connection).await?;
+    let rows = pg::held_leases(&mut connection, &filter, now).await?;
+    let is_full = i64::try_from(rows.len()).is_ok_and(|count| count == arguments.limit);
+    let next = rows.last().filter(|_| is_full).map(place);
+    let code = List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }
+        .print_with(arguments.output, times, json!({ "next": next }))?;
+    if let Some(next) = next {
+        output::note(&format!("there may be more: --after {}", quoted(&next)));
+    }
+    Ok(code)
+}
+
+/// Where a page ends.
+fn place(last: &HeldLease) -> String {
+    let place = json!([last.consumer, last.token, last.tenant, last.key]);
+    crate::shown::json(&place.to_string()).into_owned()
+}
+
+impl Row for HeldLease {
+    const SCHEMA: &'static str = "oncely.leases.lease/1";
+    const HEADS: &'static [&'static str] =
+        &["TENANT", "CONSUMER", "KEY", "HOLDER", "TOKEN", "SINCE", "LEASE", "CRASHES", "STEPS"];
+
+    fn cells(&self, times: Times) -> Vec<String> {
+        vec![
+            self.tenant.clone(),
+            self.consumer.clone(),
+            self.key.clone(),
+            self.owner.clone(),
+            self.token.to_string(),
+            times.show(self.since),
+            super::remaining(self),
+            self.crash_attempts.to_string(),
+            self.steps.as_deref().map(super::steps).unwrap_or_default(),
+        ]
+    }
+}

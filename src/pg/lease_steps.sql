@@ -1,0 +1,14 @@
+-- The steps of these keys, without what they brought. Oncely's functions alone write them.
+select n.tenant as "tenant!", n.consumer as "consumer!", n.key as "key!", s.name as "name!", s.step ->> 'state' as "state!", s.step ->> 'repeat' as repeat,
+    coalesce((s.step ->> 'round')::integer, 0) as "round!", (s.step ->> 'started_at')::timestamptz as started_at,
+    (s.step ->> 'done_at')::timestamptz as done_at
+from unnest($1::text[], $2::text[], $3::text[]) as n (tenant, consumer, key)
+-- One by one, through the primary key, however few keys there seem to be.
+cross join lateral (
+    select i.steps
+    from oncely.idempotency_keys as i
+    where i.tenant = n.tenant and i.consumer = n.consumer and i.key = n.key
+    limit 1
+) as k
+cross join lateral jsonb_each(k.steps) as s (name, step)
+order by n.consumer, n.tenant, n.key, coalesce(s.step ->> 'started_at', s.step ->> 'done_at'), s.name
