@@ -125,7 +125,7 @@ pub(crate) use letter_change::{
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};
 pub(crate) use letter_quota::{
-    OverQuota, Quota, TenantUsage, count_stored, limit_tenant, over_quota, tenant_usages,
+    Kept, OverQuota, Quota, TenantLimits, TenantUsage, count_stored, limit_tenant, over_quota, tenant_usages,
 };
 pub(crate) use lock_holder::{LockHolder, lock_holders};
 pub(crate) use login::{LoginPowers, login_powers, missing_privileges};

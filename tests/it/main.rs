@@ -68,6 +68,7 @@ mod sql_protocol;
 mod stats;
 mod status;
 mod support;
+mod tenant_retention;
 mod tenants;
 mod testing;
 mod top;
