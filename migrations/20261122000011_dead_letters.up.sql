@@ -25,6 +25,7 @@ create table oncely.dead_letters (
     properties jsonb,
     headers jsonb,
     body bytea,
+    encrypted_by text collate "C",
     body_size bigint not null,
     whole boolean generated always as (body is not null) stored,
     stored_size bigint generated always as (
@@ -38,8 +39,9 @@ create table oncely.dead_letters (
     -- Only a message that is stored whole is published again from here.
     constraint dead_letters_whole check (body is null or properties is not null),
     constraint dead_letters_omitted check (
-        omitted is null or body is null and omitted in ('max_body', 'headers', 'quota', 'room')
+        omitted is null or body is null and omitted in ('max_body', 'headers', 'cipher', 'quota', 'room')
     ),
+    constraint dead_letters_encrypted_by check (octet_length(encrypted_by) between 1 and 255),
     constraint dead_letters_times check (
         least(dead_lettered_at, updated_at, swept_at) >= '1970-01-01 00:00:00+00'
         and greatest(dead_lettered_at, updated_at, swept_at) <= '9999-12-31 00:00:00+00'
@@ -82,14 +84,18 @@ comment on column oncely.dead_letters.headers is
     'by AMQP''s type letters.';
 comment on column oncely.dead_letters.body is
     'The body; null where it is not stored (omitted says why): then only the queue has the message.';
-comment on column oncely.dead_letters.body_size is 'Bytes of the body.';
+comment on column oncely.dead_letters.encrypted_by is
+    'The id of the key that encrypted the body ([encryption] keys); null where it is as it came. The database never '
+    'sees the key.';
+comment on column oncely.dead_letters.body_size is 'Bytes of the body, as it came.';
 comment on column oncely.dead_letters.whole is
     'The row holds the message, so that it is published again from here; else from the queue.';
 comment on column oncely.dead_letters.stored_size is
     'Bytes of the body and of the headers as far as they are stored here: what counts of a tenant''s quota.';
 comment on column oncely.dead_letters.omitted is
     'Why the body is not stored: max_body (it is over dead_letters.max_body); headers (they nest too deep to be '
-    'stored); quota (it would not have fitted into what its tenant may have stored; neither headers nor body are); '
+    'stored); cipher (it could not be encrypted); quota (it would not have fitted into what its tenant may have '
+    'stored; neither headers nor body are); '
     'room (the letter was closed, and made room for others of its tenant).';
 comment on column oncely.dead_letters.updated_at is 'When the state last changed.';
 comment on column oncely.dead_letters.swept_at is
@@ -118,6 +124,9 @@ create index dead_letters_stored on oncely.dead_letters (tenant, state, updated_
 where stored_size > 0;
 comment on index oncely.dead_letters_stored is
     'For the count of what is stored of each tenant, and for closed letters that make room.';
+create index dead_letters_encrypted on oncely.dead_letters (encrypted_by)
+where encrypted_by is not null and body is not null;
+comment on index oncely.dead_letters_encrypted is 'For those who ask which keys are still needed.';
 create index dead_letters_left_out on oncely.dead_letters (tenant)
 where omitted = 'quota' and state in ('waiting', 'requeueing');
 comment on index oncely.dead_letters_left_out is 'For the count of open letters that are not stored for their quota.';
@@ -264,7 +273,7 @@ begin
         ) as d
     )
     update oncely.dead_letters as d
-    set body = null, headers = null, omitted = 'room'
+    set body = null, encrypted_by = null, headers = null, omitted = 'room'
     from closed as c
     where d.tenant = c.tenant and d.id = c.id;
     get diagnostics room = row_count;

@@ -3,6 +3,7 @@
 mod console;
 mod consumer;
 mod consumer_source;
+mod encryption;
 mod events;
 mod given_url;
 mod mirror;
@@ -18,6 +19,7 @@ mod tls;
 mod traces;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use figment::Figment;
 use figment::providers::Serialized;
@@ -27,6 +29,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
 pub(crate) use consumer::OBSERVER;
 pub use consumer::{Consumer, LargeResponse, LeaseSettings, Mode, QueueType};
+pub use encryption::EncryptionSettings;
 pub use events::EventSettings;
 pub use mirror::MirrorSettings;
 pub(crate) use origin::{Held, held};
@@ -41,6 +44,7 @@ pub use tasks::{
 };
 pub use traces::{SpanParent, Told, TraceSettings};
 
+use crate::encryption::Cipher;
 use crate::pg::PgSettings;
 pub use crate::server_url::masked;
 pub(crate) use crate::server_url::without_logins;
@@ -83,6 +87,8 @@ pub struct Config {
     pub audit: AuditSettings,
     /// The searchable copies of dead letters.
     pub dead_letters: DeadLetterSettings,
+    /// With what stored bodies are encrypted; `None` where they are stored as they come.
+    pub encryption: Option<EncryptionSettings>,
     /// Logging.
     pub log: LogSettings,
     /// Where spans go; `None` without an endpoint.
@@ -140,6 +146,31 @@ impl Config {
                 Err(problems)
             }
         }
+    }
+
+    /// Reads only with what stored bodies are encrypted, for what needs nothing else of it. The file may be missing.
+    ///
+    /// # Errors
+    /// All that is wrong with `[encryption]`.
+    pub(crate) fn load_encryption(file: &Path) -> Result<Option<Arc<dyn Cipher>>, Problems> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut problems = Problems::default();
+        match values(&text, true) {
+            Ok(values) => {
+                let mut root = Section::new("", values);
+                let settings = encryption::encryption(root.table("encryption", &mut problems), &mut problems);
+                problems.or(settings.map(|settings| settings.cipher))
+            }
+            Err(error) => {
+                problems.add(file.display().to_string(), error);
+                Err(problems)
+            }
+        }
+    }
+
+    /// What encrypts stored bodies, where something does.
+    pub(crate) fn cipher(&self) -> Option<&Arc<dyn Cipher>> {
+        self.encryption.as_ref().map(|settings| &settings.cipher)
     }
 
     /// Reads a configuration from a text, without regard to the environment.
@@ -254,6 +285,7 @@ impl Config {
         let gc = tasks::gc(root.table("gc", problems), problems);
         let audit = tasks::audit(root.table("audit", problems), problems);
         let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
+        let encryption = encryption::encryption(root.table("encryption", problems), problems);
         let log = tasks::log(root.table("log", problems), problems);
         let traces = traces::traces(root.table("traces", problems), problems);
         let console = console::console(root.table("console", problems), problems);
@@ -278,6 +310,7 @@ impl Config {
             gc,
             audit,
             dead_letters,
+            encryption,
             log,
             traces,
             console,
@@ -287,12 +320,13 @@ impl Config {
 }
 
 /// Settings that are secret, hold a secret, or are meant to differ between processes.
-const NOT_DIGESTED: [(&str, &[&str]); 8] = [
+const NOT_DIGESTED: [(&str, &[&str]); 9] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url", "url_file"]),
     ("rabbitmq", &["url", "url_file", "management"]),
     ("redis", &["url", "url_file", "sentinels", "sentinels_file"]),
     ("mirror", &["key"]),
+    ("encryption", &["keys"]),
     ("traces", &["headers"]),
     ("worker", &["name"]),
     ("console", &["key"]),

@@ -220,6 +220,13 @@ pub const CHECKS: &[Check] = &[
         "requeue or discard what waits (`oncely failed groups --tenant`), or give it more room (`oncely tenant limit`); bound the dead-letter queue's          disk by a policy",
     ),
     later(
+        "letters.keys",
+        "Encrypted bodies can be read",
+        "`oncely.dead_letters.encrypted_by` beside the ids in the file that `encryption.keys` names",
+        "warning: bodies of dead letters are encrypted with a key that is not there: they can't be shown here, and are requeued from their queue",
+        "add the key to the file (Encrypt what is stored); letters that are requeued or discarded go after `audit.retention`",
+    ),
+    later(
         "time.skew",
         "The clocks agree",
         "`clock_timestamp()` beside this machine's clock, less half of the round trip",

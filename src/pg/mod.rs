@@ -117,10 +117,10 @@ pub(crate) use lease::{
     renew_lease, step_result, take_lease, transaction_id,
 };
 pub(crate) use letter_change::{
-    Begun, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,
+    Begun, KeyUse, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,
     came_back as came_back_letters, change as change_letters, count as count_letters, is_requeue_under_way,
-    lock_free_requeueing as lock_free_requeueing_letters, lock_requeueing as lock_requeueing_letters,
-    mark_swept, messages, plan as plan_letters, standings,
+    keys_in_use, lock_free_requeueing as lock_free_requeueing_letters,
+    lock_requeueing as lock_requeueing_letters, mark_swept, messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};

@@ -22,7 +22,8 @@ use super::shadow::{shadow, unused_handler};
 use super::shared::{Common, Precheck, Shared};
 use super::subscribe::subscribe;
 use crate::backoff::Backoff;
-use crate::config::{Config, OBSERVER, Problems};
+use crate::config::{Config, EncryptionSettings, OBSERVER, Problems};
+use crate::encryption::Cipher;
 use crate::handler::lease::LeasedHandler;
 use crate::handler::{BatchHandler, Handler, Run, SqlHandler};
 use crate::heartbeat::Heartbeat;
@@ -102,6 +103,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn leased_handler(mut self, consumer: &str, handler: impl LeasedHandler) -> Self {
         self.runs.insert(consumer.to_owned(), Run::Leased(Arc::new(handler)));
+        self
+    }
+
+    /// Encrypts the bodies of dead letters with a cipher of the program's own, instead of the keys of `[encryption]`. `oncely` and its
+    /// console can't open them: it takes a key ring for that.
+    #[must_use]
+    pub fn cipher(mut self, cipher: impl Cipher) -> Self {
+        self.config.encryption = Some(EncryptionSettings::of(Arc::new(cipher)));
         self
     }
 

@@ -184,6 +184,11 @@ const UPKEEP: &[Case] = &[
         "letters.quota", Verdict::Warning, "the messages of 7 open dead letters of the tenant acme",
         "update oncely.letter_usage set left_out = 0",
     ),
+    case(
+        "update oncely.dead_letters set properties = '{}', body = 'x', encrypted_by = 'lost'",
+        "letters.keys", Verdict::Warning, "the bodies of 1 dead letters are encrypted with key lost, which this process does not have",
+        "update oncely.dead_letters set body = null, encrypted_by = null",
+    ),
 ];
 
 #[tokio::test]
