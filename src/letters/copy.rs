@@ -62,7 +62,7 @@ pub(crate) fn returned(
 /// Where the copy of a letter comes from.
 pub(crate) enum Held {
     /// Its row holds it whole.
-    InRow(Copy),
+    InRow(Box<Copy>),
     /// Only the queue has it; or the row has it in a form that this process can't read, and why.
     InQueue(Option<CipherError>),
 }
@@ -93,5 +93,5 @@ pub(crate) fn stored(
         Owner { tenant: &message.tenant, consumer: &message.consumer, key: &message.key, user_id, letter };
     let body = Bytes::from(body.into_owned());
     returned(signing_keys, &owner, &message.queue, &message.routing_key, &properties, &headers, body)
-        .map(Held::InRow)
+        .map(|copy| Held::InRow(Box::new(copy)))
 }

@@ -209,7 +209,7 @@ impl Requeue {
                 let generation = u32::try_from(message.generation).unwrap_or(0);
                 let named = (message.tenant.clone(), Letter { id: message.id, generation });
                 match copy::stored(&keys, self.config.cipher(), &message) {
-                    Ok(Held::InRow(copy)) => copies.push((named, copy)),
+                    Ok(Held::InRow(copy)) => copies.push((named, *copy)),
                     Ok(Held::InQueue(why)) => {
                         if let Some(why) = &why {
                             tracing::warn!(letter = %message.id, "published from its dead-letter queue: its body is {why}");

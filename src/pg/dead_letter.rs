@@ -59,9 +59,11 @@ pub(crate) async fn keep(
     let fingerprints: Vec<Option<Vec<u8>>> = letters.iter().map(|l| l.fingerprint.clone()).collect();
     let properties: Vec<Value> = letters.iter().map(|l| l.properties.clone()).collect();
     let headers: Vec<Option<Value>> = letters.iter().map(|l| l.headers.clone()).collect();
-    let bodies = letters.iter().map(|l| l.body.clone().map(Stored::columns).unzip());
-    let (keys, bodies): (Vec<Option<Option<String>>>, Vec<Option<Vec<u8>>>) = bodies.unzip();
-    let keys: Vec<Option<String>> = keys.into_iter().map(Option::flatten).collect();
+    let stored = letters.iter().map(|l| match l.body.clone().map(Stored::columns) {
+        Some((key, bytes)) => (key, Some(bytes)),
+        None => (None, None),
+    });
+    let (keys, bodies): (Vec<Option<String>>, Vec<Option<Vec<u8>>>) = stored.unzip();
     let sizes: Vec<i64> = letters.iter().map(|l| i64::try_from(l.body_size).unwrap_or(i64::MAX)).collect();
     let omitted: Vec<Option<String>> = letters.iter().map(|l| l.omitted.map(str::to_owned)).collect();
     let rows = sqlx::query_file!(

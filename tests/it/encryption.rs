@@ -256,7 +256,7 @@ async fn a_programs_own_cipher_encrypts_and_what_it_cannot_is_not_stored_as_it_i
             .unwrap();
         let mut test = Harness::connect(worker).await.unwrap();
         let incoming = Incoming::json(&json!({ "iban": "DE02" }))
-            .message_id(&format!("away {is_away}"))
+            .message_id(format!("away {is_away}"))
             .header("x-tenant-id", "acme");
         test.deliver("rust", &incoming).await.unwrap();
     }
