@@ -47,7 +47,7 @@ comment on column oncely.mirror_queue.expires_at is
     'live longer. The relay heeds a retention that was shortened meanwhile.';
 comment on column oncely.mirror_queue.consumer is 'The consumer of the keys that took effect.';
 comment on column oncely.mirror_queue.completed_at is
-    'identity: when the key took effect, where it is said again (oncely.mirror_again).';
+    'identity: when the key took effect, where it is said again (oncely.mirror_again), or has no end of its own.';
 comment on column oncely.mirror_queue.tags is 'mirror: tags of 16 bytes each, of the keys that the batch completed.';
 comment on column oncely.mirror_queue.key is 'identity: the key that took effect.';
 comment on column oncely.mirror_queue.fingerprint is

@@ -41,8 +41,17 @@ begin
     select u.clock_seen_at into seen_at from oncely.maintenance as u for update;
     at := clock_timestamp();
     -- A jump of twice as much leaves what may still come back in the shortest memory.
-    select greatest(interval '1 day', min(c.retention - c.redelivery_horizon) / 2) into bound
-    from oncely.consumers as c;
+    select greatest(
+        interval '1 day',
+        min(
+            least(
+                c.retention,
+                case when l.retention is not null then greatest(l.retention, c.redelivery_horizon) end
+            ) - c.redelivery_horizon
+        ) / 2
+    ) into bound
+    from oncely.consumers as c
+    cross join (select min(t.retention) as retention from oncely.tenant_limits as t) as l;
     reached := seen_at;
     -- Over a time in which no relay ran, from decision to decision.
     while reached + bound < at loop

@@ -5,6 +5,7 @@ drop function oncely.has_done;
 drop function oncely.reopen_steps;
 drop function oncely.letter_memories;
 drop view oncely.dead_letter_groups;
+drop function oncely.set_tenant_retention;
 drop function oncely.limit_tenant;
 drop function oncely.count_letters;
 drop table oncely.letter_growth;

@@ -25,6 +25,7 @@ create table oncely.dead_letters (
     properties jsonb,
     headers jsonb,
     body bytea,
+    encrypted_by text collate "C",
     body_size bigint not null,
     whole boolean generated always as (body is not null) stored,
     stored_size bigint generated always as (
@@ -38,8 +39,9 @@ create table oncely.dead_letters (
     -- Only a message that is stored whole is published again from here.
     constraint dead_letters_whole check (body is null or properties is not null),
     constraint dead_letters_omitted check (
-        omitted is null or body is null and omitted in ('max_body', 'headers', 'quota', 'room')
+        omitted is null or body is null and omitted in ('max_body', 'headers', 'cipher', 'quota', 'room')
     ),
+    constraint dead_letters_encrypted_by check (octet_length(encrypted_by) between 1 and 255),
     constraint dead_letters_times check (
         least(dead_lettered_at, updated_at, swept_at) >= '1970-01-01 00:00:00+00'
         and greatest(dead_lettered_at, updated_at, swept_at) <= '9999-12-31 00:00:00+00'
@@ -82,14 +84,18 @@ comment on column oncely.dead_letters.headers is
     'by AMQP''s type letters.';
 comment on column oncely.dead_letters.body is
     'The body; null where it is not stored (omitted says why): then only the queue has the message.';
-comment on column oncely.dead_letters.body_size is 'Bytes of the body.';
+comment on column oncely.dead_letters.encrypted_by is
+    'The id of the key that encrypted the body ([encryption] keys); null where it is as it came. The database never '
+    'sees the key.';
+comment on column oncely.dead_letters.body_size is 'Bytes of the body, as it came.';
 comment on column oncely.dead_letters.whole is
     'The row holds the message, so that it is published again from here; else from the queue.';
 comment on column oncely.dead_letters.stored_size is
     'Bytes of the body and of the headers as far as they are stored here: what counts of a tenant''s quota.';
 comment on column oncely.dead_letters.omitted is
     'Why the body is not stored: max_body (it is over dead_letters.max_body); headers (they nest too deep to be '
-    'stored); quota (it would not have fitted into what its tenant may have stored; neither headers nor body are); '
+    'stored); cipher (it could not be encrypted); quota (it would not have fitted into what its tenant may have '
+    'stored; neither headers nor body are); '
     'room (the letter was closed, and made room for others of its tenant).';
 comment on column oncely.dead_letters.updated_at is 'When the state last changed.';
 comment on column oncely.dead_letters.swept_at is
@@ -118,6 +124,9 @@ create index dead_letters_stored on oncely.dead_letters (tenant, state, updated_
 where stored_size > 0;
 comment on index oncely.dead_letters_stored is
     'For the count of what is stored of each tenant, and for closed letters that make room.';
+create index dead_letters_encrypted on oncely.dead_letters (encrypted_by)
+where encrypted_by is not null and body is not null;
+comment on index oncely.dead_letters_encrypted is 'For those who ask which keys are still needed.';
 create index dead_letters_left_out on oncely.dead_letters (tenant)
 where omitted = 'quota' and state in ('waiting', 'requeueing');
 comment on index oncely.dead_letters_left_out is 'For the count of open letters that are not stored for their quota.';
@@ -134,13 +143,22 @@ create table oncely.tenant_limits (
     tenant text collate "C" not null,
     letters bigint,
     letter_bytes bigint,
+    retention interval,
+    longest_retention interval,
+    former_retention interval,
+    former_until timestamptz,
     changed_at timestamptz not null,
     changed_by text not null,
     constraint tenant_limits_pkey primary key (tenant),
     constraint tenant_limits_letters check (letters >= 0),
     constraint tenant_limits_letter_bytes check (letter_bytes >= 0),
+    constraint tenant_limits_retention check (
+        least(retention, longest_retention, former_retention) >= interval '1 second'
+        and greatest(retention, longest_retention, former_retention) <= interval '3650 days'
+    ),
     constraint tenant_limits_times check (
-        changed_at between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00'
+        least(changed_at, former_until) >= '1970-01-01 00:00:00+00'
+        and greatest(changed_at, former_until) <= '9999-12-31 00:00:00+00'
     )
 );
 comment on table oncely.tenant_limits is
@@ -150,6 +168,15 @@ comment on column oncely.tenant_limits.letters is
     'Of how many of its dead letters the message may be stored; null: dead_letters.tenant_letters.';
 comment on column oncely.tenant_limits.letter_bytes is
     'How many bytes of their bodies and headers; null: dead_letters.tenant_bytes.';
+comment on column oncely.tenant_limits.retention is
+    'How long its keys are remembered, whatever the consumer; null: as each consumer says. What counts in the end: '
+    'oncely.tenant_retention.';
+comment on column oncely.tenant_limits.longest_retention is
+    'The longest that was ever said: for letters whose key was known under that one. A row that has one stays.';
+comment on column oncely.tenant_limits.former_retention is
+    'What was said before; until former_until the longest of all counts. Null: as each consumer said.';
+comment on column oncely.tenant_limits.former_until is
+    'When the last mirror entry is over that may have been written under the retention of before.';
 comment on column oncely.tenant_limits.changed_at is 'When it was said.';
 comment on column oncely.tenant_limits.changed_by is
     'Who said it: the database''s session user, and the user that it named.';
@@ -246,7 +273,7 @@ begin
         ) as d
     )
     update oncely.dead_letters as d
-    set body = null, headers = null, omitted = 'room'
+    set body = null, encrypted_by = null, headers = null, omitted = 'room'
     from closed as c
     where d.tenant = c.tenant and d.id = c.id;
     get diagnostics room = row_count;
@@ -272,18 +299,17 @@ begin
     if limit_tenant.letters < 0 or limit_tenant.letter_bytes < 0 then
         raise exception using errcode = 'ONC11', message = 'oncely: a limit is not below 0';
     end if;
-    if limit_tenant.letters is null and limit_tenant.letter_bytes is null then
-        delete from oncely.tenant_limits as l where l.tenant = limit_tenant.tenant;
-    else
-        insert into oncely.tenant_limits as l (tenant, letters, letter_bytes, changed_at, changed_by)
-        values (
-            limit_tenant.tenant, limit_tenant.letters, limit_tenant.letter_bytes, at,
-            concat(session_user, ' (', left(limit_tenant.os_user, 255), ')')
-        )
-        on conflict (tenant) do update
-        set letters = excluded.letters, letter_bytes = excluded.letter_bytes, changed_at = excluded.changed_at,
-            changed_by = excluded.changed_by;
-    end if;
+    insert into oncely.tenant_limits as l (tenant, letters, letter_bytes, changed_at, changed_by)
+    values (
+        limit_tenant.tenant, limit_tenant.letters, limit_tenant.letter_bytes, at,
+        concat(session_user, ' (', left(limit_tenant.os_user, 255), ')')
+    )
+    on conflict (tenant) do update
+    set letters = excluded.letters, letter_bytes = excluded.letter_bytes, changed_at = excluded.changed_at,
+        changed_by = excluded.changed_by;
+    delete from oncely.tenant_limits as l
+    where l.tenant = limit_tenant.tenant and l.letters is null and l.letter_bytes is null
+        and l.longest_retention is null;
     perform oncely.record_action(
         limit_tenant.tenant, 'limit tenant',
         jsonb_build_object('letters', limit_tenant.letters, 'letter_bytes', limit_tenant.letter_bytes), 1,
@@ -295,6 +321,65 @@ comment on function oncely.limit_tenant is
     'Says how much of a tenant''s dead letters may be stored; null for what the configuration says. Recorded in '
     'operator_actions.';
 revoke execute on function oncely.limit_tenant from public;
+
+create function oncely.set_tenant_retention(
+    tenant text, retention interval, os_user text, reason text
+) returns interval
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz;
+    who constant text := concat(session_user, ' (', left(set_tenant_retention.os_user, 255), ')');
+    longest_entry interval;
+    known record;
+begin
+    perform oncely.check_argument('tenant', set_tenant_retention.tenant);
+    if set_tenant_retention.retention not between interval '1 second' and interval '3650 days' then
+        raise exception using errcode = 'ONC11', message = 'oncely: a retention is between 1 second and 3650 days';
+    end if;
+    -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
+    select c.mirror_ttl into longest_entry from oncely.cell as c for update;
+    at := clock_timestamp();
+    insert into oncely.tenant_limits as l (tenant, changed_at, changed_by)
+    values (set_tenant_retention.tenant, at, who)
+    on conflict (tenant) do nothing;
+    select l.retention, l.former_retention, l.former_until into known
+    from oncely.tenant_limits as l
+    where l.tenant = set_tenant_retention.tenant
+    for update;
+    -- Entries of before live on; and whether "as the consumers say" is shorter is another thing for each of them.
+    if (set_tenant_retention.retention >= known.retention) is not true and longest_entry > interval '0'
+        and set_tenant_retention.retention is distinct from known.retention
+    then
+        update oncely.tenant_limits as l
+        set former_retention = greatest(
+                known.retention, case when known.former_until > at then known.former_retention end
+            ),
+            former_until = greatest(known.former_until, at + longest_entry + interval '1 hour')
+        where l.tenant = set_tenant_retention.tenant;
+    end if;
+    update oncely.tenant_limits as l
+    set retention = set_tenant_retention.retention,
+        longest_retention = greatest(l.longest_retention, set_tenant_retention.retention), changed_at = at,
+        changed_by = who
+    where l.tenant = set_tenant_retention.tenant;
+    delete from oncely.tenant_limits as l
+    where l.tenant = set_tenant_retention.tenant and l.letters is null and l.letter_bytes is null
+        and l.longest_retention is null;
+    perform oncely.record_action(
+        set_tenant_retention.tenant, 'set retention',
+        jsonb_build_object('from', known.retention::text, 'to', set_tenant_retention.retention::text), 1,
+        set_tenant_retention.reason, set_tenant_retention.os_user
+    );
+    return known.retention;
+end
+$$;
+comment on function oncely.set_tenant_retention is
+    'Sets how long a tenant''s keys are remembered, longer or shorter than its consumers say; null: as they say. '
+    'Recorded in operator_actions. Returns what it was. What counts in the end: oncely.tenant_retention.';
+revoke execute on function oncely.set_tenant_retention from public;
 
 create view oncely.dead_letter_groups with (security_invoker = true) as
 select tenant, consumer, failure_group, reason, error_code, max(detail) as detail,
@@ -337,8 +422,14 @@ as $$
             ) then 'TOOK_EFFECT'
             when s.until_time <= m.began then 'NONE'
             -- Before it became a dead letter its key was not known; since then the trail knows of nothing.
-            when s.until_time <= d.dead_lettered_at and d.dead_lettered_at
-                > oncely.forgotten_before(letter_memories.at, c.retention, c.paused)
+            when s.until_time <= d.dead_lettered_at and d.dead_lettered_at > oncely.forgotten_before(
+                letter_memories.at,
+                oncely.tenant_retention(
+                    letter_memories.at, c.retention, c.redelivery_horizon, e.mirror_ttl, t.retention,
+                    t.former_retention, t.former_until
+                ),
+                c.paused
+            )
             then 'NONE'
             else 'FORGOTTEN'
         end
@@ -350,6 +441,8 @@ as $$
         limit 1
     ) as i on true
     left join oncely.consumers as c on c.consumer = d.consumer
+    left join oncely.tenant_limits as t on t.tenant = d.tenant
+    cross join oncely.cell as e
     cross join lateral (
         select case
                 when i.status is not null then null
@@ -357,7 +450,10 @@ as $$
                 when d.reason = 'incomplete_claim' then d.dead_lettered_at
                 -- Under a retention of before its key was known for longer; a clock may have been ahead.
                 else oncely.forgotten_before(
-                    least(d.dead_lettered_at, letter_memories.at), c.longest_retention, c.paused
+                    least(d.dead_lettered_at, letter_memories.at),
+                    -- Greatest leaves nulls out, and here there is none: no consumer, no such question.
+                    greatest(c.longest_retention, t.longest_retention),
+                    c.paused
                 )
             end as began
         offset 0

@@ -3,6 +3,7 @@ set local search_path = pg_catalog, pg_temp;
 drop function oncely.fail;
 drop function oncely.complete;
 drop function oncely.claim;
+drop function oncely.claimed_retention;
 drop function oncely.note_claim;
 drop function oncely.await_standby;
 drop function oncely.check_short;

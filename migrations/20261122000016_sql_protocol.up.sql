@@ -104,6 +104,23 @@ $$;
 comment on function oncely.note_claim is 'Notes for oncely.emit whose message this transaction has claimed.';
 revoke execute on function oncely.note_claim from public;
 
+-- Whoever claims knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
+-- none. Security definer: this function alone is asked.
+create function oncely.claimed_retention(tenant text, retention interval) returns interval
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when retention is not null then greatest(
+            retention,
+            (select l.retention from oncely.tenant_limits as l where l.tenant = claimed_retention.tenant)
+        )
+    end
+$$;
+comment on function oncely.claimed_retention is
+    'How long a key is remembered that says so itself: as its claim says, or as its tenant does where that is longer.';
+revoke execute on function oncely.claimed_retention from public;
+
 create function oncely.claim(
     tenant text,
     consumer text,
@@ -136,7 +153,7 @@ begin
         claim.tenant, claim.consumer, claim.key, claim.fingerprint, claim.retention, claim.on_conflict
     );
     perform oncely.check_right('consume', claim.consumer, claim.tenant);
-    ends := clock_timestamp() + claim.retention;
+    ends := clock_timestamp() + oncely.claimed_retention(claim.tenant, claim.retention);
     attempt := 0;
     for round in 1..8 loop
         -- Waits for whoever holds the key in an open transaction.
@@ -363,7 +380,7 @@ begin
         raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 3650 days';
     end if;
     perform oncely.check_right('consume', fail.consumer, fail.tenant);
-    ends := clock_timestamp() + fail.retention;
+    ends := clock_timestamp() + oncely.claimed_retention(fail.tenant, fail.retention);
     again := at + fail.delay;
     if fail.reason not in ('handler_rejected', 'poison', 'invalid_json', 'crash') then
         raise exception using errcode = 'ONC11',

@@ -153,8 +153,17 @@ begin
     end if;
     with again as (
         select i.tenant, i.key, i.fingerprint, i.completed_at,
-            least(coalesce(i.expires_at, i.completed_at + remembered), '9999-12-31 00:00:00+00') as expires_at
+            least(
+                coalesce(
+                    i.expires_at,
+                    i.completed_at
+                        + case when l.tenant is not null then greatest(l.retention, e.mirror_ttl) else remembered end
+                ),
+                '9999-12-31 00:00:00+00'
+            ) as expires_at
         from oncely.idempotency_keys as i
+        cross join oncely.cell as e
+        left join oncely.tenant_limits as l on l.tenant = i.tenant and l.retention is not null
         where i.status = 'COMPLETED' and i.consumer = mirror_again.consumer
             and i.completed_at >= mirror_again.since and i.completed_at <= mirror_again.place_time
             and (
@@ -205,13 +214,16 @@ as $$
 declare
     at constant timestamptz := clock_timestamp();
     asked constant integer := cardinality(seed_keys.tenants);
+    -- Those that are still remembered.
+    of_tenants text[];
+    their_keys text[];
+    their_times timestamptz[];
     -- Another database's clock may be ahead by a little: what has just been processed was processed now.
     times constant timestamptz[] := array(
         select case when c.completed > at + interval '15 minutes' then c.completed else least(c.completed, at) end
         from unnest(seed_keys.completed) with ordinality as c (completed, place)
         order by c.place
     );
-    forgotten timestamptz;
     wrong record;
     young bigint;
     there bigint;
@@ -243,19 +255,35 @@ begin
             message = format('oncely: a key was completed at %s', wrong.completed),
             hint = 'Between 1970 and now, by the database''s clock (15 minutes ahead count as now); or null for now.';
     end if;
-    select oncely.forgotten_before(at, coalesce(seed_keys.retention, c.retention), coalesce(c.paused, '{}'))
-    into forgotten
-    from (values (1)) as one
-    left join oncely.consumers as c on c.consumer = seed_keys.consumer;
-    select count(*) filter (where u.completed <= forgotten),
-        count(distinct (u.tenant, u.key)) filter (where (u.completed <= forgotten) is not true)
-    into too_old, young
-    from unnest(seed_keys.tenants, seed_keys.keys, times) as u (tenant, key, completed);
+    with memories as (
+        select t.tenant,
+            oncely.forgotten_before(
+                at,
+                coalesce(
+                    oncely.claimed_retention(t.tenant, seed_keys.retention),
+                    oncely.tenant_retention(
+                        at, c.retention, c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention,
+                        l.former_until
+                    )
+                ),
+                coalesce(c.paused, '{}')
+            ) as forgotten
+        from (select distinct u.tenant from unnest(seed_keys.tenants) as u (tenant)) as t
+        cross join oncely.cell as e
+        left join oncely.consumers as c on c.consumer = seed_keys.consumer
+        left join oncely.tenant_limits as l on l.tenant = t.tenant
+    )
+    select array_agg(u.tenant order by u.place), array_agg(u.key order by u.place),
+        array_agg(u.completed order by u.place), count(distinct (u.tenant, u.key))
+    into of_tenants, their_keys, their_times, young
+    from unnest(seed_keys.tenants, seed_keys.keys, times) with ordinality as u (tenant, key, completed, place)
+    join memories as m on m.tenant = u.tenant
+    where (u.completed <= m.forgotten) is not true;
+    too_old := asked - coalesce(cardinality(of_tenants), 0);
     -- In the order of the keys, as workers claim them.
     with given as (
         select distinct on (u.tenant collate "C", u.key collate "C") u.tenant, u.key, u.completed
-        from unnest(seed_keys.tenants, seed_keys.keys, times) as u (tenant, key, completed)
-        where (u.completed <= forgotten) is not true
+        from unnest(of_tenants, their_keys, their_times) as u (tenant, key, completed)
         order by u.tenant collate "C", u.key collate "C", u.completed desc
     ),
     fresh as (
@@ -263,7 +291,7 @@ begin
             tenant, consumer, key, status, attempts, created_at, completed_at, expires_at
         )
         select g.tenant, seed_keys.consumer, g.key, 'COMPLETED', 0, g.completed, g.completed,
-            g.completed + seed_keys.retention
+            g.completed + oncely.claimed_retention(g.tenant, seed_keys.retention)
         from given as g
         order by g.tenant collate "C", g.key collate "C"
         on conflict (tenant, consumer, key) do nothing
@@ -291,9 +319,7 @@ begin
         )
     into there, conflicts
     from (
-        select distinct u.tenant, u.key
-        from unnest(seed_keys.tenants, seed_keys.keys, times) as u (tenant, key, completed)
-        where (u.completed <= forgotten) is not true
+        select distinct u.tenant, u.key from unnest(of_tenants, their_keys) as u (tenant, key)
     ) as g
     join oncely.idempotency_keys as i
         on i.tenant = g.tenant and i.consumer = seed_keys.consumer and i.key = g.key;

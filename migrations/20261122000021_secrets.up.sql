@@ -98,7 +98,8 @@ begin
             when 'mirror' then (select c.mirror_ttl from oncely.cell as c)
             else greatest(
                 interval '30 days',
-                max(greatest(k.retention, k.redelivery_horizon, k.former_retention))
+                max(greatest(k.retention, k.redelivery_horizon, k.former_retention)),
+                (select max(greatest(l.retention, l.former_retention)) from oncely.tenant_limits as l)
             )
         end
         from oncely.consumers as k

@@ -174,7 +174,7 @@ begin
     for round in 1..8 loop
         at := clock_timestamp();
         micros := extract(epoch from at) * 1000000;
-        ends := at + take_lease.retention;
+        ends := at + oncely.claimed_retention(take_lease.tenant, take_lease.retention);
         -- Waits for whoever holds the key in an open transaction.
         insert into oncely.idempotency_keys (
             tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at, not_before, claimed_in, owner,
@@ -566,7 +566,8 @@ begin
         oncely.worker_name(complete_lease.worker), session_user, complete_lease.trace_id
     );
     if complete_lease.mirror then
-        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
+        insert into oncely.mirror_queue
+            (tenant, id, kind, created_at, expires_at, completed_at, consumer, key, fingerprint)
         values (
             complete_lease.tenant, oncely.uuid_v7(now), 'identity', now,
             oncely.bounded(now + coalesce(
@@ -574,8 +575,10 @@ begin
                 (select c.retention from oncely.consumers as c where c.consumer = complete_lease.consumer),
                 -- A consumer that no worker has registered: PostgreSQL answers for it.
                 interval '0'
-            )), complete_lease.consumer,
-            complete_lease.key, held.fingerprint
+            )),
+            -- Not an end of its own: one that is shortened until the relay has it counts.
+            case when held.expires_at is null then now end, complete_lease.consumer, complete_lease.key,
+            held.fingerprint
         );
     end if;
     perform oncely.note_claim(complete_lease.tenant);

@@ -29,11 +29,11 @@ declare
         'marked_backend_start, owner, fencing_token, run_ends_at';
     letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
         'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
-        'body_size, omitted, updated_at, swept_at';
+        'encrypted_by, body_size, omitted, updated_at, swept_at';
     -- Neither headers nor body.
     letter_seen constant text := 'tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, '
         'queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, '
-        'properties, body_size, whole, stored_size, omitted, updated_at, swept_at';
+        'properties, encrypted_by, body_size, whole, stored_size, omitted, updated_at, swept_at';
     -- Neither headers nor payload.
     event_seen constant text := 'tenant, id, created_at, available_at, ordering_number, attempts, state, exchange, '
         'routing_key, ordering_key, message_id, content_type, type, correlation_id, reply_to, app_id, reason, '
@@ -92,9 +92,11 @@ begin
             -- Moves what is on its way, and keeps the tables small. SELECT … FOR UPDATE takes the privilege to update
             -- some column; of keys a policy lets it change none.
             ('oncely_relay', 'usage on schema oncely'),
-            ('oncely_relay', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
+            ('oncely_relay', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
             ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals, oncely.processes, '
                 'oncely.letter_usage'),
+            -- How long a tenant's keys are kept.
+            ('oncely_relay', 'select (tenant, retention, former_retention, former_until) on oncely.tenant_limits'),
             ('oncely_relay', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
             ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
             ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
@@ -111,7 +113,8 @@ begin
                 'oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
-                'oncely.count_letters, oncely.register_mirror_ttl, oncely.summarize_audit, oncely.beat, oncely.leave, '
+                'oncely.tenant_retention, oncely.count_letters, oncely.register_mirror_ttl, oncely.summarize_audit, '
+                'oncely.beat, oncely.leave, '
                 'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
             -- A person with the command line.
@@ -131,7 +134,8 @@ begin
             ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
-                'oncely.forgotten_before, oncely.effective_retention, oncely.accept_clock, oncely.set_retention, '
+                'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention, oncely.accept_clock, '
+                'oncely.set_retention, oncely.set_tenant_retention, '
                 'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
                 'oncely.free_keys, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
                 'oncely.grant_right, oncely.revoke_rights, '
@@ -141,7 +145,7 @@ begin
 
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
-            ('oncely_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
+            ('oncely_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
             ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.mirror_queue, oncely.audit, '
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.tenant_limits, '
                 'oncely.letter_usage, oncely.letter_growth, oncely.ordering_keys, oncely.operator_actions, '
@@ -152,24 +156,25 @@ begin
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
             ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
-                'oncely.seal_hash, oncely.forgotten_before, oncely.effective_retention'),
+                'oncely.seal_hash, oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention'),
 
             -- The same, of the tenants that oncely.rights says, and nothing that is of all tenants: neither what
             -- processes say of themselves, nor counts, nor the words of operators.
             ('oncely_tenant_auditor', 'usage on schema oncely'),
-            ('oncely_tenant_auditor', 'select (only_row, name, history_id, audit_floor) on oncely.cell'),
+            ('oncely_tenant_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
             ('oncely_tenant_auditor', 'select (consumer, retention, redelivery_horizon, fingerprint, on_conflict, '
                 'registered_at, changed_at, paused, former_retention, former_until) on oncely.consumers'),
             ('oncely_tenant_auditor', 'select on oncely.audit, oncely.processed_keys, oncely.dead_letter_groups, '
                 'oncely.letter_usage, oncely.letter_growth, oncely.ordering_keys'),
             -- Not who said it.
-            ('oncely_tenant_auditor', 'select (tenant, letters, letter_bytes, changed_at) on oncely.tenant_limits'),
+            ('oncely_tenant_auditor', 'select (tenant, letters, letter_bytes, retention, longest_retention, '
+                'former_retention, former_until, changed_at) on oncely.tenant_limits'),
             ('oncely_tenant_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
             ('oncely_tenant_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_tenant_auditor', format('select (%s) on oncely.events', event_seen)),
             ('oncely_tenant_auditor', 'select (tenant, id, occurred_at, verb, count) on oncely.operator_actions'),
             ('oncely_tenant_auditor', 'execute on function oncely.bucket, oncely.readable_tenants, '
-                'oncely.forgotten_before, oncely.effective_retention'),
+                'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention'),
 
             -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
             ('oncely_emitter', 'usage on schema oncely'),
@@ -234,11 +239,15 @@ begin
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('
                 'case when expires_at is null then coalesce(completed_at, created_at) else created_at end '
                 '<= (select oncely.forgotten_before(least(u.clock_seen_at, clock_timestamp()), '
-                'coalesce(expires_at - created_at, oncely.effective_retention('
-                'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until)), '
+                'coalesce(expires_at - created_at, oncely.tenant_retention('
+                'least(u.clock_seen_at, clock_timestamp()), oncely.effective_retention('
+                'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until), '
+                'c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until)), '
                 'coalesce(c.paused, ''{}'')) '
                 'from oncely.maintenance as u '
-                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer) '
+                'cross join oncely.cell as e '
+                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer '
+                'left join oncely.tenant_limits as l on l.tenant = idempotency_keys.tenant) '
                 'and (owner is null or not_before <= clock_timestamp()))',
                 'keys_collected_by_' || role, role
             );

@@ -38,6 +38,7 @@ pub(crate) fn why_not_stored(omitted: Option<&str>) -> &'static str {
     match omitted {
         Some("max_body") => "it is over dead_letters.max_body, so only the dead-letter queue has it",
         Some("headers") => "its headers nest too deep, so only the dead-letter queue has it",
+        Some("cipher") => "it could not be encrypted, so only the dead-letter queue has it",
         Some("quota") => {
             "its tenant has no more room (oncely tenant limit), so only the dead-letter queue has it"
         }

@@ -64,6 +64,7 @@ pub mod decide;
 #[doc(hidden)]
 pub mod doctor;
 pub(crate) mod durations;
+pub mod encryption;
 #[cfg(feature = "cli")]
 pub(crate) mod erasure;
 pub mod event;

@@ -71,13 +71,15 @@ pub(crate) async fn stories(
     identities.sort();
     identities.dedup();
     let now = session.clock.now();
-    let retentions = pg::retentions(&mut session.connection, now).await?;
+    let mut tenants: Vec<String> = identities.iter().map(|(tenant, _)| tenant.clone()).collect();
+    tenants.dedup();
+    let retentions = pg::retentions(&mut session.connection, now, &tenants).await?;
     let mut stories = Vec::new();
     for (tenant, consumer) in identities {
         let details = details.iter().find(|d| d.tenant == tenant && d.consumer == consumer).cloned();
         let timeline: Vec<AuditRow> =
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
-        let protected_until = match (&details, retentions.get(&consumer)) {
+        let protected_until = match (&details, retentions.get(&(tenant.clone(), consumer.clone()))) {
             (Some(KeyDetails { completed_at: Some(_), expires_at: Some(at), .. }), _) => Some(*at),
             (Some(d), Some(retention)) => {
                 let age = chrono::Duration::from_std(*retention).ok();

@@ -198,6 +198,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "tenant limit",
         &[
             "oncely tenant limit acme --letters 1000 --bytes 10000000 --note 'sends what nobody can read'",
+            "oncely tenant limit acme --retention 90d --note 'their contract says so'",
             "oncely tenant limit acme --default",
         ],
     ),

@@ -4,6 +4,7 @@ mod console;
 mod consumer;
 mod consumer_handler;
 mod consumer_source;
+mod encryption;
 mod events;
 mod given_url;
 mod mirror;
@@ -19,6 +20,7 @@ mod tls;
 mod traces;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use figment::Figment;
 use figment::providers::Serialized;
@@ -28,6 +30,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
 pub(crate) use consumer::OBSERVER;
 pub use consumer::{Consumer, InFlight, LargeResponse, LeaseSettings, Mode, QueueType};
+pub use encryption::EncryptionSettings;
 pub use events::EventSettings;
 pub use mirror::MirrorSettings;
 pub(crate) use origin::{Held, held};
@@ -42,6 +45,7 @@ pub use tasks::{
 };
 pub use traces::{SpanParent, Told, TraceSettings};
 
+use crate::encryption::Cipher;
 use crate::pg::PgSettings;
 pub use crate::server_url::masked;
 pub(crate) use crate::server_url::without_logins;
@@ -84,6 +88,8 @@ pub struct Config {
     pub audit: AuditSettings,
     /// The searchable copies of dead letters.
     pub dead_letters: DeadLetterSettings,
+    /// With what stored bodies are encrypted; `None` where they are stored as they come.
+    pub encryption: Option<EncryptionSettings>,
     /// Logging.
     pub log: LogSettings,
     /// Where spans go; `None` without an endpoint.
@@ -141,6 +147,31 @@ impl Config {
                 Err(problems)
             }
         }
+    }
+
+    /// Reads only with what stored bodies are encrypted, for what needs nothing else of it. The file may be missing.
+    ///
+    /// # Errors
+    /// All that is wrong with `[encryption]`.
+    pub(crate) fn load_encryption(file: &Path) -> Result<Option<Arc<dyn Cipher>>, Problems> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut problems = Problems::default();
+        match values(&text, true) {
+            Ok(values) => {
+                let mut root = Section::new("", values);
+                let settings = encryption::encryption(root.table("encryption", &mut problems), &mut problems);
+                problems.or(settings.map(|settings| settings.cipher))
+            }
+            Err(error) => {
+                problems.add(file.display().to_string(), error);
+                Err(problems)
+            }
+        }
+    }
+
+    /// What encrypts stored bodies, where something does.
+    pub(crate) fn cipher(&self) -> Option<&Arc<dyn Cipher>> {
+        self.encryption.as_ref().map(|settings| &settings.cipher)
     }
 
     /// Reads a configuration from a text, without regard to the environment.
@@ -255,6 +286,7 @@ impl Config {
         let gc = tasks::gc(root.table("gc", problems), problems);
         let audit = tasks::audit(root.table("audit", problems), problems);
         let dead_letters = tasks::dead_letters(root.table("dead_letters", problems), problems);
+        let encryption = encryption::encryption(root.table("encryption", problems), problems);
         let log = tasks::log(root.table("log", problems), problems);
         let traces = traces::traces(root.table("traces", problems), problems);
         let console = console::console(root.table("console", problems), problems);
@@ -279,6 +311,7 @@ impl Config {
             gc,
             audit,
             dead_letters,
+            encryption,
             log,
             traces,
             console,
@@ -288,12 +321,13 @@ impl Config {
 }
 
 /// Settings that are secret, hold a secret, or are meant to differ between processes.
-const NOT_DIGESTED: [(&str, &[&str]); 8] = [
+const NOT_DIGESTED: [(&str, &[&str]); 9] = [
     ("cell", &["signing_key", "known_keys"]),
     ("postgres", &["url", "url_file"]),
     ("rabbitmq", &["url", "url_file", "management"]),
     ("redis", &["url", "url_file", "sentinels", "sentinels_file"]),
     ("mirror", &["key"]),
+    ("encryption", &["keys"]),
     ("traces", &["headers"]),
     ("worker", &["name"]),
     ("console", &["key"]),

@@ -391,7 +391,7 @@ fn broken(id: Uuid, error: &anyhow::Error) -> Phase {
 fn outcome(fate: Fate) -> Outcome {
     match fate {
         Fate::Published => Outcome::Published,
-        Fate::InQueue => Outcome::FromQueue,
+        Fate::InQueue(_) => Outcome::FromQueue,
         Fate::Discarded => Outcome::GivenUp,
         Fate::ByAnother => Outcome::ByAnother,
         Fate::Failed(why) => Outcome::Failed(why),

@@ -227,6 +227,13 @@ pub const CHECKS: &[Check] = &[
         "look at the other side by the step's key, then `oncely.settle_claim`, or `oncely failed requeue --repeat-unknown` (Effects outside PostgreSQL)",
     ),
     later(
+        "letters.keys",
+        "Encrypted bodies can be read",
+        "`oncely.dead_letters.encrypted_by` beside the ids in the file that `encryption.keys` names",
+        "warning: bodies of dead letters are encrypted with a key that is not there: they can't be shown here, and are requeued from their queue",
+        "add the key to the file (Encrypt what is stored); letters that are requeued or discarded go after `audit.retention`",
+    ),
+    later(
         "time.skew",
         "The clocks agree",
         "`clock_timestamp()` beside this machine's clock, less half of the round trip",

@@ -1,5 +1,5 @@
 //! The maintenance of the tables, and the clocks: `pg.partitions`, `pg.default_partition`, `pg.maintenance`, `trail.sealed`, `horizon`,
-//! `secrets`, `letters.quota`, `letters.unknown`, `time.skew`.
+//! `secrets`, `letters.quota`, `letters.unknown`, `letters.keys`, `time.skew`.
 
 use chrono::TimeDelta;
 
@@ -7,7 +7,7 @@ use super::asking::{Asking, ask};
 use super::scope::Limits;
 use super::words::{delta, span};
 use crate::config::Config;
-use crate::pg::{self, MaintenanceState, OverQuota};
+use crate::pg::{self, KeyUse, MaintenanceState, OverQuota};
 use crate::preflight::Found;
 use crate::reason::Reason;
 use crate::shown;
@@ -42,6 +42,7 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
     secrets(asking).await;
     quota(asking).await;
     unknown(asking).await;
+    encryption(config, asking).await;
     skew(limits, asking).await;
 }
 
@@ -200,6 +201,22 @@ async fn unknown(asking: &mut Asking<'_>) {
             counted(letter.waiting, "message")
         );
         asking.found.warning(CHECK, letter.consumer, what);
+    }
+}
+
+async fn encryption(config: &Config, asking: &mut Asking<'_>) {
+    const CHECK: &str = "letters.keys";
+    let Some(used) = ask!(asking, CHECK, pg::keys_in_use) else { return };
+    let known = config.encryption.as_ref().map_or(&[][..], |settings| settings.ids.as_slice());
+    let told: Vec<String> = used.iter().map(|one| format!("{} {}", one.key, one.letters)).collect();
+    let told = if told.is_empty() { "none".to_owned() } else { told.join(", ") };
+    asking.found.read(CHECK, format!("keys here: {}; encrypted letters by key: {told}", known.join(", ")));
+    for KeyUse { key, letters } in used.into_iter().filter(|one| !known.contains(&one.key)) {
+        let what = format!(
+            "the bodies of {letters} dead letters are encrypted with key {}, which this process does not have",
+            shown::value(&key)
+        );
+        asking.found.warning(CHECK, "encryption.keys", what);
     }
 }
 

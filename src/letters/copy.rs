@@ -1,10 +1,13 @@
 //! The copy of a dead letter that runs again.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use lapin::BasicProperties;
 use lapin::types::FieldTable;
 
 use crate::amqp::{Copy, Topology, put, restore_headers, restore_properties, without_deaths, without_ours};
+use crate::encryption::{Cipher, CipherError};
 use crate::identity::{Identity, IdentityPart};
 use crate::letter::Letter;
 use crate::own_headers;
@@ -56,10 +59,26 @@ pub(crate) fn returned(
     Ok(Copy::of(properties, headers, exchange, routing_key.to_owned(), body))
 }
 
-/// The copy of a message that its row holds whole; `None` where only the queue has it.
-pub(crate) fn stored(signing_keys: &SigningKeys, message: &StoredMessage) -> anyhow::Result<Option<Copy>> {
-    let (Some(body), Some(properties)) = (&message.body, &message.properties) else {
-        return Ok(None);
+/// Where the copy of a letter comes from.
+pub(crate) enum Held {
+    /// Its row holds it whole.
+    InRow(Box<Copy>),
+    /// Only the queue has it; or the row has it in a form that this process can't read, and why.
+    InQueue(Option<CipherError>),
+}
+
+/// The copy of a message as its row holds it.
+pub(crate) fn stored(
+    signing_keys: &SigningKeys,
+    cipher: Option<&Arc<dyn Cipher>>,
+    message: &StoredMessage,
+) -> anyhow::Result<Held> {
+    let body = match message.body(cipher) {
+        Ok(body) => body,
+        Err(error) => return Ok(Held::InQueue(Some(error))),
+    };
+    let (Some(body), Some(properties)) = (body, &message.properties) else {
+        return Ok(Held::InQueue(None));
     };
     let unreadable = || anyhow::anyhow!("the row of {} can't be read as a message", message.id);
     let json = |text: &str| serde_json::from_str(text).ok();
@@ -72,7 +91,7 @@ pub(crate) fn stored(signing_keys: &SigningKeys, message: &StoredMessage) -> any
     let letter = Letter { id: message.id, generation: u32::try_from(message.generation).unwrap_or(0) };
     let owner =
         Owner { tenant: &message.tenant, consumer: &message.consumer, key: &message.key, user_id, letter };
-    let body = Bytes::from(body.clone());
+    let body = Bytes::from(body.into_owned());
     returned(signing_keys, &owner, &message.queue, &message.routing_key, &properties, &headers, body)
-        .map(Some)
+        .map(|copy| Held::InRow(Box::new(copy)))
 }

@@ -7,10 +7,11 @@ use anyhow::Context as _;
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection};
 
-use super::copy;
+use super::copy::{self, Held};
 use super::plan::Change;
 use crate::amqp::{Copy, Publisher, connect};
 use crate::config::Config;
+use crate::encryption::CipherError;
 use crate::letter::{Letter, Memory};
 use crate::pg::{self, Begun, Named, Planned, Session};
 use crate::reason::Reason;
@@ -119,8 +120,9 @@ pub(crate) async fn discard(
 pub(crate) enum Fate {
     /// It is in its queue.
     Published,
-    /// Only the dead-letter queue has the message: the sweep that follows publishes it from there.
-    InQueue,
+    /// Only the dead-letter queue has the message, or its row has it encrypted with a key that is not here: the sweep that follows publishes
+    /// it from there.
+    InQueue(Option<CipherError>),
     /// Somebody has discarded it meanwhile: it was not published.
     Discarded,
     /// Another requeue or a sweep has published it.
@@ -206,9 +208,14 @@ impl Requeue {
             for message in pg::messages(&mut transaction, &ours).await? {
                 let generation = u32::try_from(message.generation).unwrap_or(0);
                 let named = (message.tenant.clone(), Letter { id: message.id, generation });
-                match copy::stored(&keys, &message) {
-                    Ok(Some(copy)) => copies.push((named, copy)),
-                    Ok(None) => found.push((named, Fate::InQueue)),
+                match copy::stored(&keys, self.config.cipher(), &message) {
+                    Ok(Held::InRow(copy)) => copies.push((named, *copy)),
+                    Ok(Held::InQueue(why)) => {
+                        if let Some(why) = &why {
+                            tracing::warn!(letter = %message.id, "published from its dead-letter queue: its body is {why}");
+                        }
+                        found.push((named, Fate::InQueue(why)));
+                    }
                     Err(error) => found.push((named, Fate::Failed(format!("{error:#}")))),
                 }
             }

@@ -68,28 +68,27 @@ pub(crate) async fn collect(
     let limit = i64::from(config.gc.batch);
     let pace = Pace(config.gc.load);
     let mut report = CollectionReport::default();
-    for Memory { consumer, before } in memories {
-        let name = consumer.as_str();
+    for memory in memories {
         let mut deleted = [0; 3];
         for (count, status) in
             deleted.iter_mut().zip([KeyStatus::Completed, KeyStatus::Failed, KeyStatus::InProgress])
         {
-            let mut from = None;
+            let mut walk = Walk { from: None, limit };
             loop {
                 let began = Instant::now();
                 step("gc.delete.before");
-                let batch = pg::collect_batch(&mut session.connection, status, name, before, limit, from);
+                let batch =
+                    pg::collect_batch(&mut session.connection, status, &memory, walk.limit, walk.from);
                 let collected = pg::within(config.postgres.client_timeout(), batch).await?;
                 step("gc.delete.after");
                 *count += collected.deleted;
-                from = collected.last;
-                if is_last(config, &collected) || stop() {
+                if !walk.goes_on(&collected, limit) || stop() {
                     break;
                 }
                 tokio::time::sleep(pace.pause_after(began.elapsed())).await;
             }
         }
-        report.consumers.push(ConsumerCollection { consumer, before, deleted });
+        add(&mut report, memory, deleted);
     }
     let mut from = None;
     while !stop() {
@@ -113,6 +112,35 @@ pub(crate) async fn collect(
     }
     pg::collection_unlock(&mut session.connection).await?;
     Ok(Ended::Done(report))
+}
+
+/// Where a walk over the keys of a consumer is, oldest first. It passes by those that stay.
+struct Walk {
+    from: Option<DateTime<Utc>>,
+    limit: i64,
+}
+
+impl Walk {
+    /// Goes on behind a batch; false where that was the last one. A batch begins at the time at which the one before ended, so where all
+    /// that it saw are of that one time, and stay, the next one looks at twice as many.
+    fn goes_on(&mut self, collected: &pg::Collected, limit: i64) -> bool {
+        if i64::try_from(collected.found).is_ok_and(|found| found < self.limit) {
+            return false;
+        }
+        let is_stuck = collected.deleted == 0 && collected.last == self.from;
+        self.limit = if is_stuck { self.limit.saturating_mul(2) } else { limit };
+        self.from = collected.last;
+        true
+    }
+}
+
+/// Adds what was deleted of a memory to its consumer's.
+fn add(report: &mut CollectionReport, memory: Memory, deleted: [u64; 3]) {
+    let Memory { consumer, before, is_own, .. } = memory;
+    match report.consumers.last_mut().filter(|last| is_own && last.consumer == consumer) {
+        Some(last) => last.deleted.iter_mut().zip(deleted).for_each(|(count, more)| *count += more),
+        None => report.consumers.push(ConsumerCollection { consumer, before, deleted }),
+    }
 }
 
 /// Is there nothing more to delete? What is found and not deleted is found again.
@@ -171,9 +199,9 @@ async fn collect_ordering_keys(
 pub(crate) async fn plan(session: &mut Session) -> Result<CollectionReport, sqlx::Error> {
     let now = session.clock.now();
     let mut report = CollectionReport::default();
-    for Memory { consumer, before } in pg::memories(&mut session.connection, now).await? {
-        let deleted = pg::count_expired(&mut session.connection, &consumer, before).await?;
-        report.consumers.push(ConsumerCollection { consumer, before, deleted });
+    for memory in pg::memories(&mut session.connection, now).await? {
+        let deleted = pg::count_expired(&mut session.connection, &memory).await?;
+        add(&mut report, memory, deleted);
     }
     report.expired = pg::count_self_expired(&mut session.connection, now).await?;
     Ok(report)
@@ -182,6 +210,20 @@ pub(crate) async fn plan(session: &mut Session) -> Result<CollectionReport, sqlx
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_walk_passes_by_keys_that_stay_however_many_there_are_of_one_time() {
+        let at = |seconds| DateTime::from_timestamp(seconds, 0);
+        let seen = |found, deleted, last| pg::Collected { found, deleted, last };
+        let mut walk = Walk { from: None, limit: 10 };
+        assert!(walk.goes_on(&seen(10, 0, at(1)), 10) && walk.limit == 10);
+        assert!(walk.goes_on(&seen(10, 0, at(1)), 10) && walk.limit == 20);
+        assert!(walk.goes_on(&seen(20, 0, at(1)), 10) && walk.limit == 40);
+        assert!(walk.goes_on(&seen(40, 0, at(2)), 10) && walk.limit == 10);
+        assert_eq!(walk.from, at(2));
+        assert!(walk.goes_on(&seen(10, 10, at(2)), 10) && walk.limit == 10);
+        assert!(!walk.goes_on(&seen(9, 9, at(3)), 10));
+    }
 
     #[test]
     fn a_fifth_of_the_time_means_pauses_four_times_as_long() {

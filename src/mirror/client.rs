@@ -62,6 +62,11 @@ impl Mirror {
         reach(&self.settings).await
     }
 
+    /// The longest that an entry lives.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.settings.ttl
+    }
+
     pub(super) fn settings(&self) -> &MirrorSettings {
         &self.settings
     }

@@ -3,10 +3,12 @@
 -- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
 -- Never a key whose mirror record may still be pending: nothing that is not older than the oldest record of the mirror queue.
 -- Never one whose letter is being requeued: a copy of it may be on its way, and only the key would recognise it.
+-- Of all tenants but $5, or of these alone ($6): those have a retention of their own. What is looked at is bounded, and not what is found:
+-- keys that stay because their tenant wants it so may be many.
 -- It waits for whoever holds one of the rows, and then asks the conditions of the row's new version: a key that was taken again stays.
 -- (Servers from before the minor releases of November 2025 do not ask for the place again: "Add missing EPQ recheck for TID Scan".)
-with due as materialized (
-    select i.ctid as place, completed_at as at
+with walked as materialized (
+    select i.ctid as place, completed_at as at, (i.tenant = any ($5)) = $6 as is_due
     from oncely.idempotency_keys as i
     where status = 'COMPLETED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity')
@@ -19,9 +21,9 @@ with due as materialized (
     limit $3
 ), gone as (
     delete from oncely.idempotency_keys
-    where ctid = any (array(select place from due))
+    where ctid = any (array(select place from walked where is_due))
       and status = 'COMPLETED' and consumer = $1 and expires_at is null and completed_at < $2
     returning 1
 )
 select count(*) as "found!", (select count(*) from gone) as "deleted!", oncely.bounded(max(at)) as last
-from due
+from walked

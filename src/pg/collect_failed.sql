@@ -1,10 +1,18 @@
 -- One bounded batch of keys that were given up before $2, from $4 on, where the batch before ended.
 -- Never one whose letter is being requeued, as in collect_completed.sql.
-with due as materialized (
-    select i.ctid as place, completed_at as at
+-- Of all tenants but $5, or of these alone ($6), as in collect_completed.sql.
+with walked as materialized (
+    select i.ctid as place, completed_at as at, (i.tenant = any ($5)) = $6 as is_due
     from oncely.idempotency_keys as i
     where status = 'FAILED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity') and completed_at < $2
+    order by completed_at
+    limit $3
+), due as materialized (
+    select i.ctid as place
+    from oncely.idempotency_keys as i
+    where ctid = any (array(select place from walked where is_due))
+      and status = 'FAILED' and consumer = $1 and expires_at is null and completed_at < $2
       -- Set aside by hand: its message may come at any time, and then must not run. Once it has, its dead letter speaks for it.
       and (
           i.reason is distinct from 'parked'
@@ -28,8 +36,6 @@ with due as materialized (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
       )
-    order by completed_at
-    limit $3
     for update of i skip locked
 ), gone as (
     delete from oncely.idempotency_keys
@@ -37,4 +43,4 @@ with due as materialized (
     returning 1
 )
 select count(*) as "found!", (select count(*) from gone) as "deleted!", oncely.bounded(max(at)) as last
-from due
+from walked

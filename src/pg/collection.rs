@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 
+use super::consumers::Memory;
 use crate::decide::KeyStatus;
 
 /// What a collection did (or, as a dry run, would do).
@@ -19,7 +20,7 @@ pub struct CollectionReport {
 pub struct ConsumerCollection {
     /// The consumer.
     pub consumer: String,
-    /// Keys older than this go.
+    /// Keys older than this go, but for those of tenants with a retention of their own.
     pub before: DateTime<Utc>,
     /// Keys deleted, by their state: completed, failed, in progress.
     pub deleted: [u64; 3],
@@ -28,26 +29,27 @@ pub struct ConsumerCollection {
 /// One batch of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
-    /// Keys found; fewer than the limit means that no more are left, or that others hold them.
+    /// Keys looked at; fewer than the limit means that no more are left.
     pub(crate) found: u64,
-    /// Of them, those that were deleted: one that changed in this very moment stays, and one that is still protected.
+    /// Of them, those that were deleted: one that changed in this very moment stays, one that somebody holds, one that is still
+    /// protected, and one of a tenant that has a retention of its own.
     pub(crate) deleted: u64,
-    /// The time by which the last one was found; the next batch begins there.
+    /// The time of the last one; the next batch begins there.
     pub(crate) last: Option<DateTime<Utc>>,
 }
 
-/// Deletes one bounded batch of a consumer's keys that reached `status` before `before`, oldest first, beginning at `from`, where
+/// Deletes one bounded batch of the keys that are past a memory and reached `status` before it, oldest first, beginning at `from`, where
 /// the batch before ended. Each call is a transaction of its own.
 pub(crate) async fn collect_batch(
     connection: &mut PgConnection,
     status: KeyStatus,
-    consumer: &str,
-    before: DateTime<Utc>,
+    memory: &Memory,
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> Result<Collected, sqlx::Error> {
+    let Memory { consumer, before, tenants, is_own } = memory;
     let row = match status {
-        KeyStatus::Completed => match collect_unheld(connection, consumer, before, limit, from).await? {
+        KeyStatus::Completed => match collect_unheld(connection, memory, limit, from).await? {
             Some(row) => row,
             None => {
                 let mut transaction = past_requeues(connection).await?;
@@ -57,7 +59,9 @@ pub(crate) async fn collect_batch(
                     consumer,
                     before,
                     limit,
-                    from
+                    from,
+                    tenants,
+                    is_own
                 )
                 .fetch_one(&mut *transaction)
                 .await?;
@@ -67,19 +71,35 @@ pub(crate) async fn collect_batch(
         },
         KeyStatus::Failed => {
             let mut transaction = past_requeues(connection).await?;
-            let batch =
-                sqlx::query_file_as!(Batch, "src/pg/collect_failed.sql", consumer, before, limit, from)
-                    .fetch_one(&mut *transaction)
-                    .await?;
+            let batch = sqlx::query_file_as!(
+                Batch,
+                "src/pg/collect_failed.sql",
+                consumer,
+                before,
+                limit,
+                from,
+                tenants,
+                is_own
+            )
+            .fetch_one(&mut *transaction)
+            .await?;
             transaction.commit().await?;
             batch
         }
         KeyStatus::InProgress => {
             let mut transaction = past_requeues(connection).await?;
-            let batch =
-                sqlx::query_file_as!(Batch, "src/pg/collect_in_progress.sql", consumer, before, limit, from)
-                    .fetch_one(&mut *transaction)
-                    .await?;
+            let batch = sqlx::query_file_as!(
+                Batch,
+                "src/pg/collect_in_progress.sql",
+                consumer,
+                before,
+                limit,
+                from,
+                tenants,
+                is_own
+            )
+            .fetch_one(&mut *transaction)
+            .await?;
             transaction.commit().await?;
             batch
         }
@@ -106,8 +126,7 @@ const LOCK_WAIT: &str = "100ms";
 /// A batch of completed keys, without locking each first. `None` where somebody holds one: nothing was deleted.
 async fn collect_unheld(
     connection: &mut PgConnection,
-    consumer: &str,
-    before: DateTime<Utc>,
+    memory: &Memory,
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> Result<Option<Batch>, sqlx::Error> {
@@ -115,7 +134,17 @@ async fn collect_unheld(
     sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
         .fetch_one(&mut *transaction)
         .await?;
-    let batch = sqlx::query_file_as!(Batch, "src/pg/collect_completed.sql", consumer, before, limit, from);
+    let Memory { consumer, before, tenants, is_own } = memory;
+    let batch = sqlx::query_file_as!(
+        Batch,
+        "src/pg/collect_completed.sql",
+        consumer,
+        before,
+        limit,
+        from,
+        tenants,
+        is_own
+    );
     match batch.fetch_one(&mut *transaction).await {
         Ok(batch) => {
             transaction.commit().await?;
@@ -202,8 +231,7 @@ pub(crate) async fn count_self_expired(
 /// How many keys a collection would delete: completed, failed, in progress.
 pub(crate) async fn count_expired(
     connection: &mut PgConnection,
-    consumer: &str,
-    before: DateTime<Utc>,
+    memory: &Memory,
 ) -> Result<[u64; 3], sqlx::Error> {
     let row = sqlx::query!(
         r#"select
@@ -234,12 +262,15 @@ pub(crate) async fn count_expired(
             count(*) filter (where status = 'IN_PROGRESS' and created_at < $2 and coalesce(not_before, '-infinity') < $2) as "in_progress!"
         from oncely.idempotency_keys as i
         where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))
+          and (tenant = any ($3)) = $4
           and not exists (
               select from oncely.dead_letters as d
               where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
           )"#,
-        consumer,
-        before
+        memory.consumer,
+        memory.before,
+        &memory.tenants,
+        memory.is_own
     )
     .fetch_one(connection)
     .await?;

@@ -70,21 +70,28 @@ pub async fn known_consumers(connection: &mut PgConnection) -> Result<Vec<KnownC
         .collect())
 }
 
-/// For how long the keys of all known consumers are kept at present, pauses left aside (`oncely.effective_retention`). For auditors of a
-/// tenant, too, who may not read who changed it.
+/// For how long these tenants' keys are kept at present, by tenant and consumer, pauses left aside (`oncely.tenant_retention`). For
+/// auditors of a tenant, too, who may not read who changed it.
 pub(crate) async fn retentions(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
-) -> Result<BTreeMap<String, Duration>, sqlx::Error> {
+    tenants: &[String],
+) -> Result<BTreeMap<(String, String), Duration>, sqlx::Error> {
     let rows = sqlx::query!(
-        r#"select consumer, (extract(epoch from oncely.effective_retention($1, retention, former_retention, former_until))
-            * 1000000)::bigint as "retention!"
-        from oncely.consumers"#,
-        now
+        r#"select t.tenant as "tenant!", c.consumer, (extract(epoch from oncely.tenant_retention(
+                $1, oncely.effective_retention($1, c.retention, c.former_retention, c.former_until), c.redelivery_horizon,
+                e.mirror_ttl, l.retention, l.former_retention, l.former_until
+            )) * 1000000)::bigint as "retention!"
+        from unnest($2::text[]) as t (tenant)
+        cross join oncely.consumers as c
+        cross join oncely.cell as e
+        left join oncely.tenant_limits as l on l.tenant = t.tenant"#,
+        now,
+        tenants
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|row| (row.consumer, duration(row.retention))).collect())
+    Ok(rows.into_iter().map(|row| ((row.tenant, row.consumer), duration(row.retention))).collect())
 }
 
 /// How far a consumer's memory reaches back.
@@ -93,23 +100,49 @@ pub(crate) struct Memory {
     pub(crate) consumer: String,
     /// What was decided before this is forgotten: its keys may be collected.
     pub(crate) before: DateTime<Utc>,
+    /// Tenants with a retention of their own.
+    pub(crate) tenants: Vec<String>,
+    /// Of these tenants alone, and not of all others.
+    pub(crate) is_own: bool,
 }
 
-/// How far the memories of all known consumers reach back, by the time that it is. The time in which a consumer was
-/// paused does not count (`oncely.forgotten_before`), and a retention that was shortened counts on for as long as
-/// mirror entries of before live (`oncely.effective_retention`).
+/// How far the memories of all known consumers reach back, by the time that it is: of each consumer one for all tenants, and one for
+/// those with a retention of their own that comes to the same. The time in which a consumer was paused does not count
+/// (`oncely.forgotten_before`), and a retention that was shortened counts on for as long as mirror entries of before live
+/// (`oncely.effective_retention`, `oncely.tenant_retention`).
 pub(crate) async fn memories(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
 ) -> Result<Vec<Memory>, sqlx::Error> {
     sqlx::query_as!(
         Memory,
-        r#"select consumer,
-            oncely.bounded(oncely.forgotten_before(
-                $1, oncely.effective_retention($1, retention, former_retention, former_until), paused
-            )) as "before!"
-        from oncely.consumers
-        order by consumer"#,
+        r#"with own as (
+            select l.tenant, l.retention, l.former_retention, l.former_until
+            from oncely.tenant_limits as l
+            where l.retention is not null or l.former_until > $1
+        ), of_all as (
+            select c.consumer, c.paused, c.redelivery_horizon,
+                oncely.effective_retention($1, c.retention, c.former_retention, c.former_until) as retention
+            from oncely.consumers as c
+        ), kept as (
+            select c.consumer, c.paused, c.retention, array(select o.tenant from own as o) as tenants, false as is_own
+            from of_all as c
+            union all
+            select c.consumer, c.paused, r.retention, array_agg(o.tenant), true
+            from of_all as c
+            cross join oncely.cell as e
+            cross join own as o
+            cross join lateral (
+                select oncely.tenant_retention(
+                    $1, c.retention, c.redelivery_horizon, e.mirror_ttl, o.retention, o.former_retention, o.former_until
+                ) as retention
+            ) as r
+            group by c.consumer, c.paused, r.retention
+        )
+        select consumer as "consumer!", oncely.bounded(oncely.forgotten_before($1, retention, paused)) as "before!",
+            tenants as "tenants!", is_own as "is_own!"
+        from kept
+        order by consumer, is_own, retention"#,
         now
     )
     .fetch_all(connection)

@@ -6,6 +6,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::letter_quota::Quota;
+use crate::encryption::Stored;
 use crate::identity::IdentityPart;
 use crate::letter::Letter;
 
@@ -32,9 +33,9 @@ pub(crate) struct DeadLetter {
     pub(crate) properties: Value,
     pub(crate) headers: Option<Value>,
     /// `None` where the message is not stored whole.
-    pub(crate) body: Option<Vec<u8>>,
+    pub(crate) body: Option<Stored>,
     pub(crate) body_size: usize,
-    /// Why it is not stored whole: `max_body`, `headers`.
+    /// Why it is not stored whole: `max_body`, `headers`, `cipher`.
     pub(crate) omitted: Option<&'static str>,
 }
 
@@ -58,7 +59,11 @@ pub(crate) async fn keep(
     let fingerprints: Vec<Option<Vec<u8>>> = letters.iter().map(|l| l.fingerprint.clone()).collect();
     let properties: Vec<Value> = letters.iter().map(|l| l.properties.clone()).collect();
     let headers: Vec<Option<Value>> = letters.iter().map(|l| l.headers.clone()).collect();
-    let bodies: Vec<Option<Vec<u8>>> = letters.iter().map(|l| l.body.clone()).collect();
+    let stored = letters.iter().map(|l| match l.body.clone().map(Stored::columns) {
+        Some((key, bytes)) => (key, Some(bytes)),
+        None => (None, None),
+    });
+    let (keys, bodies): (Vec<Option<String>>, Vec<Option<Vec<u8>>>) = stored.unzip();
     let sizes: Vec<i64> = letters.iter().map(|l| i64::try_from(l.body_size).unwrap_or(i64::MAX)).collect();
     let omitted: Vec<Option<String>> = letters.iter().map(|l| l.omitted.map(str::to_owned)).collect();
     let rows = sqlx::query_file!(
@@ -86,7 +91,8 @@ pub(crate) async fn keep(
         &sizes,
         &omitted as &[Option<String>],
         quota.letters,
-        quota.bytes
+        quota.bytes,
+        &keys as &[Option<String>]
     )
     .fetch_all(connection)
     .await?;

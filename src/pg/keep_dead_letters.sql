@@ -40,16 +40,16 @@ with given as materialized (
 )
 insert into oncely.dead_letters as d
     (tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, state, generation,
-    times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, body_size, omitted, updated_at)
+    times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, encrypted_by, body_size, omitted, updated_at)
 select n.tenant, n.id, $1, n.key, $3, n.reason, n.error_code, n.detail, n.attempt, n.queue, $2, n.trace_id, 'waiting', 1,
     n.times, n.failure_group, n.exchange, n.routing_key, n.fingerprint, n.properties, case when j.fits then n.headers end,
-    case when j.fits then n.body end, n.body_size, case when j.fits then n.omitted else 'quota' end, $3
+    case when j.fits then n.body end, case when j.fits then n.encrypted_by end, n.body_size, case when j.fits then n.omitted else 'quota' end, $3
 from unnest(
     $4::text[], $5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[], $10::integer[], $11::text[], $12::text[],
     $13::integer[], $14::text[], $15::text[], $16::text[], $17::bytea[], $18::jsonb[], $19::jsonb[], $20::bytea[], $21::bigint[],
-    $22::text[]
+    $22::text[], $25::text[]
 ) with ordinality as n (tenant, id, key, reason, error_code, detail, attempt, queue, trace_id, times, failure_group, exchange,
-    routing_key, fingerprint, properties, headers, body, body_size, omitted, place)
+    routing_key, fingerprint, properties, headers, body, body_size, omitted, encrypted_by, place)
 join judged as j on j.place = n.place
 order by n.tenant collate "C", n.id
 on conflict (tenant, id) do update
@@ -71,6 +71,7 @@ set dead_lettered_at = excluded.dead_lettered_at,
     properties = excluded.properties,
     headers = excluded.headers,
     body = excluded.body,
+    encrypted_by = excluded.encrypted_by,
     body_size = excluded.body_size,
     omitted = excluded.omitted,
     updated_at = case when d.state = 'waiting' then d.updated_at else excluded.updated_at end,

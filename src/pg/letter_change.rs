@@ -1,11 +1,15 @@
 //! What operators do to dead letters: the plan of a change, the change, and what a sweep of their queue has to know.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::dead_letter::letter;
 use super::letter_list::LetterFilter;
+use crate::encryption::{Cipher, CipherError, Place, Stored};
 use crate::letter::{Letter, Memory};
 
 /// A letter that is to be changed, and what is known of its key.
@@ -172,8 +176,27 @@ pub(crate) struct StoredMessage {
     /// JSON, as PostgreSQL writes it: what Rust can't read is the matter of this one letter.
     pub(crate) properties: Option<String>,
     pub(crate) headers: Option<String>,
-    /// `None` where only the queue has it.
-    pub(crate) body: Option<Vec<u8>>,
+    body: Option<Stored>,
+}
+
+impl StoredMessage {
+    /// The body as it came; `None` where only the queue has it.
+    ///
+    /// # Errors
+    /// Where it is encrypted, and this process can't open it.
+    pub(crate) fn body(
+        &self,
+        cipher: Option<&Arc<dyn Cipher>>,
+    ) -> Result<Option<Cow<'_, [u8]>>, CipherError> {
+        let Self { tenant, consumer, key, id: letter, .. } = self;
+        let place = Place::LetterBody { tenant, consumer, key, letter: *letter };
+        self.body.as_ref().map(|stored| stored.open(cipher, &place)).transpose()
+    }
+
+    /// Is it encrypted?
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.body.as_ref().is_some_and(|stored| stored.key().is_some())
+    }
 }
 
 /// The messages of these letters, as far as they are still of this generation.
@@ -182,16 +205,67 @@ pub(crate) async fn messages(
     letters: &[Named],
 ) -> Result<Vec<StoredMessage>, sqlx::Error> {
     let (tenants, ids, generations) = columns(letters);
-    sqlx::query_as!(
-        StoredMessage,
+    let rows = sqlx::query!(
         "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.properties::text as properties,
-             d.headers::text as headers, d.body
+             d.headers::text as headers, d.body, d.encrypted_by
          from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
          join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
          order by d.dead_lettered_at, d.id",
         &tenants,
         &ids,
         &generations
+    )
+    .fetch_all(connection)
+    .await?;
+    let messages = rows.into_iter().map(|row| StoredMessage {
+        tenant: row.tenant,
+        id: row.id,
+        generation: row.generation,
+        consumer: row.consumer,
+        key: row.key,
+        queue: row.queue,
+        routing_key: row.routing_key,
+        properties: row.properties,
+        headers: row.headers,
+        body: row.body.map(|bytes| Stored::read(bytes, row.encrypted_by)),
+    });
+    Ok(messages.collect())
+}
+
+/// How many dead letters hold a body that a key has encrypted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeyUse {
+    pub(crate) key: String,
+    /// Counted up to 10,000.
+    pub(crate) letters: i64,
+}
+
+/// The keys that have encrypted what is stored: up to a hundred of them, each by a probe of the index.
+pub(crate) async fn keys_in_use(connection: &mut PgConnection) -> Result<Vec<KeyUse>, sqlx::Error> {
+    sqlx::query_as!(
+        KeyUse,
+        r#"with recursive ids as (
+            select min(d.encrypted_by) as key, 1 as place from oncely.dead_letters as d
+            where d.encrypted_by is not null and d.body is not null
+            union all
+            select n.key, i.place + 1 from ids as i
+            cross join lateral (
+                select min(d.encrypted_by) as key from oncely.dead_letters as d
+                where d.encrypted_by is not null and d.body is not null and d.encrypted_by > i.key
+            ) as n
+            where i.key is not null and i.place < 100
+        )
+        select i.key as "key!", c.letters as "letters!"
+        from ids as i
+        cross join lateral (
+            select count(*) as letters
+            from (
+                select from oncely.dead_letters as d
+                where d.encrypted_by = i.key and d.encrypted_by is not null and d.body is not null limit 10000
+            ) as f
+        ) as c
+        where i.key is not null
+        order by i.key"#
     )
     .fetch_all(connection)
     .await

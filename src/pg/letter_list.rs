@@ -59,6 +59,8 @@ pub struct LetterRow {
     pub routing_key: String,
     pub body_size: i64,
     pub whole: bool,
+    /// The id of the key that encrypted the body that is stored.
+    pub encrypted_by: Option<String>,
     pub omitted: Option<String>,
     pub updated_at: DateTime<Utc>,
     pub swept_at: Option<DateTime<Utc>>,

@@ -1,7 +1,13 @@
-//! How much of each tenant's dead letters is stored, and how much may be.
+//! What an operator has said for a tenant: how much of its dead letters may be stored, how long its keys are remembered. And how much is.
 
-use serde::Serialize;
-use sqlx::PgConnection;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use sqlx::types::Json;
+use sqlx::{Connection as _, PgConnection};
+
+use super::consumers::interval;
 
 /// How much of a tenant's letters may be stored, where no operator has said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,8 +16,19 @@ pub(crate) struct Quota {
     pub(crate) bytes: i64,
 }
 
-/// What is stored of a tenant's letters, and may be.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+/// For how long a tenant's keys of a consumer are kept at present, pauses left aside.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    pub(crate) consumer: String,
+    /// In seconds.
+    pub(crate) retention: f64,
+    /// Why: `tenant` (it was said), `redelivery_horizon`, `mirror_ttl` (what was said is shorter), `former` (something else was said
+    /// before, and mirror entries of then live on).
+    pub(crate) because: String,
+}
+
+/// What is stored of a tenant's letters, and may be; and for how long its keys are remembered, where that was said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct TenantUsage {
     pub(crate) tenant: String,
     /// Letters of whose message something is stored.
@@ -24,6 +41,10 @@ pub(crate) struct TenantUsage {
     pub(crate) most_bytes: i64,
     /// An operator has said how much.
     pub(crate) own_limit: bool,
+    /// How long an operator has said that its keys are remembered, in seconds.
+    pub(crate) retention: Option<f64>,
+    /// What comes of it, by consumer; empty where nothing was said.
+    pub(crate) kept: Json<Vec<Kept>>,
 }
 
 /// Counts what is stored of each tenant's letters; where one is about to have no more room, closed letters make some. Returns how many
@@ -37,18 +58,21 @@ pub(crate) async fn count_stored(
         .await
 }
 
-/// Tenants that have letters stored or left out, or a limit of their own: those with most bytes first.
+/// Tenants that have letters stored or left out, or something of their own, or this one alone: those with most bytes first.
 pub(crate) async fn tenant_usages(
     connection: &mut PgConnection,
     quota: Quota,
+    tenant: Option<&str>,
     limit: i64,
+    now: DateTime<Utc>,
 ) -> Result<Vec<TenantUsage>, sqlx::Error> {
     sqlx::query_as!(
         TenantUsage,
         r#"select t.tenant as "tenant!", least(coalesce(u.letters, 0) + g.letters, 1e18)::bigint as "letters!",
             least(coalesce(u.bytes, 0) + g.bytes, 1e18)::bigint as "bytes!", coalesce(u.left_out, 0) as "left_out!",
             coalesce(l.letters, $1) as "most_letters!", coalesce(l.letter_bytes, $2) as "most_bytes!",
-            l.tenant is not null as "own_limit!"
+            l.letters is not null or l.letter_bytes is not null as "own_limit!",
+            extract(epoch from l.retention)::float8 as retention, k.kept as "kept!: Json<Vec<Kept>>"
         from (
             select u.tenant from oncely.letter_usage as u
             union select l.tenant from oncely.tenant_limits as l
@@ -60,11 +84,38 @@ pub(crate) async fn tenant_usages(
             select coalesce(sum(s.letters), 0) as letters, coalesce(sum(s.bytes), 0) as bytes
             from oncely.letter_growth as s where s.tenant = t.tenant
         ) as g
+        cross join lateral (
+            select coalesce(
+                jsonb_agg(
+                    jsonb_build_object(
+                        'consumer', r.consumer, 'retention', extract(epoch from r.retention), 'because', case
+                            when l.former_until > $5 then 'former'
+                            when r.retention = l.retention then 'tenant'
+                            when r.retention = r.redelivery_horizon then 'redelivery_horizon'
+                            else 'mirror_ttl'
+                        end
+                    ) order by r.consumer
+                ),
+                '[]'
+            ) as kept
+            from (
+                select c.consumer, c.redelivery_horizon, oncely.tenant_retention(
+                    $5, oncely.effective_retention($5, c.retention, c.former_retention, c.former_until),
+                    c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
+                ) as retention
+                from oncely.consumers as c
+                cross join oncely.cell as e
+                where l.retention is not null or l.former_until > $5
+            ) as r
+        ) as k
+        where $4::text is null or t.tenant = $4
         order by coalesce(u.bytes, 0) + g.bytes desc, t.tenant
         limit $3"#,
         quota.letters,
         quota.bytes,
-        limit
+        limit,
+        tenant,
+        now
     )
     .fetch_all(connection)
     .await
@@ -92,17 +143,34 @@ pub(crate) async fn over_quota(
     .await
 }
 
-/// Says how much of a tenant's letters may be stored, on behalf of a person; `None` for what the configuration says. Recorded in the same
-/// transaction.
+/// What a person says for a tenant; `None` where it stays as it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TenantLimits {
+    /// Of how many letters the message may be stored, and how many bytes; `None` for what the configuration says.
+    pub(crate) letters: Option<(Option<i64>, Option<i64>)>,
+    /// How long its keys are remembered; `None` for what each consumer says.
+    pub(crate) retention: Option<Option<Duration>>,
+}
+
+/// Says what counts for a tenant, on behalf of a person. Recorded in the same transaction.
 pub(crate) async fn limit_tenant(
     connection: &mut PgConnection,
     tenant: &str,
-    (letters, bytes): (Option<i64>, Option<i64>),
+    limits: TenantLimits,
     user: &str,
     note: Option<&str>,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query!("select oncely.limit_tenant($1, $2, $3, $4, $5)", tenant, letters, bytes, user, note)
-        .fetch_one(connection)
-        .await?;
-    Ok(())
+    let mut transaction = connection.begin().await?;
+    if let Some((letters, bytes)) = limits.letters {
+        sqlx::query!("select oncely.limit_tenant($1, $2, $3, $4, $5)", tenant, letters, bytes, user, note)
+            .fetch_one(&mut *transaction)
+            .await?;
+    }
+    if let Some(retention) = limits.retention {
+        let retention = retention.map(interval);
+        sqlx::query!("select oncely.set_tenant_retention($1, $2, $3, $4)", tenant, retention, user, note)
+            .fetch_one(&mut *transaction)
+            .await?;
+    }
+    transaction.commit().await
 }

@@ -1,7 +1,7 @@
 -- Dead letters, newest first. Each filter is off where its parameter is null. Not the message itself: an auditor may not
 -- read that.
 select tenant, id, consumer, key, oncely.bounded(dead_lettered_at) as "dead_lettered_at!", reason, error_code, detail, attempt, queue, worker, trace_id, state,
-    generation, times, failure_group, exchange, routing_key, body_size, whole as "whole!", omitted, oncely.bounded(updated_at) as "updated_at!", oncely.bounded(swept_at) as swept_at
+    generation, times, failure_group, exchange, routing_key, body_size, whole as "whole!", encrypted_by, omitted, oncely.bounded(updated_at) as "updated_at!", oncely.bounded(swept_at) as swept_at
 from oncely.dead_letters
 where ($1::text is null or tenant = $1)
   and ($2::text is null or consumer = $2)

@@ -1,9 +1,12 @@
 //! Records on their way to Redis.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::consumers::interval;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 
@@ -53,12 +56,15 @@ pub(crate) async fn append_mirror(
     Ok(done.rows_affected())
 }
 
-/// Takes up to `limit` of the oldest records that no other relay holds; they stay locked until the transaction ends.
+/// Takes up to `limit` of the oldest records that no other relay holds; they stay locked until the transaction ends. `ttl`: for how long
+/// an entry may live, as this relay has registered it.
 pub(crate) async fn take_mirror(
     connection: &mut PgConnection,
     limit: i64,
+    ttl: Duration,
 ) -> Result<Vec<MirrorRecord>, sqlx::Error> {
-    let rows = sqlx::query_file!("src/pg/take_mirror.sql", limit).fetch_all(connection).await?;
+    let rows =
+        sqlx::query_file!("src/pg/take_mirror.sql", limit, interval(ttl)).fetch_all(connection).await?;
     let records = rows.into_iter().map(|row| {
         let content = match (row.tags, row.key) {
             (Some(tags), _) => Mirrored::Tags(tags),

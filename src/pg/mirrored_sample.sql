@@ -12,7 +12,10 @@ cross join lateral (
       and i.completed_at < coalesce((select min(q.created_at) from oncely.mirror_queue as q), $3)
       and coalesce(
           i.expires_at,
-          i.completed_at + (select c.retention from oncely.consumers as c where c.consumer = i.consumer)
+          i.completed_at + least(
+              (select c.retention from oncely.consumers as c where c.consumer = i.consumer),
+              (select l.retention from oncely.tenant_limits as l where l.tenant = i.tenant)
+          )
       ) >= $5
     order by i.completed_at desc
     limit $6

@@ -121,15 +121,15 @@ pub(crate) use lease_list::{
     HeldCount, HeldLease, LeaseFilter, LeaseStep, held_counts, held_leases, revoke_lease,
 };
 pub(crate) use letter_change::{
-    Begun, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,
+    Begun, KeyUse, LetterState, Named, Planned, StoredMessage, announce_requeue, begin_requeue,
     came_back as came_back_letters, change as change_letters, count as count_letters, is_requeue_under_way,
-    lock_free_requeueing as lock_free_requeueing_letters, lock_requeueing as lock_requeueing_letters,
-    mark_swept, messages, plan as plan_letters, standings,
+    keys_in_use, lock_free_requeueing as lock_free_requeueing_letters,
+    lock_requeueing as lock_requeueing_letters, mark_swept, messages, plan as plan_letters, standings,
 };
 pub use letter_list::{LetterFilter, LetterGroup, LetterRow, letter_groups, letters};
 pub(crate) use letter_list::{LetterTrend, letter_trends, open_letters};
 pub(crate) use letter_quota::{
-    OverQuota, Quota, TenantUsage, count_stored, limit_tenant, over_quota, tenant_usages,
+    Kept, OverQuota, Quota, TenantLimits, TenantUsage, count_stored, limit_tenant, over_quota, tenant_usages,
 };
 pub(crate) use lock_holder::{LockHolder, lock_holders};
 pub(crate) use login::{LoginPowers, login_powers, missing_privileges};

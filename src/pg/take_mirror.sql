@@ -1,13 +1,16 @@
 -- Takes the oldest records that no other relay holds. Never "id > last": ids commit out of order.
 --
 -- A worker's record has the retention of the file that it started with, one that is said again that of the time when it
--- was: a retention that was shortened since then counts. A claim's own end is exact.
+-- was: a retention that was shortened since then counts, and the shorter one of a tenant; a batch's tags are of any
+-- tenants, so the shortest of all does. $2: for how long an entry may live; no key is collected before that. A claim's own
+-- end is exact.
 select q.tenant, q.id, q.tags, q.consumer, q.key, q.fingerprint,
     greatest(
         least(
             q.expires_at,
-            case when q.tags is not null or q.completed_at is not null
-                then coalesce(q.completed_at, q.created_at) + c.retention
+            case
+                when q.tags is not null then q.created_at + least(c.retention, o.retention)
+                when q.completed_at is not null then q.completed_at + coalesce(o.retention, c.retention)
             end,
             '9999-12-31 00:00:00+00'
         ),
@@ -16,6 +19,11 @@ select q.tenant, q.id, q.tags, q.consumer, q.key, q.fingerprint,
     greatest(least(q.created_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "created_at!"
 from oncely.mirror_queue as q
 left join oncely.consumers as c on c.consumer = q.consumer
+cross join lateral (
+    select min(greatest(l.retention, $2)) as retention
+    from oncely.tenant_limits as l
+    where l.retention is not null and (q.tags is not null or l.tenant = q.tenant)
+) as o
 where q.kind in ('mirror', 'identity')
 order by q.created_at
 limit $1

@@ -2,14 +2,27 @@
 -- when the last of them will be; one that was parked, and whose message has not come, has no end.
 with remembered as (
     select case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end as at,
-        coalesce(i.expires_at - i.created_at, c.retention) as retention, coalesce(c.paused, '{}') as paused,
+        coalesce(
+            i.expires_at - i.created_at,
+            oncely.tenant_retention(
+                least(u.clock_seen_at, $2),
+                oncely.effective_retention(
+                    least(u.clock_seen_at, $2), c.retention, c.former_retention, c.former_until
+                ),
+                c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
+            )
+        ) as retention,
+        coalesce(c.paused, '{}') as paused,
         i.reason = 'parked' and not exists (
             select from oncely.dead_letters as d
             where d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
                 and hashtextextended(d.key, 0) = hashtextextended(i.key, 0)
         ) as is_awaited
     from oncely.idempotency_keys as i
+    cross join oncely.maintenance as u
+    cross join oncely.cell as e
     left join oncely.consumers as c on c.consumer = i.consumer
+    left join oncely.tenant_limits as l on l.tenant = i.tenant
     where i.tenant = $1
 ), young as (
     select r.at + r.retention as ends

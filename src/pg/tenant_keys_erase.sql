@@ -5,13 +5,26 @@ with due as materialized (
     select i.tenant, i.consumer, i.key
     from oncely.idempotency_keys as i
     cross join oncely.maintenance as u
+    cross join oncely.cell as e
     left join oncely.consumers as c on c.consumer = i.consumer
+    left join oncely.tenant_limits as l on l.tenant = i.tenant
     where i.tenant = $1
         and (
             $3
             or case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end
                 <= oncely.forgotten_before(
-                    least(u.clock_seen_at, $4), coalesce(i.expires_at - i.created_at, c.retention), coalesce(c.paused, '{}')
+                    least(u.clock_seen_at, $4),
+                    coalesce(
+                        i.expires_at - i.created_at,
+                        oncely.tenant_retention(
+                            least(u.clock_seen_at, $4),
+                            oncely.effective_retention(
+                                least(u.clock_seen_at, $4), c.retention, c.former_retention, c.former_until
+                            ),
+                            c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
+                        )
+                    ),
+                    coalesce(c.paused, '{}')
                 )
         )
         and not (i.owner is not null and i.not_before > $4)

@@ -50,6 +50,7 @@ fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
         ("redis.url_file", mirror.and_then(|mirror| mirror.url_file.clone())),
         ("redis.sentinels_file", mirror.and_then(|mirror| mirror.sentinels_file.clone())),
         ("redis.tls.key", key(mirror.and_then(|mirror| mirror.tls.as_ref()))),
+        ("encryption.keys", config.encryption.as_ref().and_then(|encryption| encryption.keys.clone())),
         ("traces.tls.key", key(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
     ];
     files.into_iter().filter_map(|(setting, path)| Some((setting, path?))).collect()

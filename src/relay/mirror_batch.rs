@@ -45,7 +45,8 @@ pub(crate) async fn mirror_batch(
     let epoch = session.cell.epoch.clone();
     let mut transaction = session.connection.begin().await?;
     step("relay.take.before");
-    let records = pg::take_mirror(&mut transaction, i64::from(limit)).await?;
+    let ttl = mirror.map(|(mirror, _)| mirror.ttl()).unwrap_or_default();
+    let records = pg::take_mirror(&mut transaction, i64::from(limit), ttl).await?;
     step("relay.take.after");
     if records.is_empty() {
         transaction.rollback().await?;

@@ -22,7 +22,8 @@ use super::shadow::{shadow, unused_handler};
 use super::shared::{Common, Precheck, Shared};
 use super::subscribe::subscribe;
 use crate::backoff::Backoff;
-use crate::config::{Config, Consumer, OBSERVER, Problems};
+use crate::config::{Config, Consumer, EncryptionSettings, OBSERVER, Problems};
+use crate::encryption::Cipher;
 #[cfg(feature = "http-handler")]
 use crate::handler::HttpHandler;
 use crate::handler::lease::LeasedHandler;
@@ -104,6 +105,14 @@ impl WorkerBuilder {
     #[must_use]
     pub fn leased_handler(mut self, consumer: &str, handler: impl LeasedHandler) -> Self {
         self.runs.insert(consumer.to_owned(), Run::Leased(Arc::new(handler)));
+        self
+    }
+
+    /// Encrypts the bodies of dead letters with a cipher of the program's own, instead of the keys of `[encryption]`. `oncely` and its
+    /// console can't open them: it takes a key ring for that.
+    #[must_use]
+    pub fn cipher(mut self, cipher: impl Cipher) -> Self {
+        self.config.encryption = Some(EncryptionSettings::of(Arc::new(cipher)));
         self
     }
 

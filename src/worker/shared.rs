@@ -18,6 +18,7 @@ use super::settle::unsettled::Unsettled;
 use crate::amqp::{Budget, Publisher};
 use crate::config::{Config, Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
+use crate::encryption::Cipher;
 use crate::handler::Run;
 use crate::metrics::{ConsumerMetrics, Stage};
 use crate::mirror::{EpochWatch, Mirror};
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) list_duplicates: bool,
     /// Largest body that a dead letter's row holds.
     pub(crate) stored_body: usize,
+    /// What encrypts that body, where something does.
+    pub(crate) cipher: Option<Arc<dyn Cipher>>,
     /// How much of a tenant's letters is stored, where no operator has said otherwise.
     pub(crate) letter_quota: Quota,
     pub(crate) publisher: Publisher,
@@ -143,6 +146,7 @@ impl Shared {
             keys: Arc::clone(&common.keys),
             list_duplicates: config.audit.duplicates,
             stored_body: usize::try_from(config.dead_letters.max_body).unwrap_or(usize::MAX),
+            cipher: config.cipher().cloned(),
             letter_quota: config.dead_letters.quota(),
             publisher: Publisher::new(
                 config.rabbitmq.clone(),

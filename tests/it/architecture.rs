@@ -22,7 +22,7 @@ const ROOMS: [&[&str]; 20] = [
         "backoff",
     ],
     &["reason"],
-    &["extract", "outcome", "decide", "blame", "signing", "letter"],
+    &["extract", "outcome", "decide", "blame", "signing", "letter", "encryption"],
     &["failpoint"],
     &["server_url", "tls", "url_file"],
     &["pg"],

@@ -117,6 +117,8 @@ async fn a_collection_finds_its_rows_through_the_partial_index() {
         .bind(chrono::Utc::now() - chrono::Duration::seconds(190_000))
         .bind(5_000_i64)
         .bind(Some(chrono::Utc::now() - chrono::Duration::seconds(195_000)))
+        .bind(vec!["globex"])
+        .bind(false)
         .fetch_all(&mut world.sql)
         .await
         .unwrap();
@@ -193,6 +195,8 @@ async fn a_key_that_is_taken_again_while_a_collection_waits_for_it_stays() {
             .bind(chrono::Utc::now() - chrono::Duration::days(10))
             .bind(100_i64)
             .bind(None::<chrono::DateTime<chrono::Utc>>)
+            .bind(Vec::<String>::new())
+            .bind(false)
             .execute(&mut collector)
             .await
     });

@@ -160,7 +160,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["consumers", "list"],
         vec!["grant", "--list"],
         vec!["handler", "test", lines.to_str().unwrap()],
-        vec!["tenant", "limit", TENANT, "--letters", "1000"],
+        vec!["tenant", "limit", TENANT, "--letters", "1000", "--retention", "1s"],
         vec!["tenant", "usage"],
         vec!["tenant", "erase", TENANT, "--dry-run"],
         vec!["check"],

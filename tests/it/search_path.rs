@@ -242,7 +242,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("config show", vec![0]),
         ("grant --list", vec![1]),
         ("tenant export acme", vec![0]),
-        ("tenant limit acme --letters 10", vec![0]),
+        ("tenant limit acme --letters 10 --retention 90d", vec![0]),
         ("tenant usage", vec![0]),
         ("handler test examples/testing/payments.jsonl --consumer one", vec![1]),
         ("handler test examples/testing/payments.jsonl --consumer many", vec![1]),

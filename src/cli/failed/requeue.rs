@@ -1,5 +1,6 @@
 //! `oncely failed requeue`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -56,8 +57,22 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
 
     let mut fates = Vec::new();
     let published = requeue.publish(&mut session, &taken, &mut fates).await;
-    let in_queue: Vec<Named> =
-        fates.iter().filter(|(_, fate)| *fate == Fate::InQueue).map(|(named, _)| named.clone()).collect();
+    let in_queue: Vec<Named> = fates
+        .iter()
+        .filter(|(_, fate)| matches!(fate, Fate::InQueue(_)))
+        .map(|(named, _)| named.clone())
+        .collect();
+    let mut unread = BTreeMap::<String, usize>::new();
+    for (_, fate) in &fates {
+        if let Fate::InQueue(Some(why)) = fate {
+            *unread.entry(why.to_string()).or_default() += 1;
+        }
+    }
+    for (why, letters) in unread {
+        output::note(&format!(
+            "! {letters} come from their dead-letter queue, and not from their row: the body is {why}"
+        ));
+    }
     let open =
         |fates: &[(Named, Fate)]| fates.iter().filter(|(_, fate)| matches!(fate, Fate::Failed(_))).count();
     let mut swept = Vec::new();
@@ -113,7 +128,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
 
 /// Asks again for what had not been published before the sweep.
 async fn settle(session: &mut Session, fates: &mut [(Named, Fate)]) -> anyhow::Result<()> {
-    let open = |fate: &Fate| matches!(fate, Fate::InQueue | Fate::Failed(_));
+    let open = |fate: &Fate| matches!(fate, Fate::InQueue(_) | Fate::Failed(_));
     let asked: Vec<Named> =
         fates.iter().filter(|(_, fate)| open(fate)).map(|(named, _)| named.clone()).collect();
     let known = fates_of(session, &asked).await?;
@@ -122,7 +137,7 @@ async fn settle(session: &mut Session, fates: &mut [(Named, Fate)]) -> anyhow::R
             // Why it failed is known better.
             Some((_, Fate::Failed(_))) if matches!(fate, Fate::Failed(_)) => {}
             // From its queue: counted there.
-            Some((_, Fate::ByAnother)) => *fate = Fate::InQueue,
+            Some((_, Fate::ByAnother)) => *fate = Fate::InQueue(None),
             Some((_, now)) => *fate = now.clone(),
             None => {}
         }

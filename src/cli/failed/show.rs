@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::super::output::{self, Times, bytes, counted, safe};
 use super::{SCHEMA, reader};
+use crate::config::Config;
 use crate::exit;
 use crate::letter::{Letter, why_not_stored};
 use crate::pg::{LetterFilter, LetterRow, StoredMessage, letters, messages};
@@ -44,10 +45,25 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let generation = u32::try_from(row.generation).unwrap_or(0);
     let named = (row.tenant.clone(), Letter { id: row.id, generation });
     let message = messages(&mut connection, &[named]).await?.into_iter().next();
-    let body = message.as_ref().and_then(|message| message.body.as_deref());
+    // Keys are read where they are needed.
+    let cipher = match message.as_ref().is_some_and(StoredMessage::is_encrypted)
+        && (arguments.raw || arguments.body)
+    {
+        true => Config::load_encryption(file)?,
+        false => None,
+    };
+    let wanted = message.as_ref().filter(|_| arguments.raw || arguments.body);
+    let (body, unreadable) = match wanted.map(|message| message.body(cipher.as_ref())).transpose() {
+        Ok(body) => (body.flatten(), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let body = body.as_deref();
     if arguments.raw {
         let Some(body) = body else {
-            output::note(&format!("the body is not stored: {}", why_not_stored(row.omitted.as_deref())));
+            output::note(&match &unreadable {
+                Some(error) => format!("the body is {error}"),
+                None => format!("the body is not stored: {}", why_not_stored(row.omitted.as_deref())),
+            });
             return Ok(ExitCode::from(exit::NO));
         };
         std::io::stdout().lock().write_all(body)?;
@@ -70,6 +86,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
                         None => Value::Null,
                     },
                 );
+                fields.insert("unreadable".to_owned(), json!(unreadable));
             }
         }
         output::print_json(SCHEMA, json!({ "letter": letter }))?;
@@ -84,6 +101,9 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     if let (true, Some(body)) = (arguments.body, body) {
         lines.push(String::new());
         lines.push(preview(body));
+    }
+    if let Some(error) = &unreadable {
+        lines.push(format!("             {error}"));
     }
     output::print(&lines.join("\n"))?;
     Ok(ExitCode::SUCCESS)
@@ -143,7 +163,10 @@ fn fields(label: &str, stored: Option<&str>) -> Vec<String> {
 }
 
 fn about(row: &LetterRow, shown: bool) -> String {
-    let size = bytes(row.body_size);
+    let mut size = bytes(row.body_size);
+    if let Some(key) = row.encrypted_by.as_deref().filter(|_| row.whole) {
+        size.push_str(&format!(", encrypted with key {key:?}"));
+    }
     match (row.whole, shown) {
         (false, _) => format!("{size}, not stored: {}", why_not_stored(row.omitted.as_deref())),
         (true, false) => format!("{size}; --body shows it"),

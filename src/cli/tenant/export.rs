@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use chrono::{DateTime, Utc};
@@ -13,6 +14,7 @@ use sqlx::PgConnection;
 
 use super::super::{consent, output};
 use crate::config::Config;
+use crate::encryption::Cipher;
 use crate::exit;
 use crate::letter::Letter;
 use crate::mask::{Masks, Sight};
@@ -39,12 +41,13 @@ const MESSAGES: i64 = 50;
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let tenant = arguments.tenant.as_str();
     let settings = Config::load_postgres(file)?;
-    let masks = match arguments.reveal {
+    let (masks, cipher) = match arguments.reveal {
         true => {
-            let console = Config::load(file)?.console;
-            Some(Masks::new(&console.mask, console.reveal_other_bodies).whole())
+            let config = Config::load(file)?;
+            let masks = Masks::new(&config.console.mask, config.console.reveal_other_bodies).whole();
+            (Some(masks), config.cipher().cloned())
         }
-        false => None,
+        false => (None, None),
     };
     let connected = settings.connect("oncely tenant export").await;
     let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
@@ -61,7 +64,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         // Before anything is shown.
         pg::record_action(&mut connection, &action).await.context("recording it (role oncely_operator)")?;
     }
-    let mut export = Export { connection, tenant, masks, counts: Counts::default(), is_read: true };
+    let mut export = Export { connection, tenant, masks, cipher, counts: Counts::default(), is_read: true };
     let began = pg::database_time(&mut export.connection).await?;
     export.keys().await?;
     export.trail(began).await?;
@@ -92,6 +95,8 @@ struct Export<'a> {
     tenant: &'a str,
     /// What is hidden of messages; `None` where all of them is left out.
     masks: Option<Masks>,
+    /// What opens bodies that are stored encrypted.
+    cipher: Option<Arc<dyn Cipher>>,
     counts: Counts,
     /// Somebody still reads.
     is_read: bool,
@@ -187,8 +192,13 @@ impl Export<'_> {
                     let json_of = |text: Option<&String>| text.map(|text| shown_json(masks, text));
                     value["properties"] = json!(json_of(message.and_then(|m| m.properties.as_ref())));
                     value["headers"] = json!(json_of(message.and_then(|m| m.headers.as_ref())));
-                    let body = message.and_then(|m| m.body.as_deref());
-                    value["body"] = json!(body.map(|body| shown_body(masks, body)));
+                    let body = message.map(|message| message.body(self.cipher.as_ref())).transpose();
+                    let (body, unreadable) = match body {
+                        Ok(body) => (body.flatten(), None),
+                        Err(error) => (None, Some(error.to_string())),
+                    };
+                    value["body"] = json!(body.map(|body| shown_body(masks, &body)));
+                    value["unreadable"] = json!(unreadable);
                 }
                 self.counts.letters += 1;
                 self.line("letter", value)?;

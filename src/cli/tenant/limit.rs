@@ -1,7 +1,9 @@
-//! `oncely tenant usage` and `oncely tenant limit TENANT`: how much of a tenant's dead letters is stored, and may be.
+//! `oncely tenant usage` and `oncely tenant limit TENANT`: how much of a tenant's dead letters is stored, and may be; how long its keys are
+//! remembered.
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 use serde_json::json;
@@ -9,8 +11,10 @@ use serde_json::json;
 use super::super::output::{self, List, Output, Row, Times, bytes, safe};
 use super::super::{consent, session};
 use crate::config::Config;
-use crate::pg::{self, TenantUsage};
+use crate::exit;
+use crate::pg::{self, Kept, TenantLimits, TenantUsage};
 
+const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
 const USAGE: &str = "oncely.tenant_usage/1";
 const LIMIT: &str = "oncely.tenant_limit/1";
 
@@ -24,7 +28,7 @@ pub(super) struct UsageArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["letters", "bytes", "default"]))]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["letters", "bytes", "retention", "default"]))]
 pub(super) struct LimitArguments {
     /// The tenant; '' for messages without a valid one
     pub(super) tenant: String,
@@ -34,8 +38,11 @@ pub(super) struct LimitArguments {
     /// So many bytes of their bodies and headers may be stored
     #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
     bytes: Option<i64>,
-    /// What the configuration says counts again
-    #[arg(long, conflicts_with_all = ["letters", "bytes"])]
+    /// How long its keys are remembered, such as 90d; 'default': as each consumer says
+    #[arg(long, value_parser = retention)]
+    retention: Option<Retention>,
+    /// What the configuration and the consumers say counts again
+    #[arg(long, conflicts_with_all = ["letters", "bytes", "retention"])]
     default: bool,
     /// Why, for the record
     #[arg(long)]
@@ -45,10 +52,54 @@ pub(super) struct LimitArguments {
     json: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retention {
+    Own(Duration),
+    OfConsumers,
+}
+
+impl Retention {
+    fn own(self) -> Option<Duration> {
+        match self {
+            Self::Own(own) => Some(own),
+            Self::OfConsumers => None,
+        }
+    }
+}
+
+fn retention(text: &str) -> Result<Retention, String> {
+    if text == "default" {
+        return Ok(Retention::OfConsumers);
+    }
+    let own = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if (Duration::from_secs(1)..=LONGEST).contains(&own) {
+        Ok(Retention::Own(own))
+    } else {
+        Err("from 1s to 3650d, or 'default'".to_owned())
+    }
+}
+
+fn span(seconds: f64) -> String {
+    let known = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    humantime::format_duration(known).to_string().replace(' ', "")
+}
+
+/// How long a tenant's keys are kept: what was said, and where it comes to something else.
+fn kept(usage: &TenantUsage) -> String {
+    let own = usage.retention.map_or_else(|| "–".to_owned(), span);
+    let others: Vec<String> = usage
+        .kept
+        .iter()
+        .filter(|kept| kept.because != "tenant")
+        .map(|kept| format!("{}: {}", kept.consumer, span(kept.retention)))
+        .collect();
+    if others.is_empty() { own } else { format!("{own} ({})", others.join(", ")) }
+}
+
 impl Row for TenantUsage {
     const SCHEMA: &'static str = "oncely.tenant_usage.tenant/1";
     const HEADS: &'static [&'static str] =
-        &["TENANT", "LETTERS", "OF", "BYTES", "OF", "NOT STORED", "LIMITS"];
+        &["TENANT", "LETTERS", "OF", "BYTES", "OF", "NOT STORED", "LIMITS", "KEYS KEPT"];
 
     fn cells(&self, _: Times) -> Vec<String> {
         vec![
@@ -59,6 +110,7 @@ impl Row for TenantUsage {
             bytes(self.most_bytes),
             self.left_out.to_string(),
             if self.own_limit { "its own" } else { "of all" }.to_owned(),
+            kept(self),
         ]
     }
 }
@@ -67,28 +119,106 @@ pub(super) async fn usage(file: &Path, arguments: UsageArguments, times: Times) 
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
     let quota = config.dead_letters.quota();
-    let found = pg::tenant_usages(&mut session.connection, quota, arguments.limit).await?;
+    let now = session.clock.now();
+    let found = pg::tenant_usages(&mut session.connection, quota, None, arguments.limit, now).await?;
     session.close().await;
-    let none = "no message of a dead letter is stored, and no tenant has limits of its own";
+    let none = "no message of a dead letter is stored, and no tenant has limits or a retention of its own";
     List { schema: USAGE, field: "tenants", rows: &found, none }.print(arguments.output, times)
 }
 
 pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let LimitArguments { tenant, letters, bytes: most, note, json, .. } = arguments;
-    let (user, note) = (consent::user(), note.as_deref());
-    pg::limit_tenant(&mut session.connection, &tenant, (letters, most), &user, note).await?;
-    session.close().await;
-    if json {
-        output::print_json(LIMIT, json!({ "tenant": tenant, "letters": letters, "bytes": most }))?;
+    let LimitArguments { tenant, letters, bytes: most, retention, default, note, json } = arguments;
+    if retention.is_some() && tenant.is_empty() {
+        output::note(
+            "nothing was changed: messages without a valid tenant have no keys, so no retention of their own",
+        );
+        return Ok(ExitCode::from(exit::USAGE));
     }
     let quota = config.dead_letters.quota();
-    output::note(&format!(
-        "of the tenant {} up to {} dead letters are stored with their message, and up to {}",
-        safe(&tenant),
-        letters.unwrap_or(quota.letters),
-        bytes(most.unwrap_or(quota.bytes))
-    ));
+    let now = session.clock.now();
+    let before = pg::tenant_usages(&mut session.connection, quota, Some(&tenant), 1, now).await?;
+    let had_retention = before.first().is_some_and(|usage| usage.retention.is_some());
+    let limits = TenantLimits {
+        letters: (letters.is_some() || most.is_some() || default).then_some((letters, most)),
+        retention: match retention {
+            Some(retention) => Some(retention.own()),
+            None => (default && had_retention).then_some(None),
+        },
+    };
+    let (user, note) = (consent::user(), note.as_deref());
+    pg::limit_tenant(&mut session.connection, &tenant, limits, &user, note).await?;
+    pg::take_time(&mut session.connection).await?;
+    let now = session.clock.now();
+    let after = pg::tenant_usages(&mut session.connection, quota, Some(&tenant), 1, now).await?;
+    session.close().await;
+    let after = after.into_iter().next().unwrap_or_default();
+    if json {
+        output::print_json(
+            LIMIT,
+            json!({
+                "tenant": tenant, "letters": limits.letters.and_then(|(letters, _)| letters),
+                "bytes": limits.letters.and_then(|(_, bytes)| bytes), "retention": after.retention, "kept": after.kept,
+            }),
+        )?;
+    }
+    if let Some((letters, most)) = limits.letters {
+        output::note(&format!(
+            "of the tenant {} up to {} dead letters are stored with their message, and up to {}",
+            safe(&tenant),
+            letters.unwrap_or(quota.letters),
+            bytes(most.unwrap_or(quota.bytes))
+        ));
+    }
+    if let Some(wish) = limits.retention {
+        told(&config, &tenant, wish, &after).iter().for_each(|line| output::note(line));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What comes of a retention that was set: a shorter one than is possible is not taken for done.
+fn told(config: &Config, tenant: &str, wish: Option<Duration>, after: &TenantUsage) -> Vec<String> {
+    let mut lines = vec![match wish {
+        Some(own) => format!(
+            "keys of the tenant {} are remembered for {}",
+            safe(tenant),
+            humantime::format_duration(own)
+        ),
+        None => format!("keys of the tenant {} are remembered as each consumer says", safe(tenant)),
+    }];
+    for Kept { consumer, retention, because } in after.kept.iter() {
+        let why = match because.as_str() {
+            "tenant" => continue,
+            "redelivery_horizon" => "a copy may still come for so long (redelivery_horizon)",
+            "mirror_ttl" => "a mirror entry may live for so long (mirror.ttl), and must not outlive its key",
+            _ => "until the mirror entries of before are over (mirror.ttl and an hour)",
+        };
+        lines.push(format!("! of {} they are kept for {}: {why}", safe(consumer), span(*retention)));
+    }
+    if let Some(own) = wish.filter(|own| *own > config.audit.retention) {
+        lines.push(format!(
+            "! the trail is kept for {} only (audit.retention): of older keys it says nothing any more",
+            humantime::format_duration(config.audit.retention.min(own))
+        ));
+    }
+    if wish.is_some() {
+        lines.push(
+            "keys of oncely.claim that are there keep the end that they have; new ones get the longer of the two"
+                .to_owned(),
+        );
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retention_is_a_time_that_can_be_or_that_of_the_consumers() {
+        assert_eq!(retention("default"), Ok(Retention::OfConsumers));
+        assert_eq!(retention("90d"), Ok(Retention::Own(Duration::from_secs(90 * 86_400))));
+        assert!(["0s", "3651d", "soon", ""].iter().all(|text| retention(text).is_err()));
+    }
 }

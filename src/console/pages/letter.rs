@@ -142,9 +142,10 @@ fn contents(
                 pre.message tabindex="0" { (masks.json(headers, sight)) }
             }
             h2 #body { "Body, " (bytes(row.body_size)) }
-            @match &message.body {
-                Some(body) => pre.message tabindex="0" { (masks.body(body, sight)) },
-                None => p.note { "It is not stored: " (why_not_stored(row.omitted.as_deref())) "." },
+            @match message.body(ask.app.config.cipher()) {
+                Ok(Some(body)) => pre.message tabindex="0" { (masks.body(&body, sight)) },
+                Ok(None) => p.note { "It is not stored: " (why_not_stored(row.omitted.as_deref())) "." },
+                Err(error) => p.note { "It is " (error.to_string()) "." },
             }
         }
     }

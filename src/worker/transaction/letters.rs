@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::amqp::{Delivery, header, store_headers, store_properties, without_ours};
+use crate::encryption::{Place, Stored};
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
@@ -129,11 +130,27 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
         false => Some("headers"),
         true => (message.body.len() > shared.stored_body).then_some("max_body"),
     };
+    let (tenant, key) = (text(known.tenant.as_ref()), text(known.key.as_ref()));
+    let (body, omitted) = match omitted {
+        Some(why) => (None, Some(why)),
+        None => {
+            let place =
+                Place::LetterBody { tenant, consumer: shared.consumer.name.as_str(), key, letter: id };
+            match Stored::seal(shared.cipher.as_ref(), &place, &message.body) {
+                Ok(stored) => (Some(stored), None),
+                // Never as it is: the queue has it.
+                Err(error) => {
+                    tracing::error!(letter = %id, %error, "the body of a dead letter is not stored: it can't be encrypted");
+                    (None, Some("cipher"))
+                }
+            }
+        }
+    };
     let clean = |text: &str| text.replace('\0', "\u{fffd}");
     Some(DeadLetter {
-        tenant: text(known.tenant.as_ref()).to_owned(),
+        tenant: tenant.to_owned(),
         id,
-        key: text(known.key.as_ref()).to_owned(),
+        key: key.to_owned(),
         reason: rejection.reason.as_str(),
         error_code: code.clone(),
         detail: clean(&detail),
@@ -147,7 +164,7 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
         fingerprint: given_up.fingerprint.map(|print| print.0.to_vec()),
         properties: store_properties(&properties),
         headers: stored.flatten(),
-        body: omitted.is_none().then(|| message.body.to_vec()),
+        body,
         body_size: message.body.len(),
         omitted,
     })

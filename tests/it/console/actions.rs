@@ -265,6 +265,33 @@ async fn a_message_is_outlined_until_somebody_reveals_it_and_that_is_recorded_be
 }
 
 #[tokio::test]
+async fn an_encrypted_body_is_revealed_where_the_console_has_its_key_and_its_key_is_named_where_it_has_not() {
+    let mut world = World::new().await;
+    let path = world.file().with_file_name("keys.toml");
+    std::fs::write(&path, format!("[[keys]]\nid = \"key-1\"\nkey = \"{}\"", "5e".repeat(32))).unwrap();
+    let section = format!("[encryption]\nkeys = {:?}\n", path.display().to_string());
+    world.configure(&section);
+    world.consumer("payments", "retry = { max_attempts = 1 }");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), r#"{"do": "reject", "secret": "geheim"}"#).await;
+    world.wait_for(WAITING, 1).await;
+    world.stop(worker).await;
+    let id = world.text("select id::text from oncely.dead_letters").await.unwrap();
+    let (running, operator) = console(&world).await;
+    let page = document::plain(&operator.page(&format!("/failed/letter?id={id}")).await.body);
+    assert!(page.contains("\"secret\": \"••• text of 6\"") && !page.contains("geheim"), "{page}");
+    let revealed = operator.submit("/failed/reveal", &[("id", &id), ("tenant", "acme")]).await;
+    assert!(document::plain(&revealed.body).contains("\"secret\": \"geheim\""), "{}", revealed.body);
+    drop(running);
+    world.reconfigure(&section, "");
+    let (running, operator) = console(&world).await;
+    let page = document::plain(&operator.page(&format!("/failed/letter?id={id}")).await.body);
+    assert!(page.contains("It is encrypted with key \"key-1\", which this process does not have"), "{page}");
+    drop(running);
+}
+
+#[tokio::test]
 async fn a_consumer_is_paused_with_a_reason_and_an_end_and_resumed() {
     let mut world = World::new().await;
     world.consumer("payments", "");

@@ -189,6 +189,11 @@ const UPKEEP: &[Case] = &[
         "letters.unknown", Verdict::Warning, "payments: 1 message waiting as outcome_unknown",
         "update oncely.dead_letters set state = 'discarded'",
     ),
+    case(
+        "update oncely.dead_letters set properties = '{}', body = 'x', encrypted_by = 'lost'",
+        "letters.keys", Verdict::Warning, "the bodies of 1 dead letters are encrypted with key lost, which this process does not have",
+        "update oncely.dead_letters set body = null, encrypted_by = null",
+    ),
 ];
 
 #[tokio::test]

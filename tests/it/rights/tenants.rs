@@ -22,9 +22,9 @@ const ROWS: &str = "
     select '{t}', now(), 1, n.consumer, n.key, '{x}', 'completed', '{x}', '{x}', '{x}', '{x}', '{x}', '{x}'
     from (values ('payments', 'k'), ('{x}', '{x}')) as n (consumer, key);
     insert into oncely.dead_letters (tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id,
-        state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, body_size, updated_at)
+        state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, encrypted_by, body_size, updated_at)
     select '{t}', n.id::uuid, n.consumer, n.key, now(), '{x}', '{x}', '{x}', 1, '{x}', '{x}', '{x}', 'waiting', 1, 1, '{x}', '{x}', '{x}',
-        convert_to(rpad('{x}', 16, '.'), 'UTF8'), '{\"is\": \"{x}\"}', '{\"is\": \"{p}\"}', '{p}', 5, now()
+        convert_to(rpad('{x}', 16, '.'), 'UTF8'), '{\"is\": \"{x}\"}', '{\"is\": \"{p}\"}', '{p}', '{x}', 5, now()
     from (values ('payments', 'k', '00000000-0000-8000-8000-00000000000{n}'), ('{x}', '{x}', gen_random_uuid()::text)) as n (consumer, key, id);
     insert into oncely.ordering_keys (tenant, ordering_key, last_number, used_at) values ('{t}', '{x}', 2, now());
     insert into oncely.events (tenant, id, created_at, available_at, ordering_number, state, exchange, routing_key, ordering_key, message_id,
@@ -122,7 +122,7 @@ async fn every_table_is_filled_with_canaries() {
         from pg_class as c
         join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
-            and a.atttypid not in ('int4'::regtype, 'int8'::regtype, 'uuid'::regtype, 'timestamptz'::regtype, 'bool'::regtype)";
+            and a.atttypid not in ('int4'::regtype, 'int8'::regtype, 'uuid'::regtype, 'timestamptz'::regtype, 'interval'::regtype, 'bool'::regtype)";
     let columns = sqlx::query(columns).fetch_all(&mut world.sql).await.unwrap();
     let mut seen = BTreeMap::<String, u32>::new();
     for row in columns {
