@@ -133,6 +133,7 @@ create function oncely.take_lease(
     worker text,
     trace_id text,
     knows_payload boolean,
+    may_take_over boolean,
     out outcome text,
     out token bigint,
     out attempt integer,
@@ -251,6 +252,12 @@ begin
             delay := known.not_before - clock_timestamp();
             return;
         end if;
+        -- Of a client that was just cut off: so may have been the holder, who lives and could not renew.
+        if known.owner is not null and not take_lease.may_take_over then
+            outcome := 'in_flight';
+            delay := take_lease.lease;
+            return;
+        end if;
         -- Not of a lease: a copy may come a little early, as in oncely.claim.
         if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
             outcome := 'retry';
@@ -354,6 +361,7 @@ create function oncely.take_leases(
     queues text[],
     worker text,
     trace_ids text[],
+    may_take_over boolean,
     out place bigint,
     out outcome text,
     out token bigint,
@@ -372,7 +380,8 @@ as $$
         as q (tenant, key, print, owner, queue, trace_id, place)
     cross join lateral oncely.take_lease(
         q.tenant, take_leases.consumer, q.key, q.print, q.owner, take_leases.lease, take_leases.max_run, null,
-        take_leases.on_conflict, take_leases.max_crashes, q.queue, take_leases.worker, q.trace_id, true
+        take_leases.on_conflict, take_leases.max_crashes, q.queue, take_leases.worker, q.trace_id, true,
+        take_leases.may_take_over
     ) as t
 $$;
 comment on function oncely.take_leases is
@@ -424,7 +433,7 @@ begin
         claim_lease.tenant, claim_lease.consumer, claim_lease.key,
         oncely.stored_fingerprint(claim_lease.fingerprint), claim_lease.owner, claim_lease.lease, claim_lease.max_run,
         claim_lease.retention, claim_lease.on_conflict, claim_lease.max_crashes, claim_lease.queue, claim_lease.worker,
-        claim_lease.trace_id, claim_lease.fingerprint is not null
+        claim_lease.trace_id, claim_lease.fingerprint is not null, true
     ) as t;
 end
 $$;

@@ -27,6 +27,8 @@ pub(crate) struct LeaseClaim<'a> {
     pub(crate) queue: &'a str,
     pub(crate) worker: &'a str,
     pub(crate) trace_id: Option<&'a str>,
+    /// May it take over a key whose lease has run out? In a group that counts for all.
+    pub(crate) may_take_over: bool,
 }
 
 /// What became of it.
@@ -108,7 +110,7 @@ pub(crate) async fn take_leases(
     let rows = sqlx::query_as!(
         Taken,
         r#"select place as "place!", outcome as "outcome!", token, attempt, crashes as "crashes!", delay, reason, detail
-         from oncely.take_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"#,
+         from oncely.take_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"#,
         &texts(|claim| claim.identity.tenant.as_str().to_owned()),
         first.identity.consumer.as_str(),
         &texts(|claim| claim.identity.key.as_str().to_owned()),
@@ -120,7 +122,8 @@ pub(crate) async fn take_leases(
         i32::try_from(first.max_crashes).unwrap_or(i32::MAX),
         &texts(|claim| claim.queue.to_owned()),
         first.worker,
-        &traces as &[Option<String>]
+        &traces as &[Option<String>],
+        claims.iter().all(|claim| claim.may_take_over)
     )
     .fetch_all(connection)
     .await?;

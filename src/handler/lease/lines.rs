@@ -90,6 +90,11 @@ impl Lines {
         Self { own, renewals, writes, renewing, finishing }
     }
 
+    /// Could PostgreSQL not be reached within this time, by claims, steps or renewals?
+    pub(crate) fn were_away_within(&self, time: Duration) -> bool {
+        [&self.own, &self.renewals].into_iter().any(|sessions| sessions.was_away_within(time))
+    }
+
     /// Closes what rests.
     pub(crate) async fn close(&self) {
         for sessions in [&self.own, &self.renewals, &self.writes] {

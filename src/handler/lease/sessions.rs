@@ -4,7 +4,7 @@
 //! again where its answer is lost, so it is, until it is answered.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use sqlx::PgConnection;
@@ -55,6 +55,8 @@ pub(crate) struct Sessions {
     /// Told of what keeps a statement from being answered, each time.
     stalled: Box<dyn Fn(&Fault) + Send + Sync>,
     resting: Mutex<Vec<Session>>,
+    /// When PostgreSQL could not be reached last.
+    away: Mutex<Option<Instant>>,
 }
 
 /// What is said to PostgreSQL, in one session.
@@ -80,7 +82,16 @@ impl Sessions {
     ) -> Self {
         let places = Semaphore::new(count);
         let stalled = Box::new(stalled);
-        Self { door, application, clock, limit, places, stalled, resting: Mutex::default() }
+        Self {
+            door,
+            application,
+            clock,
+            limit,
+            places,
+            stalled,
+            resting: Mutex::default(),
+            away: Mutex::default(),
+        }
     }
 
     /// Longest wait for an answer to a statement of ours.
@@ -182,7 +193,10 @@ impl Sessions {
                 Err(error) => error,
             };
             let fault = match classify(error) {
-                PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
+                PgFault::Outage(outage) => {
+                    *self.away.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                    Fault::new(FaultClass::Environment, None, outage.to_string())
+                }
                 PgFault::Fault(fault) => match fault.class {
                     FaultClass::Environment | FaultClass::Contention | FaultClass::Session => fault,
                     // Cancelled, or a key that changes too fast.
@@ -200,6 +214,12 @@ impl Sessions {
                 () = tokio::time::sleep(backoff.next()) => {}
             }
         }
+    }
+
+    /// Could PostgreSQL not be reached within this time?
+    pub(crate) fn was_away_within(&self, time: Duration) -> bool {
+        let away = *self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        away.is_some_and(|away| away.elapsed() < time)
     }
 
     /// Something keeps a statement from being answered.

@@ -162,9 +162,7 @@ impl Runner {
                 "a message has failed, and none has succeeded beside it: it comes back; no attempt is spent"),
         }
         // One at a time is tried while nothing succeeds, and not without a pause.
-        if !self.pause(pause.min(LONGEST_BRAKE)).await {
-            return None;
-        }
+        self.pause(pause.min(LONGEST_BRAKE)).await;
         let decided = self.postpone(pause).await;
         self.leaves(candidate, &decided);
         decided

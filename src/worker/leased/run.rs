@@ -167,7 +167,8 @@ impl Runner {
         step("lease.claim.before");
         let claimed = self.lines.own.until_answered(&shared.stop, "a message is claimed", || {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
-            self.claims.say(Claiming { candidate, trail, owner })
+            let may_take_over = !self.lines.were_away_within(shared.consumer.lease.time);
+            self.claims.say(Claiming { candidate, trail, owner, may_take_over })
         });
         let claimed = claimed.await;
         step("lease.claim.after");

@@ -25,6 +25,8 @@ pub(super) struct Claiming {
     /// Of this very acquisition.
     pub(super) owner: String,
     pub(super) trail: Trail,
+    /// Not just after an outage: whoever holds the key may have been cut off as well, and lives.
+    pub(super) may_take_over: bool,
 }
 
 impl Runner {
@@ -67,5 +69,6 @@ fn claim<'a>(shared: &'a Shared, claiming: &'a Claiming) -> LeaseClaim<'a> {
         queue: &claiming.trail.queue,
         worker: &claiming.trail.worker,
         trace_id: claiming.trail.trace_id.as_deref(),
+        may_take_over: claiming.may_take_over,
     }
 }

@@ -43,8 +43,8 @@ impl Runner {
         };
         tokio::select! {
             biased;
-            () = shared.stop.cancelled() => None,
             permit = entering => Some(permit),
+            () = shared.stop.cancelled() => None,
         }
     }
 
@@ -100,7 +100,10 @@ impl Runner {
     pub(super) async fn postpone(&self, delay: Duration) -> Decided {
         match self.shared.consumer.retry.rung_for(delay) {
             Some(delay) => Some(Outcome::Postponed { delay }),
-            None => self.pause(delay).await.then_some(Outcome::Postponed { delay: Duration::ZERO }),
+            None => {
+                self.pause(delay).await;
+                Some(Outcome::Postponed { delay: Duration::ZERO })
+            }
         }
     }
 

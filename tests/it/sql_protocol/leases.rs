@@ -911,3 +911,29 @@ async fn a_repeated_call_that_is_refused_says_nothing_of_the_first() {
     let begun = begin(&mut world.sql, ("k", second), "charge", "ask").await.unwrap();
     assert_eq!(begun.0, "unknown");
 }
+
+#[tokio::test]
+async fn a_worker_that_was_just_cut_off_takes_nothing_over() {
+    let mut world = World::new().await;
+    let token = granted(&mut world.sql, "held", "holder").await;
+    sqlx::query("update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let take = "select string_agg(key || ' ' || t.outcome, ', ' order by place)
+        from oncely.take_leases(array['acme', 'acme'], 'payments', array['held', 'fresh'], array[null, null]::bytea[],
+            array['a', 'b'], '30 s', '10 min', 'duplicate', 3, array['q', 'q'], 'w', array[null, null]::text[], $1) as t
+        join unnest(array['held', 'fresh']) with ordinality as k (key, number) on k.number = t.place";
+    let told: String = sqlx::query_scalar(take).bind(false).fetch_one(&mut world.sql).await.unwrap();
+    assert_eq!(
+        told, "held in_flight, fresh granted",
+        "whoever holds it may have been cut off as well, and lives"
+    );
+    assert!(renew(&mut world.sql, "held", token).await.unwrap(), "late, and nobody took it");
+    sqlx::query("update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let told: String = sqlx::query_scalar(take).bind(true).fetch_one(&mut world.sql).await.unwrap();
+    assert!(told.starts_with("held granted"), "{told}");
+}
