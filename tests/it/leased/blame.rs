@@ -10,6 +10,15 @@ use oncely::lease::{Finish, Lease};
 const RETRY: &str = "retry = { delays = [\"50ms\"], max_attempts = 3 }";
 const CALL: Step = Step::new("call", Repeat::Always);
 
+/// As many runs as may be at work at the same time.
+struct Meeting(tokio::sync::Barrier);
+
+impl Default for Meeting {
+    fn default() -> Self {
+        Self(tokio::sync::Barrier::new(8))
+    }
+}
+
 /// Does what the key says.
 #[derive(Clone, Default)]
 struct Odd {
@@ -18,6 +27,8 @@ struct Odd {
     crowded: Arc<AtomicBool>,
     calls: Arc<AtomicUsize>,
     mended: Arc<AtomicBool>,
+    /// Where runs meet before they end.
+    ending: Arc<Meeting>,
     /// A message came as a copy of ours, or again.
     copied: Arc<AtomicBool>,
 }
@@ -58,6 +69,11 @@ impl LeasedHandler for Odd {
                         Ok(())
                     })
                 }));
+            }
+            "together" | "large" => {
+                self.ending.0.wait().await;
+                let length = if message.key().starts_with("large") { 70_000 } else { 7 };
+                return Finish::response("x".repeat(length));
             }
             "held" => {
                 let by_its_queue = message.routing_key() == message.queue();
@@ -219,4 +235,25 @@ async fn what_is_in_flight_is_rejected_where_the_consumer_says_so() {
     let held =
         "select count(*) from oncely.idempotency_keys where owner = 'elsewhere' and status = 'IN_PROGRESS'";
     assert_eq!(world.count(held).await, 1, "whose it is keeps it");
+}
+
+#[tokio::test]
+async fn what_is_said_together_fails_by_itself() {
+    let mut world = world_with("", RETRY, "").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "large-1"), "{}").await;
+    for number in 1..8 {
+        world.publish("charges", message("acme", &format!("together-{number}")), "{}").await;
+    }
+    world.wait_for(COMPLETED, 7).await;
+    world.wait_for("select count(*) from oncely.dead_letters", 1).await;
+    running.end().await;
+    let others = "select count(*) from oncely.audit where outcome = 'completed' and attempt = 1";
+    assert_eq!(world.count(others).await, 7, "their runs were not tried again");
+    assert_eq!(
+        world.text("select key || ' ' || attempt from oncely.dead_letters").await.as_deref(),
+        Some("large-1 1"),
+        "whose answer can't be stored"
+    );
 }

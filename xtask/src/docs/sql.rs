@@ -9,7 +9,7 @@ use super::{cell, head};
 use crate::prepare;
 
 /// Functions that callers are meant to use, by who they are. All others are Oncely's own.
-const CALLERS: [(&str, &str, &[&str]); 4] = [
+const CALLERS: [(&str, &str, &[&str]); 5] = [
     ("For handlers", "Called inside a worker's transaction; [`emit`](#emit) as well.", &["reject", "refuse"]),
     (
         "For applications",
@@ -17,9 +17,33 @@ const CALLERS: [(&str, &str, &[&str]); 4] = [
         &["claim", "complete", "fail", "emit", "protocol_version"],
     ),
     (
+        "For programs that hold leases",
+        "Each commits by itself: [the SQL protocol](sql.md#leases), [effects outside PostgreSQL](../how-to/leases.md).",
+        &[
+            "claim_lease",
+            "renew_lease",
+            "begin_step",
+            "checkpoint",
+            "refuse_step",
+            "complete_lease",
+            "fail_lease",
+            "release_lease",
+            "step_key",
+            "lease_protocol_version",
+        ],
+    ),
+    (
         "For operators",
         "`oncely` calls them; they are there for SQL as well. Each leaves a row in `oncely.operator_actions`.",
-        &["grant_right", "revoke_rights", "settle_claim", "park", "set_retention", "accept_clock"],
+        &[
+            "grant_right",
+            "revoke_rights",
+            "settle_claim",
+            "revoke_lease",
+            "park",
+            "set_retention",
+            "accept_clock",
+        ],
     ),
     ("To look", "They change nothing.", &["epoch", "bucket"]),
 ];
