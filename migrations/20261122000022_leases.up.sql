@@ -24,7 +24,11 @@ language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if (given between least_time and most and extract(year from given) between -200 and 200) is not true then
+    -- In seconds: an interval of months less days may be longer than it looks.
+    if (
+        extract(epoch from given) between extract(epoch from least_time) and extract(epoch from most)
+        and given between least_time and most and extract(year from given) between -200 and 200
+    ) is not true then
         raise exception using errcode = 'ONC11',
             message = format('oncely: %s is not between %s and %s', name, least_time, most);
     end if;
@@ -50,6 +54,13 @@ begin
     perform oncely.check_argument('tenant', hold_lease.tenant), oncely.check_argument('consumer', hold_lease.consumer),
         oncely.check_argument('key', hold_lease.key);
     perform oncely.check_right('consume', hold_lease.consumer, hold_lease.tenant);
+    -- Numbers only grow: whose number is not there has no lease, and locks nothing that others wait for.
+    select i.* into held
+    from oncely.idempotency_keys as i
+    where i.tenant = hold_lease.tenant and i.consumer = hold_lease.consumer and i.key = hold_lease.key;
+    if held.fencing_token is distinct from hold_lease.token then
+        return held;
+    end if;
     select i.* into held
     from oncely.idempotency_keys as i
     where i.tenant = hold_lease.tenant and i.consumer = hold_lease.consumer and i.key = hold_lease.key
@@ -692,14 +703,17 @@ begin
             return;
         end if;
         outcome := 'lost';
-        insert into oncely.audit (
-            tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
-        )
-        values (
-            fail_lease.tenant, at, 0, fail_lease.consumer, fail_lease.key, coalesce(fail_lease.queue, ''), 'fenced',
-            concat_ws(': ', format('lost the lease %s', fail_lease.token), detail),
-            oncely.worker_name(fail_lease.worker), session_user, fail_lease.trace_id
-        );
+        -- Of a lease that there was: nobody fills the trail with others.
+        if held.fencing_token > fail_lease.token then
+            insert into oncely.audit (
+                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
+            )
+            values (
+                fail_lease.tenant, at, 0, fail_lease.consumer, fail_lease.key, coalesce(fail_lease.queue, ''), 'fenced',
+                concat_ws(': ', format('lost the lease %s', fail_lease.token), detail),
+                oncely.worker_name(fail_lease.worker), session_user, fail_lease.trace_id
+            );
+        end if;
         return;
     end if;
     if class = 'environment' and fail_lease.reason is null and not coalesce(fail_lease.charged, false) then

@@ -152,7 +152,26 @@ fn shown(setting: &str, value: &Value) -> String {
         }
         // Something else than a URL, and nobody knows what.
         _ if is_url(setting) => UNKNOWN.to_owned(),
+        // Headers hold tokens, and so may what stands behind a webhook's host.
+        Value::Dict(tag, table) if setting == "consumers.handler" => {
+            let mut table = table.clone();
+            if let Some(Value::Dict(_, headers)) = table.get_mut("headers") {
+                headers.values_mut().for_each(|value| *value = Value::from("***"));
+            }
+            if let Some(http) = table.get_mut("http") {
+                let origin = http.as_str().and_then(|text| url::Url::parse(text).ok());
+                *http = Value::from(origin.map_or_else(|| "***".to_owned(), |url| origin_of(&url)));
+            }
+            without_logins(&toml(&Value::Dict(*tag, table)), "***")
+        }
         value => without_logins(&toml(value), "***"),
+    }
+}
+
+fn origin_of(url: &url::Url) -> String {
+    match url.path() {
+        "/" if url.query().is_none() => url.origin().ascii_serialization(),
+        _ => format!("{}/***", url.origin().ascii_serialization()),
     }
 }
 

@@ -16,6 +16,8 @@ with walked as materialized (
       and status = 'IN_PROGRESS' and consumer = $1 and expires_at is null and created_at < $2
       -- A run that holds it, or a copy that waits for its time, is still to come.
       and coalesce(i.not_before, '-infinity') < $2
+      -- Claimed under a lease since then (the token is the time of the claim): it is still tried, and its steps are known.
+      and coalesce(to_timestamp(i.fencing_token / 1000000.0), '-infinity') < $2
       and not exists (
           select from oncely.dead_letters as d
           where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key

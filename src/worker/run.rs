@@ -166,6 +166,12 @@ impl WorkerBuilder {
                         "a handler that runs under leases answers nobody: emit the answer in its Finish",
                     );
                 }
+                if consumer.fair {
+                    problems.add(
+                        format!("consumers.{}.fair", consumer.name),
+                        "has no effect where the handler runs under leases: nothing is fetched ahead that could be put in turns",
+                    );
+                }
                 // A pause waits for its runs so long.
                 consumer.deadline = consumer.lease.max_run;
                 // Nothing is fetched ahead: what waits here could run in another process.

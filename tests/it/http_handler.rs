@@ -251,4 +251,8 @@ async fn all_that_is_wrong_with_an_endpoint_is_said_at_once() {
         assert!(told.contains(part), "{part}: {told}");
     }
     assert!(!told.contains("s3cr3t"), "{told}");
+    world.reconfigure("http://u:s3cr3t@pay.example.com/", "https://pay.example.com/hooks/s3cr3t?sig=s3cr3t");
+    let shown = world.oncely(&["config", "show"]).await;
+    let told = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(told.contains("https://pay.example.com/***") && !told.contains("s3cr3t"), "{told}");
 }

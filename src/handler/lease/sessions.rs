@@ -206,7 +206,10 @@ impl Sessions {
                     _ => return Err(Said::Fault(fault)),
                 },
             };
-            self.stall(&fault);
+            // What another transaction holds is no fault of PostgreSQL's.
+            if fault.class != FaultClass::Contention {
+                self.stall(&fault);
+            }
             tracing::warn!(application = %self.application, error = %fault, "{what}: PostgreSQL can't be asked; tried again");
             tokio::select! {
                 biased;

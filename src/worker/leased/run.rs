@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use futures::FutureExt as _;
 use uuid::Uuid;
 
 use super::runner::{Claiming, Decided, Runner};
@@ -11,7 +12,7 @@ use crate::amqp::Delivery;
 use crate::failpoint::step;
 use crate::handler::lease::{Lease, LeaseTime, Said, Trail, statement};
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::pg::LeaseAnswer;
+use crate::pg::{self, LeaseAnswer};
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, Known};
 use crate::worker::settle::settle;
@@ -168,7 +169,14 @@ impl Runner {
         let claimed = self.lines.own.until_answered(&shared.stop, "a message is claimed", || {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
             let may_take_over = !self.lines.were_away_within(shared.consumer.lease.time);
-            self.claims.say(Claiming { candidate, trail, owner, may_take_over })
+            let claimed = self.claims.say(Claiming { candidate, trail, owner, may_take_over });
+            let lease = shared.consumer.lease.time;
+            // An open transaction holds the key: as long as that lasts it is in flight, and keeps no place.
+            let held = move |claimed| match claimed {
+                Err(error) if pg::is_locked(&error) => Ok(LeaseAnswer::InFlight(lease)),
+                claimed => claimed,
+            };
+            claimed.map(held).boxed()
         });
         let claimed = claimed.await;
         step("lease.claim.after");
