@@ -24,11 +24,11 @@ pub(crate) struct Arguments {
 /// Builds the programs and the driver, and runs it; fails where a check does.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let programs = process::build_binaries()?;
-    let target = programs.parent().context("no folder")?.join("browser");
+    let target = programs.parent().context("no folder")?;
     let folder = process::root().join("browser");
-    // Its own versions of everything: nothing else is built with a browser's driver.
-    process::run(process::cargo(&folder).args(["build", "--locked", "--target-dir"]).arg(&target))?;
-    let packages = target.join("axe");
+    // A workspace of its own, in the same folder: what both have in common is compiled once.
+    process::run(process::cargo(&folder).args(["build", "--locked", "--target-dir"]).arg(target))?;
+    let packages = target.join("browser/axe");
     testbed::node(&folder.join("axe"), &packages)?;
     let mut command = Command::new(target.join("debug").join("browser"));
     command
