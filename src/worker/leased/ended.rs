@@ -15,9 +15,6 @@ use crate::pg::{LeaseFailed, PgFault};
 use crate::reason::{Reason, Rejection};
 use crate::worker::candidate::{Candidate, Known};
 
-/// Longest pause of a place whose message has failed and has no witness.
-const LONGEST_BRAKE: Duration = Duration::from_secs(5);
-
 impl Runner {
     /// The run is done, or its answer is no.
     pub(super) async fn finish(
@@ -161,8 +158,8 @@ impl Runner {
             false => tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
                 "a message has failed, and none has succeeded beside it: it comes back; no attempt is spent"),
         }
-        // One at a time is tried while nothing succeeds, and not without a pause.
-        self.pause(pause.min(LONGEST_BRAKE)).await;
+        // They are tried one after the other while nothing succeeds, and not without a pause.
+        self.pause(pause.min(super::BRAKE)).await;
         let decided = self.postpone(pause).await;
         self.leaves(candidate, &decided);
         decided

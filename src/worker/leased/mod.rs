@@ -11,6 +11,7 @@ mod trial;
 mod waiting;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
@@ -30,6 +31,9 @@ const SESSIONS: usize = 4;
 const RENEWAL_SESSIONS: usize = 2;
 /// Groups of claims that are out at the same time, and as many of completions: what comes meanwhile goes together with the next.
 const GROUPS: usize = 2;
+/// Longest wait for a run to end before the next one begins, while nothing succeeds; and longest pause of a place whose message has failed
+/// without a witness.
+const BRAKE: Duration = Duration::from_secs(5);
 /// Renewals for each lease: two may fail.
 const RENEWALS: u32 = 3;
 
@@ -64,11 +68,14 @@ pub(super) async fn leased(
             place = Arc::clone(&places).acquire_owned() => place,
         };
         let Ok(place) = place else { break };
-        // While nothing succeeds, one at a time is tried: what strikes all of them need not strike them at once.
+        // While nothing succeeds, they are tried one after the other: what strikes all of them need not strike them at once. A run that
+        // lasts keeps the next one waiting for a while only.
+        let patience = tokio::time::Instant::now() + BRAKE;
         while shared.progress.is_stalled() && !runs.is_empty() {
             tokio::select! {
                 biased;
                 () = shared.stop.cancelled() => break,
+                () = tokio::time::sleep_until(patience) => break,
                 Some(ended) = runs.join_next() => pass_on(ended),
             }
         }

@@ -17,7 +17,7 @@ use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, Known};
 use crate::worker::settle::settle;
 
-/// After a claim that PostgreSQL refused.
+/// After a claim that PostgreSQL refused, or that met an open transaction.
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 
 impl Runner {
@@ -170,10 +170,9 @@ impl Runner {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
             let may_take_over = !self.lines.were_away_within(shared.consumer.lease.time);
             let claimed = self.claims.say(Claiming { candidate, trail, owner, may_take_over });
-            let lease = shared.consumer.lease.time;
-            // An open transaction holds the key: as long as that lasts it is in flight, and keeps no place.
-            let held = move |claimed| match claimed {
-                Err(error) if pg::is_locked(&error) => Ok(LeaseAnswer::InFlight(lease)),
+            // An open transaction holds the key. Whether anybody runs it is known only at that one's end, so it waits, and keeps no place.
+            let held = |claimed| match claimed {
+                Err(error) if pg::is_locked(&error) => Ok(LeaseAnswer::Wait(CLAIM_AGAIN)),
                 claimed => claimed,
             };
             claimed.map(held).boxed()

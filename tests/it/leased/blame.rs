@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use super::{COMPLETED, HandlerError, LeasedHandler, Message, Repeat, Running, Step, message, world_with};
 use oncely::lease::{Finish, Lease};
 
@@ -27,6 +29,9 @@ struct Odd {
     crowded: Arc<AtomicBool>,
     calls: Arc<AtomicUsize>,
     mended: Arc<AtomicBool>,
+    /// A run that lasts has begun; it may end.
+    begun: Arc<Notify>,
+    go_on: Arc<Notify>,
     /// Where runs meet before they end.
     ending: Arc<Meeting>,
     /// A message came as a copy of ours, or again.
@@ -69,6 +74,10 @@ impl LeasedHandler for Odd {
                         Ok(())
                     })
                 }));
+            }
+            "lasts" => {
+                self.begun.notify_one();
+                self.go_on.notified().await;
             }
             "together" | "large" => {
                 self.ending.0.wait().await;
@@ -256,4 +265,43 @@ async fn what_is_said_together_fails_by_itself() {
         Some("large-1 1"),
         "whose answer can't be stored"
     );
+}
+
+#[tokio::test]
+async fn a_run_that_lasts_keeps_no_innocent_waiting_while_another_fails() {
+    let mut world = world_with("", RETRY, "").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "lasts-1"), "{}").await;
+    odd.begun.notified().await;
+    world.publish("charges", message("acme", "astray-1"), "{}").await;
+    let failed = "select count(*) from oncely.idempotency_keys where key = 'astray-1' and owner is null";
+    world.wait_for(failed, 1).await;
+    world.publish("charges", message("acme", "fine-1"), "{}").await;
+    world.wait_for(COMPLETED, 1).await;
+    odd.go_on.notify_one();
+    odd.mended.store(true, Ordering::SeqCst);
+    world.wait_for(COMPLETED, 3).await;
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_key_in_an_open_transaction_is_not_rejected_as_in_flight() {
+    let port = testbed::free_port().unwrap();
+    let mut world =
+        world_with(", in_flight = \"reject\"", "retry = { delays = [\"2s\"], max_attempts = 3 }", "").await;
+    world.reconfigure("shutdown = \"6s\"", &format!("shutdown = \"6s\"\nlisten = \"127.0.0.1:{port}\""));
+    let mut client = world.database.connect().await.unwrap();
+    let claim = "begin; select oncely.claim_lease('acme', 'charges', 'k', null, 'elsewhere')";
+    sqlx::raw_sql(claim).execute(&mut client).await.unwrap();
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    world.publish("charges", message("acme", "k"), "{}").await;
+    let waited = "oncely_messages_total{consumer=\"charges\",outcome=\"postponed\"} 1\n";
+    crate::support::http::wait_for(&format!("127.0.0.1:{port}"), "/metrics", 200, waited).await;
+    // Nobody ran it after all.
+    sqlx::raw_sql("rollback").execute(&mut client).await.unwrap();
+    world.wait_for(COMPLETED, 1).await;
+    running.end().await;
+    assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 0);
 }

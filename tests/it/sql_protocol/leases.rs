@@ -926,7 +926,7 @@ async fn a_worker_that_was_just_cut_off_takes_nothing_over() {
         join unnest(array['held', 'fresh']) with ordinality as k (key, number) on k.number = t.place";
     let told: String = sqlx::query_scalar(take).bind(false).fetch_one(&mut world.sql).await.unwrap();
     assert_eq!(
-        told, "held in_flight, fresh granted",
+        told, "held retry, fresh granted",
         "whoever holds it may have been cut off as well, and lives"
     );
     assert!(renew(&mut world.sql, "held", token).await.unwrap(), "late, and nobody took it");
