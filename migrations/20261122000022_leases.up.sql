@@ -263,8 +263,8 @@ begin
             delay := known.not_before - clock_timestamp();
             return;
         end if;
-        -- Of a client that was just cut off: so may have been the holder, who lives and could not renew. Whether it does is
-        -- not known, so the key is not called in flight.
+        -- Of a client that was just cut off: so may have been the holder, who lives and could not renew. Whether it
+        -- does is not known, so the key is not called in flight.
         if known.owner is not null and not take_lease.may_take_over then
             outcome := 'retry';
             delay := take_lease.lease;
