@@ -10,7 +10,7 @@ COPY testbed testbed
 COPY tests/programs tests/programs
 COPY tests/tls tests/tls
 COPY xtask xtask
-RUN cargo build --locked --release --package oncely --bins --features tls,otel
+RUN cargo build --locked --release --package oncely --bins --features otel
 
 FROM debian:bookworm-slim
 RUN apt-get update \

@@ -37,7 +37,8 @@ comment on column oncely.consumers.retention is
     'How long its keys are remembered: the longest that a worker has started with, until an operator shortens it '
     '(oncely retention set).';
 comment on column oncely.consumers.redelivery_horizon is
-    'The oldest copy of a message that may still come, as the worker that started last has it.';
+    'The oldest copy of a message that may still come: the longest that a worker has started with, until an operator '
+    'shortens it (oncely retention set). A tenant''s shorter retention ends there.';
 comment on column oncely.consumers.longest_retention is
     'The longest that its keys were ever remembered: for letters whose key was known under that one.';
 comment on column oncely.consumers.former_retention is
@@ -138,10 +139,11 @@ comment on function oncely.tenant_retention is
     'over, the longest of all.';
 revoke execute on function oncely.tenant_retention from public;
 
--- A worker may lengthen a retention, and never shorten one.
+-- A worker may lengthen a retention and a horizon, and never shorten one: while a deployment rolls, workers of both
+-- configurations have copies to recognise, and a worker's login can't have keys deleted.
 create function oncely.register_consumer(
     consumer text, retention interval, redelivery_horizon interval, fingerprint text, on_conflict text, worker text,
-    out known_retention interval, out former_fingerprint text
+    out known_retention interval, out known_redelivery_horizon interval, out former_fingerprint text
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -167,22 +169,22 @@ begin
     on conflict (consumer) do update
     set retention = greatest(c.retention, excluded.retention),
         longest_retention = greatest(c.longest_retention, excluded.retention),
-        redelivery_horizon = excluded.redelivery_horizon, fingerprint = excluded.fingerprint,
-        on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
+        redelivery_horizon = greatest(c.redelivery_horizon, excluded.redelivery_horizon),
+        fingerprint = excluded.fingerprint, on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
         changed_by = excluded.changed_by
     where (
-            greatest(c.retention, excluded.retention), excluded.redelivery_horizon, excluded.fingerprint,
-            excluded.on_conflict
+            greatest(c.retention, excluded.retention), greatest(c.redelivery_horizon, excluded.redelivery_horizon),
+            excluded.fingerprint, excluded.on_conflict
         )
         is distinct from (c.retention, c.redelivery_horizon, c.fingerprint, c.on_conflict);
-    select c.retention into known_retention
+    select c.retention, c.redelivery_horizon into known_retention, known_redelivery_horizon
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer;
 end
 $$;
 comment on function oncely.register_consumer is
-    'Notes what a worker starts with. The longest retention stays; returns it, and the fingerprint policy of '
-    'before.';
+    'Notes what a worker starts with. The longest retention and the longest horizon stay; returns them, and the '
+    'fingerprint policy of before.';
 revoke execute on function oncely.register_consumer from public;
 
 -- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every
@@ -229,13 +231,16 @@ comment on function oncely.register_mirror_ttl is
     'longer one are over.';
 revoke execute on function oncely.register_mirror_ttl from public;
 
-create function oncely.set_retention(consumer text, retention interval, os_user text, reason text) returns interval
+create function oncely.set_retention(
+    consumer text, retention interval, redelivery_horizon interval, os_user text, reason text
+) returns interval
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
     known record;
+    horizon interval;
     longest_entry interval;
     at timestamptz;
 begin
@@ -249,11 +254,10 @@ begin
         raise exception using errcode = 'ONC11',
             message = format('oncely: no worker of the consumer %s has started here', set_retention.consumer);
     end if;
-    if set_retention.retention is null or set_retention.retention < known.redelivery_horizon then
+    horizon := coalesce(set_retention.redelivery_horizon, known.redelivery_horizon);
+    if set_retention.retention is null or set_retention.retention < horizon then
         raise exception using errcode = 'ONC11',
-            message = format(
-                'oncely: the retention would be shorter than the redelivery horizon, %s', known.redelivery_horizon
-            ),
+            message = format('oncely: the retention would be shorter than the redelivery horizon, %s', horizon),
             hint = 'A copy that may still come would not be recognised.';
     end if;
     if set_retention.retention < longest_entry then
@@ -274,14 +278,15 @@ begin
         where c.consumer = set_retention.consumer;
     end if;
     update oncely.consumers as c
-    set retention = set_retention.retention,
+    set retention = set_retention.retention, redelivery_horizon = horizon,
         longest_retention = greatest(c.longest_retention, set_retention.retention), changed_at = at,
         changed_by = concat(session_user, ' (', left(set_retention.os_user, 255), ')')
     where c.consumer = set_retention.consumer;
     perform oncely.record_action(
         '', 'set retention',
         jsonb_build_object(
-            'consumer', set_retention.consumer, 'from', known.retention::text, 'to', set_retention.retention::text
+            'consumer', set_retention.consumer, 'from', known.retention::text, 'to', set_retention.retention::text,
+            'redelivery_horizon_from', known.redelivery_horizon::text, 'redelivery_horizon_to', horizon::text
         ), 1,
         set_retention.reason, set_retention.os_user
     );
@@ -289,6 +294,6 @@ begin
 end
 $$;
 comment on function oncely.set_retention is
-    'Sets how long a consumer''s keys are remembered, shorter too; recorded in operator_actions. Returns what it '
-    'was.';
+    'Sets how long a consumer''s keys are remembered and, unless it is null, how old a copy may be that still comes; '
+    'shorter too; recorded in operator_actions. Returns what the retention was.';
 revoke execute on function oncely.set_retention from public;

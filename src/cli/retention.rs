@@ -29,7 +29,7 @@ enum Verb {
     },
     /// Change for how long a consumer's keys are remembered, longer or shorter
     #[command(
-        after_help = "A worker that starts with a longer retention lengthens it again: change its configuration first. \
+        after_help = "A worker that starts with a longer retention or horizon lengthens it again: change its configuration first. \
                             Exit 1: no worker has started with this consumer. 4: it would be shorter than the redelivery \
                             horizon or than mirror.ttl."
     )]
@@ -44,6 +44,9 @@ struct Set {
     /// The new retention, such as 7d, 12h, 30days
     #[arg(value_parser = humantime::parse_duration)]
     retention: Duration,
+    /// How old a copy may be that still comes, such as 1d; else it stays as it is
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    redelivery_horizon: Option<Duration>,
     /// Why, for the record
     #[arg(long)]
     note: Option<String>,
@@ -53,6 +56,7 @@ struct Set {
 }
 
 const SCHEMA: &str = "oncely.retention/1";
+const SHORTEST_HORIZON: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
@@ -108,11 +112,12 @@ async fn change(
         output::note(&format!("no worker has started with the consumer {name} on this database"));
         return Ok(ExitCode::from(exit::NO));
     };
-    if set.retention < before.redelivery_horizon || set.retention > LONGEST {
+    let horizon = set.redelivery_horizon.unwrap_or(before.redelivery_horizon);
+    if set.retention < horizon || set.retention > LONGEST || horizon < SHORTEST_HORIZON {
         output::note(&format!(
-            "nothing was changed: a copy may still come for {} (redelivery_horizon), so keys are remembered for that long at \
-             least, and for 3650 days at most",
-            show(before.redelivery_horizon)
+            "nothing was changed: a copy may still come for {} (redelivery_horizon, one second at least), so keys are remembered for \
+             that long at least, and for 3650 days at most",
+            show(horizon)
         ));
         return Ok(ExitCode::from(exit::REFUSED));
     }
@@ -126,14 +131,34 @@ async fn change(
         return Ok(ExitCode::from(exit::REFUSED));
     }
     let user = consent::user();
-    pg::set_retention(&mut session.connection, &set.consumer, set.retention, &user, set.note.as_deref())
-        .await?;
+    pg::set_retention(
+        &mut session.connection,
+        &set.consumer,
+        set.retention,
+        set.redelivery_horizon,
+        &user,
+        set.note.as_deref(),
+    )
+    .await?;
     output::note(&format!(
         "keys of {name} are remembered for {}; before for {}",
         show(set.retention),
         show(before.retention)
     ));
+    if horizon != before.redelivery_horizon {
+        output::note(&format!(
+            "a copy of a message of {name} may come for {}; before for {}",
+            show(horizon),
+            show(before.redelivery_horizon)
+        ));
+    }
     let configured = config.consumers.iter().find(|one| one.name.as_str() == set.consumer);
+    if let Some(longer) = configured.map(|one| one.redelivery_horizon).filter(|longer| *longer > horizon) {
+        output::note(&format!(
+            "! the configuration says {} for redelivery_horizon: the next worker that starts with it lengthens it again",
+            show(longer)
+        ));
+    }
     if let Some(longer) = configured.map(|one| one.retention).filter(|retention| *retention > set.retention) {
         output::note(&format!(
             "! the configuration says {}: the next worker that starts with it lengthens it again",

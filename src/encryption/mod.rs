@@ -25,6 +25,8 @@ pub enum Place<'a> {
         consumer: &'a str,
         /// Which message.
         key: &'a str,
+        /// The queue it came from, and where it is published again.
+        queue: &'a str,
         /// The letter's id.
         letter: Uuid,
     },
@@ -34,9 +36,10 @@ impl Place<'_> {
     /// The place as bytes, the same for no two places: what an AEAD takes as associated data.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        let Self::LetterBody { tenant, consumer, key, letter } = self;
+        let Self::LetterBody { tenant, consumer, key, queue, letter } = self;
         let mut bytes = b"oncely letter body 1\0".to_vec();
-        for part in [tenant.as_bytes(), consumer.as_bytes(), key.as_bytes(), letter.as_bytes()] {
+        let texts = [tenant, consumer, key, queue].map(|text| text.as_bytes());
+        for part in texts.into_iter().chain([letter.as_bytes().as_slice()]) {
             bytes.extend((part.len() as u64).to_be_bytes());
             bytes.extend(part);
         }
@@ -172,7 +175,7 @@ mod tests {
     }
 
     fn place<'a>(tenant: &'a str, key: &'a str) -> Place<'a> {
-        Place::LetterBody { tenant, consumer: "payments", key, letter: Uuid::nil() }
+        Place::LetterBody { tenant, consumer: "payments", key, queue: "payments", letter: Uuid::nil() }
     }
 
     #[test]
@@ -187,8 +190,27 @@ mod tests {
             place("globex", "k"),
             place("acme", "l"),
             place("acmek", ""),
-            Place::LetterBody { tenant: "acme", consumer: "refunds", key: "k", letter: Uuid::nil() },
-            Place::LetterBody { tenant: "acme", consumer: "payments", key: "k", letter: Uuid::max() },
+            Place::LetterBody {
+                tenant: "acme",
+                consumer: "refunds",
+                key: "k",
+                queue: "payments",
+                letter: Uuid::nil(),
+            },
+            Place::LetterBody {
+                tenant: "acme",
+                consumer: "payments",
+                key: "k",
+                queue: "stolen",
+                letter: Uuid::nil(),
+            },
+            Place::LetterBody {
+                tenant: "acme",
+                consumer: "payments",
+                key: "k",
+                queue: "payments",
+                letter: Uuid::max(),
+            },
         ];
         for other in &elsewhere {
             assert_eq!(stored.open(Some(&cipher), other), broken, "{other:?}");

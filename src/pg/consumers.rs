@@ -166,17 +166,20 @@ pub(crate) struct Registration<'a> {
 pub(crate) struct Registered {
     /// How long keys are remembered: the longest known.
     pub(crate) retention: Duration,
+    /// How old a copy may be that still comes: the longest known.
+    pub(crate) redelivery_horizon: Duration,
     /// The policy of before; `None` where the consumer is new.
     pub(crate) former_fingerprint: Option<String>,
 }
 
-/// Notes what a worker starts with. A retention is never shortened by it.
+/// Notes what a worker starts with. Neither a retention nor a horizon is shortened by it.
 pub(crate) async fn register_consumer(
     connection: &mut PgConnection,
     with: Registration<'_>,
 ) -> Result<Registered, sqlx::Error> {
     let row = sqlx::query!(
-        r#"select (extract(epoch from r.known_retention) * 1000000)::bigint as "retention!", r.former_fingerprint
+        r#"select (extract(epoch from r.known_retention) * 1000000)::bigint as "retention!",
+            (extract(epoch from r.known_redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", r.former_fingerprint
         from oncely.register_consumer($1, $2, $3, $4, $5, $6) as r"#,
         with.consumer,
         interval(with.retention),
@@ -187,7 +190,11 @@ pub(crate) async fn register_consumer(
     )
     .fetch_one(connection)
     .await?;
-    Ok(Registered { retention: duration(row.retention), former_fingerprint: row.former_fingerprint })
+    Ok(Registered {
+        retention: duration(row.retention),
+        redelivery_horizon: duration(row.redelivery_horizon),
+        former_fingerprint: row.former_fingerprint,
+    })
 }
 
 /// Notes for how long a relay's mirror entries live, before it writes any. Harmless if it is repeated.
@@ -215,16 +222,25 @@ pub(crate) async fn mirror_ttl(connection: &mut PgConnection) -> Result<Duration
     Ok(duration(row.ttl))
 }
 
-/// Sets a retention, shorter too, on behalf of a person; recorded in the same transaction.
+/// Sets a retention, shorter too, on behalf of a person, and where it is said the horizon; recorded in the same transaction.
 pub(crate) async fn set_retention(
     connection: &mut PgConnection,
     consumer: &str,
     retention: Duration,
+    redelivery_horizon: Option<Duration>,
     user: &str,
     note: Option<&str>,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query!("select oncely.set_retention($1, $2, $3, $4)", consumer, interval(retention), user, note)
-        .fetch_one(connection)
-        .await?;
+    let horizon = redelivery_horizon.map(interval);
+    sqlx::query!(
+        "select oncely.set_retention($1, $2, $3, $4, $5)",
+        consumer,
+        interval(retention),
+        horizon,
+        user,
+        note
+    )
+    .fetch_one(connection)
+    .await?;
     Ok(())
 }

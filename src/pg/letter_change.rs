@@ -188,8 +188,8 @@ impl StoredMessage {
         &self,
         cipher: Option<&Arc<dyn Cipher>>,
     ) -> Result<Option<Cow<'_, [u8]>>, CipherError> {
-        let Self { tenant, consumer, key, id: letter, .. } = self;
-        let place = Place::LetterBody { tenant, consumer, key, letter: *letter };
+        let Self { tenant, consumer, key, queue, id: letter, .. } = self;
+        let place = Place::LetterBody { tenant, consumer, key, queue, letter: *letter };
         self.body.as_ref().map(|stored| stored.open(cipher, &place)).transpose()
     }
 

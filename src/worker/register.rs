@@ -64,6 +64,18 @@ fn log_differences(consumer: &Consumer, fingerprint: &str, known: &Registered) {
             humantime::format_duration(consumer.retention).to_string().replace(' ', "")
         );
     }
+    if consumer.redelivery_horizon < known.redelivery_horizon {
+        tracing::warn!(
+            consumer = %consumer.name,
+            "redelivery_horizon is {} here, but the database reckons with copies for {}, the longest that a worker has started with; \
+             to shorten it: `oncely retention set {} {} --redelivery-horizon {}`",
+            humantime::format_duration(consumer.redelivery_horizon),
+            humantime::format_duration(known.redelivery_horizon),
+            consumer.name,
+            humantime::format_duration(known.retention).to_string().replace(' ', ""),
+            humantime::format_duration(consumer.redelivery_horizon).to_string().replace(' ', "")
+        );
+    }
     if let Some(former) = known.former_fingerprint.as_deref().filter(|former| *former != fingerprint) {
         tracing::warn!(
             consumer = %consumer.name, former, fingerprint,

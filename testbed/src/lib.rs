@@ -7,7 +7,6 @@
 
 mod adoption;
 mod arena;
-#[cfg(feature = "authority")]
 mod authority;
 mod bare;
 mod broker;
@@ -45,7 +44,6 @@ pub use adoption::{AdoptionReport, Sightings, adopt};
 pub use arena::{
     Arena, ArenaConfig, Change, Errand, Gate, Hosts, Member, Missing, Neighbour, Server, Strike,
 };
-#[cfg(feature = "authority")]
 pub use authority::{Authority, Credentials};
 pub use bare::{BareRoot, Service};
 pub use broker::Broker;

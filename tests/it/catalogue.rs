@@ -369,14 +369,14 @@ async fn each_role_can_do_its_work_and_no_more() {
             "select oncely.register_consumer('c', '7 days', '1 day', 'body', 'dead_letter', 'w')",
             true,
         ),
-        ("oncely_worker", "select oncely.set_retention('c', '1 day', 'me', null)", false),
+        ("oncely_worker", "select oncely.set_retention('c', '1 day', null, 'me', null)", false),
         ("oncely_worker", "update oncely.consumers set retention = '1 day'", false),
         (
             "oncely_operator",
             "select oncely.register_consumer('c', '7 days', '1 day', 'body', 'dead_letter', 'w')",
             false,
         ),
-        ("oncely_operator", "select oncely.set_retention('c', '5 days', 'me', null)", true),
+        ("oncely_operator", "select oncely.set_retention('c', '5 days', null, 'me', null)", true),
         ("oncely_operator", "select oncely.accept_clock('me', null)", true),
         ("oncely_operator", "select oncely.record_action('', 'v', '{}', 1, null, 'me')", true),
         (

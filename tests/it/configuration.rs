@@ -289,18 +289,6 @@ async fn a_function_may_run_as_long_as_its_deadline_says() {
     assert_eq!(world.text("select key from app.effects").await.as_deref(), Some("601s"));
 }
 
-#[cfg(not(feature = "tls"))]
-#[test]
-fn tls_is_missed_by_its_name_where_a_program_has_none() {
-    let text = "[postgres]\nurl = \"postgres://u@localhost/d\"\n[rabbitmq]\nurl = \"amqps://u:secret@h\"\n[redis]\nurl = \"rediss://h\"\n";
-    let refused = Config::parse(text).unwrap_err().to_string();
-    for scheme in ["amqps", "rediss"] {
-        let what = format!("{scheme}:// needs TLS, and this program is built without the feature `tls`");
-        assert!(refused.contains(&what), "{refused}");
-    }
-    assert!(!refused.contains("secret"), "{refused}");
-}
-
 #[test]
 fn arguments_that_lose_messages_are_refused_and_so_are_bindings_to_nothing() {
     let function = "handler = { function = \"app.f\" }";

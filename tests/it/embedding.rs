@@ -46,6 +46,20 @@ async fn a_program_of_one_s_own_does_its_work_and_survives_what_a_publisher_send
         .await
         .unwrap();
     let logs = Scratch::new("embedding").unwrap();
+    // It is built without TLS, and says so instead of coming in plaintext.
+    let refused = Command::new(&program)
+        .arg(world.queue(""))
+        .env("DATABASE_URL", world.database.url())
+        .env("AMQP_URL", "amqps://u:topsecret@localhost")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    assert!(
+        said.contains("amqps:// needs TLS, and this program is built without the feature `tls`"),
+        "{said}"
+    );
+    assert!(!said.contains("topsecret"), "{said}");
     let environment = [("DATABASE_URL", world.database.url()), ("AMQP_URL", world.urls.rabbitmq.as_str())];
     let prefix = world.queue("");
     let mut embedding =

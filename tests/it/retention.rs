@@ -237,11 +237,56 @@ async fn a_retention_is_not_shortened_below_what_the_mirror_still_says() {
 }
 
 #[tokio::test]
+async fn the_longest_horizon_that_a_worker_has_started_with_wins_until_an_operator_shortens_it() {
+    let mut world = World::new().await;
+    world.consumer("payments", "retention = \"30d\"\nredelivery_horizon = \"3d\"");
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let known = "select count(*) from oncely.consumers where redelivery_horizon = interval '3 days'";
+    world.wait_for(known, 1).await;
+    world.stop(worker).await;
+    // A deployment rolls, and back; a login of a worker says what it likes.
+    world.reconfigure("redelivery_horizon = \"3d\"", "redelivery_horizon = \"1h\"");
+    let worker = world.start("worker");
+    let told = "reckons with copies for 3days, the longest that a worker has started with; to shorten it: `oncely retention set payments \
+                30days --redelivery-horizon 1h`";
+    world.wait_for_line(&worker, told).await;
+    world.stop(worker).await;
+    assert_eq!(world.count(known).await, 1);
+    // The collection goes by it for a tenant that is forgotten sooner.
+    let limited = world.oncely(&["tenant", "limit", "acme", "--retention", "2h"]).await;
+    assert!(limited.status.success(), "{limited:?}");
+    sqlx::query(
+        "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select 'acme', 'payments', age::text, 'COMPLETED', 1, now() - age, now() - age
+         from unnest(array[interval '4 days', interval '2 days', interval '90 minutes']) as age",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 2);
+    let set = ["retention", "set", "payments", "30d", "--redelivery-horizon"];
+    let refused = world.oncely(&[set.as_slice(), &["31d"]].concat()).await;
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    let refused = world.oncely(&[set.as_slice(), &["0s"]].concat()).await;
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    let done = world.oncely(&[set.as_slice(), &["1h"]].concat()).await;
+    assert!(done.status.success(), "{done:?}");
+    let action =
+        "select concat_ws('|', filter ->> 'redelivery_horizon_from', filter ->> 'redelivery_horizon_to')
+        from oncely.operator_actions where verb = 'set retention'";
+    assert_eq!(world.text(action).await.as_deref(), Some("3 days|01:00:00"));
+    gc(&world, 0).await;
+    assert_eq!(world.count(KEYS).await, 1);
+}
+
+#[tokio::test]
 async fn of_relays_with_different_lifetimes_of_entries_the_longest_counts_as_long_as_it_is_at_work() {
     let mut world = World::new().await;
     world.consumer("payments", "");
     world.register("payments", "30d").await;
-    let set = "select oncely.set_retention('payments', interval '2 days', 'ana', null)";
+    let set = "select oncely.set_retention('payments', interval '2 days', null, 'ana', null)";
     let refused = async |world: &mut World| {
         let error = sqlx::query(set).execute(&mut world.sql).await.unwrap_err();
         assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("ONC11"), "{error}");

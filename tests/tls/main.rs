@@ -1,4 +1,4 @@
-//! TLS on real servers, by programs that are built with it: `cargo xtask tls`.
+//! TLS on real servers that demand certificates.
 
 // Clippy's exception for tests covers functions marked #[test], not their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]

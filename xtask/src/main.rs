@@ -20,7 +20,6 @@ mod serve;
 mod servers;
 mod source_copy;
 mod suite;
-mod tls;
 mod tool;
 mod upgrade;
 
@@ -77,12 +76,6 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run the tests of TLS on servers that demand certificates
-    Tls {
-        /// Passed on to cargo test
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<String>,
-    },
     /// Run the fuzz targets from the corpus of bad messages on
     Fuzz(fuzz::Arguments),
     /// Start private servers, print their URLs, and keep them until Ctrl-C
@@ -107,7 +100,6 @@ async fn main() -> ExitCode {
         Task::Prepare { check } => prepare::run(check).await,
         Task::Browser(arguments) => browser::run(&arguments),
         Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,
-        Task::Tls { arguments } => tls::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Servers(servers) => serve::run(&servers).await,
     };

@@ -134,8 +134,13 @@ fn row(shared: &Shared, given_up: &GivenUp<'_>) -> Option<DeadLetter> {
     let (body, omitted) = match omitted {
         Some(why) => (None, Some(why)),
         None => {
-            let place =
-                Place::LetterBody { tenant, consumer: shared.consumer.name.as_str(), key, letter: id };
+            let place = Place::LetterBody {
+                tenant,
+                consumer: shared.consumer.name.as_str(),
+                key,
+                queue: &message.queue,
+                letter: id,
+            };
             match Stored::seal(shared.cipher.as_ref(), &place, &message.body) {
                 Ok(stored) => (Some(stored), None),
                 // Never as it is: the queue has it.

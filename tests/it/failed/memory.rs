@@ -127,8 +127,8 @@ async fn an_effect_of_before_a_retention_was_shortened_is_remembered_for_letters
     age(&mut world, 80).await;
     sqlx::raw_sql(
         "update oncely.dead_letters set dead_lettered_at = now() - interval '40 days';
-         select oncely.set_retention('payments', '90 days', 'ana', null);
-         select oncely.set_retention('payments', '30 days', 'ana', null)",
+         select oncely.set_retention('payments', '90 days', null, 'ana', null);
+         select oncely.set_retention('payments', '30 days', null, 'ana', null)",
     )
     .execute(&mut world.sql)
     .await

@@ -23,7 +23,7 @@ pub(super) enum Compiler {
 pub(super) const NAMES: [&str; 3] = ["oncely", "relay", "worker"];
 
 /// The features that a release has beside the default ones.
-pub(super) const FEATURES: &str = "tls,otel";
+pub(super) const FEATURES: &str = "otel";
 
 /// For what it is built.
 pub(super) fn target() -> String {
