@@ -116,7 +116,9 @@ fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: T
             let hex: String = digest.take(8).map(|byte| format!("{byte:02x}")).collect();
             lines.push(format!("  payload    SHA-256 {hex}…"));
         }
-        if let Some(response) = &details.response {
+        if let Some(why) = &story.unreadable {
+            lines.push(format!("  encrypted  {}", safe(why)));
+        } else if let Some(response) = &details.response {
             let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
             lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
         }
@@ -198,6 +200,6 @@ pub(super) fn as_json(story: &Story) -> Value {
     json!({
         "tenant": story.tenant, "consumer": story.consumer, "verdict": verdict(story), "key": story.details,
         "protected_until": story.protected_until, "mirrored": story.mirrored, "timeline": story.timeline,
-        "letters": story.letters,
+        "letters": story.letters, "unreadable": story.unreadable,
     })
 }
