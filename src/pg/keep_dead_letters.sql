@@ -3,7 +3,8 @@
 -- generation. Where nothing ran this time (it was given up before), why it failed stays as it was.
 -- In one order, like every statement that locks several of these rows: no deadlock.
 -- What no longer fits into its tenant's quota ($23, $24, unless an operator said otherwise) is kept without body and headers, and so
--- are those of the tenant that come behind it in the batch. What is stored already counts once.
+-- are those of the tenant that come behind it in the batch. What is stored already counts once, and stays: the same message may come again with
+-- more headers than fit.
 with given as materialized (
     select n.tenant, n.id, n.place,
         coalesce(octet_length(n.body), 0) + coalesce(octet_length(n.headers::text), 0) as size,
@@ -68,12 +69,12 @@ set dead_lettered_at = excluded.dead_lettered_at,
     exchange = excluded.exchange,
     routing_key = excluded.routing_key,
     fingerprint = excluded.fingerprint,
-    properties = excluded.properties,
-    headers = excluded.headers,
-    body = excluded.body,
-    encrypted_by = excluded.encrypted_by,
+    properties = case when excluded.omitted = 'quota' and d.whole and d.queue = excluded.queue then d.properties else excluded.properties end,
+    headers = case when excluded.omitted = 'quota' and d.whole and d.queue = excluded.queue then d.headers else excluded.headers end,
+    body = case when excluded.omitted = 'quota' and d.whole and d.queue = excluded.queue then d.body else excluded.body end,
+    encrypted_by = case when excluded.omitted = 'quota' and d.whole and d.queue = excluded.queue then d.encrypted_by else excluded.encrypted_by end,
     body_size = excluded.body_size,
-    omitted = excluded.omitted,
+    omitted = case when excluded.omitted = 'quota' and d.whole and d.queue = excluded.queue then d.omitted else excluded.omitted end,
     updated_at = case when d.state = 'waiting' then d.updated_at else excluded.updated_at end,
     swept_at = null
 returning d.tenant, d.id, d.generation

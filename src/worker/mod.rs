@@ -3,6 +3,7 @@
 
 mod abandoned;
 mod batch;
+mod builder;
 mod candidate;
 mod counters;
 mod dry_run;
@@ -30,10 +31,10 @@ mod transaction;
 #[cfg(feature = "testing")]
 mod trial;
 
+pub use builder::{Worker, WorkerBuilder};
 pub(crate) use dry_run::{BrokenOff, DryRun, KnownKey, Rehearsed, Tried, TriedBatch};
 pub use error::WorkerError;
 pub(crate) use health::{Report, Trouble};
-pub use run::{Worker, WorkerBuilder};
 pub(crate) use shared::Common;
 pub(crate) use transaction::rehearsal::Effect;
 #[cfg(feature = "testing")]

@@ -24,6 +24,16 @@ pub(crate) const CHARGING: &str = "examples/charging";
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);
+    // Cargo has set them for this program. ring's build script asks for them, so it and all that is built on it would be compiled anew each
+    // time that somebody calls cargo without us.
+    for (name, _) in std::env::vars_os() {
+        if ["CARGO_MANIFEST_", "CARGO_PKG_"]
+            .iter()
+            .any(|of_package| name.to_string_lossy().starts_with(of_package))
+        {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

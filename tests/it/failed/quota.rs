@@ -1,6 +1,7 @@
 //! A tenant's dead letters are stored as far as its quota goes; what is beyond it is in the dead-letter queue alone, and nothing of it is lost.
 
 use lapin::BasicProperties;
+use lapin::types::AMQPValue;
 use serde_json::{Value, json};
 use sqlx::Row as _;
 
@@ -72,6 +73,30 @@ async fn a_tenant_over_its_quota_loses_nothing_and_takes_nothing_from_another() 
     assert_eq!(world.broker.ready(&dead(&world)).await.unwrap(), 0);
     run(&world, 0, &["gc", "run"]).await;
     assert_eq!(world.count("select count(*) from oncely.letter_usage where left_out > 0").await, 0);
+}
+
+#[tokio::test]
+async fn a_message_that_comes_again_with_more_than_fits_stays_stored_as_it_was() {
+    let mut world = fragile(&["a"], "lanes = 1").await;
+    let worker = world.start("worker");
+    world.publish("payments", message("acme", "k"), &kind("a")).await;
+    world.wait_for(WAITING, 1).await;
+    let before =
+        world.text("select concat(body, headers, omitted, stored_size) from oncely.dead_letters").await;
+    let size = world.count("select stored_size from oncely.dead_letters").await;
+    run(&world, 0, &["tenant", "limit", "acme", "--bytes", &size.to_string(), "--json"]).await;
+    let mut larger = message("acme", "k");
+    let mut headers = larger.headers().clone().unwrap_or_default();
+    headers.insert("x-baggage".into(), AMQPValue::LongString("b".repeat(5_000).into()));
+    larger = larger.with_headers(headers);
+    world.publish("payments", larger, &kind("a")).await;
+    world.wait_for("select times::bigint from oncely.dead_letters", 2).await;
+    let after =
+        world.text("select concat(body, headers, omitted, stored_size) from oncely.dead_letters").await;
+    assert_eq!(after, before);
+    world.stop(worker).await;
+    let row = sqlx::query(RECKONED).fetch_one(&mut world.sql).await.unwrap();
+    assert_eq!((row.get::<i64, _>(0), row.get::<i64, _>(1)), (row.get::<i64, _>(2), row.get::<i64, _>(3)));
 }
 
 #[tokio::test]
