@@ -378,8 +378,8 @@ revoke execute on function oncely.take_lease from public;
 
 -- Many at once: one statement, one commit. None of them waits for long, since all others wait with it.
 --
--- Keys that nobody has yet are claimed by one statement: what it costs beside its rows (each constraint is read anew) is
--- several times what a row costs. Each other key is asked for by itself.
+-- Keys that nobody has yet are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
+-- is several times what a row costs. Each other key is asked for by itself.
 create function oncely.take_leases(
     tenants text[],
     consumer text,
@@ -775,7 +775,7 @@ begin
 end
 $$;
 comment on function oncely.complete_leases is
-    'oncely.complete_lease for many keys at once, by their places, with one record for the mirror: their tags, or none. '
+    'oncely.complete_lease for many keys at once, by their places; tags: of all of them, for the mirror, or null. '
     'An error of one is an error of all: then each is completed by itself. For workers.';
 revoke execute on function oncely.complete_leases from public;
 
