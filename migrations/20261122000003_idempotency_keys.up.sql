@@ -136,7 +136,7 @@ where expires_at is not null;
 comment on index oncely.idempotency_keys_expires_at is 'For the garbage collection of keys that carry their own end.';
 -- Neither the end of a lease nor its steps are in it: a renewal writes no index. Statements about one key say that it
 -- is held in words that this does not suit (run_ends_at): the primary key finds it, however many dead entries are here.
-create index idempotency_keys_held on oncely.idempotency_keys (consumer, fencing_token, tenant, key)
+create index idempotency_keys_held on oncely.idempotency_keys (consumer, fencing_token)
 where owner is not null;
 comment on index oncely.idempotency_keys_held is 'For lists and counts of what is held by leases, the oldest first.';
 

@@ -36,6 +36,21 @@ end
 $$;
 comment on function oncely.check_lease_time is 'Refuses a time that is out of bounds (SQLSTATE ONC11).';
 
+-- On an older snapshot whoever had to wait would not see what the one before has done.
+create function oncely.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'ONC10',
+            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
+            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    end if;
+end
+$$;
+comment on function oncely.check_isolation is 'Refuses a transaction that is not READ COMMITTED (SQLSTATE ONC10).';
+
 -- Two runs at once of one key: the second waits here until the first one's statement is over, then reads the row anew.
 create function oncely.hold_lease(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
@@ -46,11 +61,7 @@ as $$
 declare
     held oncely.idempotency_keys;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'ONC10',
-            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
-            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
-    end if;
+    perform oncely.check_isolation();
     perform oncely.check_argument('tenant', hold_lease.tenant), oncely.check_argument('consumer', hold_lease.consumer),
         oncely.check_argument('key', hold_lease.key);
     perform oncely.check_right('consume', hold_lease.consumer, hold_lease.tenant);
@@ -129,6 +140,21 @@ as $$
 $$;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
+create function oncely.check_claim(lease interval, max_run interval, max_crashes integer) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform oncely.check_isolation(),
+        oncely.check_lease_time('lease', check_claim.lease, interval '1 second', interval '1 day'),
+        oncely.check_lease_time('max_run', check_claim.max_run, check_claim.lease, interval '30 days');
+    if check_claim.max_crashes is null or check_claim.max_crashes not between 1 and 10000 then
+        raise exception using errcode = 'ONC11', message = 'oncely: max_crashes is 1 to 10000';
+    end if;
+end
+$$;
+comment on function oncely.check_claim is 'Refuses what no lease can be granted with (SQLSTATE ONC10, ONC11).';
+
 create function oncely.take_lease(
     tenant text,
     consumer text,
@@ -169,17 +195,8 @@ declare
     known record;
     seen record;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'ONC10',
-            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
-            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
-    end if;
-    perform oncely.check_argument('owner', take_lease.owner);
-    perform oncely.check_lease_time('lease', take_lease.lease, interval '1 second', interval '1 day');
-    perform oncely.check_lease_time('max_run', take_lease.max_run, take_lease.lease, interval '30 days');
-    if take_lease.max_crashes is null or take_lease.max_crashes not between 1 and 10000 then
-        raise exception using errcode = 'ONC11', message = 'oncely: max_crashes is 1 to 10000';
-    end if;
+    perform oncely.check_claim(take_lease.lease, take_lease.max_run, take_lease.max_crashes),
+        oncely.check_argument('owner', take_lease.owner);
     perform oncely.check_short(take_lease.queue, take_lease.worker, take_lease.trace_id);
     taken_over := false;
     crashes := 0;
@@ -360,6 +377,9 @@ comment on function oncely.take_lease is
 revoke execute on function oncely.take_lease from public;
 
 -- Many at once: one statement, one commit. None of them waits for long, since all others wait with it.
+--
+-- Keys that nobody has yet are claimed by one statement: what one costs beside its rows (it reads each constraint anew)
+-- is several times what a row costs. Each other key is asked for by itself.
 create function oncely.take_leases(
     tenants text[],
     consumer text,
@@ -383,18 +403,64 @@ create function oncely.take_leases(
     out reason text,
     out detail text
 ) returns setof record
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-    select q.place, t.outcome, t.token, t.attempt, t.crashes, t.delay, t.reason, t.detail
-    from unnest(tenants, keys, prints, owners, queues, trace_ids) with ordinality
-        as q (tenant, key, print, owner, queue, trace_id, place)
-    cross join lateral oncely.take_lease(
-        q.tenant, take_leases.consumer, q.key, q.print, q.owner, take_leases.lease, take_leases.max_run, null,
-        take_leases.on_conflict, take_leases.max_crashes, q.queue, take_leases.worker, q.trace_id, true,
-        take_leases.may_take_over
-    ) as t
+#variable_conflict use_column
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    at timestamptz := clock_timestamp();
+    micros bigint := extract(epoch from at) * 1000000;
+    -- Places of the keys that nobody had.
+    fresh bigint[];
+begin
+    perform oncely.check_claim(take_leases.lease, take_leases.max_run, take_leases.max_crashes);
+    with asked as materialized (
+        select q.tenant, q.key, q.print, q.owner, q.place
+        from unnest(tenants, keys, prints, owners) with ordinality as q (tenant, key, print, owner, place)
+    ),
+    claimed as (
+        insert into oncely.idempotency_keys (
+            tenant, consumer, key, status, attempts, created_at, fingerprint, not_before, claimed_in, owner,
+            fencing_token, run_ends_at
+        )
+        select a.tenant, take_leases.consumer, a.key, 'IN_PROGRESS', 0, at, a.print, at + take_leases.lease, own,
+            a.owner, micros, at + take_leases.max_run
+        from asked as a
+        order by a.place
+        on conflict (tenant, consumer, key) do nothing
+        returning tenant, key, owner
+    )
+    select coalesce(array_agg(a.place order by a.place), '{}') into fresh
+    from asked as a
+    -- By the owner, too: of two copies in one call only one is granted.
+    join claimed as c on c.tenant = a.tenant and c.key = a.key and c.owner = a.owner;
+    return query
+    select f.place, 'granted', micros, 1, 0, null::interval, null::text, null::text
+    from unnest(fresh) as f (place);
+    if cardinality(fresh) < cardinality(keys) then
+        return query
+        select q.place, t.outcome, t.token, t.attempt, t.crashes, t.delay, t.reason, t.detail
+        from unnest(tenants, keys, prints, owners, queues, trace_ids) with ordinality
+            as q (tenant, key, print, owner, queue, trace_id, place)
+        cross join lateral oncely.take_lease(
+            q.tenant, take_leases.consumer, q.key, q.print, q.owner, take_leases.lease, take_leases.max_run, null,
+            take_leases.on_conflict, take_leases.max_crashes, q.queue, take_leases.worker, q.trace_id, true,
+            take_leases.may_take_over
+        ) as t
+        where q.place <> all (fresh);
+    end if;
+    -- Whoever had to wait for others gets his whole time all the same.
+    if clock_timestamp() > at + interval '1 second' then
+        update oncely.idempotency_keys as i
+        set not_before = e.now + take_leases.lease, run_ends_at = e.now + take_leases.max_run
+        from unnest(tenants, keys) with ordinality as q (tenant, key, place)
+        cross join (select clock_timestamp() as now) as e
+        where i.tenant = q.tenant and i.consumer = take_leases.consumer and i.key = q.key
+            and q.place = any (fresh);
+    end if;
+end
 $$;
 comment on function oncely.take_leases is
     'oncely.take_lease for many messages at once, by their places. 55P03: a key is held by an open transaction; then '
@@ -572,7 +638,7 @@ begin
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = complete_lease.response,
         reason = case when complete_lease.refused then 'refused' end, last_error = null, error_code = null,
-        owner = null, run_ends_at = null, not_before = null,
+        claimed_in = null, owner = null, run_ends_at = null, not_before = null,
         expires_at = oncely.bounded(now + oncely.lease_retention(held))
     where i.tenant = complete_lease.tenant and i.consumer = complete_lease.consumer and i.key = complete_lease.key;
     insert into oncely.audit (
@@ -614,7 +680,8 @@ comment on function oncely.complete_lease is
     'why. Lease protocol version 1.';
 revoke execute on function oncely.complete_lease from public;
 
--- Many at once, of runs that write nothing themselves: one statement, one commit.
+-- Many at once, of runs that write nothing themselves: one statement, one commit. What it does not find as it should be
+-- is told by complete_lease.
 create function oncely.complete_leases(
     tenants text[],
     consumer text,
@@ -625,24 +692,91 @@ create function oncely.complete_leases(
     queues text[],
     worker text,
     trace_ids text[],
+    tags bytea,
     out place bigint,
     out outcome text
 ) returns setof record
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
+-- Row by row through the primary key, in the order given, whatever the statistics were when this was planned.
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
-    select q.place,
-        oncely.complete_lease(
-            q.tenant, complete_leases.consumer, q.key, q.token, q.response, q.queue, complete_leases.worker,
-            q.trace_id, true, q.refused
+#variable_conflict use_column
+declare
+    own bigint := pg_current_xact_id()::text::bigint;
+    now timestamptz := clock_timestamp();
+    micros bigint := extract(epoch from now) * 1000000;
+    name text := oncely.worker_name(complete_leases.worker);
+    -- Places of the keys that were held.
+    done bigint[];
+begin
+    perform oncely.check_isolation(), oncely.check_short(null, complete_leases.worker, null);
+    with asked as materialized (
+        select q.tenant, q.key, q.token, q.response, coalesce(q.refused, false) as refused, q.queue, q.trace_id, q.place
+        from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
+            as q (tenant, key, token, response, refused, queue, trace_id, place)
+        where (octet_length(q.response::text) > 65536) is not true
+            and (greatest(octet_length(q.queue), octet_length(q.trace_id)) > 255) is not true
+    ),
+    completed as (
+        update oncely.idempotency_keys as i
+        set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = a.response,
+            reason = case when a.refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
+            owner = null, run_ends_at = null, not_before = null,
+            expires_at = case
+                when i.expires_at is not null then oncely.bounded(now + oncely.lease_retention(i))
+            end
+        from asked as a
+        where i.tenant = a.tenant and i.consumer = complete_leases.consumer and i.key = a.key
+            -- That it is held, in words that suit no partial index: the primary key finds it.
+            and i.fencing_token = a.token and i.run_ends_at is not null and i.claimed_in is distinct from own
+        returning a.place, a.tenant, a.key, a.token, a.refused, a.queue, a.trace_id, i.attempts
+    ),
+    recorded as (
+        insert into oncely.audit (
+            tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
         )
-    from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
-        as q (tenant, key, token, response, refused, queue, trace_id, place)
+        select c.tenant, now, c.attempts,
+            -- The token is the time of the claim, unless the clock was set back.
+            greatest(micros - c.token, 0), complete_leases.consumer, c.key, coalesce(c.queue, ''),
+            case when c.refused then 'refused' else 'completed' end, name, session_user, c.trace_id
+        from completed as c
+    )
+    select coalesce(array_agg(c.place), '{}') into done
+    from completed as c;
+    return query
+    select d.place, 'completed' from unnest(done) as d (place);
+    -- Those of before have theirs.
+    if complete_leases.tags is not null and cardinality(done) > 0 then
+        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+        values (
+            tenants[1], oncely.uuid_v7(now), 'mirror', now,
+            oncely.bounded(now + coalesce(
+                (select c.retention from oncely.consumers as c where c.consumer = complete_leases.consumer),
+                -- A consumer that no worker has registered: PostgreSQL answers for it.
+                interval '0'
+            )), complete_leases.consumer, complete_leases.tags
+        );
+    end if;
+    if cardinality(done) < cardinality(keys) then
+        return query
+        select q.place,
+            oncely.complete_lease(
+                q.tenant, complete_leases.consumer, q.key, q.token, q.response, q.queue, complete_leases.worker,
+                q.trace_id, true, q.refused
+            )
+        from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
+            as q (tenant, key, token, response, refused, queue, trace_id, place)
+        where q.place <> all (done);
+    end if;
+end
 $$;
 comment on function oncely.complete_leases is
-    'oncely.complete_lease for many keys at once, by their places. An error of one is an error of all: then each is '
-    'completed by itself. For workers.';
+    'oncely.complete_lease for many keys at once, by their places; tags: of all of them, for the mirror, or null. '
+    'An error of one is an error of all: then each is completed by itself. For workers.';
 revoke execute on function oncely.complete_leases from public;
 
 create function oncely.fail_lease(

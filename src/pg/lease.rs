@@ -383,9 +383,11 @@ pub(crate) struct Finished<'a> {
 }
 
 /// Completes keys of one consumer: all of them, or none. Those that an earlier transaction of their lease has completed count as done.
+/// `tags`: what the mirror will know all of them by, one after another.
 pub(crate) async fn complete_leases(
     connection: &mut PgConnection,
     finished: &[Finished<'_>],
+    tags: Option<&[u8]>,
 ) -> Result<(), sqlx::Error> {
     let Some(first) = finished.first() else { return Ok(()) };
     let mut sorted: Vec<&Finished<'_>> = finished.iter().collect();
@@ -398,7 +400,7 @@ pub(crate) async fn complete_leases(
     let traces: Vec<Option<String>> =
         sorted.iter().map(|one| one.trace.trace_id.map(str::to_owned)).collect();
     sqlx::query!(
-        "select outcome from oncely.complete_leases($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        "select outcome from oncely.complete_leases($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         &texts(|one| one.held.identity.tenant.as_str().to_owned()),
         first.held.identity.consumer.as_str(),
         &texts(|one| one.held.identity.key.as_str().to_owned()),
@@ -407,7 +409,8 @@ pub(crate) async fn complete_leases(
         &refused,
         &texts(|one| one.trace.queue.to_owned()),
         first.trace.worker,
-        &traces as &[Option<String>]
+        &traces as &[Option<String>],
+        tags
     )
     .fetch_all(connection)
     .await

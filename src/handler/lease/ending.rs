@@ -14,6 +14,7 @@ use crate::backoff::Backoff;
 use crate::encryption::Place;
 use crate::failpoint::step as at;
 use crate::fault::{Fault, FaultClass};
+use crate::fingerprint::Fingerprint;
 use crate::pg::{self, LeaseFailed, LeaseFailure, PgFault, Session};
 use crate::reason::Reason;
 
@@ -42,7 +43,13 @@ pub(crate) enum Ended<T> {
 impl Lease {
     /// Completes the key, with the run's own writes: tried until it is done, or lost. What the writes fail with is the run's failure: what was
     /// called outside is known by its steps, and the next run only writes again.
-    pub(crate) async fn complete(&self, finish: &Finish, refused: bool) -> Result<Ended<()>, Fault> {
+    /// `fingerprint`: of the payload.
+    pub(crate) async fn complete(
+        &self,
+        finish: &Finish,
+        refused: bool,
+        fingerprint: Option<Fingerprint>,
+    ) -> Result<Ended<()>, Fault> {
         let mut backoff = Backoff::default();
         let stored = self.stored_response(finish, refused);
         loop {
@@ -58,7 +65,7 @@ impl Lease {
                 None => {
                     let (key, response) = (self.key(), stored.clone());
                     let trail = self.0.trail.clone();
-                    let end = Finishing { key, response, refused, trail };
+                    let end = Finishing { key, fingerprint, response, refused, trail };
                     at("lease.complete.before");
                     // Written and committed with those of others: nothing lies between the two steps.
                     at("lease.commit.before");

@@ -10,6 +10,9 @@ use tokio::time::Instant;
 use super::sessions::{Sessions, Statement};
 use crate::pg::is_outage;
 
+/// How often a group that waits for more looks whether it is full.
+const LOOKS: u32 = 4;
+
 /// How runs are grouped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grouping {
@@ -80,10 +83,13 @@ async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
                 return;
             }
             let until = Instant::now() + grouping.linger;
+            // Looked at a few times: waking for each that comes costs more than saying it.
             while asked.len() < grouping.most && Instant::now() < until {
-                match tokio::time::timeout_at(until, receiver.recv()).await {
-                    Ok(Some(one)) => asked.push(one),
-                    Ok(None) | Err(_) => break,
+                tokio::time::sleep(grouping.linger / LOOKS).await;
+                while asked.len() < grouping.most
+                    && let Ok(one) = receiver.try_recv()
+                {
+                    asked.push(one);
                 }
             }
         }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::group::{Group, Grouping};
 use super::sessions::{Sessions, statement};
 use super::trail::Trail;
+use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
-use crate::pg::{self, Finished, Held, Renewal};
+use crate::pg::{self, Finished, Held, Renewal, Session};
 
 use serde_json::Value;
 
@@ -27,9 +28,14 @@ impl HeldKey {
     }
 }
 
+/// What the mirror will know a completed key by, in an epoch of the database.
+pub(crate) type MakeTag = dyn Fn(&str, &Identity, Option<&Fingerprint>) -> [u8; 16] + Send + Sync;
+
 /// A run that has come to its end, and writes nothing itself.
 pub(crate) struct Finishing {
     pub(crate) key: HeldKey,
+    /// Of the payload, for the mirror.
+    pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) response: Option<Value>,
     pub(crate) refused: bool,
     pub(crate) trail: Trail,
@@ -60,8 +66,13 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// `groups`: of completions, at the same time; `lease`: how long a renewed one lasts.
-    pub(crate) fn open([own, renewals, writes]: [Arc<Sessions>; 3], groups: usize, lease: Duration) -> Self {
+    /// `groups`: of completions, at the same time; `lease`: how long a renewed one lasts; `tag`: where there is a mirror.
+    pub(crate) fn open(
+        [own, renewals, writes]: [Arc<Sessions>; 3],
+        groups: usize,
+        lease: Duration,
+        tag: Option<Arc<MakeTag>>,
+    ) -> Self {
         let renewing = Group::start(
             &renewals,
             RENEWING,
@@ -77,14 +88,9 @@ impl Lines {
         let finishing = Group::start(
             &own,
             Grouping::at_once(groups),
-            Arc::new(|ends: Vec<Arc<Finishing>>| {
-                statement(move |connection| {
-                    Box::pin(async move {
-                        let finished: Vec<Finished<'_>> = ends.iter().map(|end| end.as_row()).collect();
-                        pg::complete_leases(connection, &finished).await?;
-                        Ok(vec![(); finished.len()])
-                    })
-                })
+            Arc::new(move |ends: Vec<Arc<Finishing>>| {
+                let tag = tag.clone();
+                Box::new(move |session| Box::pin(complete(session, ends, tag)))
             }),
         );
         Self { own, renewals, writes, renewing, finishing }
@@ -101,4 +107,18 @@ impl Lines {
             sessions.close().await;
         }
     }
+}
+
+async fn complete(
+    session: &mut Session,
+    ends: Vec<Arc<Finishing>>,
+    tag: Option<Arc<MakeTag>>,
+) -> Result<Vec<()>, sqlx::Error> {
+    let epoch = &session.cell.epoch;
+    let tags: Option<Vec<u8>> = tag.map(|tag| {
+        ends.iter().flat_map(|end| tag(epoch, &end.key.identity, end.fingerprint.as_ref())).collect()
+    });
+    let finished: Vec<Finished<'_>> = ends.iter().map(|end| end.as_row()).collect();
+    pg::complete_leases(&mut session.connection, &finished, tags.as_deref()).await?;
+    Ok(vec![(); finished.len()])
 }

@@ -19,7 +19,7 @@ pub(crate) use handler::ErasedLeasedHandler;
 pub use handler::LeasedHandler;
 pub(crate) use held::Claimed;
 pub use held::Lease;
-pub(crate) use lines::Lines;
+pub(crate) use lines::{Lines, MakeTag};
 pub(crate) use sessions::{LeaseTime, Said, Sessions, Statement, statement};
 pub use step::{Call, Repeat, Step, StepError};
 pub(crate) use trail::Trail;

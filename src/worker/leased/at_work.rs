@@ -128,9 +128,12 @@ impl HandlerEnd {
 
 /// Renews until the run is over: no heartbeat outlives it.
 async fn renew(lease: Lease, over: CancellationToken, time: Duration) {
-    let mut ticks = tokio::time::interval(time / super::RENEWALS);
+    let period = time / super::RENEWALS;
+    // Keys that were claimed together lie together. Renewed together, all of a page would be written anew at once, and find no room in it
+    // beside what they were: each would move, with all of its indexes.
+    let first = period.mul_f64(0.5 + fastrand::f64() / 2.0);
+    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + first, period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    ticks.tick().await;
     loop {
         tokio::select! {
             biased;

@@ -24,7 +24,7 @@ impl Runner {
         finish: &Finish,
         refused: Option<String>,
     ) -> Decided {
-        match lease.complete(finish, refused.is_some()).await {
+        match lease.complete(finish, refused.is_some(), candidate.fingerprint).await {
             Ok(Ended::Done(())) => Some(match refused {
                 Some(reason) => Outcome::Refused { attempt: lease.attempt(), reason },
                 None => Outcome::Completed {

@@ -23,7 +23,7 @@ use super::shared::Shared;
 use crate::amqp::Delivery;
 use crate::fault::Fault;
 use crate::handler::Run;
-use crate::handler::lease::{ErasedLeasedHandler, Lines, Sessions};
+use crate::handler::lease::{ErasedLeasedHandler, Lines, MakeTag, Sessions};
 
 /// Sessions for the short transactions of a consumer's runs: each is out for a round trip or two.
 const SESSIONS: usize = 4;
@@ -115,7 +115,11 @@ fn runner(
     let lease = shared.consumer.lease.time;
     // A renewal's answer that comes later than the next renewal is of no use.
     let sessions = [open(limit, SESSIONS), open(lease / RENEWALS, RENEWAL_SESSIONS), open(limit, SESSIONS)];
-    Arc::new(Runner::new(Arc::clone(shared), handler, Lines::open(sessions, GROUPS, lease), GROUPS))
+    let keys = Arc::clone(shared);
+    let tag = shared.precheck.is_some().then(|| -> Arc<MakeTag> {
+        Arc::new(move |epoch, identity, print| keys.keys.now().tags.tag(epoch, identity, print).0)
+    });
+    Arc::new(Runner::new(Arc::clone(shared), handler, Lines::open(sessions, GROUPS, lease, tag), GROUPS))
 }
 
 /// What a run that panicked held stays unacknowledged as long as its channel lives: the worker stops, as for a lane.

@@ -163,8 +163,9 @@ impl Runner {
     /// `None`: nobody settles it.
     async fn claim(&self, candidate: &Arc<Candidate>, trail: &Trail) -> Option<LeaseAnswer> {
         let shared = &*self.shared;
-        // Of this acquisition, in each try: a reply may be lost.
-        let owner = format!("{} {}", shared.worker.chars().take(100).collect::<String>(), Uuid::now_v7());
+        // Of this acquisition, in each try: a reply may be lost. 62 random bits, and not all of a UUID: each claim writes them.
+        let (_, acquisition) = Uuid::new_v4().as_u64_pair();
+        let owner = format!("{} {acquisition:016x}", shared.worker.chars().take(100).collect::<String>());
         step("lease.claim.before");
         let claimed = self.lines.own.until_answered(&shared.stop, "a message is claimed", || {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());

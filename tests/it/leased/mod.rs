@@ -1,6 +1,7 @@
 //! Handlers in Rust that run under leases, against a provider with books of its own.
 
 mod blame;
+mod renewals;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -173,6 +174,12 @@ async fn world() -> World {
 
 /// `lease`: what stands in its table besides; `retry`: the setting.
 async fn world_with(lease: &str, retry: &str, tables: &str) -> World {
+    let lease = format!("time = \"5s\", max_run = \"60s\", concurrency = 8{lease}");
+    world_of(&lease, retry, tables).await
+}
+
+/// `lease`: what stands in its table.
+async fn world_of(lease: &str, retry: &str, tables: &str) -> World {
     let mut world = World::new().await;
     world.configure(tables);
     world.configure(
@@ -180,7 +187,7 @@ async fn world_with(lease: &str, retry: &str, tables: &str) -> World {
     );
     let text = format!(
         "queue = {:?}\nqueue_type = \"classic\"\ntenant = {{ header = \"x-tenant-id\" }}\nkey = {{ property = \"message_id\" }}\n\
-         lease = {{ time = \"5s\", max_run = \"60s\", concurrency = 8{lease} }}\n{retry}",
+         lease = {{ {lease} }}\n{retry}",
         world.queue("charges")
     );
     world.configure(&text);

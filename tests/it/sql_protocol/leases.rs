@@ -150,7 +150,7 @@ async fn failed(
 }
 
 /// The lease of this key has run out.
-async fn run_out(world: &mut World, key: &str) {
+pub(super) async fn run_out(world: &mut World, key: &str) {
     sqlx::query(
         "update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second'
          where key = $1 and owner is not null",

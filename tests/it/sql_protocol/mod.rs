@@ -4,6 +4,7 @@ mod articles;
 mod claims;
 mod decisions;
 mod keys;
+mod lease_groups;
 mod leases;
 
 use serde_json::{Value, json};
