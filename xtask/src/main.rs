@@ -8,6 +8,7 @@ mod demo;
 mod deny;
 mod dist;
 mod docs;
+mod dynamodb;
 mod faults;
 mod fuzz;
 mod judgement;
@@ -60,6 +61,8 @@ enum Task {
     Deny,
     /// Make a release's tarball from the last commit, with checksums, SBOM and notices, in target/dist
     Dist(dist::Arguments),
+    /// Try the lease store in DynamoDB against moto
+    Dynamodb,
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -97,6 +100,7 @@ async fn main() -> ExitCode {
         Task::Docs(arguments) => docs::run(&arguments).await,
         Task::Deny => deny::run(),
         Task::Dist(arguments) => dist::run(&arguments).await,
+        Task::Dynamodb => dynamodb::run(),
         Task::Prepare { check } => prepare::run(check).await,
         Task::Browser(arguments) => browser::run(&arguments),
         Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,
