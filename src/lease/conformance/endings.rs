@@ -65,8 +65,8 @@ pub(super) async fn a_failed_run_waits_for_its_delay_and_runs_again<S: LeaseStor
     let held = trial.held().await?;
     let delay = 10 * SECOND;
     same!(trial.store.fail(&held, &failure(delay, 3, None)).await?, Failed::Retry { attempts: 1 });
-    fits!(trial.claim(&held.identity, "second").await?, Claimed::Wait(left) if *left <= delay && *left > 5 * SECOND);
-    trial.pass(delay).await;
+    fits!(trial.claim(&held.identity, "second").await?, Claimed::Wait(left) if *left <= delay + trial.slack() && *left > 5 * SECOND);
+    trial.pass(delay + trial.slack()).await;
     let (grant, _) = trial.granted(&held.identity, "second").await?;
     same!((grant.attempt, grant.is_takeover, grant.token > held.token), (2, false, true));
     Ok(())

@@ -157,6 +157,11 @@ impl<S: LeaseStore, C: Clock> Trial<'_, S, C> {
         self.pass(LEASE + self.store.facts().clock.grace() + SECOND).await;
     }
 
+    /// How far two answers of an estimated clock may lie apart.
+    fn slack(&self) -> Duration {
+        self.store.facts().clock.grace()
+    }
+
     async fn pass(&self, time: Duration) {
         self.clock.advance(time).await;
     }

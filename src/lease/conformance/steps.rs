@@ -64,7 +64,7 @@ pub(super) async fn a_step_begins_only_in_the_time_of_its_run<S: LeaseStore, C: 
 ) -> Case {
     let held = trial.held().await?;
     trial.begin(&held, &CHARGE).await?;
-    trial.pass(MAX_RUN + SECOND).await;
+    trial.pass(MAX_RUN + SECOND + trial.slack()).await;
     fits!(trial.begin(&held, &CHARGE).await, Err(StoreError::Lost));
     // What has happened is stored all the same, while nobody has taken the key over.
     trial.store.checkpoint(&held, "charge", &text("late"), LEASE).await?;
