@@ -40,7 +40,8 @@
 //! - `top` (default, with `cli`): `oncely top`.
 //! - `otel`: `[traces]`: spans of messages, batches and events to a receiver of OTLP. Off by default; the released programs have it.
 //! - `tls`: `amqps://`, `rediss://`, PostgreSQL's `sslmode` and certificates. Off by default; the released programs have it.
-//! - `testing`: the module `testing`, for the tests of an embedding program. Never in a release.
+//! - `testing`: the module `testing`, for the tests of an embedding program, and `lease::conformance`, for a lease store of yours. Never in a
+//!   release.
 //! - `failpoints`: for tests of the programs: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
 //! - `fuzzing`: what `fuzz/` calls. Not part of the interface.
 
@@ -85,6 +86,7 @@ pub mod fuzzing;
 pub mod handler;
 mod heartbeat;
 pub mod identity;
+pub mod lease;
 #[doc(hidden)]
 pub mod letter;
 #[cfg(feature = "cli")]
@@ -136,7 +138,6 @@ pub mod worker;
 
 pub use config::Config;
 pub use event::Event;
-pub use handler::lease;
 pub use handler::{BatchHandler, Context, Handler, HandlerError, Message};
 pub use relay::Relay;
 pub use worker::Worker;

@@ -48,6 +48,23 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 impl MirrorSettings {
+    /// The Redis at this URL; everything else as it is by default.
+    pub(crate) fn at(url: SecretString) -> Self {
+        Self {
+            url,
+            url_file: None,
+            sentinels: Vec::new(),
+            sentinels_file: None,
+            tls: None,
+            allow_plaintext: false,
+            ttl: HOUR,
+            budget: Duration::from_millis(20),
+            buckets: 16_384,
+            precheck: PrecheckMode::Auto,
+            key: None,
+        }
+    }
+
     /// With the URLs that the files hold now, where there are any.
     pub(crate) fn current(&self) -> Result<Cow<'_, Self>, UrlFileError> {
         let mut now = Cow::Borrowed(self);

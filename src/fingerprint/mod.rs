@@ -38,6 +38,14 @@ impl Fingerprint {
         Self(bytes)
     }
 
+    /// Of the SHA-256 of a body: what [`FingerprintPolicy::Body`] makes of that body, and `oncely.stored_fingerprint` of the digest.
+    #[must_use]
+    pub fn of_digest(digest: &[u8; 32]) -> Self {
+        let mut short = [0; 12];
+        short.copy_from_slice(&digest[..12]);
+        Self::new(BODY, short)
+    }
+
     /// From a column; what clients of `oncely.claim` pass is stored in the same form (`oncely.stored_fingerprint`).
     #[must_use]
     pub fn from_stored(bytes: &[u8]) -> Option<Self> {

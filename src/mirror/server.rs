@@ -61,7 +61,7 @@ async fn timely<T>(asked: impl Future<Output = redis::RedisResult<T>>) -> Result
     }
 }
 
-fn read(info: &str) -> RedisFacts {
+pub(super) fn read(info: &str) -> RedisFacts {
     let field = |name: &str| {
         info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or_default().trim()
     };

@@ -64,12 +64,12 @@ pub(crate) struct Held<'a> {
     pub(crate) token: i64,
 }
 
-fn interval(time: Duration) -> PgInterval {
+pub(super) fn interval(time: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: i64::try_from(time.as_micros()).unwrap_or(i64::MAX) }
 }
 
 /// Months are of no fixed length, and none of ours has any.
-fn duration(interval: PgInterval) -> Duration {
+pub(super) fn duration(interval: PgInterval) -> Duration {
     let days = i64::from(interval.days).saturating_add(i64::from(interval.months).saturating_mul(30));
     let micros = interval.microseconds.saturating_add(days.saturating_mul(86_400_000_000));
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
@@ -220,19 +220,27 @@ pub(crate) async fn renew_leases(
 
 /// May a step be called?
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum StepState {
+#[non_exhaustive]
+pub enum StepState {
+    /// Call it.
     Run,
+    /// An earlier call may have happened, and by the step's rule it may be repeated by the same key: call it.
     Repeat,
+    /// It was done, with this result: don't call it.
     Done(Value),
+    /// It may have happened and must not be repeated: ask the other side, or give up.
     Unknown,
 }
 
-/// What `oncely.begin_step` answers.
+/// What is answered when a step begins.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct BegunStep {
-    pub(crate) state: StepState,
-    pub(crate) call_key: Uuid,
-    pub(crate) round: u32,
+pub struct BegunStep {
+    /// May it be called?
+    pub state: StepState,
+    /// Its key for the other side ([`Call::key`](crate::handler::lease::Call::key)).
+    pub call_key: Uuid,
+    /// Grows with each certain refusal.
+    pub round: u32,
 }
 
 /// Says that a step is about to be called. `call`: this very call.
@@ -314,7 +322,7 @@ pub(crate) async fn step_result(
     Ok(row.filter(|row| row.is_done == Some(true)).map(|row| row.result.unwrap_or_default()))
 }
 
-/// Says that a step that began did certainly not happen.
+/// Says that a step that began did certainly not happen: the round that comes next.
 pub(crate) async fn refuse_step(
     connection: &mut PgConnection,
     held: Held<'_>,
@@ -322,9 +330,9 @@ pub(crate) async fn refuse_step(
     round: u32,
     error: &str,
     lease: Duration,
-) -> Result<(), sqlx::Error> {
-    sqlx::query!(
-        "select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8)",
+) -> Result<u32, sqlx::Error> {
+    let round = sqlx::query_scalar!(
+        r#"select oncely.refuse_step($1, $2, $3, $4, $5, $6, $7, $8) as "round!""#,
         held.identity.tenant.as_str(),
         held.identity.consumer.as_str(),
         held.identity.key.as_str(),
@@ -335,8 +343,8 @@ pub(crate) async fn refuse_step(
         interval(lease)
     )
     .fetch_one(connection)
-    .await
-    .map(drop)
+    .await?;
+    Ok(u32::try_from(round).unwrap_or(u32::MAX))
 }
 
 /// For the trail.

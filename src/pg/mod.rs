@@ -27,6 +27,7 @@ mod inspect;
 mod key_contents;
 mod key_list;
 mod lease;
+mod lease_client;
 mod lease_list;
 mod letter_change;
 mod letter_list;
@@ -114,11 +115,13 @@ pub(crate) use inspect::{
 };
 pub(crate) use key_contents::KeyContents;
 pub(crate) use key_list::{KeyRow, KeyWalk, keys};
+pub use lease::{BegunStep, StepState};
 pub(crate) use lease::{
-    BegunStep, Finished, Granted, Held, LeaseAnswer, LeaseClaim, LeaseFailed, LeaseFailure, LeaseTrace,
-    Renewal, StepState, begin_step, checkpoint, complete_lease, complete_leases, fail_lease, is_lease_lost,
-    refuse_step, release_lease, renew_leases, step_result, take_leases, transaction_id,
+    Finished, Granted, Held, LeaseAnswer, LeaseClaim, LeaseFailed, LeaseFailure, LeaseTrace, Renewal,
+    begin_step, checkpoint, complete_lease, complete_leases, fail_lease, is_lease_lost, refuse_step,
+    release_lease, renew_leases, step_result, take_leases, transaction_id,
 };
+pub(crate) use lease_client::{ClientClaim, claim_lease, known_lease, renew_lease};
 pub(crate) use lease_list::{
     HeldCount, HeldLease, LeaseFilter, LeaseStep, held_counts, held_leases, revoke_lease,
 };

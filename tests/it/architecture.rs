@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// From the upper rooms, which know no I/O and no clock, down to the programs: a room may use those before it.
-const ROOMS: [&[&str]; 20] = [
+const ROOMS: [&[&str]; 21] = [
     &[
         "identity",
         "message",
@@ -31,6 +31,7 @@ const ROOMS: [&[&str]; 20] = [
     &["telemetry", "shutdown", "watchdog", "metrics"],
     &["traces"],
     &["amqp", "mirror"],
+    &["lease"],
     &["preflight"],
     &["vitals", "doctor"],
     &["maintenance", "heartbeat"],

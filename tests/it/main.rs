@@ -44,6 +44,7 @@ mod keys;
 mod keys_seed;
 mod leaks;
 mod lease_crashes;
+mod lease_stores;
 mod leased;
 mod leases;
 mod memory;

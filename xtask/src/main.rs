@@ -8,6 +8,7 @@ mod demo;
 mod deny;
 mod dist;
 mod docs;
+mod dynamodb;
 mod faults;
 mod fuzz;
 mod judgement;
@@ -62,6 +63,8 @@ enum Task {
     Dist(dist::Arguments),
     /// Assemble the Dockerfile's image without a container engine, from programs of the profile dev, and process a message in it (as root)
     Image,
+    /// Try the lease store in DynamoDB against moto
+    Dynamodb,
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -100,6 +103,7 @@ async fn main() -> ExitCode {
         Task::Deny => deny::run(),
         Task::Dist(arguments) => dist::run(&arguments).await,
         Task::Image => dist::image::run().await,
+        Task::Dynamodb => dynamodb::run(),
         Task::Prepare { check } => prepare::run(check).await,
         Task::Browser(arguments) => browser::run(&arguments),
         Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,

@@ -24,11 +24,6 @@ impl From<HandlerError> for RunError {
     }
 }
 
-/// A call outside failed: whatever its error is, it is not PostgreSQL's answer to us.
-pub(super) fn in_handler(error: anyhow::Error) -> HandlerError {
-    HandlerError::transient(format!("{error:#}"))
-}
-
 /// Is it still our transaction, and has nothing in it failed? A COMMIT of one that has failed, or that the handler has ended, would say
 /// that all is well.
 pub(super) async fn still(connection: &mut PgConnection, own: &str) -> Result<(), RunError> {

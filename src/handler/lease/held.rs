@@ -1,7 +1,7 @@
 //! A lease that is held: steps, renewals, and how it ends.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use futures::future::BoxFuture;
 use serde::Serialize;
@@ -11,7 +11,8 @@ use sqlx::PgConnection;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::failed::{RunError, in_handler, still};
+use super::belief::Belief;
+use super::failed::{RunError, still};
 use super::lines::{HeldKey, Lines};
 use super::sessions::{After, Statement, statement};
 use super::trail::Trail;
@@ -23,32 +24,9 @@ use crate::handler::HandlerError;
 use crate::identity::Identity;
 use crate::pg::{self, BegunStep, Granted, Held, Renewal, StepState};
 
-/// Kept clear of the end of a lease: what begins by our clocks must not be over by the server's.
-const MARGIN: Duration = Duration::from_secs(3);
-
 tokio::task_local! {
     /// Within a transaction of the lease with this number.
     static WRITING: i64;
-}
-
-/// Until when a lease is believed without a question: by two clocks, because one of them stands still while a machine is suspended, and the
-/// other one may be set.
-#[derive(Clone, Copy, Debug)]
-struct Belief {
-    since: Instant,
-    at: SystemTime,
-}
-
-impl Belief {
-    /// From when the question left: the server's answer counts from later on.
-    fn now() -> Self {
-        Self { since: Instant::now(), at: SystemTime::now() }
-    }
-
-    fn holds(&self, lease: Duration) -> bool {
-        let time = lease.saturating_sub(MARGIN).max(lease / 2);
-        self.since.elapsed() < time && self.at.elapsed().is_ok_and(|elapsed| elapsed < time)
-    }
 }
 
 /// A key that this run holds. See [`LeasedHandler`](super::LeasedHandler).
@@ -97,7 +75,7 @@ impl Lease {
         abandon: CancellationToken,
     ) -> Self {
         let Claimed { identity, granted, asked } = claimed;
-        let belief = Mutex::new(Belief { since: asked.0, at: asked.1 });
+        let belief = Mutex::new(Belief::since(asked));
         let lost = CancellationToken::new();
         Self(Arc::new(Inner { lines, identity, granted, time, sealer, trail, belief, lost, abandon }))
     }
@@ -142,7 +120,7 @@ impl Lease {
         let begun = self.begin(step).await?;
         match begun.state {
             StepState::Done(result) => self.read(step, result),
-            StepState::Unknown => Err(unknown(step)),
+            StepState::Unknown => Err(step.unknown()),
             StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
         }
     }
@@ -287,15 +265,9 @@ impl Lease {
 
     /// A step's result as it is stored.
     fn write<T: Serialize>(&self, step: &Step, value: &T) -> Result<Value, HandlerError> {
-        let value = serde_json::to_value(value).map_err(|error| {
-            HandlerError::permanent(format!("the result of the step {} is no JSON: {error}", step.name))
-        })?;
         let place = Place::step_result(&self.0.identity, step.name);
-        self.0.sealer.seal(&place, value).map_err(|error| {
-            HandlerError::environment(format!(
-                "the result of the step {} can't be encrypted: {error}",
-                step.name
-            ))
+        self.0.sealer.seal(&place, step.write(value)?).map_err(|error| {
+            HandlerError::environment(format!("the result of the step {} can't be encrypted: {error}", step.name))
         })
     }
 
@@ -305,12 +277,7 @@ impl Lease {
         let result = self.0.sealer.open(&place, stored).map_err(|error| {
             HandlerError::environment(format!("the result of the step {} can't be read: {error}", step.name))
         })?;
-        serde_json::from_value(result).map_err(|error| {
-            HandlerError::permanent(format!(
-                "the stored result of the step {} is of another type: {error}",
-                step.name
-            ))
-        })
+        step.read(result)
     }
 
     async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
@@ -355,18 +322,10 @@ impl Lease {
                 self.checkpoint(step.name, self.write(step, &found)?).await?;
                 Ok(found)
             }
-            Err(StepError::Unknown(error)) => Err(in_handler(error)),
+            Err(StepError::Unknown(error)) => Err(HandlerError::transient(format!("{error:#}"))),
             Err(StepError::Away(error)) => Err(HandlerError::environment(format!("{error:#}"))),
             // That a repeated call was refused says nothing of the first one: the step stays as it is, and so does its key.
-            Err(StepError::Refused(error)) if info.is_repeat => Err(match error {
-                HandlerError::Permanent(why) | HandlerError::Refused(why) => {
-                    HandlerError::OutcomeUnknown(format!(
-                        "the step {} may have happened in an earlier run, and was refused when it was repeated: {why}",
-                        step.name
-                    ))
-                }
-                may_pass => may_pass,
-            }),
+            Err(StepError::Refused(error)) if info.is_repeat => Err(step.refused_again(error)),
             Err(StepError::Refused(error)) => {
                 self.refuse(step.name, info.round, "refused").await?;
                 Err(error)
@@ -395,7 +354,7 @@ impl Lease {
     async fn refuse(&self, name: &'static str, round: u32, why: &'static str) -> Result<(), HandlerError> {
         self.say(&self.0.abandon, "a step is refused", move |me, connection| {
             Box::pin(async move {
-                pg::refuse_step(connection, me.held(), name, round, why, me.0.time.lease).await
+                pg::refuse_step(connection, me.held(), name, round, why, me.0.time.lease).await.map(drop)
             })
         })
         .await
@@ -461,11 +420,4 @@ impl Lease {
     pub(super) fn key(&self) -> HeldKey {
         HeldKey { identity: self.0.identity.clone(), token: self.0.granted.token }
     }
-}
-
-fn unknown(step: &Step) -> HandlerError {
-    HandlerError::OutcomeUnknown(format!(
-        "the step {} may have happened in an earlier run, and must not be repeated",
-        step.name
-    ))
 }

@@ -1,6 +1,7 @@
 //! Leases: a key that is held for a time, for effects outside PostgreSQL that no transaction covers. The state is the key's own row, the
 //! rules are those of `oncely.claim_lease` and its neighbours in SQL; here is what runs under one.
 
+mod belief;
 mod ending;
 mod failed;
 mod finish;
@@ -12,6 +13,7 @@ mod sessions;
 mod step;
 mod trail;
 
+pub(crate) use belief::Belief;
 pub(crate) use ending::{Ended, Failure};
 pub use finish::Finish;
 pub(crate) use group::{Group, Grouping};

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::handler::HandlerError;
@@ -32,6 +35,52 @@ impl Step {
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Its rule.
+    #[must_use]
+    pub fn repeat(&self) -> Repeat {
+        self.repeat
+    }
+}
+
+impl Step {
+    /// A result as it is stored.
+    pub(crate) fn write<T: Serialize>(&self, value: &T) -> Result<Value, HandlerError> {
+        serde_json::to_value(value).map_err(|error| {
+            HandlerError::permanent(format!("the result of the step {} is no JSON: {error}", self.name))
+        })
+    }
+
+    /// A stored result.
+    pub(crate) fn read<T: DeserializeOwned>(&self, result: Value) -> Result<T, HandlerError> {
+        serde_json::from_value(result).map_err(|error| {
+            HandlerError::permanent(format!(
+                "the stored result of the step {} is of another type: {error}",
+                self.name
+            ))
+        })
+    }
+
+    /// It can't be called, and its result is not known.
+    pub(crate) fn unknown(&self) -> HandlerError {
+        HandlerError::OutcomeUnknown(format!(
+            "the step {} may have happened in an earlier run, and must not be repeated",
+            self.name
+        ))
+    }
+
+    /// That a repeated call was refused says nothing of the first one: the step stays as it is, and so does its key.
+    pub(crate) fn refused_again(&self, error: HandlerError) -> HandlerError {
+        match error {
+            HandlerError::Permanent(why) | HandlerError::Refused(why) => {
+                HandlerError::OutcomeUnknown(format!(
+                    "the step {} may have happened in an earlier run, and was refused when it was repeated: {why}",
+                    self.name
+                ))
+            }
+            may_pass => may_pass,
+        }
     }
 }
 

@@ -1,0 +1,92 @@
+//! What no store takes: the same bounds as the SQL functions have.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::claim::Claim;
+use super::error::StoreError;
+use super::held::Failure;
+use crate::handler::lease::{Repeat, Step};
+use crate::identity::IdentityPart;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The longest lease.
+pub(super) const DAY: Duration = Duration::from_secs(86_400);
+const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
+/// The longest result or response, in bytes of JSON.
+const MAX_JSON: usize = 65_536;
+/// Most steps of a key.
+pub(super) const MAX_STEPS: usize = 100;
+/// Most bytes of all results of a key before another step may begin.
+pub(super) const MAX_STEP_BYTES: usize = 1_048_576;
+
+fn time(name: &str, given: Duration, least: Duration, most: Duration) -> Result<(), StoreError> {
+    if (least..=most).contains(&given) {
+        return Ok(());
+    }
+    Err(StoreError::Refused(format!("{name} is {given:?}; it is {least:?} to {most:?}")))
+}
+
+fn count(name: &str, given: u32) -> Result<(), StoreError> {
+    if (1..=10_000).contains(&given) {
+        return Ok(());
+    }
+    Err(StoreError::Refused(format!("{name} is {given}; it is 1 to 10000")))
+}
+
+fn text(name: &str, given: &str) -> Result<(), StoreError> {
+    IdentityPart::new(given.as_bytes())
+        .map(drop)
+        .map_err(|error| StoreError::Refused(format!("{name} {error}")))
+}
+
+/// Refuses a claim that can't be right.
+pub(super) fn check_claim(claim: &Claim<'_>) -> Result<(), StoreError> {
+    text("owner", claim.owner)?;
+    check_lease(claim.lease)?;
+    time("max_run", claim.max_run, claim.lease, 30 * DAY)?;
+    time("retention", claim.retention, claim.max_run, LONGEST)?;
+    count("max_crashes", claim.max_crashes)
+}
+
+/// Refuses a lease that is too short or too long.
+pub(super) fn check_lease(lease: Duration) -> Result<(), StoreError> {
+    time("lease", lease, SECOND, DAY)
+}
+
+/// Refuses a step that can't be right.
+pub(super) fn check_step(step: &Step) -> Result<(), StoreError> {
+    check_step_name(step.name())?;
+    match step.repeat() {
+        Repeat::Within(window) => time("window", window, SECOND, LONGEST),
+        Repeat::Always | Repeat::Ask | Repeat::Never => Ok(()),
+    }
+}
+
+/// Refuses a name that no step can have.
+pub(super) fn check_step_name(name: &str) -> Result<(), StoreError> {
+    text("step", name)
+}
+
+/// A response or a result as it is stored.
+pub(super) fn check_json(name: &str, value: &Value) -> Result<String, StoreError> {
+    let text = value.to_string();
+    match text.len() {
+        0..=MAX_JSON => Ok(text),
+        bytes => Err(StoreError::Refused(format!(
+            "the {name} has {bytes} bytes; {MAX_JSON} are allowed: keep what is large elsewhere, and its id here"
+        ))),
+    }
+}
+
+/// Refuses a failure that can't be right.
+pub(super) fn check_failure(failure: &Failure<'_>) -> Result<(), StoreError> {
+    count("max_attempts", failure.max_attempts)?;
+    time("delay", failure.delay, Duration::ZERO, LONGEST)
+}
+
+/// As much of an error as is kept.
+pub(super) fn kept(error: &str) -> String {
+    error.chars().filter(|character| *character != '\0').take(8_000).collect()
+}

@@ -1,0 +1,291 @@
+//! A store in PostgreSQL: the functions of the lease protocol, for a program without a worker.
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use serde_json::Value;
+use sqlx::{PgConnection, PgPool};
+use uuid::Uuid;
+
+use super::check::{check_claim, check_failure, check_json, check_lease, check_step, check_step_name};
+use super::claim::{Claim, Claimed, Grant};
+use super::error::StoreError;
+use super::held::{BegunStep, Failed, Failure, Held, Known, Renewed};
+use super::store::{Facts, Failover, LeaseStore, StoreClock};
+use crate::decide::KeyStatus;
+use crate::fault::FaultClass;
+use crate::handler::lease::Step;
+use crate::identity::Identity;
+use crate::pg::{self, LeaseFailed, LeaseFailure, LeaseTrace, PgFault};
+use crate::reason::Reason;
+
+/// Longest wait for an answer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A store in the database that holds the schema `oncely`: its keys are those of workers and of `oncely.claim_lease`, with trail and mirror.
+/// The pool's login has the role `oncely_consumer` and the right to consume ([`look_up`](LeaseStore::look_up) also takes a role that may
+/// read keys, such as `oncely_operator`), and its transactions are READ COMMITTED, PostgreSQL's default.
+///
+/// A statement that has begun is carried to its end, in a task of its own, whoever stops waiting for it. One that is not answered within
+/// 30 s takes its connection with it.
+#[derive(Clone, Debug)]
+pub struct PostgresStore {
+    pool: PgPool,
+}
+
+impl PostgresStore {
+    /// On this pool's connections, each for a single statement.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self { pool }
+    }
+
+    async fn say<T: Send + 'static>(
+        &self,
+        statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+        + Send
+        + 'static,
+    ) -> Result<T, StoreError> {
+        let pool = self.pool.clone();
+        let said = tokio::spawn(async move {
+            let mut connection = pool.acquire().await?;
+            let answer = tokio::time::timeout(LIMIT, statement(&mut connection)).await;
+            match answer {
+                Ok(answer) => answer,
+                Err(_) => {
+                    // In whatever state: it goes.
+                    drop(connection.detach());
+                    let text = format!("no answer within {LIMIT:?}");
+                    Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
+                }
+            }
+        });
+        said.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed)).map_err(store_error)
+    }
+}
+
+fn store_error(error: sqlx::Error) -> StoreError {
+    if pg::is_lease_lost(&error) {
+        return StoreError::Lost;
+    }
+    // Answers that can't be: of another version, or by somebody's hand.
+    if matches!(error, sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }) {
+        return StoreError::Damaged(error.to_string());
+    }
+    match pg::classify(error) {
+        PgFault::Outage(outage) => StoreError::unavailable(outage),
+        PgFault::Fault(fault) => match fault.class {
+            FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
+                StoreError::unavailable(anyhow::anyhow!("{fault}"))
+            }
+            // Cancelled, or a key that changes too fast.
+            FaultClass::Transient if matches!(fault.code.as_deref(), Some("57014" | "ONC14")) => {
+                StoreError::unavailable(anyhow::anyhow!("{fault}"))
+            }
+            _ => StoreError::Refused(fault.to_string()),
+        },
+    }
+}
+
+fn trace() -> LeaseTrace<'static> {
+    LeaseTrace { queue: "", worker: "", trace_id: None }
+}
+
+fn lease_of(held: &Held) -> pg::Held<'_> {
+    pg::Held { identity: &held.identity, token: held.token }
+}
+
+fn number(given: Option<i32>) -> u32 {
+    given.and_then(|given| u32::try_from(given).ok()).unwrap_or(0)
+}
+
+impl LeaseStore for PostgresStore {
+    fn facts(&self) -> Facts {
+        Facts { failover: Failover::AsConfigured, clock: StoreClock::Server }
+    }
+
+    async fn claim(&self, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
+        check_claim(claim)?;
+        let (identity, digest, owner) = (claim.identity.clone(), claim.fingerprint, claim.owner.to_owned());
+        let (time, max_run, retention, max_crashes) =
+            (claim.lease, claim.max_run, claim.retention, claim.max_crashes);
+        let answer = self
+            .say(move |connection| {
+                Box::pin(async move {
+                    let claim = pg::ClientClaim {
+                        identity: &identity,
+                        digest: &digest,
+                        owner: &owner,
+                        time,
+                        max_run,
+                        retention,
+                        max_crashes,
+                    };
+                    pg::claim_lease(connection, claim).await
+                })
+            })
+            .await?;
+        let missing = |what: &str| StoreError::Damaged(format!("a claim was answered without a {what}"));
+        let delay = answer.delay.unwrap_or_default();
+        Ok(match answer.outcome.as_str() {
+            "granted" => Claimed::Granted(Grant {
+                token: answer.token.ok_or_else(|| missing("token"))?,
+                attempt: number(answer.attempt),
+                is_takeover: answer.taken_over.unwrap_or(false),
+            }),
+            "in_flight" => Claimed::InFlight(delay),
+            "retry" => Claimed::Wait(delay),
+            "duplicate" => Claimed::Done(answer.response),
+            "conflict" => Claimed::Conflict,
+            "given_up" => Claimed::GivenUp {
+                reason: answer
+                    .reason
+                    .as_deref()
+                    .and_then(Reason::from_code)
+                    .ok_or_else(|| missing("reason"))?,
+                detail: answer.detail.unwrap_or_default(),
+            },
+            other => return Err(StoreError::Damaged(format!("a claim was answered {other:?}"))),
+        })
+    }
+
+    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Renewed>, StoreError> {
+        check_lease(lease)?;
+        let held = held.to_vec();
+        self.say(move |connection| {
+            Box::pin(async move {
+                let mut renewed = Vec::with_capacity(held.len());
+                for held in &held {
+                    let left = pg::renew_lease(connection, lease_of(held), lease).await?;
+                    renewed.push(left.map_or(Renewed::Lost, Renewed::Until));
+                }
+                Ok(renewed)
+            })
+        })
+        .await
+    }
+
+    async fn begin_step(
+        &self,
+        held: &Held,
+        step: &Step,
+        call: Uuid,
+        lease: Duration,
+    ) -> Result<BegunStep, StoreError> {
+        check_step(step)?;
+        check_lease(lease)?;
+        let (held, step) = (held.clone(), *step);
+        self.say(move |connection| {
+            Box::pin(async move {
+                let rule = step.repeat().rule();
+                pg::begin_step(connection, lease_of(&held), step.name(), rule, call, lease).await
+            })
+        })
+        .await
+    }
+
+    async fn checkpoint(
+        &self,
+        held: &Held,
+        step: &str,
+        result: &Value,
+        lease: Duration,
+    ) -> Result<(), StoreError> {
+        check_step_name(step)?;
+        check_lease(lease)?;
+        check_json("result", result)?;
+        let (held, step, result) = (held.clone(), step.to_owned(), result.clone());
+        self.say(move |connection| {
+            Box::pin(async move {
+                pg::checkpoint(connection, lease_of(&held), &step, &result, false, lease).await
+            })
+        })
+        .await
+    }
+
+    async fn refuse_step(
+        &self,
+        held: &Held,
+        step: &str,
+        round: u32,
+        lease: Duration,
+    ) -> Result<u32, StoreError> {
+        check_step_name(step)?;
+        check_lease(lease)?;
+        let (held, step) = (held.clone(), step.to_owned());
+        self.say(move |connection| {
+            Box::pin(async move {
+                pg::refuse_step(connection, lease_of(&held), &step, round, "refused", lease).await
+            })
+        })
+        .await
+    }
+
+    async fn complete(&self, held: &Held, response: Option<&Value>) -> Result<(), StoreError> {
+        response.map(|response| check_json("response", response)).transpose()?;
+        let (held, response) = (held.clone(), response.cloned());
+        self.say(move |connection| {
+            Box::pin(async move {
+                let done =
+                    pg::complete_lease(connection, lease_of(&held), response.as_ref(), false, trace()).await;
+                done.map(drop)
+            })
+        })
+        .await
+    }
+
+    async fn fail(&self, held: &Held, failure: &Failure<'_>) -> Result<Failed, StoreError> {
+        check_failure(failure)?;
+        let (held, error) = (held.clone(), super::check::kept(failure.error));
+        let (reason, max_attempts, delay) = (failure.reason, failure.max_attempts, failure.delay);
+        let failed = self
+            .say(move |connection| {
+                Box::pin(async move {
+                    let failure = LeaseFailure {
+                        error: &error,
+                        reason,
+                        error_code: None,
+                        max_attempts,
+                        delay,
+                        is_charged: true,
+                    };
+                    pg::fail_lease(connection, lease_of(&held), &failure, trace()).await
+                })
+            })
+            .await?;
+        Ok(match failed {
+            LeaseFailed::Retry { attempts } => Failed::Retry { attempts },
+            LeaseFailed::GivenUp { attempts, reason } => Failed::GivenUp { attempts, reason },
+            LeaseFailed::Completed => Failed::Completed,
+            LeaseFailed::Lost => Failed::Lost,
+        })
+    }
+
+    async fn release(&self, held: &Held) -> Result<bool, StoreError> {
+        let held = held.clone();
+        self.say(move |connection| {
+            Box::pin(async move { pg::release_lease(connection, lease_of(&held)).await })
+        })
+        .await
+    }
+
+    async fn look_up(&self, identity: &Identity) -> Result<Option<Known>, StoreError> {
+        let identity = identity.clone();
+        let row = self
+            .say(move |connection| Box::pin(async move { pg::known_lease(connection, &identity).await }))
+            .await?;
+        row.map(|row| {
+            Ok(Known {
+                status: KeyStatus::from_column(&row.status)
+                    .ok_or_else(|| StoreError::Damaged(format!("no state is called {:?}", row.status)))?,
+                owner: row.owner,
+                token: row.token.unwrap_or(0),
+                attempts: number(Some(row.attempts)),
+                crashes: number(Some(row.crash_attempts)),
+                reason: row.reason.as_deref().and_then(Reason::from_code),
+                response: row.response,
+            })
+        })
+        .transpose()
+    }
+}

@@ -1,0 +1,258 @@
+//! Runs work under leases of a store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_util::task::AbortOnDropHandle;
+use uuid::Uuid;
+
+use super::claim::{Claim, Claimed, Grant};
+use super::error::StoreError;
+use super::held::{Failed, Failure, Held};
+use super::run::Run;
+use super::store::LeaseStore;
+use crate::backoff::Backoff;
+use crate::decide::{FailureDecision, after_failure};
+use crate::fault::{Fault, FaultClass};
+use crate::handler::HandlerError;
+use crate::handler::lease::Belief;
+use crate::identity::Identity;
+use crate::pg::PgFault;
+use crate::reason::Reason;
+use crate::retry::RetryPolicy;
+
+/// How long a run that is to end may take for it.
+const DROPPED_AFTER: Duration = Duration::from_secs(2);
+/// How often a claim is said that is not answered.
+const CLAIMS: u32 = 3;
+
+/// Runs work under leases of a store: claims the key, renews the lease while the work runs, and records its end.
+#[derive(Debug)]
+pub struct LeaseRunner<S> {
+    store: Arc<S>,
+    lease: Duration,
+    max_run: Duration,
+    retention: Duration,
+    retry: RetryPolicy,
+}
+
+/// What became of a run.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Ran {
+    /// It took effect now: the response that copies get from now on.
+    Done(Option<Value>),
+    /// It took effect before, and nothing ran: the response of then.
+    Duplicate(Option<Value>),
+    /// Another run holds the key, for so long at most unless it renews. Come back: neither a duplicate nor a failure.
+    InFlight(Duration),
+    /// A run failed before: not before so long.
+    Wait(Duration),
+    /// The key came before with another payload; nothing ran.
+    Conflict,
+    /// The run failed, and may run again.
+    Failed {
+        /// For people.
+        error: String,
+        /// Not before so long.
+        delay: Duration,
+    },
+    /// It runs no more: by this run's failure, or given up before.
+    GivenUp {
+        /// Why.
+        reason: Reason,
+        /// For people.
+        detail: String,
+    },
+    /// Another run has the key, or this one's time is over: nothing of it is recorded but its steps.
+    Lost,
+}
+
+impl<S: LeaseStore> LeaseRunner<S> {
+    /// With leases of 30 s, runs of 10 minutes at most, a retention of 7 days, and six runs within about an hour and a quarter.
+    pub fn new(store: S) -> Self {
+        Self {
+            store: Arc::new(store),
+            lease: Duration::from_secs(30),
+            max_run: Duration::from_secs(600),
+            retention: Duration::from_secs(7 * 86_400),
+            retry: RetryPolicy::default(),
+        }
+    }
+
+    /// How long a lease is, from its claim or renewal on: a second to a day. After the death of a process its key waits for so long.
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// How long a run may take: from the lease to 30 days.
+    #[must_use]
+    pub fn max_run(self, max_run: Duration) -> Self {
+        Self { max_run, ..self }
+    }
+
+    /// How long a key is remembered after the last word about it: from `max_run` to 3,650 days. Longer than any copy may take to come.
+    #[must_use]
+    pub fn retention(self, retention: Duration) -> Self {
+        Self { retention, ..self }
+    }
+
+    /// Delays after the first, second, … failed run, of which the last one repeats; how many runs may fail; and how many may end without a word
+    /// (their process died) before the key is given up. Without delays nothing runs twice.
+    #[must_use]
+    pub fn retry(self, delays: Vec<Duration>, max_attempts: u32, max_crashes: u32) -> Self {
+        Self { retry: RetryPolicy { delays, max_attempts, max_crashes }, ..self }
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &Arc<S> {
+        &self.store
+    }
+
+    /// Runs `work` if nobody has, and nobody does. `fingerprint`: of the payload ([`fingerprint`](super::fingerprint)). What the work returns is the
+    /// response; [`HandlerError::Refused`] is one, too: `{"refused": reason}`.
+    ///
+    /// Dropped half-way, or its process killed, the run ends without a word: its lease runs out, and the next one finds what its steps have
+    /// stored. What is done when the store can't be asked: a step does not begin, and what has happened is said until it is stored or the
+    /// lease is lost. The heartbeat is a task of its own and ends with this future.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the key could not be claimed: nothing ran. Once the work is done nothing but a store that is damaged, or refuses its
+    /// arguments, is an error.
+    pub async fn run<F>(&self, identity: &Identity, fingerprint: [u8; 32], work: F) -> Result<Ran, StoreError>
+    where
+        F: AsyncFnOnce(Run<S>) -> Result<Option<Value>, HandlerError>,
+    {
+        let (grant, belief) = match self.claim(identity, fingerprint).await? {
+            (Claimed::Granted(grant), belief) => (grant, belief),
+            (Claimed::InFlight(left), _) => return Ok(Ran::InFlight(left)),
+            (Claimed::Wait(left), _) => return Ok(Ran::Wait(left)),
+            (Claimed::Done(response), _) => return Ok(Ran::Duplicate(response)),
+            (Claimed::Conflict, _) => return Ok(Ran::Conflict),
+            (Claimed::GivenUp { reason, detail }, _) => return Ok(Ran::GivenUp { reason, detail }),
+        };
+        let run = self.begun(identity, grant, belief);
+        let _heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(self.max_run)));
+        let late = async {
+            run.lost().await;
+            tokio::time::sleep(DROPPED_AFTER).await;
+        };
+        let worked = tokio::select! {
+            biased;
+            worked = work(run.clone()) => Some(worked),
+            () = late => None,
+        };
+        match worked {
+            // Expiry takes nothing from a run that is done: only a takeover does, and the store knows.
+            Some(Ok(response)) => self.complete(&run, response).await,
+            Some(Err(error)) if !run.is_lost() => self.failed(&run, error).await,
+            Some(Err(_)) | None => {
+                // Where it was only believed to be lost, the next one need not wait.
+                if let Err(error) = self.store.release(run.held()).await {
+                    tracing::debug!(%error, "a lease was not given back: it runs out");
+                }
+                Ok(Ran::Lost)
+            }
+        }
+    }
+
+    fn begun(&self, identity: &Identity, grant: Grant, belief: Belief) -> Run<S> {
+        let held = Held { identity: identity.clone(), token: grant.token };
+        Run::new(Arc::clone(&self.store), held, grant, self.lease, belief)
+    }
+
+    /// Said again by the same owner where its answer is lost. The lease counts from when the last question left.
+    async fn claim(
+        &self,
+        identity: &Identity,
+        fingerprint: [u8; 32],
+    ) -> Result<(Claimed, Belief), StoreError> {
+        let owner = Uuid::new_v4().to_string();
+        let claim = Claim {
+            identity,
+            fingerprint,
+            owner: &owner,
+            lease: self.lease,
+            max_run: self.max_run,
+            retention: self.retention,
+            max_crashes: self.retry.max_crashes,
+        };
+        let mut backoff = Backoff::default();
+        let mut said = 0;
+        loop {
+            let belief = Belief::now();
+            said += 1;
+            match self.store.claim(&claim).await {
+                Ok(claimed) => return Ok((claimed, belief)),
+                Err(StoreError::Unavailable(_)) if said < CLAIMS => tokio::time::sleep(backoff.next()).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// It took effect: said until it is stored or lost, never "failed" and never given back.
+    async fn complete(&self, run: &Run<S>, response: Option<Value>) -> Result<Ran, StoreError> {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.store.complete(run.held(), response.as_ref()).await {
+                Ok(()) => return Ok(Ran::Done(response)),
+                Err(StoreError::Lost) => return Ok(Ran::Lost),
+                Err(StoreError::Unavailable(error)) => {
+                    tracing::warn!(token = run.token(), error = %format_args!("{error:#}"),
+                        "a finished run can't be recorded yet; tried again");
+                    tokio::time::sleep(backoff.next()).await;
+                }
+                // No try would mend it; the steps are known.
+                Err(StoreError::Refused(why)) => {
+                    return self.record(run, &why, Some(Reason::HandlerRejected), Duration::ZERO).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn failed(&self, run: &Run<S>, error: HandlerError) -> Result<Ran, StoreError> {
+        let unknown = matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
+        let fault = match error.into_fault() {
+            PgFault::Fault(fault) => fault,
+            PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
+        };
+        let (reason, delay) = match after_failure(&fault, run.attempt(), &self.retry) {
+            FailureDecision::Refuse(why) => {
+                return self.complete(run, Some(json!({ "refused": why }))).await;
+            }
+            FailureDecision::Retry(delay) => (None, delay),
+            FailureDecision::GiveUp(rejection) => (Some(rejection.reason), Duration::ZERO),
+        };
+        self.record(run, &fault.to_string(), unknown.or(reason), delay).await
+    }
+
+    async fn record(
+        &self,
+        run: &Run<S>,
+        error: &str,
+        reason: Option<Reason>,
+        delay: Duration,
+    ) -> Result<Ran, StoreError> {
+        let failure = Failure { error, reason, max_attempts: self.retry.max_attempts, delay };
+        let mut backoff = Backoff::default();
+        loop {
+            match self.store.fail(run.held(), &failure).await {
+                Ok(Failed::Retry { .. }) => return Ok(Ran::Failed { error: error.to_owned(), delay }),
+                Ok(Failed::GivenUp { reason, .. }) => {
+                    return Ok(Ran::GivenUp { reason, detail: error.to_owned() });
+                }
+                Ok(Failed::Completed | Failed::Lost) | Err(StoreError::Lost) => return Ok(Ran::Lost),
+                Err(StoreError::Unavailable(error)) => {
+                    tracing::warn!(token = run.token(), error = %format_args!("{error:#}"),
+                        "a failed run can't be recorded yet; tried again");
+                    tokio::time::sleep(backoff.next()).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

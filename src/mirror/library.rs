@@ -1,0 +1,139 @@
+//! Functions in Redis or Valkey (7 or later) that a lease store calls, and the connection that they are called on.
+
+use std::sync::Arc;
+
+use redis::{FromRedisValue as _, Value};
+use tokio::sync::Mutex;
+
+use super::error::MirrorError;
+use super::link::{ANSWER_TIME, Link};
+use super::reach::reach;
+use crate::config::MirrorSettings;
+
+/// A library of functions, on the Redis that keeps its keys. Its copies share one connection.
+#[derive(Clone)]
+pub(crate) struct Library {
+    settings: MirrorSettings,
+    name: String,
+    code: String,
+    link: Arc<Mutex<Option<Link>>>,
+}
+
+/// One part of an answer; `None` where there is nothing.
+pub(crate) type Part = Option<Vec<u8>>;
+
+/// Why a function gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LibraryError {
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
+    /// It must be set up otherwise before anything can be kept there.
+    #[error("{0}")]
+    Unfit(String),
+    /// The key holds something else.
+    #[error("the key is of another type")]
+    OtherType,
+}
+
+impl From<redis::RedisError> for LibraryError {
+    fn from(error: redis::RedisError) -> Self {
+        Self::Mirror(error.into())
+    }
+}
+
+impl Library {
+    /// `code` defines the library `name`, and functions whose names begin so.
+    pub(crate) fn new(settings: MirrorSettings, name: String, code: String) -> Self {
+        Self { settings, name, code, link: Arc::default() }
+    }
+
+    /// Connects, if that is to be done; sees whether the server may keep leases, and loads the functions where they are missing.
+    pub(crate) async fn open(&self) -> Result<(), LibraryError> {
+        self.link().await.map(drop)
+    }
+
+    /// Calls a function on one key.
+    pub(crate) async fn call(
+        &self,
+        function: &str,
+        key: &str,
+        arguments: &[&[u8]],
+    ) -> Result<Vec<Part>, LibraryError> {
+        let mut link = self.link().await?;
+        let mut command = redis::cmd("FCALL");
+        command.arg(format!("{}_{function}", self.name)).arg(1).arg(key);
+        for argument in arguments {
+            command.arg(*argument);
+        }
+        let answer = timely(command.query_async::<Vec<Value>>(&mut link.connection)).await;
+        match answer {
+            Ok(parts) => parts
+                .into_iter()
+                .map(|part| {
+                    Part::from_redis_value(part).map_err(|error| redis::RedisError::from(error).into())
+                })
+                .collect(),
+            Err(LibraryError::Mirror(MirrorError::Redis(error))) if error.code() == Some("WRONGTYPE") => {
+                Err(LibraryError::OtherType)
+            }
+            Err(error) => {
+                // Whatever it was: the next call looks at the server anew. A late answer must not be taken for another question's.
+                *self.link.lock().await = None;
+                Err(error)
+            }
+        }
+    }
+
+    async fn link(&self) -> Result<Link, LibraryError> {
+        // Held while connecting: all others would do the same.
+        let mut place = self.link.lock().await;
+        if let Some(link) = &*place {
+            return Ok(link.clone());
+        }
+        let mut link = reach(&self.settings).await?;
+        fits(&mut link).await?;
+        self.load(&mut link).await?;
+        Ok(place.insert(link).clone())
+    }
+
+    /// Its name holds a hash of its code: where there is one of this name, it is this one, and the right to load is not needed.
+    async fn load(&self, link: &mut Link) -> Result<(), LibraryError> {
+        let mut list = redis::cmd("FUNCTION");
+        list.arg("LIST").arg("LIBRARYNAME").arg(&self.name);
+        if !timely(list.query_async::<Vec<Value>>(&mut link.connection)).await?.is_empty() {
+            return Ok(());
+        }
+        let mut load = redis::cmd("FUNCTION");
+        load.arg("LOAD").arg("REPLACE").arg(&self.code);
+        timely(load.query_async::<()>(&mut link.connection)).await
+    }
+}
+
+/// A server that throws keys away when its memory is full would let effects happen twice.
+async fn fits(link: &mut Link) -> Result<(), LibraryError> {
+    let info = timely(redis::cmd("INFO").query_async::<String>(&mut link.connection)).await?;
+    let facts = super::server::read(&info);
+    if facts.policy != "noeviction" {
+        return Err(LibraryError::Unfit(format!(
+            "Redis evicts keys when its memory is full (maxmemory-policy {}), and leases with them: set maxmemory-policy noeviction, or \
+             name a server that has it (the mirror's may evict, so it is not that one)",
+            facts.policy
+        )));
+    }
+    if facts.is_cluster {
+        return Err(LibraryError::Unfit(
+            "Redis is a node of a cluster: name one that keeps all keys itself".to_owned(),
+        ));
+    }
+    if facts.is_replica {
+        return Err(MirrorError::NoMaster.into());
+    }
+    Ok(())
+}
+
+async fn timely<T>(asked: impl Future<Output = redis::RedisResult<T>>) -> Result<T, LibraryError> {
+    match tokio::time::timeout(ANSWER_TIME, asked).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(MirrorError::Budget(ANSWER_TIME).into()),
+    }
+}
