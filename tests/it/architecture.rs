@@ -34,7 +34,7 @@ const ROOMS: [&[&str]; 20] = [
     &["preflight"],
     &["vitals", "doctor"],
     &["maintenance", "heartbeat"],
-    &["worker", "relay"],
+    &["worker", "relay", "http"],
     &["overview", "testing"],
     &["exit"],
     &["letters", "status", "story", "trail", "erasure"],
