@@ -163,7 +163,8 @@ impl Ending<'_> {
             // By an error that it ignored, or by a COMMIT or ROLLBACK of its own.
             tracing::error!(%consumer, error = pg::describe(&error), "a handler has broken its transaction");
             undo(Some(transaction)).await;
-            return failed().into();
+            let detail = "It is not known what was done; ask whoever runs this service";
+            return Problem::new(Kind::Failed, detail).into();
         }
         let kept = answer.kept(&settings.kept);
         let trace = AnswerTrace {

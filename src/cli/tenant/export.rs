@@ -127,10 +127,12 @@ impl Export<'_> {
             for row in rows {
                 let mut value = serde_json::to_value(&row)?;
                 if let Some(masks) = &self.masks {
-                    let KeyContents { response, steps } =
+                    let KeyContents { response, steps, http_headers, http_body } =
                         contents.get(&(row.consumer, row.key)).cloned().unwrap_or_default();
                     value["response"] = json!(response.map(|text| shown_json(masks, &text)));
                     value["steps"] = json!(steps.map(|text| shown_json(masks, &text)));
+                    value["http_headers"] = json!(http_headers.map(|text| shown_json(masks, &text)));
+                    value["http_body"] = json!(http_body.map(|body| shown_body(masks, &body)));
                 }
                 self.counts.keys += 1;
                 self.line("key", value)?;
