@@ -18,7 +18,7 @@ use super::key::{KeyError, key};
 use super::problem::{Kind, Problem};
 use super::request::{Asked, read};
 use super::run::{Call, Run};
-use super::settings::Settings;
+use super::settings::{Settings, SettingsError};
 use super::store::Store;
 use crate::identity::{Identity, IdentityPart};
 
@@ -72,15 +72,22 @@ impl IdempotencyLayer {
         Settings::new(Store::new(pool))
     }
 
-    pub(super) fn new(settings: Settings, store: Store) -> Self {
-        Self { settings: Arc::new(settings), store }
-    }
-
     /// Waits until no request is at work any more: those whose client has left go on without it. Call it after the server has stopped, and
     /// before the pool is closed. Dropping the future stops the waiting alone.
     pub async fn drain(&self) {
         self.store.tasks.close();
         self.store.tasks.wait().await;
+    }
+}
+
+impl Settings {
+    /// The layer.
+    ///
+    /// # Errors
+    /// Everything that is missing or can't be, at once.
+    pub fn build(self) -> Result<IdempotencyLayer, SettingsError> {
+        let (settings, store) = self.checked()?;
+        Ok(IdempotencyLayer { settings: Arc::new(settings), store })
     }
 }
 

@@ -6,7 +6,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::body::BoxError;
 use super::problem::{Kind, Problem};
-use super::settings::Settings;
+use super::settings::{POLICY, Settings};
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
 use crate::trace_parent::TraceParent;
@@ -18,9 +18,6 @@ pub(super) struct Asked {
     pub(super) fingerprint: Option<Fingerprint>,
     pub(super) trace_id: Option<String>,
 }
-
-/// Policy of the fingerprints of requests.
-pub(super) const POLICY: &str = "http_request";
 
 impl Asked {
     pub(super) fn new(settings: &Settings, identity: Identity, parts: &Parts, body: &Bytes) -> Self {

@@ -29,8 +29,7 @@ const COMMIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Calls the service behind the layer, and reads its answer.
-pub(super) type Call =
-    Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Answer, NoAnswer>> + Send>;
+pub(super) type Call = Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Answer, NoAnswer>> + Send>;
 
 /// A request in a task of its own.
 pub(super) struct Run {
@@ -54,7 +53,8 @@ impl Run {
         let mut pause = LOOK_AGAIN[0];
         let transaction = loop {
             let claimed = async {
-                self.store.prepare(&self.settings, &self.asked.identity.consumer).await?;
+                let consumer = &self.asked.identity.consumer;
+                self.store.prepare(consumer, || self.settings.told_of(consumer)).await?;
                 claim(&self.store, &self.asked).await
             };
             match claimed.await {
@@ -93,8 +93,7 @@ impl Run {
         request.extensions_mut().insert(slot.clone());
         step("http.handle.before");
         let limit = settings.handler_limit;
-        let mut handling =
-            Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
+        let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
         let handled = tokio::select! {
             biased;
             handled = &mut handling => handled,
@@ -168,7 +167,8 @@ impl Ending<'_> {
         }
         let kept = answer.kept(&settings.kept);
         let trace = AnswerTrace {
-            is_response: settings.consumer.as_ref().is_some_and(|one| one.is_shared()) && answer.is_response(),
+            is_response: settings.consumer.as_ref().is_some_and(|one| one.is_shared())
+                && answer.is_response(),
             is_refused,
             took: self.began.elapsed(),
             worker: &settings.worker,

@@ -11,12 +11,12 @@ use http::header::{
 use http::request::Parts;
 use http::{Method, StatusCode};
 
-use super::layer::IdempotencyLayer;
-use super::request::POLICY;
-use super::store::Store;
+use super::store::{Store, Told};
 use crate::fingerprint::FingerprintPolicy;
 use crate::identity::IdentityPart;
 
+/// Policy of the fingerprints of requests.
+pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);
 /// A session that rests in a transaction for longer is ended by PostgreSQL (`pg::begin_on_pool`).
 const LONGEST_HANDLER: Duration = Duration::from_secs(60);
@@ -264,11 +264,8 @@ impl Settings {
         self
     }
 
-    /// The layer.
-    ///
-    /// # Errors
     /// Everything that is missing or can't be, at once.
-    pub fn build(mut self) -> Result<IdempotencyLayer, SettingsError> {
+    pub(super) fn checked(mut self) -> Result<(Self, Store), SettingsError> {
         let mut problems = std::mem::take(&mut self.problems);
         let mut check = |is_right: bool, text: &str| {
             if !is_right {
@@ -278,7 +275,10 @@ impl Settings {
         check(self.consumer.is_some(), "consumer is not set: Consumer::named, or another one");
         check(self.tenant.is_some(), "tenant is not set: whose requests are they?");
         if let Some(Consumer(Name::Fixed(name) | Name::Shared(name))) = &self.consumer {
-            check(IdentityPart::new(name.as_bytes()).is_ok(), "consumer: a name has 1 to 255 bytes without NUL");
+            check(
+                IdentityPart::new(name.as_bytes()).is_ok(),
+                "consumer: a name has 1 to 255 bytes without NUL",
+            );
         }
         let is_shared = self.consumer.as_ref().is_some_and(Consumer::is_shared);
         check(
@@ -312,14 +312,20 @@ impl Settings {
         check(!unique.is_empty(), "methods: none is left");
         if problems.is_empty() {
             let store = self.store.clone();
-            Ok(IdempotencyLayer::new(self, store))
+            Ok((self, store))
         } else {
             Err(SettingsError(problems))
         }
     }
 
-    /// What the database is told that is compared.
-    pub(super) fn policy(&self) -> String {
-        self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name)
+    /// What the database is told of a consumer, as by a worker.
+    pub(super) fn told_of(&self, consumer: &IdentityPart) -> Told {
+        Told {
+            consumer: consumer.clone(),
+            retention: self.retention,
+            redelivery_horizon: self.redelivery_horizon,
+            fingerprint: self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name),
+            worker: self.worker.clone(),
+        }
     }
 }

@@ -8,7 +8,6 @@ use sqlx::PgPool;
 use tokio_util::task::TaskTracker;
 
 use super::in_flight::InFlight;
-use super::settings::Settings;
 use crate::identity::IdentityPart;
 use crate::pg::{self, Clock, Registration};
 
@@ -24,6 +23,15 @@ pub(super) struct Store {
     pub(super) tasks: TaskTracker,
     clock: Clock,
     known: Arc<Mutex<Known>>,
+}
+
+/// What the database is told of a consumer.
+pub(super) struct Told {
+    pub(super) consumer: IdentityPart,
+    pub(super) retention: Duration,
+    pub(super) redelivery_horizon: Duration,
+    pub(super) fingerprint: String,
+    pub(super) worker: String,
 }
 
 #[derive(Default)]
@@ -54,8 +62,8 @@ impl Store {
     /// transaction of its own: a request may take long, and others register, too.
     pub(super) async fn prepare(
         &self,
-        settings: &Settings,
         consumer: &IdentityPart,
+        told: impl FnOnce() -> Told,
     ) -> Result<(), sqlx::Error> {
         let (is_registered, is_on_time) = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,18 +74,18 @@ impl Store {
         }
         let mut transaction = pg::begin_on_pool(&self.pool).await?;
         if !is_registered {
-            let policy = settings.policy();
+            let told = told();
             let with = Registration {
-                consumer: consumer.as_str(),
-                retention: settings.retention,
-                redelivery_horizon: settings.redelivery_horizon,
-                fingerprint: &policy,
+                consumer: told.consumer.as_str(),
+                retention: told.retention,
+                redelivery_horizon: told.redelivery_horizon,
+                fingerprint: &told.fingerprint,
                 on_conflict: "dead_letter",
-                worker: &settings.worker,
+                worker: &told.worker,
             };
             let known = pg::register_consumer(&mut transaction, with).await?;
-            if let Some(former) = known.former_fingerprint.filter(|former| *former != policy) {
-                tracing::warn!(%consumer, former, fingerprint = policy,
+            if let Some(former) = known.former_fingerprint.filter(|former| *former != told.fingerprint) {
+                tracing::warn!(%consumer, former, fingerprint = told.fingerprint,
                     "another fingerprint policy than before: for keys that were stored by the former one the key alone decides");
             }
         }

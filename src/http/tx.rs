@@ -38,7 +38,9 @@ pub struct Tx(OwnedMappedMutexGuard<Held, Transaction<'static, Postgres>>);
 #[non_exhaustive]
 pub enum NoTransaction {
     /// The layer is not in front of this handler, the request has no key, or its method needs none.
-    #[error("the request has no transaction: it came without an Idempotency-Key, or IdempotencyLayer::transactional is not in front of it")]
+    #[error(
+        "the request has no transaction: it came without an Idempotency-Key, or IdempotencyLayer::transactional is not in front of it"
+    )]
     None,
     /// Somebody has it in hand already.
     #[error("the transaction of this request is in use: take it once")]

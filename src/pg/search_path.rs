@@ -68,8 +68,7 @@ pub(crate) async fn leave_request(connection: &mut PgConnection) -> Result<(), s
 /// What the handler wrote is taken back, the claim stays.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn undo_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let undone =
-        connection.execute("rollback to savepoint oncely_handler; release savepoint oncely_handler");
+    let undone = connection.execute("rollback to savepoint oncely_handler; release savepoint oncely_handler");
     undone.await.map(drop)
 }
 

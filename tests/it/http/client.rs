@@ -42,7 +42,8 @@ impl Ask {
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {
-        let mut head = format!("{} {} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n", self.method, self.target);
+        let mut head =
+            format!("{} {} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n", self.method, self.target);
         for (name, value) in &self.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }

@@ -5,6 +5,7 @@ mod client;
 mod crashes;
 mod messages;
 mod outages;
+mod retries;
 #[path = "../../programs/paying/shop.rs"]
 mod shop;
 mod table;

@@ -48,7 +48,9 @@ async fn a_request_again_gets_the_same_bytes_and_no_handler_runs() {
     assert_eq!((first.status, first.is_replayed()), (201, false));
     assert!(first.header("set-cookie").is_some() && first.header("x-internal").is_some());
     // Quoted or bare, it is the same key; and a process that has just started knows it.
-    for (server, key) in [(&server, "order-1"), (&server, "\"order-1\""), (&Server::of(&world).await, "order-1")] {
+    for (server, key) in
+        [(&server, "order-1"), (&server, "\"order-1\""), (&Server::of(&world).await, "order-1")]
+    {
         let again = server.client.ask(&Ask::pay(key, "{}")).await;
         assert_eq!((again.status, again.is_replayed(), &again.body), (201, true, &first.body));
         for name in ["content-type", "location", "link"] {
@@ -64,7 +66,11 @@ async fn a_request_again_gets_the_same_bytes_and_no_handler_runs() {
     let trail = "select string_agg(concat_ws(' ', outcome, attempt, worker, detail), ', ') from oncely.audit";
     let noted = "completed 1 http answered over HTTP with status 201";
     assert_eq!(world.text(trail).await.as_deref(), Some(noted));
-    assert_eq!(world.count("select count(*) from oncely.consumers where fingerprint = 'http_request'").await, 1);
+    assert_eq!(
+        world.count("select count(*) from oncely.consumers where fingerprint = 'http_request'").await,
+        1
+    );
+    world.configure("");
     let told = world.oncely(&["explain", "order-1"]).await;
     let told = String::from_utf8(told.stdout).unwrap();
     assert!(told.contains("HTTP       answered with 201"), "{told}");
@@ -76,7 +82,9 @@ async fn a_key_is_one_tenants_and_one_routes() {
     let server = Server::of(&world).await;
     for ask in [
         Ask::pay("k", "{}"),
-        Ask { headers: Vec::new(), ..Ask::bare("{}") }.header("X-Tenant", "other").header("Idempotency-Key", "k"),
+        Ask { headers: Vec::new(), ..Ask::bare("{}") }
+            .header("X-Tenant", "other")
+            .header("Idempotency-Key", "k"),
         Ask::pay("k", "{}").to("POST", "/pay/7"),
         Ask::pay("k", "{}").to("PATCH", "/pay"),
     ] {
@@ -94,7 +102,8 @@ async fn the_same_key_with_another_request_is_told_nothing_of_the_first() {
     let mut world = World::new().await;
     let named = |settings: oncely::http::Settings| settings.consumer(Consumer::named("shop"));
     let server = Server::start(pool(world.database.url(), 4).await, named).await;
-    let first = server.client.ask(&Ask::pay("k", "{}").to("POST", "/pay/7?a=1").header("X-User", "ann")).await;
+    let first =
+        server.client.ask(&Ask::pay("k", "{}").to("POST", "/pay/7?a=1").header("X-User", "ann")).await;
     assert_eq!(first.status, 201);
     let same = || Ask::pay("k", "{}").to("POST", "/pay/7?a=1");
     for ask in [
@@ -174,7 +183,9 @@ async fn a_key_that_was_given_up_is_told_as_such() {
     assert_eq!((later.status, later.problem().as_str()), (409, "in-flight"));
     let wait: u64 = later.header("retry-after").unwrap().parse().unwrap();
     assert!((15..=20).contains(&wait), "{wait}");
-    for (key, status, body) in [("message", 204, ""), ("answered", 200, "{\"a\": 1}"), ("no", 422, "{\"a\": 1}")] {
+    for (key, status, body) in
+        [("message", 204, ""), ("answered", 200, "{\"a\": 1}"), ("no", 422, "{\"a\": 1}")]
+    {
         let reply = server.client.ask(&Ask::pay(key, "{}")).await;
         assert_eq!((reply.status, reply.is_replayed(), reply.body), (status, true, body.as_bytes().to_vec()));
     }

@@ -89,7 +89,8 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
         "twice" => drop(tx.execute("insert into app.numbers values ('7'), ('7')").await),
         "large" => return "x".repeat(300_000).into_response(),
         "endless" => {
-            let more = futures::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from_static(&[120; 1_024])));
+            let more =
+                futures::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from_static(&[120; 1_024])));
             return Body::from_stream(more).into_response();
         }
         "keep" => {
