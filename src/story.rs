@@ -1,14 +1,16 @@
 //! All that is known of a key: `oncely explain`, and the console's page of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
 use crate::config::Config;
+use crate::encryption::Cipher;
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
 use crate::mirror::{Mirror, tag_keys};
-use crate::pg::{self, AuditFilter, AuditRow, KeyDetails, LetterFilter, LetterRow, Session};
+use crate::pg::{self, AuditFilter, AuditRow, KeyContents, KeyDetails, LetterFilter, LetterRow, Session};
 use crate::reason::Reason;
 use crate::shown;
 use crate::units::counted;
@@ -23,6 +25,8 @@ pub(crate) struct Story {
     pub(crate) tenant: String,
     pub(crate) consumer: String,
     pub(crate) details: Option<KeyDetails>,
+    /// Why what its handler left can't be decrypted.
+    pub(crate) unreadable: Option<String>,
     /// Oldest first.
     pub(crate) timeline: Vec<AuditRow>,
     pub(crate) letters: Vec<LetterRow>,
@@ -44,7 +48,9 @@ pub(crate) async fn stories(
     consumer: Option<&str>,
 ) -> Result<Vec<Story>, sqlx::Error> {
     let connection = &mut session.connection;
-    let details = pg::key_details(connection, key, tenant, consumer).await?;
+    let mut details = pg::key_details(connection, key, tenant, consumer).await?;
+    let unreadable: Vec<Option<String>> =
+        details.iter_mut().map(|details| open(details, config.cipher())).collect();
     let filter = AuditFilter {
         tenant: tenant.map(str::to_owned),
         consumer: consumer.map(str::to_owned),
@@ -76,7 +82,12 @@ pub(crate) async fn stories(
     let retentions = pg::retentions(&mut session.connection, now, &tenants).await?;
     let mut stories = Vec::new();
     for (tenant, consumer) in identities {
-        let details = details.iter().find(|d| d.tenant == tenant && d.consumer == consumer).cloned();
+        let known = details.iter().zip(&unreadable);
+        let (details, unreadable) =
+            match known.into_iter().find(|(d, _)| d.tenant == tenant && d.consumer == consumer) {
+                Some((details, unreadable)) => (Some(details.clone()), unreadable.clone()),
+                None => (None, None),
+            };
         let timeline: Vec<AuditRow> =
             rows.iter().filter(|r| r.tenant == tenant && r.consumer == consumer).cloned().collect();
         let protected_until = match (&details, retentions.get(&(tenant.clone(), consumer.clone()))) {
@@ -93,9 +104,30 @@ pub(crate) async fn stories(
         };
         let letters: Vec<LetterRow> =
             letters.iter().filter(|l| l.tenant == tenant && l.consumer == consumer).cloned().collect();
-        stories.push(Story { tenant, consumer, details, timeline, letters, mirrored, protected_until });
+        stories.push(Story {
+            tenant,
+            consumer,
+            details,
+            unreadable,
+            timeline,
+            letters,
+            mirrored,
+            protected_until,
+        });
     }
     Ok(stories)
+}
+
+/// Decrypts what handlers left; returns why where it can't be.
+fn open(details: &mut KeyDetails, cipher: Option<&Arc<dyn Cipher>>) -> Option<String> {
+    let mut contents = KeyContents {
+        response: details.response.take(),
+        steps: details.steps.take(),
+        ..KeyContents::default()
+    };
+    let unreadable = contents.open(cipher, &details.tenant, &details.consumer, &details.key);
+    (details.response, details.steps) = (contents.response, contents.steps);
+    unreadable
 }
 
 /// Does the mirror hold the key now? `None` where that can't be said.

@@ -119,7 +119,9 @@ fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: T
         if let Some(status) = details.http_status {
             lines.push(format!("  HTTP       answered with {status}"));
         }
-        if let Some(response) = &details.response {
+        if let Some(why) = &story.unreadable {
+            lines.push(format!("  encrypted  {}", safe(why)));
+        } else if let Some(response) = &details.response {
             let compact = serde_json::from_str::<serde_json::Value>(response).map(|value| value.to_string());
             lines.push(format!("  response   {}", safe(compact.as_deref().unwrap_or(response))));
         }
@@ -201,6 +203,6 @@ pub(super) fn as_json(story: &Story) -> Value {
     json!({
         "tenant": story.tenant, "consumer": story.consumer, "verdict": verdict(story), "key": story.details,
         "protected_until": story.protected_until, "mirrored": story.mirrored, "timeline": story.timeline,
-        "letters": story.letters,
+        "letters": story.letters, "unreadable": story.unreadable,
     })
 }

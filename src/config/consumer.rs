@@ -152,6 +152,8 @@ pub struct Consumer {
     pub response_limit: u32,
     /// What becomes of a larger one.
     pub on_large_response: LargeResponse,
+    /// Are responses, and results of steps under leases, stored encrypted?
+    pub encrypt_responses: bool,
 }
 
 /// RabbitMQ's default consumer timeout: a delivery that is not settled by then comes back.
@@ -234,6 +236,19 @@ pub(super) fn consumer(
     let response_limit = section.integer("response_limit", 64 << 10, 1..=(16 << 20), problems);
     let choices = [("refuse", LargeResponse::Refuse), ("compress", LargeResponse::Compress)];
     let on_large_response = section.choice("on_large_response", LargeResponse::Refuse, &choices, problems);
+    let encrypt_responses = section.boolean("encrypt_responses", false, problems);
+    if encrypt_responses && handler.is_some() {
+        problems.add(
+            section.place("encrypt_responses"),
+            "a SQL function's response is made in the database, which is not to see it: let a handler in Rust or an endpoint do the work",
+        );
+    }
+    if encrypt_responses && replies {
+        problems.add(
+            section.place("encrypt_responses"),
+            "replies are made in the database out of the stored responses, which it could not read: have one of both",
+        );
+    }
     section.finish(problems);
     Some(Consumer {
         name: name?,
@@ -265,6 +280,7 @@ pub(super) fn consumer(
         replies,
         response_limit,
         on_large_response,
+        encrypt_responses,
     })
 }
 

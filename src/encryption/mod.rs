@@ -3,6 +3,7 @@
 //! A stored value names the key that encrypted it, and is bound to the place where it stands: what was moved to another row does not open.
 
 mod ring;
+mod sealer;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +11,10 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use crate::identity::Identity;
+
 pub use self::ring::{KeyRing, KeyRingError};
+pub(crate) use self::sealer::{Sealer, open_text};
 
 /// Where a value is stored: bound to what is stored there.
 #[derive(Clone, Copy, Debug)]
@@ -30,16 +34,67 @@ pub enum Place<'a> {
         /// The letter's id.
         letter: Uuid,
     },
+    /// What a handler returned, in `response` of `oncely.idempotency_keys`.
+    #[non_exhaustive]
+    Response {
+        /// Whose message.
+        tenant: &'a str,
+        /// For which consumer.
+        consumer: &'a str,
+        /// Which message.
+        key: &'a str,
+    },
+    /// What a step under a lease brought, in `steps` of `oncely.idempotency_keys`.
+    #[non_exhaustive]
+    StepResult {
+        /// Whose message.
+        tenant: &'a str,
+        /// For which consumer.
+        consumer: &'a str,
+        /// Which message.
+        key: &'a str,
+        /// The step's name.
+        step: &'a str,
+    },
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn response(identity: &'a Identity) -> Self {
+        let Identity { tenant, consumer, key } = identity;
+        Self::Response { tenant: tenant.as_str(), consumer: consumer.as_str(), key: key.as_str() }
+    }
+
+    pub(crate) fn step_result(identity: &'a Identity, step: &'a str) -> Self {
+        let Identity { tenant, consumer, key } = identity;
+        Self::StepResult { tenant: tenant.as_str(), consumer: consumer.as_str(), key: key.as_str(), step }
+    }
 }
 
 impl Place<'_> {
     /// The place as bytes, the same for no two places: what an AEAD takes as associated data.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        let Self::LetterBody { tenant, consumer, key, queue, letter } = self;
-        let mut bytes = b"oncely letter body 1\0".to_vec();
-        let texts = [tenant, consumer, key, queue].map(|text| text.as_bytes());
-        for part in texts.into_iter().chain([letter.as_bytes().as_slice()]) {
+        let (what, parts): (&[u8], Vec<&[u8]>) = match self {
+            Self::LetterBody { tenant, consumer, key, queue, letter } => (
+                b"oncely letter body 1\0",
+                vec![
+                    tenant.as_bytes(),
+                    consumer.as_bytes(),
+                    key.as_bytes(),
+                    queue.as_bytes(),
+                    letter.as_bytes(),
+                ],
+            ),
+            Self::Response { tenant, consumer, key } => {
+                (b"oncely response 1\0", vec![tenant.as_bytes(), consumer.as_bytes(), key.as_bytes()])
+            }
+            Self::StepResult { tenant, consumer, key, step } => (
+                b"oncely step result 1\0",
+                vec![tenant.as_bytes(), consumer.as_bytes(), key.as_bytes(), step.as_bytes()],
+            ),
+        };
+        let mut bytes = what.to_vec();
+        for part in parts {
             bytes.extend((part.len() as u64).to_be_bytes());
             bytes.extend(part);
         }

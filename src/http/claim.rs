@@ -8,6 +8,7 @@ use super::problem::{Kind, Problem};
 use super::request::Asked;
 use super::store::Store;
 use crate::decide::{EARLY, KeyDecision, KeyRecord, OnConflict, decide, wait};
+use crate::encryption::{Place, open_text};
 use crate::failpoint::step;
 use crate::pg::{self, StoredAnswer};
 use crate::reason::{Reason, Rejection};
@@ -51,7 +52,10 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
         let Some(record) = records.into_iter().flatten().next() else { continue };
         let refused = match decide(&record, fingerprint.as_ref(), OnConflict::DeadLetter) {
             KeyDecision::Duplicate => {
-                let Some(answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
+                let Some(mut answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
+                // Encrypted by a worker of the same consumer: nothing for a client.
+                let place = Place::response(identity);
+                answer.response.take_if(|response| open_text(None, &place, response).is_err());
                 // What a standby lacks would be lost by a failover, and run again.
                 pg::await_standby(&mut transaction).await?;
                 transaction.commit().await?;

@@ -26,6 +26,7 @@ mod hosts;
 mod http_answer;
 mod identity_sample;
 mod inspect;
+mod key_contents;
 mod key_list;
 mod lease;
 mod lease_list;
@@ -115,6 +116,7 @@ pub(crate) use inspect::{
     HandlerFunction, RecentOutcome, TableStatistics, handler_functions, login_roles, may_enter,
     recent_outcomes, table_statistics,
 };
+pub(crate) use key_contents::KeyContents;
 pub(crate) use key_list::{KeyRow, KeyWalk, keys};
 pub(crate) use lease::{
     BegunStep, Finished, Granted, Held, LeaseAnswer, LeaseClaim, LeaseFailed, LeaseFailure, LeaseTrace,
@@ -182,9 +184,8 @@ pub(crate) use stats::{
 };
 pub(crate) use suspect::{mark, unmark};
 pub(crate) use tenant::{
-    KeyContents, TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_rows,
-    erase_silent_processes, erase_trail, tenant_contents, tenant_counts, tenant_events, tenant_payloads,
-    tenant_queues,
+    TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_rows, erase_silent_processes,
+    erase_trail, tenant_contents, tenant_counts, tenant_events, tenant_payloads, tenant_queues,
 };
 pub(crate) use timelines::Timelines;
 pub(crate) use trail::{

@@ -1,6 +1,7 @@
 //! What there is of a tenant, and how it is erased. For the schema's owner: policies keep everybody else from keys that are young, and
 //! nobody else may change the trail.
 
+use super::key_contents::KeyContents;
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
@@ -224,15 +225,6 @@ pub(crate) async fn erase_silent_processes(
         seen_before
     );
     Ok(deleted.execute(connection).await?.rows_affected())
-}
-
-/// What handlers answered and what their steps brought: JSON, as PostgreSQL writes it; and the bytes of an answer over HTTP.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct KeyContents {
-    pub(crate) response: Option<String>,
-    pub(crate) steps: Option<String>,
-    pub(crate) http_headers: Option<String>,
-    pub(crate) http_body: Option<Vec<u8>>,
 }
 
 /// What there is of these keys, by consumer and key; nothing of one that has none of it.

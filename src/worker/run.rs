@@ -178,6 +178,14 @@ impl WorkerBuilder {
                 consumer.prefetch = u16::try_from(consumer.lease.concurrency).unwrap_or(u16::MAX);
             }
         }
+        if self.config.encryption.is_none() {
+            for consumer in self.config.consumers.iter().filter(|consumer| consumer.encrypt_responses) {
+                problems.add(
+                    format!("consumers.{}.encrypt_responses", consumer.name),
+                    "there is nothing to encrypt with: name a file in [encryption] keys",
+                );
+            }
+        }
         for name in self.runs.keys() {
             problems.add(
                 format!("consumers.{name}"),

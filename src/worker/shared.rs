@@ -18,7 +18,7 @@ use super::settle::unsettled::Unsettled;
 use crate::amqp::{Budget, Publisher};
 use crate::config::{Config, Consumer, RabbitSettings};
 use crate::decide::PrecheckMode;
-use crate::encryption::Cipher;
+use crate::encryption::{Cipher, Sealer};
 use crate::handler::Run;
 use crate::metrics::{ConsumerMetrics, Stage};
 use crate::mirror::{EpochWatch, Mirror};
@@ -123,6 +123,11 @@ impl Common {
 }
 
 impl Shared {
+    /// What encrypts that the consumer's handler returns, where it is to be encrypted.
+    pub(crate) fn sealer(&self) -> Sealer {
+        Sealer::new(self.cipher.clone(), self.consumer.encrypt_responses)
+    }
+
     /// A consumer that nobody works for yet: no connection is made.
     pub(crate) fn new(
         common: &Common,

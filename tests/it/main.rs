@@ -22,6 +22,7 @@ mod deploy;
 mod doctor;
 mod documents;
 mod embedding;
+mod encrypted_responses;
 mod encryption;
 mod events;
 mod examples;

@@ -55,6 +55,26 @@ fn the_dockerfile_builds_with_the_compiler_that_the_project_names() {
     assert!(read("Dockerfile").contains(&format!("FROM rust:{channel}-")), "{channel}");
 }
 
+/// testbed names what has to be asked for.
+#[test]
+fn what_the_tasks_and_the_programs_are_built_of_is_what_the_tests_are_built_of() {
+    let crates = |packages: &[&str], edges: &str| -> BTreeSet<String> {
+        let mut tree = std::process::Command::new(env!("CARGO"));
+        tree.args(["tree", "--locked", "--prefix", "none", "--no-dedupe", "--format", "{p} {f}", "--edges"]);
+        let output = tree.arg(edges).args(packages).current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        // Those of this workspace stand with their folder.
+        text.lines().filter(|line| !line.contains(" (/")).map(str::to_owned).collect()
+    };
+    let tests = crates(&["--workspace"], "normal,build,dev");
+    for packages in [["--package", "xtask"].as_slice(), &["--package", "oncely", "--package", "testbed"]] {
+        let alone = crates(packages, "normal,build");
+        let twice: Vec<_> = alone.difference(&tests).collect();
+        assert!(alone.len() > 100 && twice.is_empty(), "compiled twice, for {packages:?}: {twice:?}");
+    }
+}
+
 #[test]
 fn the_published_package_has_what_its_build_reads_and_no_more() {
     let cargo = |arguments: &[&str]| {

@@ -60,6 +60,8 @@ enum Task {
     Deny,
     /// Make a release's tarball from the last commit, with checksums, SBOM and notices, in target/dist
     Dist(dist::Arguments),
+    /// Assemble the Dockerfile's image without a container engine, from programs of the profile dev, and process a message in it (as root)
+    Image,
     /// Write sqlx-data.json, the offline snapshot of all queries
     Prepare {
         /// Only compare; fail where it is stale
@@ -97,6 +99,7 @@ async fn main() -> ExitCode {
         Task::Docs(arguments) => docs::run(&arguments).await,
         Task::Deny => deny::run(),
         Task::Dist(arguments) => dist::run(&arguments).await,
+        Task::Image => dist::image::run().await,
         Task::Prepare { check } => prepare::run(check).await,
         Task::Browser(arguments) => browser::run(&arguments),
         Task::Test { servers, arguments } => suite::run(&servers, &arguments).await,

@@ -127,8 +127,12 @@ impl Export<'_> {
             for row in rows {
                 let mut value = serde_json::to_value(&row)?;
                 if let Some(masks) = &self.masks {
-                    let KeyContents { response, steps, http_headers, http_body } =
-                        contents.get(&(row.consumer, row.key)).cloned().unwrap_or_default();
+                    let known = contents.get(&(row.consumer.clone(), row.key.clone()));
+                    let mut contents = known.cloned().unwrap_or_default();
+                    let unreadable =
+                        contents.open(self.cipher.as_ref(), self.tenant, &row.consumer, &row.key);
+                    let KeyContents { response, steps, http_headers, http_body } = contents;
+                    value["unreadable"] = json!(unreadable);
                     value["response"] = json!(response.map(|text| shown_json(masks, &text)));
                     value["steps"] = json!(steps.map(|text| shown_json(masks, &text)));
                     value["http_headers"] = json!(http_headers.map(|text| shown_json(masks, &text)));

@@ -262,7 +262,10 @@ impl Known<'_> {
                 @if let Some(status) = details.http_status { dt { "HTTP" } dd { "answered with " (status) } }
                 @if let Some(error) = &details.last_error { dt { "Last error" } dd { (text(error)) } }
             }
-            @if let Some(response) = &details.response {
+            @if let Some(why) = &story.unreadable {
+                h2 id=(format!("response-{index}")) { "Response" }
+                p { (text(why)) }
+            } @else if let Some(response) = &details.response {
                 h2 id=(format!("response-{index}")) { "Response" }
                 pre.message tabindex="0" { (masks.json(response, self.sight)) }
                 @if self.sight == Sight::Outline && self.ask.visitor.is_operator() && self.abilities.record {

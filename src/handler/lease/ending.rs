@@ -11,6 +11,7 @@ use super::lines::Finishing;
 use super::sessions::{After, Statement};
 use super::{Finish, Lease, Said};
 use crate::backoff::Backoff;
+use crate::encryption::Place;
 use crate::failpoint::step as at;
 use crate::fault::{Fault, FaultClass};
 use crate::pg::{self, LeaseFailed, LeaseFailure, PgFault, Session};
@@ -43,18 +44,19 @@ impl Lease {
     /// called outside is known by its steps, and the next run only writes again.
     pub(crate) async fn complete(&self, finish: &Finish, refused: bool) -> Result<Ended<()>, Fault> {
         let mut backoff = Backoff::default();
+        let stored = self.stored_response(finish, refused);
         loop {
             let done = match &finish.write {
                 Some(write) => {
                     let (me, write) = (self.clone(), Arc::clone(write));
-                    let response = finish.response.clone();
+                    let response = stored.clone();
                     let statement: Statement<(), RunError> = Box::new(move |session| {
                         Box::pin(complete_with(me, write, response, refused, session))
                     });
                     self.0.lines.writes.within(After::Close, self.writing_time(), statement).await
                 }
                 None => {
-                    let (key, response) = (self.key(), finish.response.clone());
+                    let (key, response) = (self.key(), stored.clone());
                     let trail = self.0.trail.clone();
                     let end = Finishing { key, response, refused, trail };
                     at("lease.complete.before");
@@ -97,6 +99,22 @@ impl Lease {
                 biased;
                 () = self.0.abandon.cancelled() => return Ok(Ended::Abandoned),
                 () = tokio::time::sleep(backoff.next()) => {}
+            }
+        }
+    }
+
+    /// Why an answer was refused is in the trail as it is, and here as well.
+    fn stored_response(&self, finish: &Finish, refused: bool) -> Option<Value> {
+        let response = finish.response.clone()?;
+        if refused {
+            return Some(response);
+        }
+        match self.0.sealer.seal(&Place::response(&self.0.identity), response) {
+            Ok(stored) => Some(stored),
+            // Never as it is. What was called outside has happened, so the key is completed all the same.
+            Err(error) => {
+                tracing::error!(token = self.token(), %error, "a response is not stored: it can't be encrypted");
+                None
             }
         }
     }

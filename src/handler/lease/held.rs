@@ -16,6 +16,7 @@ use super::lines::{HeldKey, Lines};
 use super::sessions::{After, Statement, statement};
 use super::trail::Trail;
 use super::{Call, LeaseTime, Said, Sessions, Step, StepError};
+use crate::encryption::{Place, Sealer};
 use crate::failpoint::step as at;
 use crate::fault::FaultClass;
 use crate::handler::HandlerError;
@@ -54,11 +55,21 @@ impl Belief {
 #[derive(Clone)]
 pub struct Lease(pub(super) Arc<Inner>);
 
+/// A key that was granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Claimed {
+    pub(crate) identity: Identity,
+    pub(crate) granted: Granted,
+    /// When the claim left, by both clocks.
+    pub(crate) asked: (Instant, SystemTime),
+}
+
 pub(super) struct Inner {
     pub(super) lines: Lines,
     pub(super) identity: Identity,
     pub(super) granted: Granted,
     pub(super) time: LeaseTime,
+    pub(super) sealer: Sealer,
     pub(super) trail: Trail,
     belief: Mutex<Belief>,
     /// Another run has the key, or this one is to end.
@@ -77,19 +88,18 @@ impl std::fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// `asked`: when the claim left.
     pub(crate) fn new(
         lines: Lines,
-        identity: Identity,
-        granted: Granted,
+        claimed: Claimed,
         time: LeaseTime,
+        sealer: Sealer,
         trail: Trail,
-        asked: (Instant, SystemTime),
         abandon: CancellationToken,
     ) -> Self {
+        let Claimed { identity, granted, asked } = claimed;
         let belief = Mutex::new(Belief { since: asked.0, at: asked.1 });
         let lost = CancellationToken::new();
-        Self(Arc::new(Inner { lines, identity, granted, time, trail, belief, lost, abandon }))
+        Self(Arc::new(Inner { lines, identity, granted, time, sealer, trail, belief, lost, abandon }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -131,7 +141,7 @@ impl Lease {
     {
         let begun = self.begin(step).await?;
         match begun.state {
-            StepState::Done(result) => read(step, result),
+            StepState::Done(result) => self.read(step, result),
             StepState::Unknown => Err(unknown(step)),
             StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
         }
@@ -157,11 +167,11 @@ impl Lease {
     {
         let begun = self.begin(step).await?;
         match begun.state {
-            StepState::Done(result) => read(step, result),
+            StepState::Done(result) => self.read(step, result),
             StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
             StepState::Unknown => match ask(self.call_of(&begun)).await? {
                 Some(found) => {
-                    self.checkpoint(step.name, write(step, &found)?).await?;
+                    self.checkpoint(step.name, self.write(step, &found)?).await?;
                     Ok(found)
                 }
                 None => {
@@ -199,7 +209,7 @@ impl Lease {
                 let own = pg::within(limit, pg::transaction_id(&mut transaction)).await?;
                 pg::within(limit, pg::enter_handler(&mut transaction, pg::LockWait::Session)).await?;
                 let written = me.in_time(work(&mut transaction)).await?;
-                let result = write(&step, &written)?;
+                let result = me.write(&step, &written)?;
                 still(&mut transaction, &own).await?;
                 let stored =
                     pg::checkpoint(&mut transaction, me.held(), name, &result, true, me.0.time.lease);
@@ -217,7 +227,7 @@ impl Lease {
                 self.believe(asked);
                 Ok(written)
             }
-            Ok(Err(result)) => read(&step, result),
+            Ok(Err(result)) => self.read(&step, result),
             Err(RunError::Handler(error)) => Err(error),
             Err(RunError::Ours(error)) if pg::is_lease_lost(&error) => Err(self.give_up()),
             Err(RunError::Ours(error)) => Err(HandlerError::Database(error)),
@@ -275,6 +285,34 @@ impl Lease {
         HandlerError::transient("the lease of the key is lost")
     }
 
+    /// A step's result as it is stored.
+    fn write<T: Serialize>(&self, step: &Step, value: &T) -> Result<Value, HandlerError> {
+        let value = serde_json::to_value(value).map_err(|error| {
+            HandlerError::permanent(format!("the result of the step {} is no JSON: {error}", step.name))
+        })?;
+        let place = Place::step_result(&self.0.identity, step.name);
+        self.0.sealer.seal(&place, value).map_err(|error| {
+            HandlerError::environment(format!(
+                "the result of the step {} can't be encrypted: {error}",
+                step.name
+            ))
+        })
+    }
+
+    /// A stored result; another process may have the key that opens it.
+    fn read<T: DeserializeOwned>(&self, step: &Step, stored: Value) -> Result<T, HandlerError> {
+        let place = Place::step_result(&self.0.identity, step.name);
+        let result = self.0.sealer.open(&place, stored).map_err(|error| {
+            HandlerError::environment(format!("the result of the step {} can't be read: {error}", step.name))
+        })?;
+        serde_json::from_value(result).map_err(|error| {
+            HandlerError::permanent(format!(
+                "the stored result of the step {} is of another type: {error}",
+                step.name
+            ))
+        })
+    }
+
     async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
         self.outside_of_a_transaction()?;
         // The same one in each try: a reply may be lost.
@@ -314,7 +352,7 @@ impl Lease {
         at("lease.call.after");
         match called {
             Ok(found) => {
-                self.checkpoint(step.name, write(step, &found)?).await?;
+                self.checkpoint(step.name, self.write(step, &found)?).await?;
                 Ok(found)
             }
             Err(StepError::Unknown(error)) => Err(in_handler(error)),
@@ -423,21 +461,6 @@ impl Lease {
     pub(super) fn key(&self) -> HeldKey {
         HeldKey { identity: self.0.identity.clone(), token: self.0.granted.token }
     }
-}
-
-fn write<T: Serialize>(step: &Step, value: &T) -> Result<Value, HandlerError> {
-    serde_json::to_value(value).map_err(|error| {
-        HandlerError::permanent(format!("the result of the step {} is no JSON: {error}", step.name))
-    })
-}
-
-fn read<T: DeserializeOwned>(step: &Step, result: Value) -> Result<T, HandlerError> {
-    serde_json::from_value(result).map_err(|error| {
-        HandlerError::permanent(format!(
-            "the stored result of the step {} is of another type: {error}",
-            step.name
-        ))
-    })
 }
 
 fn unknown(step: &Step) -> HandlerError {

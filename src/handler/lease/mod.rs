@@ -17,6 +17,7 @@ pub use finish::Finish;
 pub(crate) use group::{Group, Grouping};
 pub(crate) use handler::ErasedLeasedHandler;
 pub use handler::LeasedHandler;
+pub(crate) use held::Claimed;
 pub use held::Lease;
 pub(crate) use lines::Lines;
 pub(crate) use sessions::{LeaseTime, Said, Sessions, Statement, statement};

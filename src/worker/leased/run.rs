@@ -10,7 +10,7 @@ use super::runner::{Claiming, Decided, Runner};
 use super::waiting::Room;
 use crate::amqp::Delivery;
 use crate::failpoint::step;
-use crate::handler::lease::{Lease, LeaseTime, Said, Trail, statement};
+use crate::handler::lease::{Claimed, Lease, LeaseTime, Said, Trail, statement};
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, LeaseAnswer};
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
@@ -117,13 +117,13 @@ impl Runner {
                     let is_taken_over = granted.crashes > 0 && room == Room::Shared;
                     shared.counters.metrics.taken_over.increment(u64::from(is_taken_over));
                     let is_suspect = room == Room::Shared && self.is_suspect(candidate, granted.crashes);
+                    let identity = candidate.identity.clone();
                     let lease = Lease::new(
                         self.lines.clone(),
-                        candidate.identity.clone(),
-                        granted,
+                        Claimed { identity, granted, asked },
                         time,
+                        shared.sealer(),
                         trail.clone(),
-                        asked,
                         shared.abandon.clone(),
                     );
                     if is_suspect {

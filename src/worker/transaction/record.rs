@@ -1,11 +1,14 @@
 //! What is written beside the effects, in their transaction.
 
+use std::borrow::Cow;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::batch_run::BatchRun;
 use super::letters::{GivenUp, keep_letters};
 use super::replies::write_replies;
+use crate::encryption::Place;
 use crate::failpoint::step;
 use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
@@ -126,17 +129,26 @@ async fn store_responses<'a>(
     transaction: &mut PgConnection,
     decided: impl Iterator<Item = (&'a Candidate, &'a Outcome)>,
 ) -> Result<(), Interrupt> {
-    let responses: Vec<(&Identity, &str)> = decided
-        .filter_map(|(candidate, outcome)| match outcome {
-            Outcome::Completed { response: Some(response), .. } => {
-                Some((&candidate.identity, response.as_str()))
+    let sealer = shared.sealer();
+    let mut responses: Vec<(&Identity, Cow<'_, str>)> = Vec::new();
+    for (candidate, outcome) in decided {
+        let Outcome::Completed { response: Some(response), .. } = outcome else { continue };
+        let stored = match sealer.seal_text(&Place::response(&candidate.identity), response) {
+            Ok(Some(sealed)) => Cow::Owned(sealed),
+            Ok(None) => Cow::Borrowed(response.as_str()),
+            // Never as it is: the message is tried again.
+            Err(error) => {
+                let text = format!("the response can't be encrypted: {error}");
+                return Err(Interrupt::NotNow(Fault::new(FaultClass::Environment, None, text)));
             }
-            _ => None,
-        })
-        .collect();
+        };
+        responses.push((&candidate.identity, stored));
+    }
     if responses.is_empty() {
         return Ok(());
     }
+    let responses: Vec<(&Identity, &str)> =
+        responses.iter().map(|(identity, response)| (*identity, response.as_ref())).collect();
     step("worker.responses.before");
     let written = pg::store_responses(transaction, &shared.consumer.name, &responses).await;
     expect_rows("responses", written, responses.len())?;

@@ -171,10 +171,13 @@ async fn a_key_that_was_given_up_is_told_as_such() {
             case when k.status = 'IN_PROGRESS' then now() + interval '20 seconds' end
         from (values ('gone', 'FAILED', 'attempts_exhausted'), ('unknown', 'FAILED', 'outcome_unknown'),
             ('later', 'IN_PROGRESS', null), ('message', 'COMPLETED', null), ('answered', 'COMPLETED', null),
-            ('no', 'COMPLETED', 'refused')) as k (key, status, reason)";
+            ('no', 'COMPLETED', 'refused'), ('sealed', 'COMPLETED', null)) as k (key, status, reason)";
     sqlx::query(insert).execute(&mut world.sql).await.unwrap();
     let answer = "update oncely.idempotency_keys set response = '{\"a\": 1}' where key in ('answered', 'no')";
     sqlx::query(answer).execute(&mut world.sql).await.unwrap();
+    let sealed = "update oncely.idempotency_keys
+        set response = '{\"oncely_encrypted\": {\"key\": \"a\", \"value\": \"AAAA\"}}' where key = 'sealed'";
+    sqlx::query(sealed).execute(&mut world.sql).await.unwrap();
     for (key, kind) in [("gone", "given-up"), ("unknown", "outcome-unknown")] {
         let reply = server.client.ask(&Ask::pay(key, "{}")).await;
         assert_eq!((reply.status, reply.problem().as_str(), reply.header("retry-after")), (409, kind, None));

@@ -5,6 +5,7 @@
 
 mod archive;
 mod crates;
+pub(crate) mod image;
 mod notices;
 mod programs;
 mod sbom;

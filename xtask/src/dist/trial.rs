@@ -38,13 +38,13 @@ pub(super) async fn run(folder: &Path, tarball: &str) -> anyhow::Result<()> {
     site.configure(&database, port)?;
     site.run_out("oncely-migrate.service").await?;
     told("migrated, queues declared");
-    site.grant(&database).await?;
+    grant(&database).await?;
     let mut running = Vec::new();
     for name in ["oncely-worker.service", "oncely-relay.service", "oncely-console.service"] {
         running.push((name, site.start(name).await?));
     }
     told("worker, relay and console are running");
-    site.publish().await?;
+    publish(&site.servers).await?;
     processed(&database, "select 1 from app.payments where tenant = 'acme' and order_id = '1182'").await?;
     told("a message has taken effect");
     processed(&database, "select 1 where not exists (select from oncely.mirror_queue)").await?;
@@ -119,22 +119,6 @@ impl Site {
         Ok(())
     }
 
-    /// What the application and its administrator do: tables, a handler, a login for each process.
-    async fn grant(&self, database: &Database) -> anyhow::Result<()> {
-        let mut connection = database.connect().await?;
-        let handler = std::fs::read_to_string(process::root().join("examples/tour/payments.sql"))?;
-        sqlx::raw_sql(AssertSqlSafe(handler)).execute(&mut connection).await?;
-        let logins = "
-            create role trial_worker login in role oncely_worker;
-            create role trial_relay login in role oncely_relay;
-            create role trial_console login in role oncely_operator;
-            grant usage on schema app to trial_worker;
-            grant execute on function app.capture_payment(oncely.message) to trial_worker;
-            grant insert on app.payments to trial_worker";
-        sqlx::raw_sql(logins).execute(&mut connection).await?;
-        Ok(())
-    }
-
     /// Runs a unit that does something once.
     async fn run_out(&mut self, name: &str) -> anyhow::Result<()> {
         let unit = Unit::read(&self.root.path(), name)?;
@@ -200,19 +184,35 @@ impl Site {
         let log = self.root.path().with_file_name(format!("{}-{user}.log", unit.name));
         self.root.start(&Service { command: command.to_vec(), environment, user }, &log)
     }
+}
 
-    async fn publish(&self) -> anyhow::Result<()> {
-        let broker = Broker::connect(&self.servers.urls().rabbitmq).await?;
-        let mut headers = FieldTable::default();
-        headers.insert("x-tenant-id".into(), AMQPValue::LongString("acme".into()));
-        let properties =
-            BasicProperties::default().with_message_id("order-1182".into()).with_headers(headers);
-        broker.publish("", "payments", properties, br#"{"order": "1182", "amount": 20}"#).await
-    }
+/// What the application and its administrator do: tables, a handler, a login for each process.
+pub(super) async fn grant(database: &Database) -> anyhow::Result<()> {
+    let mut connection = database.connect().await?;
+    let handler = std::fs::read_to_string(process::root().join("examples/tour/payments.sql"))?;
+    sqlx::raw_sql(AssertSqlSafe(handler)).execute(&mut connection).await?;
+    let logins = "
+        create role trial_worker login in role oncely_worker;
+        create role trial_relay login in role oncely_relay;
+        create role trial_console login in role oncely_operator;
+        grant usage on schema app to trial_worker;
+        grant execute on function app.capture_payment(oncely.message) to trial_worker;
+        grant insert on app.payments to trial_worker";
+    sqlx::raw_sql(logins).execute(&mut connection).await?;
+    Ok(())
+}
+
+/// A message, by whoever publishes to the queue of examples/tour.
+pub(super) async fn publish(servers: &Servers) -> anyhow::Result<()> {
+    let broker = Broker::connect(&servers.urls().rabbitmq).await?;
+    let mut headers = FieldTable::default();
+    headers.insert("x-tenant-id".into(), AMQPValue::LongString("acme".into()));
+    let properties = BasicProperties::default().with_message_id("order-1182".into()).with_headers(headers);
+    broker.publish("", "payments", properties, br#"{"order": "1182", "amount": 20}"#).await
 }
 
 /// Waits until a question has a row for an answer.
-async fn processed(database: &Database, question: &'static str) -> anyhow::Result<()> {
+pub(super) async fn processed(database: &Database, question: &'static str) -> anyhow::Result<()> {
     let mut connection = database.connect().await?;
     let began = Instant::now();
     loop {
