@@ -3,6 +3,7 @@
 mod broken;
 mod client;
 mod crashes;
+mod languages;
 mod messages;
 mod outages;
 mod retries;
