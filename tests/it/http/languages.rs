@@ -54,8 +54,7 @@ async fn pays_once(command: &Path, script: &Path) {
         let order = order.clone();
         async move { client.send(&order.bytes()).await }
     });
-    let stuck =
-        "select count(*) from pg_locks where not granted and relation = 'shop.payments'::regclass";
+    let stuck = "select count(*) from pg_locks where not granted and relation = 'shop.payments'::regclass";
     world.wait_for(stuck, 1).await;
     world.kill(&mut first);
     assert!(torn.await.unwrap().is_err());
@@ -79,7 +78,10 @@ async fn pays_once(command: &Path, script: &Path) {
     }
     let twins = pay("k2", r#"{"order": "order-2", "cents": 7}"#);
     let replies = join_all((0..8).map(|_| client.ask(&twins))).await;
-    assert!(replies.iter().all(|reply| (reply.status, &reply.body) == (201, &replies[0].body)), "{replies:?}");
+    assert!(
+        replies.iter().all(|reply| (reply.status, &reply.body) == (201, &replies[0].body)),
+        "{replies:?}"
+    );
     assert_eq!(world.count(PAYMENTS).await, 2);
     // Another request, a refusal that is final, and a failure that is not.
     assert_eq!(client.ask(&pay("k1", r#"{"order": "order-1", "cents": 501}"#)).await.status, 422);

@@ -186,9 +186,12 @@ async fn a_key_that_was_given_up_is_told_as_such() {
     assert_eq!((later.status, later.problem().as_str()), (409, "in-flight"));
     let wait: u64 = later.header("retry-after").unwrap().parse().unwrap();
     assert!((15..=20).contains(&wait), "{wait}");
-    for (key, status, body) in
-        [("message", 204, ""), ("sealed", 204, ""), ("answered", 200, "{\"a\": 1}"), ("no", 422, "{\"a\": 1}")]
-    {
+    for (key, status, body) in [
+        ("message", 204, ""),
+        ("sealed", 204, ""),
+        ("answered", 200, "{\"a\": 1}"),
+        ("no", 422, "{\"a\": 1}"),
+    ] {
         let reply = server.client.ask(&Ask::pay(key, "{}")).await;
         assert_eq!((reply.status, reply.is_replayed(), reply.body), (status, true, body.as_bytes().to_vec()));
     }
