@@ -41,6 +41,9 @@ create table oncely.idempotency_keys (
     fencing_token bigint,
     run_ends_at timestamptz,
     steps jsonb,
+    http_status smallint,
+    http_headers jsonb,
+    http_body bytea,
     constraint idempotency_keys_pkey primary key (tenant, consumer, key),
     -- A missing end must never read as "never ends" (nor the other way round).
     constraint idempotency_keys_completed_at check ((status = 'IN_PROGRESS') = (completed_at is null)),
@@ -62,6 +65,11 @@ create table oncely.idempotency_keys (
         and octet_length(owner) between 1 and 255
         -- A number that every language's JSON can hold.
         and fencing_token between 1 and 9007199254740991
+    ),
+    -- What a request was answered with is whole, and final.
+    constraint idempotency_keys_http check (
+        (http_status is null) = (http_headers is null) and (http_body is null or http_status is not null)
+        and (http_status is null or (status = 'COMPLETED' and http_status between 200 and 599))
     ),
     constraint idempotency_keys_times check (
         least(created_at, completed_at, not_before, expires_at, marked_backend_start, run_ends_at)
@@ -119,6 +127,12 @@ comment on column oncely.idempotency_keys.run_ends_at is 'No renewal makes the l
 comment on column oncely.idempotency_keys.steps is
     'What runs under leases have begun and done, by the name of the step: oncely.begin_step. A key that has any is run '
     'under a lease only.';
+comment on column oncely.idempotency_keys.http_status is
+    'With which status its request was answered over HTTP; null where it came as a message.';
+comment on column oncely.idempotency_keys.http_headers is
+    'Of that answer: the headers that are sent again, as pairs of name and value, in their order.';
+comment on column oncely.idempotency_keys.http_body is
+    'Of that answer: its bytes, which jsonb would not keep; null where it was too large to be stored.';
 
 -- The rows of one batch share consumer and completed_at, so B-tree deduplication keeps these small.
 create index idempotency_keys_completed on oncely.idempotency_keys (consumer, completed_at)

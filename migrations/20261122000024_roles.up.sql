@@ -22,11 +22,12 @@ declare
     relation text;
     -- Who a key is, and since when, is written once.
     key_changed constant text := 'completed_at, attempts, crash_attempts, status, fingerprint, response, reason, '
-        'error_code, last_error, not_before, expires_at, claimed_in, marked_pid, marked_backend_start';
-    -- Nothing of the message: not what a handler answered, nor the results of steps.
+        'error_code, last_error, not_before, expires_at, claimed_in, marked_pid, marked_backend_start, http_status, '
+        'http_headers, http_body';
+    -- Nothing of the message: not what a handler answered (but for the status), nor the results of steps.
     key_seen constant text := 'created_at, completed_at, attempts, crash_attempts, status, tenant, consumer, key, '
         'fingerprint, reason, error_code, last_error, not_before, expires_at, claimed_in, marked_pid, '
-        'marked_backend_start, owner, fencing_token, run_ends_at';
+        'marked_backend_start, owner, fencing_token, run_ends_at, http_status';
     letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
         'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
         'encrypted_by, body_size, omitted, updated_at, swept_at';

@@ -98,6 +98,16 @@ pub const STEPS: &[&str] = &[
     "lease.commit.after",
     "lease.fail.before",
     "lease.fail.after",
+    "http.claim.before",
+    "http.claim.after",
+    "http.enter.before",
+    "http.enter.after",
+    "http.handle.before",
+    "http.handle.after",
+    "http.store.before",
+    "http.store.after",
+    "http.commit.before",
+    "http.commit.after",
 ];
 
 #[cfg(feature = "testing")]

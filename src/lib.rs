@@ -39,7 +39,8 @@
 //! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
 //! - `top` (default, with `cli`): `oncely top`.
 //! - `otel`: `[traces]`: spans of messages, batches and events to a receiver of OTLP. Off by default; the released programs have it.
-//! - `tls`: `amqps://`, `rediss://`, PostgreSQL's `sslmode` and certificates. Off by default; the released programs have it.
+//! - `tls` (default): `amqps://`, `rediss://`, PostgreSQL's `sslmode` and certificates.
+//! - `http`: the module `http`, a tower layer by which a request with an `Idempotency-Key` takes effect once; `axum` adds its extractor `Tx`.
 //! - `testing`: the module `testing`, for the tests of an embedding program, and `lease::conformance`, for a lease store of yours. Never in a
 //!   release.
 //! - `failpoints`: for tests of the programs: `FAILPOINT` names a step at which the process ends ([`failpoint::STEPS`]). Never in a release.
@@ -85,6 +86,8 @@ pub mod fingerprint;
 pub mod fuzzing;
 pub mod handler;
 mod heartbeat;
+#[cfg(feature = "http")]
+pub mod http;
 pub mod identity;
 pub mod lease;
 #[doc(hidden)]

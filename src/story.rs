@@ -120,7 +120,11 @@ pub(crate) async fn stories(
 
 /// Decrypts what handlers left; returns why where it can't be.
 fn open(details: &mut KeyDetails, cipher: Option<&Arc<dyn Cipher>>) -> Option<String> {
-    let mut contents = KeyContents { response: details.response.take(), steps: details.steps.take() };
+    let mut contents = KeyContents {
+        response: details.response.take(),
+        steps: details.steps.take(),
+        ..KeyContents::default()
+    };
     let unreadable = contents.open(cipher, &details.tenant, &details.consumer, &details.key);
     (details.response, details.steps) = (contents.response, contents.steps);
     unreadable

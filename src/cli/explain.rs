@@ -116,6 +116,9 @@ fn describe(story: &Story, key: &str, listed: bool, now: DateTime<Utc>, times: T
             let hex: String = digest.take(8).map(|byte| format!("{byte:02x}")).collect();
             lines.push(format!("  payload    SHA-256 {hex}…"));
         }
+        if let Some(status) = details.http_status {
+            lines.push(format!("  HTTP       answered with {status}"));
+        }
         if let Some(why) = &story.unreadable {
             lines.push(format!("  encrypted  {}", safe(why)));
         } else if let Some(response) = &details.response {

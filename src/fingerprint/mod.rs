@@ -146,6 +146,22 @@ impl FingerprintPolicy {
     }
 }
 
+impl Fingerprint {
+    /// Of several parts, each after its length: no two lists of parts look the same. `policy` says what the parts are.
+    #[must_use]
+    pub fn of_parts(policy: &str, parts: &[&[u8]]) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        let digest: [u8; 32] = hash.finalize().into();
+        let mut print = Self::new(hashed(policy), [0; 12]);
+        print.0[4..].copy_from_slice(&digest[..12]);
+        print
+    }
+}
+
 fn hashed(name: &str) -> PolicyId {
     let digest: [u8; 32] = Sha256::digest(format!("oncely fingerprint 1: {name}")).into();
     [digest[0], digest[1], digest[2], digest[3]]
@@ -189,6 +205,17 @@ mod tests {
         }
         let pointers = |pointer: &str| FingerprintPolicy::JsonPointers(vec![pointer.to_owned()]);
         assert_eq!(of(pointers("/a"), b"{}").compare(&of(pointers("/b"), b"{}")), Likeness::Incomparable);
+    }
+
+    #[test]
+    fn parts_are_told_apart_by_where_they_end() {
+        let of = |parts: &[&[u8]]| Fingerprint::of_parts("http_request", parts);
+        assert_eq!(of(&[b"ab", b"c"]), of(&[b"ab", b"c"]));
+        for other in [&[&b"a"[..], b"bc"][..], &[b"abc"], &[b"ab", b"c", b""], &[b"", b"ab", b"c"]] {
+            assert_ne!(of(&[b"ab", b"c"]), of(other), "{other:?}");
+        }
+        let body = FingerprintPolicy::Body.of(b"abc").unwrap();
+        assert_eq!(of(&[b"abc"]).compare(&body), Likeness::Incomparable);
     }
 
     #[test]

@@ -81,6 +81,8 @@ pub struct KeyDetails {
     /// JSON, as PostgreSQL writes it: it holds numbers that Rust's does not.
     #[serde(serialize_with = "as_it_is")]
     pub response: Option<String>,
+    /// With which status its request was answered over HTTP; `None` where it came as a message.
+    pub http_status: Option<i16>,
     pub reason: Option<String>,
     pub last_error: Option<String>,
     /// No copy runs before; of a held key: when its lease ends.
@@ -130,7 +132,7 @@ pub async fn key_details(
                 KeyDetails,
                 r#"select tenant, consumer, key, status::text as "status!", attempts, oncely.bounded(created_at) as "created_at!",
                     oncely.bounded(completed_at) as completed_at, oncely.bounded(expires_at) as expires_at, fingerprint,
-                    null::text as response, reason, last_error, oncely.bounded(not_before) as not_before, owner, fencing_token,
+                    null::text as response, http_status, reason, last_error, oncely.bounded(not_before) as not_before, owner, fencing_token,
                     null::text as steps
                  from oncely.idempotency_keys
                  where tenant = $1 and key = $2 and ($3::text is null or consumer = $3)
@@ -147,8 +149,8 @@ pub async fn key_details(
                 KeyDetails,
                 r#"select i.tenant, i.consumer, i.key, i.status::text as "status!", i.attempts, oncely.bounded(i.created_at) as "created_at!",
                     oncely.bounded(i.completed_at) as completed_at, oncely.bounded(i.expires_at) as expires_at, i.fingerprint,
-                    null::text as response, i.reason, i.last_error, oncely.bounded(i.not_before) as not_before, i.owner,
-                    i.fencing_token, null::text as steps
+                    null::text as response, i.http_status, i.reason, i.last_error, oncely.bounded(i.not_before) as not_before,
+                    i.owner, i.fencing_token, null::text as steps
                  from (
                      select tenant, consumer
                      from oncely.audit

@@ -6,11 +6,13 @@ use serde_json::Value;
 
 use crate::encryption::{Cipher, CipherError, Place, open_text};
 
-/// What handlers answered and what their steps brought: JSON, as PostgreSQL writes it.
+/// What handlers answered and what their steps brought: JSON, as PostgreSQL writes it; and the bytes of an answer over HTTP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeyContents {
     pub(crate) response: Option<String>,
     pub(crate) steps: Option<String>,
+    pub(crate) http_headers: Option<String>,
+    pub(crate) http_body: Option<Vec<u8>>,
 }
 
 impl KeyContents {

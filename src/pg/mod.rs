@@ -22,6 +22,8 @@ mod event_operator;
 mod event_relay;
 mod first_run;
 mod hosts;
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+mod http_answer;
 mod identity_sample;
 mod inspect;
 mod key_contents;
@@ -105,6 +107,8 @@ pub(crate) use event_relay::{
 };
 #[cfg_attr(not(feature = "otel"), allow(unused_imports))]
 pub(crate) use first_run::first_runs;
+#[cfg_attr(not(feature = "http"), allow(unused_imports))]
+pub(crate) use http_answer::{AnswerTrace, HttpAnswer, StoredAnswer, http_answer, store_http_answer};
 pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,
@@ -159,7 +163,10 @@ pub(crate) use process::{
 pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
-pub(crate) use search_path::{LockWait, begin, begin_to_claim, enter_handler};
+#[cfg_attr(not(feature = "http"), allow(unused_imports))]
+pub(crate) use search_path::{
+    LockWait, begin, begin_on_pool, begin_to_claim, enter_handler, enter_request, leave_request, undo_request,
+};
 pub(crate) use secret::{
     SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,
 };

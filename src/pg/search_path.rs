@@ -5,7 +5,7 @@
 //! so that a transaction of one statement needs no other; each of our transactions begins with our own ([`begin`]), what calls a
 //! handler leaves it for so long, and what runs outside of transactions says of each name where it is.
 
-use sqlx::{Connection as _, Executor as _, PgConnection, Postgres, Transaction};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
 
 /// Ours. `pg_temp` last: else it would come first.
 pub(super) const PINNED: &str = "pg_catalog, pg_temp";
@@ -27,6 +27,49 @@ pub(crate) async fn begin_to_claim(
             false => "begin; set local search_path = pg_catalog, pg_temp; set local lock_timeout = '500ms'",
         })
         .await
+}
+
+/// Begins a transaction of ours in an application's own session, for a claim: a key that somebody holds is asked for again later, so it
+/// waits only for a moment. The session's search_path and its wait for locks are remembered for the handler: an application may have set
+/// them with SET. A process that stands still in the transaction holds its key for two minutes at most, twice the longest limit of a handler.
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    pool.begin_with(
+        "begin isolation level read committed;
+        select pg_catalog.set_config('oncely.handler_path', pg_catalog.current_setting('search_path'), true),
+            pg_catalog.set_config('oncely.handler_lock_timeout', pg_catalog.current_setting('lock_timeout'), true);
+        set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms';
+        set local idle_in_transaction_session_timeout = '2min'",
+    )
+    .await
+}
+
+/// What follows in a transaction of [`begin_on_pool`] is the handler's, until [`leave_request`] or [`undo_request`]. The savepoint is also
+/// how it is noticed that the handler has ended the transaction, or gone on after an error that aborted it: COMMIT would say that all is
+/// well.
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) async fn enter_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let entered = connection.execute(
+        "savepoint oncely_handler;
+        select pg_catalog.set_config('search_path', pg_catalog.current_setting('oncely.handler_path'), true),
+            pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('oncely.handler_lock_timeout'), true)",
+    );
+    entered.await.map(drop)
+}
+
+/// What the handler wrote stays.
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) async fn leave_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let left =
+        connection.execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp");
+    left.await.map(drop)
+}
+
+/// What the handler wrote is taken back, the claim stays.
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) async fn undo_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let undone = connection.execute("rollback to savepoint oncely_handler; release savepoint oncely_handler");
+    undone.await.map(drop)
 }
 
 /// How long a handler waits for locks.

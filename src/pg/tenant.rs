@@ -227,7 +227,7 @@ pub(crate) async fn erase_silent_processes(
     Ok(deleted.execute(connection).await?.rows_affected())
 }
 
-/// What there is of these keys, by consumer and key; nothing of one that has neither.
+/// What there is of these keys, by consumer and key; nothing of one that has none of it.
 pub(crate) async fn tenant_contents(
     connection: &mut PgConnection,
     tenant: &str,
@@ -236,19 +236,22 @@ pub(crate) async fn tenant_contents(
     let (consumers, keys): (Vec<String>, Vec<String>) =
         names.iter().map(|(consumer, key)| ((*consumer).to_owned(), (*key).to_owned())).unzip();
     let rows = sqlx::query!(
-        r#"select i.consumer, i.key, i.response::text as response, i.steps::text as steps
+        r#"select i.consumer, i.key, i.response::text as response, i.steps::text as steps,
+            i.http_headers::text as http_headers, i.http_body
         from unnest($2::text[], $3::text[]) as n (consumer, key)
         join oncely.idempotency_keys as i on i.tenant = $1 and i.consumer = n.consumer and i.key = n.key
-        where i.response is not null or i.steps is not null"#,
+        where i.response is not null or i.steps is not null or i.http_status is not null"#,
         tenant,
         &consumers,
         &keys
     )
     .fetch_all(connection)
     .await?;
-    let contents = rows
-        .into_iter()
-        .map(|row| ((row.consumer, row.key), KeyContents { response: row.response, steps: row.steps }));
+    let contents = rows.into_iter().map(|row| {
+        let (http_headers, http_body) = (row.http_headers, row.http_body);
+        let contents = KeyContents { response: row.response, steps: row.steps, http_headers, http_body };
+        ((row.consumer, row.key), contents)
+    });
     Ok(contents.collect())
 }
 

@@ -35,7 +35,7 @@ const ROOMS: [&[&str]; 21] = [
     &["preflight"],
     &["vitals", "doctor"],
     &["maintenance", "heartbeat"],
-    &["worker", "relay"],
+    &["worker", "relay", "http"],
     &["overview", "testing"],
     &["exit"],
     &["letters", "status", "story", "trail", "erasure"],

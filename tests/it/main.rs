@@ -36,6 +36,7 @@ mod handler_test;
 mod health;
 mod hostile_redis;
 mod hosts;
+mod http;
 mod http_handler;
 mod identities;
 mod isolation;

@@ -97,6 +97,7 @@ fn lines(one: &Value, times: Times) -> String {
         "reason",
         "last_error",
         "fingerprint",
+        "http_status",
         "response",
     ] {
         tell(name, &one["key"][name]);

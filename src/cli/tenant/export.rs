@@ -131,10 +131,12 @@ impl Export<'_> {
                     let mut contents = known.cloned().unwrap_or_default();
                     let unreadable =
                         contents.open(self.cipher.as_ref(), self.tenant, &row.consumer, &row.key);
-                    let KeyContents { response, steps } = contents;
+                    let KeyContents { response, steps, http_headers, http_body } = contents;
                     value["unreadable"] = json!(unreadable);
                     value["response"] = json!(response.map(|text| shown_json(masks, &text)));
                     value["steps"] = json!(steps.map(|text| shown_json(masks, &text)));
+                    value["http_headers"] = json!(http_headers.map(|text| shown_json(masks, &text)));
+                    value["http_body"] = json!(http_body.map(|body| shown_body(masks, &body)));
                 }
                 self.counts.keys += 1;
                 self.line("key", value)?;

@@ -259,6 +259,7 @@ impl Known<'_> {
                     }
                 }
                 @if let Some(known) = &details.steps { dt { "Steps" } dd { (steps(&LeaseStep::of_row(known))) } }
+                @if let Some(status) = details.http_status { dt { "HTTP" } dd { "answered with " (status) } }
                 @if let Some(error) = &details.last_error { dt { "Last error" } dd { (text(error)) } }
             }
             @if let Some(why) = &story.unreadable {

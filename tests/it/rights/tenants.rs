@@ -18,6 +18,8 @@ const ROWS: &str = "
     from (values ('payments', 'k'), ('{x}', '{x}')) as n (consumer, key);
     insert into oncely.idempotency_keys (created_at, not_before, run_ends_at, attempts, status, tenant, consumer, key, owner, fencing_token)
     values (now(), now(), now(), 0, 'IN_PROGRESS', '{t}', '{x}', 'held', '{x}', 1);
+    insert into oncely.idempotency_keys (created_at, completed_at, attempts, status, tenant, consumer, key, http_status, http_headers, http_body)
+    values (now(), now(), 1, 'COMPLETED', '{t}', '{x}', 'answered', 201, '[[\"location\", \"{p}\"]]', '{p}');
     insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, trace_id, login)
     select '{t}', now(), 1, n.consumer, n.key, '{x}', 'completed', '{x}', '{x}', '{x}', '{x}', '{x}', '{x}'
     from (values ('payments', 'k'), ('{x}', '{x}')) as n (consumer, key);
@@ -55,6 +57,7 @@ const WORDS: [&str; 9] = [
     "dead_letters.omitted",
     "dead_letters.state",
     "events.state",
+    "idempotency_keys.http_status",
     "idempotency_keys.status",
     "mirror_queue.kind",
     "rights.verb",

@@ -28,11 +28,11 @@ pub(crate) fn program(name: &str) -> PathBuf {
         "worker" => env!("CARGO_BIN_EXE_worker"),
         "relay" => env!("CARGO_BIN_EXE_relay"),
         "oncely" => env!("CARGO_BIN_EXE_oncely"),
-        "charging" => {
+        "charging" | "http_door" | "paying" => {
             let examples = PathBuf::from(env!("CARGO_BIN_EXE_oncely")).with_file_name("examples");
-            let charging = examples.join("charging");
-            assert!(charging.exists(), "run `cargo build --examples`: {} is not there", charging.display());
-            return charging;
+            let example = examples.join(name);
+            assert!(example.exists(), "run `cargo build --examples`: {} is not there", example.display());
+            return example;
         }
         other => panic!("no program {other}"),
     })

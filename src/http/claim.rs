@@ -1,0 +1,129 @@
+//! The right to run a request, or what its key was answered with.
+
+use std::time::Duration;
+
+use sqlx::{Postgres, Transaction};
+
+use super::problem::{Kind, Problem};
+use super::request::Asked;
+use super::store::Store;
+use crate::decide::{EARLY, KeyDecision, KeyRecord, OnConflict, decide, wait};
+use crate::encryption::{Place, open_text};
+use crate::failpoint::step;
+use crate::pg::{self, StoredAnswer};
+use crate::reason::{Reason, Rejection};
+
+/// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
+const ROUNDS: usize = 8;
+
+/// What a claim says.
+pub(super) enum Claimed {
+    /// The key is this request's, in this transaction.
+    Run(Transaction<'static, Postgres>),
+    /// It took effect before.
+    Done(StoredAnswer),
+    Refused(Problem),
+    /// Another transaction has it.
+    Locked,
+}
+
+/// Claims the key, unless it is known.
+pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx::Error> {
+    let Asked { identity, fingerprint, .. } = asked;
+    let consumer = &identity.consumer;
+    let mut transaction = pg::begin_on_pool(&store.pool).await?;
+    for _ in 0..ROUNDS {
+        let now = store.now();
+        step("http.claim.before");
+        let won = pg::claim(&mut transaction, consumer, now, &[(identity, *fingerprint)]).await;
+        step("http.claim.after");
+        match won {
+            Ok(won) if !won.is_empty() => return Ok(Claimed::Run(transaction)),
+            Ok(_) => {}
+            Err(error) if pg::is_locked(&error) => {
+                transaction.rollback().await?;
+                return Ok(Claimed::Locked);
+            }
+            Err(error) => return Err(error),
+        }
+        // A statement of its own, with a snapshot of its own: it sees the winner's row.
+        let records = pg::look_up(&mut transaction, consumer, &[identity]).await?;
+        // Collected in between: claimed in the next round.
+        let Some(record) = records.into_iter().flatten().next() else { continue };
+        let refused = match decide(&record, fingerprint.as_ref(), OnConflict::DeadLetter) {
+            KeyDecision::Duplicate => {
+                let Some(mut answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
+                // Encrypted by a worker of the same consumer: nothing for a client.
+                let place = Place::response(identity);
+                answer.response.take_if(|response| open_text(None, &place, response).is_err());
+                // What a standby lacks would be lost by a failover, and run again.
+                pg::await_standby(&mut transaction).await?;
+                transaction.commit().await?;
+                return Ok(Claimed::Done(answer));
+            }
+            KeyDecision::Reject(rejection) => rejected(&rejection),
+            KeyDecision::Leased => match wait(&record, now) {
+                Some(rest) => Problem::in_flight(rest),
+                None => Problem::new(Kind::OutcomeUnknown, "A run under a lease began it, and has not ended"),
+            },
+            KeyDecision::Retake => match retake(store, &mut transaction, asked, &record).await? {
+                Retaken::Yes => return Ok(Claimed::Run(transaction)),
+                Retaken::Wait(rest) => Problem::in_flight(rest),
+                Retaken::No => continue,
+                Retaken::Locked => {
+                    transaction.rollback().await?;
+                    return Ok(Claimed::Locked);
+                }
+            },
+        };
+        transaction.rollback().await?;
+        return Ok(Claimed::Refused(refused));
+    }
+    transaction.rollback().await?;
+    Ok(Claimed::Locked)
+}
+
+enum Retaken {
+    Yes,
+    /// Its last failure, as a message, is to be waited for.
+    Wait(Duration),
+    /// Somebody else was faster.
+    No,
+    Locked,
+}
+
+/// A key that failed before, as a message.
+async fn retake(
+    store: &Store,
+    transaction: &mut Transaction<'static, Postgres>,
+    asked: &Asked,
+    record: &KeyRecord,
+) -> Result<Retaken, sqlx::Error> {
+    let now = store.now();
+    if let Some(rest) = wait(record, now) {
+        return Ok(Retaken::Wait(rest));
+    }
+    let claims = [(&asked.identity, asked.fingerprint)];
+    match pg::retake(transaction, &asked.identity.consumer, now, now + EARLY, &claims).await {
+        Ok(won) if !won.is_empty() => Ok(Retaken::Yes),
+        Ok(_) => Ok(Retaken::No),
+        Err(error) if pg::is_locked(&error) => Ok(Retaken::Locked),
+        Err(error) => Err(error),
+    }
+}
+
+fn rejected(rejection: &Rejection) -> Problem {
+    match rejection.reason {
+        Reason::KeyConflict => Problem::new(
+            Kind::KeyReused,
+            "Use a new key for another request; the same request must be sent again byte for byte",
+        ),
+        Reason::OutcomeUnknown => {
+            Problem::new(Kind::OutcomeUnknown, "Ask whoever runs this service; a retry changes nothing")
+        }
+        reason => Problem::new(
+            Kind::GivenUp,
+            format!("It was given up as {}; ask whoever runs this service", reason.as_str()),
+        ),
+    }
+}

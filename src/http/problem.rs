@@ -1,0 +1,122 @@
+//! What the layer itself answers: RFC 9457.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
+use http::{Response, StatusCode};
+use serde_json::json;
+
+use super::body::{Body, whole};
+
+/// Why the handler's answer is not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    KeyMissing,
+    KeyInvalid,
+    BodyIncomplete,
+    TooLarge,
+    KeyReused,
+    InFlight,
+    GivenUp,
+    OutcomeUnknown,
+    Failed,
+    Late,
+    Unavailable,
+}
+
+impl Kind {
+    fn parts(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::KeyMissing => {
+                (StatusCode::BAD_REQUEST, "key-missing", "This request needs an Idempotency-Key")
+            }
+            Self::KeyInvalid => (StatusCode::BAD_REQUEST, "key-invalid", "The Idempotency-Key is not valid"),
+            Self::BodyIncomplete => {
+                (StatusCode::BAD_REQUEST, "body-incomplete", "The request did not arrive whole")
+            }
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large"),
+            Self::KeyReused => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "key-reused",
+                "This Idempotency-Key came before with another request",
+            ),
+            Self::InFlight => {
+                (StatusCode::CONFLICT, "in-flight", "The first request with this key is at work")
+            }
+            Self::GivenUp => (StatusCode::CONFLICT, "given-up", "What this key stands for was given up"),
+            Self::OutcomeUnknown => (
+                StatusCode::CONFLICT,
+                "outcome-unknown",
+                "Whether this key has taken effect is not known, and it is not tried again",
+            ),
+            Self::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "failed", "The request has failed"),
+            Self::Late => (StatusCode::SERVICE_UNAVAILABLE, "failed", "The request has failed"),
+            Self::Unavailable => {
+                (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The store of keys does not answer")
+            }
+        }
+    }
+}
+
+/// A problem on its way to the client.
+#[derive(Clone, Debug)]
+pub(super) struct Problem {
+    pub(super) kind: Kind,
+    /// For people: what to do about it.
+    detail: String,
+    retry_after: Option<Duration>,
+    described_by: Option<HeaderValue>,
+}
+
+impl Problem {
+    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into(), retry_after: None, described_by: None }
+    }
+
+    /// A retry before that is of no use.
+    pub(super) fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+
+    /// Where the rules of keys stand.
+    pub(super) fn described_by(mut self, link: Option<HeaderValue>) -> Self {
+        self.described_by = link;
+        self
+    }
+
+    /// The run of this request may be tried again soon.
+    pub(super) fn unavailable() -> Self {
+        Self::new(Kind::Unavailable, "Send the same request with the same key again")
+            .retry_after(Duration::from_secs(1))
+    }
+
+    /// Another run has the key.
+    pub(super) fn in_flight(rest: Duration) -> Self {
+        Self::new(Kind::InFlight, "Send the same request with the same key again, later").retry_after(rest)
+    }
+}
+
+impl From<Problem> for Response<Body> {
+    fn from(problem: Problem) -> Self {
+        let (status, name, title) = problem.kind.parts();
+        let text = json!({
+            "type": format!("urn:oncely:problem:{name}"), "title": title, "status": status.as_u16(),
+            "detail": problem.detail,
+        });
+        let mut response = Self::new(whole(Bytes::from(text.to_string())));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(wait) = problem.retry_after {
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if let Some(link) = problem.described_by {
+            headers.insert(LINK, link);
+        }
+        response
+    }
+}

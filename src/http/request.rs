@@ -1,0 +1,64 @@
+//! A request, whole, and what makes two of them the same.
+
+use bytes::Bytes;
+use http::request::Parts;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+
+use super::body::BoxError;
+use super::problem::{Kind, Problem};
+use super::settings::{POLICY, Settings};
+use crate::fingerprint::Fingerprint;
+use crate::identity::Identity;
+use crate::trace_parent::TraceParent;
+
+/// What a request with a key asks for.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) identity: Identity,
+    pub(super) fingerprint: Option<Fingerprint>,
+    pub(super) trace_id: Option<String>,
+}
+
+impl Asked {
+    pub(super) fn new(settings: &Settings, identity: Identity, parts: &Parts, body: &Bytes) -> Self {
+        let fingerprint = match &settings.fingerprint {
+            Some(policy) => policy.of(body),
+            None => {
+                let principal = settings.principal.as_ref().and_then(|principal| principal(parts));
+                Some(Fingerprint::of_parts(
+                    POLICY,
+                    &[
+                        parts.method.as_str().as_bytes(),
+                        parts.uri.path().as_bytes(),
+                        parts.uri.query().unwrap_or_default().as_bytes(),
+                        body,
+                        // Nobody differs from somebody without a name.
+                        &[u8::from(principal.is_some())],
+                        principal.unwrap_or_default().as_bytes(),
+                    ],
+                ))
+            }
+        };
+        let trace_parent = parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
+        let trace_id = trace_parent.and_then(TraceParent::parse).map(|parent| parent.trace_id.to_owned());
+        Self { identity, fingerprint, trace_id }
+    }
+}
+
+/// The body, if all of it comes and it is no longer than `most`.
+pub(super) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<BoxError>,
+{
+    let too_large = || Problem::new(Kind::TooLarge, format!("A request with a key has {most} bytes at most"));
+    // Without reading it.
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_large());
+    }
+    match Limited::new(body, most).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(_) => Err(Problem::new(Kind::BodyIncomplete, "Nothing ran; send it again with the same key")),
+    }
+}

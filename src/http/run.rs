@@ -1,0 +1,259 @@
+//! One request, from its claim to its answer: in a task of its own, which no client can interrupt.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use sqlx::{Postgres, Transaction};
+use tokio::sync::oneshot;
+
+use super::answer::{Answer, NoAnswer, replayed};
+use super::body::Body;
+use super::claim::{Claimed, claim};
+use super::problem::{Kind, Problem};
+use super::request::Asked;
+use super::settings::Settings;
+use super::store::Store;
+use super::tx::Slot;
+use crate::failpoint::step;
+use crate::pg::{self, AnswerTrace};
+
+/// Between two looks at a key that another process has.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
+/// How long the answer to COMMIT is waited for before its key is looked at.
+const COMMIT: Duration = Duration::from_secs(5);
+/// How long it is looked for whether a COMMIT happened whose answer was lost.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Calls the service behind the layer, and reads its answer.
+pub(super) type Call = Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Answer, NoAnswer>> + Send>;
+
+/// A request in a task of its own.
+pub(super) struct Run {
+    pub(super) settings: Arc<Settings>,
+    pub(super) store: Store,
+    pub(super) asked: Asked,
+    pub(super) request: Request<Body>,
+    pub(super) call: Call,
+}
+
+/// To whoever waits for the answer; a client that has left changes nothing.
+type Reply = oneshot::Sender<Response<Body>>;
+
+impl Run {
+    /// Runs it. Database futures are awaited to their end.
+    pub(super) async fn run(self, reply: Reply) {
+        let until = tokio::time::Instant::now() + self.settings.wait;
+        let Some(_turn) = self.store.in_flight.enter(&self.asked.identity, until).await else {
+            return send(reply, Problem::in_flight(Duration::from_secs(1)));
+        };
+        let mut pause = LOOK_AGAIN[0];
+        let transaction = loop {
+            let claimed = async {
+                let consumer = &self.asked.identity.consumer;
+                self.store.prepare(consumer, || self.settings.told_of(consumer)).await?;
+                claim(&self.store, &self.asked).await
+            };
+            match claimed.await {
+                Ok(Claimed::Run(transaction)) => break transaction,
+                Ok(Claimed::Done(answer)) => return send(reply, replayed(answer)),
+                Ok(Claimed::Refused(problem)) => return send(reply, problem),
+                Ok(Claimed::Locked) if tokio::time::Instant::now() + pause >= until => {
+                    return send(reply, Problem::in_flight(Duration::from_secs(1)));
+                }
+                // Another process is at work on it. No connection is held meanwhile.
+                Ok(Claimed::Locked) => tokio::time::sleep(pause).await,
+                Err(error) => return send(reply, self.unavailable(error)),
+            }
+            pause = (pause * 2).min(LOOK_AGAIN[1]);
+        };
+        self.handle(transaction, reply).await;
+    }
+
+    /// Nothing ran.
+    fn unavailable(&self, error: sqlx::Error) -> Problem {
+        let error = pg::describe(&error);
+        tracing::error!(consumer = %self.asked.identity.consumer, error, "a request's key can't be claimed");
+        Problem::unavailable()
+    }
+
+    async fn handle(self, mut transaction: Transaction<'static, Postgres>, reply: Reply) {
+        let Self { settings, store, asked, mut request, call } = self;
+        let began = Instant::now();
+        step("http.enter.before");
+        if let Err(error) = pg::enter_request(&mut transaction).await {
+            tracing::error!(consumer = %asked.identity.consumer, error = pg::describe(&error), "a request can't begin");
+            return send(reply, Problem::unavailable());
+        }
+        step("http.enter.after");
+        let slot = Slot::new(transaction);
+        request.extensions_mut().insert(slot.clone());
+        step("http.handle.before");
+        let limit = settings.handler_limit;
+        let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
+        let handled = tokio::select! {
+            biased;
+            handled = &mut handling => handled,
+            () = tokio::time::sleep(limit) => {
+                let consumer = &asked.identity.consumer;
+                tracing::error!(%consumer, ?limit, "a handler is past its limit: nothing of it is committed");
+                let detail = "Nothing was done; send the same request with the same key again";
+                send(reply, Problem::new(Kind::Late, detail).retry_after(Duration::from_secs(1)));
+                // Its statements are not cancelled: it may end by itself, and is rolled back.
+                let _ = tokio::time::timeout(limit, handling).await;
+                return undo(slot.take()).await;
+            }
+        };
+        step("http.handle.after");
+        drop(handling);
+        let Some(transaction) = slot.take() else {
+            // Whoever has it rolls it back.
+            let text = "a handler has kept its transaction beyond its answer: nothing is committed";
+            tracing::error!(consumer = %asked.identity.consumer, "{text}");
+            return send(reply, failed());
+        };
+        match handled {
+            Ok(Ok(answer)) if (settings.is_final)(answer.status) => {
+                let ending = Ending { settings: &settings, store: &store, asked: &asked, began };
+                let answer = ending.end(transaction, answer).await;
+                send(reply, answer);
+            }
+            // May be another one the next time.
+            Ok(Ok(answer)) => {
+                undo(Some(transaction)).await;
+                send(reply, answer.into_response());
+            }
+            Ok(Err(error)) => {
+                tracing::error!(consumer = %asked.identity.consumer, error = %error, "a request has failed");
+                undo(Some(transaction)).await;
+                send(reply, failed());
+            }
+            Err(_) => {
+                tracing::error!(consumer = %asked.identity.consumer, "a handler has panicked");
+                undo(Some(transaction)).await;
+                send(reply, failed());
+            }
+        }
+    }
+}
+
+/// How a run ends whose answer is final.
+struct Ending<'a> {
+    settings: &'a Settings,
+    store: &'a Store,
+    asked: &'a Asked,
+    began: Instant,
+}
+
+impl Ending<'_> {
+    /// Stores the answer and commits; then it may be given.
+    async fn end(&self, mut transaction: Transaction<'static, Postgres>, answer: Answer) -> Response<Body> {
+        let (settings, asked) = (self.settings, self.asked);
+        let consumer = &asked.identity.consumer;
+        let is_refused = answer.status.is_client_error();
+        let left = match is_refused {
+            true => pg::undo_request(&mut transaction).await,
+            false => pg::leave_request(&mut transaction).await,
+        };
+        if let Err(error) = left {
+            // By an error that it ignored, or by a COMMIT or ROLLBACK of its own.
+            tracing::error!(%consumer, error = pg::describe(&error), "a handler has broken its transaction");
+            undo(Some(transaction)).await;
+            let detail = "It is not known what was done; ask whoever runs this service";
+            return Problem::new(Kind::Failed, detail).into();
+        }
+        let kept = answer.kept(&settings.kept);
+        let trace = AnswerTrace {
+            is_response: settings.consumer.as_ref().is_some_and(|one| one.is_shared())
+                && answer.is_response(),
+            is_refused,
+            took: self.began.elapsed(),
+            worker: &settings.worker,
+            trace_id: asked.trace_id.as_deref(),
+        };
+        step("http.store.before");
+        let stored =
+            pg::store_http_answer(&mut transaction, &asked.identity, &kept, trace, self.store.now()).await;
+        step("http.store.after");
+        match stored {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::error!(%consumer, "a request's key is not in its transaction any more");
+                undo(Some(transaction)).await;
+                return failed().into();
+            }
+            Err(error) => {
+                tracing::error!(%consumer, error = pg::describe(&error), "an answer can't be stored");
+                undo(Some(transaction)).await;
+                return failed().into();
+            }
+        }
+        step("http.commit.before");
+        // To its end, however long that takes.
+        let mut committing = tokio::spawn(async move { transaction.commit().await });
+        let committed = tokio::time::timeout(COMMIT, &mut committing).await;
+        step("http.commit.after");
+        match committed {
+            Ok(Ok(Ok(()))) => answer.into_response(),
+            // What the handler deferred has failed.
+            Ok(Ok(Err(error))) if !pg::is_outage(&error) => {
+                tracing::error!(%consumer, error = pg::describe(&error), "a request can't be committed");
+                failed().into()
+            }
+            _ => {
+                tracing::warn!(%consumer, "the answer to a COMMIT was lost: its key is looked at");
+                self.look(answer).await
+            }
+        }
+    }
+
+    /// Was it committed?
+    async fn look(&self, answer: Answer) -> Response<Body> {
+        let until = tokio::time::Instant::now() + LOOK;
+        let mut pause = LOOK_AGAIN[0];
+        loop {
+            match claim(self.store, self.asked).await {
+                Ok(Claimed::Done(stored)) => {
+                    // The same as this one: this one's, with all its headers.
+                    let is_own = stored.http.as_ref() == Some(&answer.kept(&self.settings.kept));
+                    return if is_own { answer.into_response() } else { replayed(stored) };
+                }
+                // It was not. Its handler has run, so its client asks again.
+                Ok(Claimed::Run(transaction)) => {
+                    undo(Some(transaction)).await;
+                    return Problem::unavailable().into();
+                }
+                Ok(Claimed::Refused(problem)) => return problem.into(),
+                Ok(Claimed::Locked) | Err(_) => {}
+            }
+            if tokio::time::Instant::now() + pause >= until {
+                return Problem::unavailable().into();
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK_AGAIN[1]);
+        }
+    }
+}
+
+/// Nothing was committed, and a retry is a new try.
+fn failed() -> Problem {
+    Problem::new(Kind::Failed, "Nothing was done; the same key may be used again")
+}
+
+/// Takes all of it back; a session that can't is of no use any more, and PostgreSQL does it at its end.
+async fn undo(transaction: Option<Transaction<'static, Postgres>>) {
+    if let Some(transaction) = transaction
+        && let Err(error) = transaction.rollback().await
+    {
+        tracing::debug!(error = %error, "a transaction could not be rolled back");
+    }
+}
+
+fn send(reply: Reply, answer: impl Into<Response<Body>>) {
+    if reply.send(answer.into()).is_err() {
+        tracing::debug!("a client left before its answer");
+    }
+}

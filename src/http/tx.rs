@@ -1,0 +1,118 @@
+//! The transaction of a request, in the hands of its handler.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use http::Extensions;
+use sqlx::{PgConnection, Postgres, Transaction};
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
+
+type Held = Option<Transaction<'static, Postgres>>;
+
+/// Where a request's transaction is while its handler runs.
+#[derive(Clone)]
+pub(super) struct Slot(Arc<Mutex<Held>>);
+
+impl Slot {
+    pub(super) fn new(transaction: Transaction<'static, Postgres>) -> Self {
+        Self(Arc::new(Mutex::new(Some(transaction))))
+    }
+
+    /// The transaction; `None` where somebody still has it in hand.
+    pub(super) fn take(&self) -> Held {
+        self.0.try_lock().ok()?.take()
+    }
+}
+
+/// The open transaction of a request with a key: what is written through it commits with the key and the answer, or not at all.
+///
+/// It must end before the answer is given: a handler that keeps it in a task or in a streamed body gets a 500, and nothing is committed.
+/// A handler must not end the transaction by a COMMIT or ROLLBACK of its own, nor go on after a statement that failed: that is noticed, and
+/// the request fails. Savepoints (`begin()` on it) are its own affair.
+///
+/// With the feature `axum` it is an extractor, and `Option<Tx>` is one where the key is optional; else [`Tx::of`] takes it.
+pub struct Tx(OwnedMappedMutexGuard<Held, Transaction<'static, Postgres>>);
+
+/// A request without a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoTransaction {
+    /// The layer is not in front of this handler, the request has no key, or its method needs none.
+    #[error(
+        "the request has no transaction: it came without an Idempotency-Key, or IdempotencyLayer::transactional is not in front of it"
+    )]
+    None,
+    /// Somebody has it in hand already.
+    #[error("the transaction of this request is in use: take it once")]
+    InUse,
+}
+
+impl Tx {
+    /// Takes the transaction of a request from its extensions.
+    ///
+    /// # Errors
+    /// Where there is none, or it is in use.
+    pub fn of(extensions: &Extensions) -> Result<Self, NoTransaction> {
+        let slot = extensions.get::<Slot>().ok_or(NoTransaction::None)?;
+        let held = Arc::clone(&slot.0).try_lock_owned().map_err(|_| NoTransaction::InUse)?;
+        OwnedMutexGuard::try_map(held, Option::as_mut).map(Self).map_err(|_| NoTransaction::None)
+    }
+}
+
+impl std::fmt::Debug for Tx {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tx").finish_non_exhaustive()
+    }
+}
+
+impl Deref for Tx {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.0
+    }
+}
+
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.0
+    }
+}
+
+#[cfg(feature = "axum")]
+mod extractor {
+    use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+    use axum::response::{IntoResponse, Response};
+    use http::StatusCode;
+    use http::request::Parts;
+
+    use super::{NoTransaction, Tx};
+
+    impl IntoResponse for NoTransaction {
+        /// The program's own mistake: the client is told nothing of it.
+        fn into_response(self) -> Response {
+            tracing::error!(error = %self, "a handler asked for a transaction");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+
+    impl<S: Send + Sync> FromRequestParts<S> for Tx {
+        type Rejection = NoTransaction;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoTransaction> {
+            Self::of(&parts.extensions)
+        }
+    }
+
+    impl<S: Send + Sync> OptionalFromRequestParts<S> for Tx {
+        type Rejection = NoTransaction;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, NoTransaction> {
+            match Self::of(&parts.extensions) {
+                Ok(found) => Ok(Some(found)),
+                Err(NoTransaction::None) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+    }
+}

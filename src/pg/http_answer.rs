@@ -1,0 +1,123 @@
+//! What a request was answered with, kept with its key.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use sqlx::PgConnection;
+
+use crate::identity::Identity;
+
+/// An answer over HTTP, as far as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HttpAnswer {
+    pub(crate) status: u16,
+    /// Pairs in their order.
+    pub(crate) headers: Vec<(String, Vec<u8>)>,
+    pub(crate) body: Vec<u8>,
+}
+
+/// What a key that took effect was answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredAnswer {
+    /// `None` where it came as a message.
+    pub(crate) http: Option<HttpAnswer>,
+    /// JSON, as PostgreSQL writes it.
+    pub(crate) response: Option<String>,
+    /// The answer was no.
+    pub(crate) is_refused: bool,
+}
+
+/// What is stored beside an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnswerTrace<'a> {
+    /// Its body is also the response that copies of it as messages have.
+    pub(crate) is_response: bool,
+    /// The answer is no: what the handler wrote was taken back.
+    pub(crate) is_refused: bool,
+    pub(crate) took: Duration,
+    pub(crate) worker: &'a str,
+    pub(crate) trace_id: Option<&'a str>,
+}
+
+/// Stores an answer with the key that this transaction has claimed; then the transaction is as its handler's for COMMIT. False: it has not
+/// claimed the key, and must not be committed.
+pub(crate) async fn store_http_answer(
+    connection: &mut PgConnection,
+    identity: &Identity,
+    answer: &HttpAnswer,
+    trace: AnswerTrace<'_>,
+    now: DateTime<Utc>,
+) -> Result<bool, sqlx::Error> {
+    let headers = answer.headers.iter().map(|(name, value)| {
+        // One character a byte: a header's value need not be UTF-8.
+        let value: String = value.iter().map(|&byte| char::from(byte)).collect();
+        Value::from(vec![name.clone(), value])
+    });
+    let row = sqlx::query_file!(
+        "src/pg/http_store.sql",
+        identity.tenant.as_str(),
+        identity.consumer.as_str(),
+        identity.key.as_str(),
+        i16::try_from(answer.status).unwrap_or(i16::MAX),
+        headers.collect::<Value>(),
+        &answer.body,
+        trace.is_response,
+        trace.is_refused,
+        now,
+        i64::try_from(trace.took.as_micros()).unwrap_or(i64::MAX),
+        trace.worker,
+        trace.trace_id
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(row.rows == 1)
+}
+
+/// What a key was answered with; `None` where it has not taken effect.
+pub(crate) async fn http_answer(
+    connection: &mut PgConnection,
+    identity: &Identity,
+) -> Result<Option<StoredAnswer>, sqlx::Error> {
+    let row = sqlx::query!(
+        "select http_status, http_headers, http_body, response::text as response, reason
+        from oncely.idempotency_keys
+        where tenant = $1 and consumer = $2 and key = $3 and status = 'COMPLETED'",
+        identity.tenant.as_str(),
+        identity.consumer.as_str(),
+        identity.key.as_str()
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(row.map(|row| StoredAnswer {
+        http: row.http_status.map(|status| HttpAnswer {
+            status: u16::try_from(status).unwrap_or(500),
+            headers: row.http_headers.as_ref().map(pairs).unwrap_or_default(),
+            body: row.http_body.unwrap_or_default(),
+        }),
+        response: row.response,
+        is_refused: row.reason.is_some(),
+    }))
+}
+
+fn pairs(headers: &Value) -> Vec<(String, Vec<u8>)> {
+    let pairs = headers.as_array().map(Vec::as_slice).unwrap_or_default();
+    let pair = |pair: &Value| {
+        let value = pair.get(1)?.as_str()?.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
+        Some((pair.get(0)?.as_str()?.to_owned(), value))
+    };
+    pairs.iter().filter_map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_keep_every_byte_and_their_order() {
+        let stored = serde_json::json!([["link", "a"], ["link", "b"], ["x", "\u{fc}\u{ff}"]]);
+        let link = |value: &[u8]| ("link".to_owned(), value.to_vec());
+        assert_eq!(pairs(&stored), [link(b"a"), link(b"b"), ("x".to_owned(), vec![0xfc, 0xff])]);
+        assert_eq!(pairs(&serde_json::json!([["x"], 7, ["x", "\u{100}"]])), [], "no program wrote these");
+    }
+}

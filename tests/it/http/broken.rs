@@ -1,0 +1,94 @@
+//! Handlers that fail, and clients that leave.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+use super::{Ask, EFFECTS, KEYS, Server, pool};
+use crate::support::World;
+use crate::support::gate::{Gate, WAITING};
+
+#[tokio::test]
+async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
+    let mut world = World::new().await;
+    let server = Server::of(&world).await;
+    // Panics, goes on after an error, ends its transaction, violates what is checked at COMMIT, keeps the transaction.
+    for what in ["panic", "swallow", "rollback", "twice", "keep"] {
+        for _ in 0..2 {
+            let reply = server.client.ask(&Ask::pay(what, &format!("{{\"do\":{what:?}}}"))).await;
+            assert_eq!((reply.status, reply.problem().as_str()), (500, "failed"), "{what}");
+            assert_eq!(reply.header("retry-after"), None, "{what}");
+            // Its transaction is nobody's any more, or still somebody's.
+            if what == "keep" {
+                break;
+            }
+        }
+    }
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (9, 0, 0));
+    // Whatever they left in their sessions: the next one is well.
+    for number in 0..8 {
+        assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_past_its_limit_commits_nothing() {
+    let mut world = World::new().await;
+    let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(400));
+    let server = Server::start(pool(world.database.url(), 4).await, short).await;
+    let gate = Gate::shut(&world).await;
+    for (key, body) in [("hangs", r#"{"do":"hang"}"#), ("waits", r#"{"do":"wait"}"#)] {
+        let reply = server.client.ask(&Ask::pay(key, body)).await;
+        assert_eq!((reply.status, reply.problem().as_str()), (503, "failed"));
+        assert_eq!(reply.header("retry-after").as_deref(), Some("1"));
+    }
+    gate.open().await;
+    server.layer.drain().await;
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (2, 0, 0));
+    assert_eq!(server.client.ask(&Ask::pay("waits", r#"{"do":"wait"}"#)).await.status, 201, "free again");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_any_byte_takes_one_effect_or_none() {
+    let mut world = World::new().await;
+    let server = Server::of(&world).await;
+    let ask = |key: &str| Ask::pay(key, r#"{"amount":7}"#);
+    let length = ask("left-000").bytes().len();
+    for sent in 0..=length {
+        let key = format!("left-{sent:03}");
+        let bytes = ask(&key).bytes();
+        let mut stream = TcpStream::connect(server.client.address()).await.unwrap();
+        stream.write_all(&bytes[..sent]).await.unwrap();
+        // Reset, as by a process that dies.
+        stream.set_zero_linger().unwrap();
+        drop(stream);
+    }
+    // Those that came whole, and were not gone before they were read, are done; all get the same when they ask again.
+    for sent in 0..=length {
+        let reply = server.client.ask(&ask(&format!("left-{sent:03}"))).await;
+        assert_eq!(reply.status, 201);
+        assert!(sent == length || !reply.is_replayed(), "{sent} bytes of {length} are no request");
+    }
+    let keys = i64::try_from(length).unwrap() + 1;
+    assert_eq!((world.count(EFFECTS).await, world.count(KEYS).await), (keys, keys));
+    assert_eq!(i64::from(server.calls.count()), keys);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_does_not_interrupt_its_handler() {
+    let mut world = World::new().await;
+    let server = Server::of(&world).await;
+    let gate = Gate::shut(&world).await;
+    let ask = Ask::pay("left", r#"{"do":"wait"}"#);
+    let mut stream = TcpStream::connect(server.client.address()).await.unwrap();
+    stream.write_all(&ask.bytes()).await.unwrap();
+    world.wait_for(WAITING, 1).await;
+    stream.set_zero_linger().unwrap();
+    drop(stream);
+    gate.open().await;
+    server.layer.drain().await;
+    assert_eq!((world.count(EFFECTS).await, world.count(KEYS).await), (1, 1));
+    let again = server.client.ask(&ask).await;
+    assert_eq!((again.status, again.is_replayed(), server.calls.count()), (201, true, 1));
+}

@@ -1,0 +1,64 @@
+//! The HTTP door: requests over raw sockets, an axum server in this process, real PostgreSQL.
+
+mod broken;
+mod client;
+mod crashes;
+mod languages;
+mod messages;
+mod outages;
+mod retries;
+#[path = "../../programs/paying/shop.rs"]
+mod shop;
+mod table;
+mod twins;
+
+use std::time::Duration;
+
+use oncely::http::{IdempotencyLayer, Settings};
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
+use tokio::task::JoinHandle;
+
+use self::client::{Ask, Client};
+use self::shop::Calls;
+use crate::support::World;
+
+/// A server with its layer.
+struct Server {
+    client: Client,
+    calls: Calls,
+    layer: IdempotencyLayer,
+    serving: JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn pool(url: &str, most: u32) -> PgPool {
+    // An outage is to be told soon.
+    let options = PgPoolOptions::new().max_connections(most).acquire_timeout(Duration::from_secs(5));
+    options.connect_lazy(url).unwrap()
+}
+
+impl Server {
+    async fn start(pool: PgPool, change: impl FnOnce(Settings) -> Settings) -> Self {
+        let layer = change(shop::settings(pool)).build().unwrap();
+        let calls = Calls::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = Client::new(listener.local_addr().unwrap());
+        let app = shop::app(layer.clone(), calls.clone());
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { client, calls, layer, serving }
+    }
+
+    /// With the settings of most tests.
+    async fn of(world: &World) -> Self {
+        Self::start(pool(world.database.url(), 8).await, |settings| settings).await
+    }
+}
+
+const EFFECTS: &str = "select count(*) from app.effects";
+const KEYS: &str = "select count(*) from oncely.idempotency_keys";
