@@ -267,7 +267,10 @@ impl Lease {
     fn write<T: Serialize>(&self, step: &Step, value: &T) -> Result<Value, HandlerError> {
         let place = Place::step_result(&self.0.identity, step.name);
         self.0.sealer.seal(&place, step.write(value)?).map_err(|error| {
-            HandlerError::environment(format!("the result of the step {} can't be encrypted: {error}", step.name))
+            HandlerError::environment(format!(
+                "the result of the step {} can't be encrypted: {error}",
+                step.name
+            ))
         })
     }
 
