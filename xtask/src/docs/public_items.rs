@@ -21,7 +21,7 @@ const MEMBERS: [(&str, &str); 5] = [
 pub(super) fn page(root: &Path) -> anyhow::Result<String> {
     let quietly = ["--no-deps", "--locked", "--quiet"];
     // What their tests use, too.
-    let features = ["--features", "testing"];
+    let features = ["--features", "testing,axum"];
     process::run(process::cargo(root).arg("doc").args(process::PRODUCT).args(features).args(quietly))?;
     let here = std::env::current_exe()?;
     let target = here.parent().and_then(Path::parent).context("no folder")?;
