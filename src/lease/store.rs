@@ -15,7 +15,7 @@ use crate::identity::Identity;
 ///
 /// A store owes three things. One claim wins. A lease that has run out takes nothing from its holder: another run's claim does, by a greater
 /// token, and from then on nothing that is said with the older token changes anything. And each call may be made again: a reply may be lost,
-/// so what was done already is answered as done. [`conformance`](super::conformance) tries all of it.
+/// so what was done already is answered as done. `oncely::lease::conformance` (feature `testing`) tries all of it.
 ///
 /// Whoever drops a future before it is answered does not know what became of it, as after a lost reply. Every error but
 /// [`StoreError::Unavailable`] means that nothing was written.
