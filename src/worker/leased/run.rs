@@ -163,9 +163,10 @@ impl Runner {
     /// `None`: nobody settles it.
     async fn claim(&self, candidate: &Arc<Candidate>, trail: &Trail) -> Option<LeaseAnswer> {
         let shared = &*self.shared;
-        // Of this acquisition, in each try: a reply may be lost. 62 random bits, and not all of a UUID: each claim writes them.
+        // Of this acquisition, in each try: a reply may be lost. 62 random bits, and not all of a UUID: each claim writes them. An owner has 255
+        // bytes at most, and a character up to four.
         let (_, acquisition) = Uuid::new_v4().as_u64_pair();
-        let owner = format!("{} {acquisition:016x}", shared.worker.chars().take(100).collect::<String>());
+        let owner = format!("{} {acquisition:016x}", shared.worker.chars().take(50).collect::<String>());
         step("lease.claim.before");
         let claimed = self.lines.own.until_answered(&shared.stop, "a message is claimed", || {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
