@@ -15,10 +15,11 @@ pub(crate) fn root() -> PathBuf {
 /// testbed asks for them.
 pub(crate) const PRODUCT: [&str; 4] = ["--package", "oncely", "--package", "testbed"];
 
-/// The product's programs, and the one whose handler runs under leases.
-pub(crate) const PROGRAMS: [&str; 3] = ["--bins", "--example", "charging"];
-/// Where the latter is, beside the others.
-pub(crate) const CHARGING: &str = "examples/charging";
+/// What the fault runs have beside the product's programs: a consumer whose handler runs under leases, and a server behind the HTTP door.
+pub(crate) const EXAMPLES: [&str; 2] = ["charging", "taking"];
+/// The programs of a fault run as cargo is told them.
+pub(crate) const PROGRAMS: [&str; 7] =
+    ["--bins", "--example", EXAMPLES[0], "--example", EXAMPLES[1], "--features", "axum"];
 
 /// Cargo, in the repository's root.
 pub(crate) fn cargo(root: &Path) -> Command {
@@ -56,9 +57,10 @@ pub(crate) fn build_with_failpoints() -> anyhow::Result<PathBuf> {
     let from = here.parent().context("no folder")?;
     let to = from.join("failpoints");
     std::fs::create_dir_all(&to)?;
-    for program in ["worker", "relay", "oncely", CHARGING] {
-        std::fs::copy(from.join(program), to.join(program.rsplit('/').next().unwrap_or(program)))?;
+    for program in ["worker", "relay", "oncely"] {
+        std::fs::copy(from.join(program), to.join(program))?;
     }
+    copy_examples(from, &to, &EXAMPLES)?;
     Ok(to)
 }
 
@@ -92,15 +94,23 @@ pub(crate) fn build_binaries() -> anyhow::Result<PathBuf> {
     Ok(here.parent().context("no folder")?.to_path_buf())
 }
 
-/// The same, with the program whose handler runs under leases.
-pub(crate) fn build_with_charging() -> anyhow::Result<PathBuf> {
-    eprintln!("building worker, relay, oncely and charging");
+/// The same, with what else a fault run has.
+pub(crate) fn build_for_faults() -> anyhow::Result<PathBuf> {
+    eprintln!("building worker, relay, oncely, charging and taking");
     run(cargo(&root()).arg("build").args(PRODUCT).args(PROGRAMS))?;
     let here = std::env::current_exe()?;
     let folder = here.parent().context("no folder")?.to_path_buf();
-    // A program that runs can't be written, but its name can be another file's.
-    let charging = folder.join("charging");
-    let _ = std::fs::remove_file(&charging);
-    std::fs::copy(folder.join(CHARGING), charging)?;
+    copy_examples(&folder, &folder, &EXAMPLES)?;
     Ok(folder)
+}
+
+/// Puts examples that were built in `built` beside other programs.
+pub(crate) fn copy_examples(built: &Path, to: &Path, names: &[&str]) -> anyhow::Result<()> {
+    for name in names {
+        let program = to.join(name);
+        // A program that runs can't be written, but its name can be another file's.
+        let _ = std::fs::remove_file(&program);
+        std::fs::copy(built.join("examples").join(name), program)?;
+    }
+    Ok(())
 }

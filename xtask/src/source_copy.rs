@@ -55,14 +55,15 @@ impl SourceCopy {
     /// Builds the programs; returns a folder of this name that they are in.
     pub(crate) fn build(&self, name: &str, features: &[&str]) -> anyhow::Result<PathBuf> {
         let built = self.workshop.join("build");
-        // A release before may not have it.
-        let has_charging = self.tree().join("tests/programs/charging.rs").exists();
-        let charging = if has_charging { &process::PROGRAMS[1..] } else { &[] };
+        // A release before may not have them all.
+        let program = |name: &str| self.tree().join(format!("tests/programs/{name}.rs"));
+        let has_all = process::EXAMPLES.iter().all(|name| program(name).exists());
+        let more = if has_all { &process::PROGRAMS[1..] } else { &[] };
         let output = process::cargo(&self.tree())
             .arg("build")
             .args(process::PRODUCT)
             .args(["--locked", "--bins"])
-            .args(charging)
+            .args(more)
             .args(features)
             .arg("--target-dir")
             .arg(&built)
@@ -81,12 +82,13 @@ impl SourceCopy {
         // The next one is built over this one, perhaps while its processes still run.
         let own = self.workshop.join("programs").join(name);
         std::fs::create_dir_all(&own)?;
-        let programs =
-            ["worker", "relay", "oncely"].into_iter().chain(has_charging.then_some(process::CHARGING));
-        for program in programs {
-            let to = own.join(program.rsplit('/').next().unwrap_or(program));
+        for program in ["worker", "relay", "oncely"] {
+            let to = own.join(program);
             let _ = std::fs::remove_file(&to);
             std::fs::copy(built.join("debug").join(program), to)?;
+        }
+        if has_all {
+            process::copy_examples(&built.join("debug"), &own, &process::EXAMPLES)?;
         }
         Ok(own)
     }

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use sqlx::PgConnection;
 
 use super::config::ArenaConfig;
-use super::member::{Member, Server};
+use super::crew::{Crew, Strike};
+use super::member::Member;
 use super::publisher::Publisher;
 use super::{Arena, start::oncely_command};
 use crate::checker::{LEASED, Order, empty};
-use crate::{Provider, Signal, eventually_within};
+use crate::{Provider, eventually_within};
 
 /// Processes.
 const MEMBERS: usize = 2;
@@ -29,60 +29,20 @@ const CHARGED: Duration = Duration::from_secs(30);
 /// Messages in flight at once when they are published.
 const WINDOW: usize = 20;
 
-/// What strikes one of the processes, counted round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strike {
-    /// SIGKILL; it is started again.
-    Kill(usize),
-    /// It stands still for so long; meanwhile all else goes on.
-    Freeze(usize, Duration),
-    /// SIGTERM; it is started again.
-    Stop(usize),
-    /// Its connections to PostgreSQL are reset.
-    Cut(usize),
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Charging {
-    members: Vec<Member>,
+    crew: Crew,
     provider: Provider,
     publisher: Publisher,
     queue: String,
     config: ArenaConfig,
-    /// Whoever stands still: since when by the provider's clock, and until when.
-    frozen: Vec<(usize, f64, Instant)>,
 }
 
 impl Charging {
     fn unpublished(&self) -> usize {
         self.publisher.pending()
     }
-
-    /// Lets those go on whose time is over. Returns from when to when they stood still.
-    fn thaw(&mut self) -> anyhow::Result<Vec<(f64, f64)>> {
-        let (over, frozen) = std::mem::take(&mut self.frozen)
-            .into_iter()
-            .partition::<Vec<_>, _>(|(_, _, until)| *until <= Instant::now());
-        self.frozen = frozen;
-        let mut stood = Vec::new();
-        for (number, since, _) in over {
-            self.member(number)?.process.signal(Signal::CONT)?;
-            stood.push((since, clock()));
-        }
-        Ok(stood)
-    }
-
-    fn member(&mut self, number: usize) -> anyhow::Result<&mut Member> {
-        let count = self.members.len().max(1);
-        self.members.get_mut(number % count).context("no such process")
-    }
-}
-
-/// As the provider's books have it: no days go by there.
-fn clock() -> f64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.unwrap_or_default().as_secs_f64()
 }
 
 impl Arena {
@@ -128,7 +88,7 @@ impl Arena {
         self.evidence.leases.max_crashes = MAX_CRASHES;
         self.evidence.leases.lease = f64::from(LEASE);
         let publisher = Publisher::start(vec![urls.rabbitmq], queue.clone(), WINDOW);
-        self.charging = Some(Charging { members, provider, publisher, queue, config, frozen: Vec::new() });
+        self.charging = Some(Charging { crew: Crew::new(members), provider, publisher, queue, config });
         Ok(())
     }
 
@@ -144,39 +104,11 @@ impl Arena {
         self.until_at_work().await;
         let now = self.moment();
         let Some(charging) = &mut self.charging else { return Ok(()) };
+        let Some(exits) = charging.crew.strike(strike).await? else { return Ok(()) };
+        self.exits.extend(exits);
         match strike {
-            // Whoever stands still is left alone: its signal is on its way.
-            Strike::Kill(number) | Strike::Stop(number) | Strike::Freeze(number, _)
-                if charging.frozen.iter().any(|(one, ..)| one % MEMBERS == number % MEMBERS) => {}
-            Strike::Kill(number) => {
-                let member = charging.member(number)?;
-                member.process.kill()?;
-                member.process.start_again()?;
-                self.evidence.leases.interruptions.push(now);
-            }
-            Strike::Freeze(number, hold) => {
-                charging.member(number)?.process.signal(Signal::STOP)?;
-                charging.frozen.push((number, clock(), Instant::now() + hold));
-                self.evidence.leases.interruptions.push(now);
-            }
-            Strike::Stop(number) => {
-                let member = charging.member(number)?;
-                let ended = member.process.terminate(Duration::from_secs(40)).await;
-                let name = member.name.clone();
-                member.process.start_again()?;
-                self.evidence.leases.gave_back += 1;
-                match ended {
-                    Ok(status) if status.success() => {}
-                    Ok(status) => self.exits.push(format!("{name} after SIGTERM: {status}")),
-                    Err(error) => self.exits.push(format!("{name} after SIGTERM: {error:#}")),
-                }
-            }
-            Strike::Cut(number) => {
-                if let Some(link) = charging.member(number)?.link(Server::Postgres) {
-                    link.cut();
-                }
-                self.evidence.leases.gave_back += 1;
-            }
+            Strike::Kill(_) | Strike::Freeze(..) => self.evidence.leases.interruptions.push(now),
+            Strike::Stop(_) | Strike::Cut(_) => self.evidence.leases.gave_back += 1,
         }
         Ok(())
     }
@@ -206,14 +138,10 @@ impl Arena {
     pub(super) fn supervise_charging(&mut self) -> anyhow::Result<()> {
         let now = self.moment();
         let Some(charging) = &mut self.charging else { return Ok(()) };
-        self.evidence.leases.freezes.extend(charging.thaw()?);
-        for member in &mut charging.members {
-            if let Some(status) = member.process.status() {
-                self.exits.push(format!("{}: {status}", member.name));
-                member.process.start_again()?;
-                self.evidence.leases.interruptions.push(now);
-            }
-        }
+        self.evidence.leases.freezes.extend(charging.crew.thaw()?);
+        let exits = charging.crew.supervise()?;
+        self.evidence.leases.interruptions.extend(exits.iter().map(|_| now));
+        self.exits.extend(exits);
         Ok(())
     }
 
@@ -232,7 +160,7 @@ impl Arena {
             Some(_) => self.connect().await?,
         };
         let Some(charging) = &mut self.charging else { return Ok(true) };
-        if charging.unpublished() > 0 || !charging.frozen.is_empty() {
+        if charging.unpublished() > 0 || charging.crew.stands_still() {
             return Ok(false);
         }
         let leases = &mut self.evidence.leases;
@@ -252,17 +180,9 @@ impl Arena {
     /// Ends the processes, takes what the queues hold, and the provider's books.
     pub(super) async fn stop_charging(&mut self) -> anyhow::Result<()> {
         let Some(mut charging) = self.charging.take() else { return Ok(()) };
-        for (_, _, until) in &mut charging.frozen {
-            *until = Instant::now();
-        }
-        self.evidence.leases.freezes.extend(charging.thaw()?);
-        for member in &mut charging.members {
-            match member.process.terminate(Duration::from_secs(40)).await {
-                Ok(status) if status.success() => {}
-                Ok(status) => self.exits.push(format!("{} at the end: {status}", member.name)),
-                Err(error) => self.exits.push(format!("{} at the end: {error:#}", member.name)),
-            }
-        }
+        let (stood, exits) = charging.crew.end().await?;
+        self.evidence.leases.freezes.extend(stood);
+        self.exits.extend(exits);
         let url = self.servers.urls().rabbitmq.clone();
         let queue = &charging.queue;
         let quiet = charging.config.quiet() / 2;

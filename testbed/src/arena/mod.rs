@@ -22,12 +22,15 @@ mod changes;
 mod charging;
 mod config;
 mod controls;
+mod crew;
+mod doors;
 mod drain;
 mod hosts;
 mod member;
 mod neighbours;
 mod operator;
 mod publisher;
+mod requester;
 mod start;
 mod tenants;
 mod watchers;
@@ -42,9 +45,10 @@ use sqlx::{PgConnection, Row as _};
 use application::Application;
 pub use changes::Change;
 use charging::Charging;
-pub use charging::Strike;
 pub use config::ArenaConfig;
 pub use controls::Gate;
+pub use crew::Strike;
+use doors::Doors;
 pub use hosts::Hosts;
 use member::address;
 pub use member::{Member, Server};
@@ -94,6 +98,7 @@ pub struct Arena {
     publisher: Publisher,
     application: Option<Application>,
     charging: Option<Charging>,
+    doors: Option<Doors>,
     /// Events that the application rolled back on purpose.
     pub rolled_back: u64,
     watch: Option<PgConnection>,
@@ -132,10 +137,10 @@ impl Arena {
         Ok(())
     }
 
-    /// Messages that are not yet published.
+    /// Messages that are not yet published, and requests whose clients do not yet know.
     #[must_use]
     pub fn unpublished(&self) -> usize {
-        self.publisher.pending()
+        self.publisher.pending() + self.doors.as_ref().map_or(0, Doors::pending)
     }
 
     /// The publisher's books.
@@ -197,7 +202,8 @@ impl Arena {
         self.evidence.memory = most;
         self.exits.extend(exits);
         self.note_deaths(deaths);
-        self.supervise_charging()
+        self.supervise_charging()?;
+        self.supervise_doors()
     }
 
     /// So many workers have just died.

@@ -55,6 +55,11 @@ impl Publisher {
         let _ = self.queue.send(intents);
     }
 
+    /// Its books, for others who send the same.
+    pub(super) fn books(&self) -> Arc<Mutex<Sent>> {
+        Arc::clone(&self.sent)
+    }
+
     pub(super) fn pending(&self) -> usize {
         self.pending.load(Ordering::SeqCst)
     }

@@ -22,6 +22,7 @@ const LOGINS: &str = "
     begin
         create role arena_worker login in role oncely_worker;
         create role arena_charging login in role oncely_worker;
+        create role arena_taking login in role oncely_worker;
         create role arena_relay login in role oncely_relay;
         create role arena_application login in role oncely_emitter;
         create role arena_stranger login in role oncely_emitter;
@@ -111,6 +112,7 @@ impl Arena {
             config,
             application: None,
             charging: None,
+            doors: None,
             rolled_back: 0,
             watch: Some(connection),
             queue,

@@ -15,6 +15,7 @@ use super::fairness::Fairness;
 use super::leases::Leases;
 use super::ledger::{Key, digest};
 use super::mirror::Entry;
+use super::requests::Requests;
 use super::verdicts::{self, Meanwhile, Step};
 use super::watched::Watched;
 
@@ -80,6 +81,8 @@ pub struct Evidence {
     pub watched: Watched,
     /// What ran under leases, and what it called outside.
     pub leases: Leases,
+    /// What those were answered who asked over HTTP.
+    pub requests: Requests,
     /// Sums that are not what they should be.
     pub books: Vec<String>,
     /// Payloads that differ in their bytes alone are one and the same to the consumer, at times.

@@ -57,6 +57,8 @@ pub enum Invariant {
     L8,
     /// Under leases: an outage spends no attempt, and nobody is taken for a killer without a death.
     L9,
+    /// Over HTTP: whoever is told that a request took effect is told the same each time, and it has; a message of the same key takes no second one.
+    L10,
     /// Under leases: no lease goes beyond its run's longest time.
     L11,
 }
@@ -144,6 +146,12 @@ pub enum What {
     OutageCharged,
     /// A lease that lasted too long, or that nobody gave up.
     LeaseTooLong,
+    /// Two answers to one request.
+    AnswersDiffer,
+    /// An answer that says that there is an effect where there is none.
+    AnsweredInVain,
+    /// An answer that nothing explains.
+    AnswerUnexpected,
 }
 
 impl What {
@@ -191,6 +199,9 @@ impl What {
             Self::StoredCalled => "stored_step_called",
             Self::OutageCharged => "outage_charged",
             Self::LeaseTooLong => "lease_too_long",
+            Self::AnswersDiffer => "answers_differ",
+            Self::AnsweredInVain => "answered_in_vain",
+            Self::AnswerUnexpected => "answer_unexpected",
         }
     }
 }
@@ -261,6 +272,7 @@ pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     evidence.events.judge(&mut found);
     evidence.watched.judge(&mut found);
     evidence.leases.judge(&mut found);
+    evidence.requests.judge(sent, evidence, &mut found);
     bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));
     found.0

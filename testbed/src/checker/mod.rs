@@ -9,6 +9,7 @@ mod judge;
 mod leases;
 mod ledger;
 pub mod mirror;
+mod requests;
 mod verdicts;
 mod watched;
 
@@ -18,6 +19,7 @@ pub use fairness::Fairness;
 pub use judge::{Invariant, RECOVERY_LIMIT, Violation, What, count, judge};
 pub use leases::{LEASED, LeaseRow, LeaseStep, Leases};
 pub use ledger::{Act, Beside, Class, FRAGILE, Intent, Key, Sent, Version, digest};
+pub use requests::{HttpAnswer, Requests};
 pub use verdicts::{Ladder, Meanwhile, Step};
 pub use watched::{PAGE_LIMIT, Watched};
 

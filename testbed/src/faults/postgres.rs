@@ -10,7 +10,7 @@ use super::process::signal_tree;
 use super::{Fault, Kind};
 use crate::Arena;
 
-const WORKERS: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging')";
+const WORKERS: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging', 'arena_taking')";
 const ALL: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename like 'arena%'";
 
 impl Arena {
@@ -62,7 +62,7 @@ impl Arena {
             }
             Kind::TerminateBackends => run(&mut connection, ALL).await?,
             Kind::CancelBackends => {
-                let cancel = "select pg_cancel_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging')";
+                let cancel = "select pg_cancel_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging', 'arena_taking')";
                 run(&mut connection, cancel).await?;
             }
             Kind::RevokeGrant => {
@@ -75,6 +75,7 @@ impl Arena {
             Kind::NoConnections => {
                 run(&mut connection, "alter role arena_worker connection limit 0").await?;
                 run(&mut connection, "alter role arena_charging connection limit 0").await?;
+                run(&mut connection, "alter role arena_taking connection limit 0").await?;
                 run(&mut connection, WORKERS).await?;
             }
             Kind::ReadOnly => {
@@ -128,6 +129,7 @@ impl Arena {
                 let mut connection = self.connect().await?;
                 run(&mut connection, "alter role arena_worker connection limit -1").await?;
                 run(&mut connection, "alter role arena_charging connection limit -1").await?;
+                run(&mut connection, "alter role arena_taking connection limit -1").await?;
             }
             Kind::ReadOnly => {
                 let mut connection = self.connect().await?;

@@ -4,11 +4,13 @@
 //! the middle of the work, more is published while it lasts, the rest after it: that shows how soon the work goes on. The
 //! next slice starts when it does. Between two slices a day goes by at once, and at times somebody changes something, requeues or
 //! discards, or a tenant loses its schema for a while; neighbours with few rights do what they may all the time, and consoles, `top`,
-//! `doctor` and `status` watch. Beside it a consumer under leases calls a provider, and its processes are struck in each slice.
+//! `doctor` and `status` watch. A part of the messages comes over HTTP, too, or there alone. Beside it a consumer under leases calls a
+//! provider; its processes and the HTTP servers are struck in each slice.
 
 mod calendar;
 mod orders;
 mod report;
+mod requests;
 mod schedule;
 mod traffic;
 
@@ -27,6 +29,7 @@ use crate::servers::Choice;
 use calendar::{Day, calendar};
 use orders::Orders;
 use report::Report;
+use requests::Requests;
 use schedule::{Planned, schedule};
 pub(crate) use traffic::Traffic;
 
@@ -81,10 +84,12 @@ const SAMPLE: usize = 8;
 /// Runs the trial. Fails when an invariant is broken.
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.servers.apply()?;
-    let binaries = process::build_with_charging()?;
+    let binaries = process::build_for_faults()?;
     let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
     anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
-    eprintln!("starting PostgreSQL, RabbitMQ, Redis, three workers, two that charge, and two relays");
+    eprintln!(
+        "starting PostgreSQL, RabbitMQ, Redis, three workers, two that charge, two HTTP servers, and two relays"
+    );
     let mut config = ArenaConfig::new(binaries)
         .set("consumer", "retention", &format!("\"{RETENTION}d\""))
         .set("audit", "retention", "\"35d\"");
@@ -115,6 +120,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     arena.emit(arguments.seed)?;
     arena.start_charging().await.context("starting what runs under leases")?;
+    arena.start_doors(arguments.seed).await.context("starting the HTTP servers")?;
     let done = trial.run(&mut arena, &plan, Traffic::new(arguments.seed)).await;
     let Done { faults, missed, changes } = match done {
         Ok(done) => done,
@@ -200,6 +206,7 @@ impl Trial {
     async fn run(&self, arena: &mut Arena, plan: &[Planned], mut traffic: Traffic) -> anyhow::Result<Done> {
         let mut done = Done::default();
         let mut orders = Orders::new(self.seed);
+        let mut requests = Requests::new(self.seed);
         let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
         for (number, planned) in plan.iter().enumerate() {
             if self.minutes.is_some_and(|all| self.started.elapsed() >= all) {
@@ -212,14 +219,20 @@ impl Trial {
             let mut slice = traffic.take(self.slice.saturating_sub(after));
             let (tail, fresh) = traffic.take_tail(after.saturating_sub(3));
             let during = slice.split_off(slice.len() * planned.at / 100);
+            let (asked, slice) = requests.split(slice);
+            let (asked_during, during) = requests.split(during);
+            arena.request(asked);
             arena.order(&orders.take(self.slice / SHARE));
             self.lead(arena, slice, ends).await?;
             for strike in orders.strikes() {
                 arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;
             }
+            let strike = requests.strike();
+            arena.strike_door(strike).await.with_context(|| format!("{strike:?} at the door"))?;
 
             let before = arena.struck();
             arena.publish(during);
+            arena.request(asked_during);
             arena.inject(&planned.fault).await.with_context(|| format!("injecting {name}"))?;
             if let Some(second) = &planned.second {
                 arena.inject(second).await.with_context(|| format!("injecting {}", second.name()))?;

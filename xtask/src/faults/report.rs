@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testbed::Arena;
-use testbed::checker::{RECOVERY_LIMIT, Sent, Watched, What};
+use testbed::checker::{RECOVERY_LIMIT, Requests, Sent, Watched, What};
 
 use crate::judgement::{self, Judgement};
 
@@ -33,6 +33,7 @@ pub(crate) struct Report {
     missing: usize,
     watched: Watched,
     leases: LeaseFigures,
+    requests: Requests,
 }
 
 /// What ran under leases.
@@ -99,6 +100,7 @@ impl Report {
                 fenced: evidence.leases.count("fenced"),
                 unknown: evidence.leases.unknown(),
             },
+            requests: evidence.requests.clone(),
             memory: evidence.memory.as_ref().map_or(0, |(_, bytes)| *bytes),
         })
     }
@@ -141,6 +143,11 @@ impl Report {
             ("takeovers", self.leases.takeovers),
             ("fenced", self.leases.fenced),
             ("outcomes_unknown", self.leases.unknown),
+            ("requests", self.requests.asked),
+            ("requests_sent", self.requests.tries),
+            ("requests_answered", self.requests.answered()),
+            ("requests_replayed", self.requests.replays),
+            ("requests_done_as_messages", self.requests.of_messages()),
         ]
     }
 

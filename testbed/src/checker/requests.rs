@@ -1,0 +1,105 @@
+//! What clients were told who asked over HTTP for what others send as messages, and L10.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::evidence::Evidence;
+use super::judge::{Findings, Invariant, What, name};
+use super::ledger::{Intent, Key, Sent, digest};
+
+/// An answer that a client has read to its end.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HttpAnswer {
+    /// The status.
+    pub status: u16,
+    /// The last part of a problem's type.
+    pub problem: Option<String>,
+    /// Is it marked as one that was given before?
+    pub replayed: bool,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl HttpAnswer {
+    /// Does it say that the request has taken effect, now or before?
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// Does it say that the key is another payload's?
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        self.status == 422 && self.problem.as_deref() == Some("key-reused")
+    }
+}
+
+/// A key, and the SHA-256 of a payload.
+type Payload = (Key, String);
+
+/// The clients' books.
+#[derive(Clone, Debug, Default)]
+pub struct Requests {
+    /// Different requests.
+    pub asked: u64,
+    /// Times that one was sent.
+    pub tries: u64,
+    /// The different final answers, whether replayed or not: status and body.
+    answers: BTreeMap<Payload, BTreeSet<(u16, Vec<u8>)>>,
+    /// Payloads whose key was another one's.
+    conflicts: BTreeSet<Payload>,
+    /// Answers that were given before.
+    pub replays: u64,
+    /// Answers that no table of statuses explains.
+    unexpected: Vec<(Key, u16)>,
+}
+
+impl Requests {
+    /// An answer has come.
+    pub fn learn(&mut self, intent: &Intent, answer: &HttpAnswer) {
+        let key = (intent.tenant.clone(), intent.key.clone());
+        let this = (key.clone(), digest(&intent.body));
+        self.replays += u64::from(answer.replayed);
+        if answer.is_taken() {
+            self.answers.entry(this).or_default().insert((answer.status, answer.body.clone()));
+        } else if answer.is_conflict() {
+            self.conflicts.insert(this);
+        } else if !matches!(answer.status, 409 | 500 | 503) {
+            self.unexpected.push((key, answer.status));
+        }
+    }
+
+    /// Requests that were told that they took effect.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.answers.len() as u64
+    }
+
+    /// Those of them whose effect was a message's: what the handler answers to a request is a 201.
+    #[must_use]
+    pub fn of_messages(&self) -> u64 {
+        self.answers.values().filter(|answers| answers.iter().any(|(status, _)| *status != 201)).count()
+            as u64
+    }
+
+    pub(super) fn judge(&self, sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+        for ((key, digest), answers) in &self.answers {
+            if answers.len() > 1 {
+                let statuses: Vec<String> = answers.iter().map(|(status, _)| status.to_string()).collect();
+                let example = format!("{}: {}", name(key), statuses.join(", "));
+                found.add(Invariant::L10, What::AnswersDiffer, example);
+            }
+            if !evidence.ran(key, digest) && !evidence.took_effect_alike(key) {
+                found.add(Invariant::L10, What::AnsweredInVain, name(key));
+            }
+        }
+        for (key, digest) in &self.conflicts {
+            let only_one = sent.versions(key).len() < 2;
+            if only_one || (evidence.ran(key, digest) && !evidence.alike) {
+                found.add(Invariant::L10, What::AnswerUnexpected, format!("{}: no conflict", name(key)));
+            }
+        }
+        for (key, status) in &self.unexpected {
+            found.add(Invariant::L10, What::AnswerUnexpected, format!("{}: {status}", name(key)));
+        }
+    }
+}
