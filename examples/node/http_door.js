@@ -8,14 +8,18 @@ const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL, applicati
 pool.on("error", (error) => console.error(error.message));
 
 // ANCHOR: middleware
-const KEPT = ["content-type", "location", "etag", "link", "cache-control"]; // Never set-cookie.
+const KEPT = ["content-type", "content-encoding", "location", "etag", "link", "cache-control"]; // Never set-cookie.
 const MAY_CHANGE = new Set([401, 403, 407, 408, 409, 421, 423, 425, 429]);
 
-// For POST and PATCH, behind express.raw(). `tenant` says whose request it is, by what authentication has left in it.
-function idempotency({ consumer, tenant }) {
+// For POST and PATCH, behind express.raw(). `tenant` and `principal` say whose request it is, by what authentication has left in it: another
+// principal with the same key is refused, and is told nothing of the first one's answer.
+function idempotency({ consumer, tenant, principal }) {
   return async (request, response, next) => {
     if (request.method !== "POST" && request.method !== "PATCH") return next();
+    const before = response.getHeaders();
     const problem = (status, detail, wait) => {
+      // Nothing of an answer that was not committed.
+      for (const name of response.getHeaderNames()) if (!(name in before)) response.removeHeader(name);
       if (wait) response.set("retry-after", String(wait));
       response.status(status).type("application/problem+json").send(JSON.stringify({ status, detail }));
     };
@@ -24,7 +28,7 @@ function idempotency({ consumer, tenant }) {
     const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
     const print = createHash("sha256");
     // Each after its length: no two requests look the same.
-    for (const part of [request.method, request.originalUrl, body]) print.update(`${Buffer.byteLength(part)}:`).update(part);
+    for (const part of [request.method, request.originalUrl, principal(request), body]) print.update(`${Buffer.byteLength(part)}:`).update(part);
     const identity = [tenant(request), consumer, key];
     let client;
     try {
@@ -68,6 +72,7 @@ function idempotency({ consumer, tenant }) {
     } catch (error) {
       client?.release(true); // In whatever state it is: its transaction ends with it.
       console.error(error.message);
+      if (error.code === "ONC15") return problem(500, "the answer is too large to be stored: nothing was done");
       if (error.code === "55P03") return problem(409, "it is at work: send the same request again", 1);
       // At COMMIT nobody knows whether it happened: the retry finds out.
       problem(503, "send the same request with the same key again", 1);
@@ -78,10 +83,19 @@ function idempotency({ consumer, tenant }) {
 // Runs what comes behind, and returns its whole answer before it is sent.
 function held(response, next) {
   return new Promise((resolve) => {
-    const { end } = response;
+    const { write, end } = response;
+    const chunks = [];
+    const keep = (chunk, encoding) => chunk?.length && chunks.push(Buffer.from(chunk, typeof encoding === "string" ? encoding : "utf8"));
+    response.flushHeaders = () => {};
+    response.write = (chunk, encoding, done) => {
+      keep(chunk, encoding);
+      process.nextTick(typeof encoding === "function" ? encoding : (done ?? (() => {})));
+      return true;
+    };
     response.end = (chunk, encoding) => {
-      response.end = end;
-      resolve(Buffer.from(chunk ?? "", encoding));
+      Object.assign(response, { write, end });
+      if (typeof chunk !== "function") keep(chunk, encoding);
+      resolve(Buffer.concat(chunks));
       return response;
     };
     next();
@@ -90,13 +104,28 @@ function held(response, next) {
 // ANCHOR_END: middleware
 
 const app = express();
-app.use(express.raw({ type: () => true }), idempotency({ consumer: "payments.js", tenant: () => "acme" }));
+app.use(express.raw({ type: () => true }), idempotency({
+  consumer: "payments.js",
+  tenant: () => "acme",
+  principal: (request) => request.headers.authorization ?? "",
+}));
 
 app.post("/payments", async (request, response) => {
   const order = JSON.parse(request.body);
   if (!Number.isInteger(order.cents)) return response.status(422).json({ error: "cents is no number" });
   await request.tx.query("insert into shop.payments (tenant, order_id, charge) values ('acme', $1, $2)", [order.order, order]);
   response.status(201).location(`/payments/${order.order}`).json({ paid: order.order, receipt: randomUUID() });
+});
+
+// An answer in pieces is stored as a whole, and sent after COMMIT, like any other.
+app.post("/payments/bulk", async (request, response) => {
+  const { orders } = JSON.parse(request.body);
+  response.status(201).type("text/csv");
+  for (const order of orders) {
+    await request.tx.query("insert into shop.payments (tenant, order_id, charge) values ('acme', $1, $2)", [order, { order }]);
+    response.write(`${order},${randomUUID()}\n`);
+  }
+  response.end();
 });
 
 app.listen(Number(process.env.PORT ?? 8090), "127.0.0.1", () => console.log("listening"));

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import psycopg
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool
@@ -20,13 +21,15 @@ from psycopg_pool import AsyncConnectionPool
 
 # ANCHOR: middleware
 class Idempotency:
-    """For POST and PATCH. `tenant` says whose request it is: by what authentication has left in the scope."""
+    """For POST and PATCH. `tenant` and `principal` say whose request it is, by what authentication has left in the scope: another principal
+    with the same key is refused, and is told nothing of the first one's answer."""
 
-    KEPT = {b"content-type", b"location", b"etag", b"link", b"cache-control"}  # Never set-cookie.
+    KEPT = {b"content-type", b"content-encoding", b"location", b"etag", b"link", b"cache-control"}  # Never set-cookie.
     MAY_CHANGE = {401, 403, 407, 408, 409, 421, 423, 425, 429}
+    LONGEST = 1 << 20  # Bytes of a request.
 
-    def __init__(self, app, pool, consumer, tenant):
-        self.app, self.pool, self.consumer, self.tenant = app, pool, consumer, tenant
+    def __init__(self, app, pool, consumer, tenant, principal):
+        self.app, self.pool, self.consumer, self.tenant, self.principal = app, pool, consumer, tenant, principal
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http" or scope["method"] not in ("POST", "PATCH"):
@@ -35,20 +38,25 @@ class Idempotency:
         key = keys[0].decode("latin-1").strip('"') if len(keys) == 1 else ""
         if not (0 < len(key) <= 255 and key.isascii() and key.isprintable()):
             return await reply(send, 400, detail="one Idempotency-Key of 1 to 255 visible characters is needed")
-        body, more = b"", True
+        chunks, length, more = [], 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            body, more = body + message.get("body", b""), message.get("more_body", False)
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            length += len(chunk)
+            # What is too long is read to its end, or the client would not read its answer, and is not kept.
+            if length <= self.LONGEST:
+                chunks.append(chunk)
+        if length > self.LONGEST:
+            return await reply(send, 413, detail=f"a request of up to {self.LONGEST} bytes is taken")
         # Shielded: a client that hangs up interrupts nothing.
-        status, headers, answer = await asyncio.shield(self.once(scope, key, body))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
+        status, headers, answer = await asyncio.shield(self.once(scope, key, b"".join(chunks)))
+        await sent(send, status, headers, answer)
 
     async def once(self, scope, key, body):
         identity = (self.tenant(scope), self.consumer, key)
-        parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
+        parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], self.principal(scope), body)
         # Each after its length: no two requests look the same.
         print_of = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
         try:
@@ -92,41 +100,54 @@ class Idempotency:
         except psycopg.OperationalError:
             # At COMMIT nobody knows whether it happened: the retry finds out.
             return problem(503, 1, detail="send the same request with the same key again")
+        except psycopg.DatabaseError as error:
+            if error.sqlstate != "ONC15":
+                raise
+            return problem(500, detail="the answer is too large to be stored: nothing was done")
 
 
 async def call(app, scope, body, connection):
     """Runs the application with the transaction in its request.state, and returns its whole answer."""
     start, chunks = {}, []
+    requests = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive():
-        return {"type": "http.request", "body": body, "more_body": False}
+        # Whoever streams an answer waits here for a client that hangs up: that one interrupts nothing.
+        return requests.pop() if requests else await asyncio.Event().wait()
 
     async def send(message):
         if message["type"] == "http.response.start":
             start.update(message)
         else:
             chunks.append(message.get("body", b""))
+            start["is_whole"] = not message.get("more_body", False)
 
     scope.setdefault("state", {})["tx"] = connection
     await app(scope, receive, send)
+    if not start.get("is_whole"):
+        raise RuntimeError("the application has not ended its answer")
     return start["status"], list(start["headers"]), b"".join(chunks)
 
 
 def stored(response):
     headers = [(name.encode(), value.encode("latin-1")) for name, value in response["headers"]]
     answer = base64.b64decode(response["body"])
-    headers += [(b"content-length", b"%d" % len(answer)), (b"idempotent-replayed", b"true")]
-    return response["http"], headers, answer
+    return response["http"], headers + [(b"idempotent-replayed", b"true")], answer
 
 
 def problem(status, wait=None, detail=None):
     answer = json.dumps({"status": status, "detail": detail}).encode()
-    headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(answer))]
+    headers = [(b"content-type", b"application/problem+json")]
     return status, headers + ([(b"retry-after", b"%d" % wait)] if wait else []), answer
 
 
 async def reply(send, status, **parts):
-    status, headers, answer = problem(status, **parts)
+    await sent(send, *problem(status, **parts))
+
+
+async def sent(send, status, headers, answer):
+    headers = [(name, value) for name, value in headers if name != b"content-length"]
+    headers.append((b"content-length", b"%d" % len(answer)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": answer})
 # ANCHOR_END: middleware
@@ -145,7 +166,13 @@ async def lifespan(_):
 
 
 app = FastAPI(lifespan=lifespan)
-app.add_middleware(Idempotency, pool=pool, consumer="payments.py", tenant=lambda scope: "acme")
+app.add_middleware(
+    Idempotency,
+    pool=pool,
+    consumer="payments.py",
+    tenant=lambda scope: "acme",
+    principal=lambda scope: dict(scope["headers"]).get(b"authorization", b""),
+)
 
 
 @app.post("/payments")
@@ -158,6 +185,22 @@ async def pay(request: Request):
     )
     answer = {"paid": order["order"], "receipt": os.urandom(8).hex()}
     return Response(json.dumps(answer), 201, {"location": f"/payments/{order['order']}"}, "application/json")
+
+
+@app.post("/payments/bulk")
+async def pay_all(request: Request):
+    """An answer in pieces is stored as a whole, and sent after COMMIT, like any other."""
+    orders = (await request.json())["orders"]
+    for order in orders:
+        await request.state.tx.execute(
+            "insert into shop.payments (tenant, order_id, charge) values ('acme', %s, %s)", (order, Jsonb({"order": order}))
+        )
+
+    async def receipts():
+        for order in orders:
+            yield f"{order},{os.urandom(8).hex()}\n"
+
+    return StreamingResponse(receipts(), 201, media_type="text/csv")
 
 
 if __name__ == "__main__":

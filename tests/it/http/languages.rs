@@ -96,6 +96,23 @@ async fn pays_once(command: &Path, script: &Path) {
     assert_eq!(client.ask(&Ask::bare("{}").to("POST", "/payments")).await.status, 400, "no key");
     assert_eq!(world.count(PAYMENTS).await, 2);
     assert_eq!(world.count("select count(*) from oncely.idempotency_keys").await, 3);
+    // Another user who has come by a key.
+    let stranger = order.clone().header("Authorization", "Bearer of-another");
+    let told = client.ask(&stranger).await;
+    assert_eq!((told.status, told.is_replayed()), (422, false), "{told:?}");
+    // An answer in pieces; one that can't be stored; a request that nobody would keep.
+    let bulk = |key: &str, orders: usize| {
+        let orders: Vec<String> = (0..orders).map(|number| format!("{key}-{number}")).collect();
+        pay(key, &serde_json::json!({ "orders": orders }).to_string()).to("POST", "/payments/bulk")
+    };
+    let (pieces, again) = (client.ask(&bulk("k5", 3)).await, client.ask(&bulk("k5", 3)).await);
+    assert_eq!((pieces.status, again.is_replayed(), &again.body), (201, true, &pieces.body), "{pieces:?}");
+    assert_eq!(pieces.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count(), 3);
+    let large = client.ask(&bulk("k6", 3_000)).await;
+    assert_eq!((large.status, large.header("retry-after")), (500, None), "{large:?}");
+    let huge = format!(r#"{{"orders": ["{}"]}}"#, "x".repeat(2_000_000));
+    assert_eq!(client.ask(&pay("k7", &huge).to("POST", "/payments/bulk")).await.status, 413);
+    assert_eq!(world.count(PAYMENTS).await, 5);
     drop(third);
 }
 
