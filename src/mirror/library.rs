@@ -1,5 +1,6 @@
 //! Functions in Redis or Valkey (7 or later) that a lease store calls, and the connection that they are called on.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::{FromRedisValue as _, Value};
@@ -96,16 +97,34 @@ impl Library {
         Ok(place.insert(link).clone())
     }
 
-    /// Its name holds a hash of its code: where there is one of this name, it is this one, and the right to load is not needed.
+    /// Where it is there, the right to load it is not needed. Functions belong to the whole server: whoever may load them can put their own
+    /// under our name, which would be called with our rights.
     async fn load(&self, link: &mut Link) -> Result<(), LibraryError> {
-        let mut list = redis::cmd("FUNCTION");
-        list.arg("LIST").arg("LIBRARYNAME").arg(&self.name);
-        if !timely(list.query_async::<Vec<Value>>(&mut link.connection)).await?.is_empty() {
+        if self.is_there(link).await? {
             return Ok(());
         }
         let mut load = redis::cmd("FUNCTION");
-        load.arg("LOAD").arg("REPLACE").arg(&self.code);
-        timely(load.query_async::<()>(&mut link.connection)).await
+        load.arg("LOAD").arg(&self.code);
+        let loaded = timely(load.query_async::<()>(&mut link.connection)).await;
+        // Another process may have loaded it meanwhile.
+        if self.is_there(link).await? { Ok(()) } else { loaded }
+    }
+
+    /// Is this very code loaded?
+    async fn is_there(&self, link: &mut Link) -> Result<bool, LibraryError> {
+        let mut list = redis::cmd("FUNCTION");
+        list.arg("LIST").arg("LIBRARYNAME").arg(&self.name).arg("WITHCODE");
+        let found = timely(list.query_async::<Vec<HashMap<String, Value>>>(&mut link.connection)).await?;
+        let Some(library) = found.first() else { return Ok(false) };
+        let code = library.get("library_code").and_then(|code| String::from_redis_value_ref(code).ok());
+        if code.as_deref() == Some(self.code.as_str()) {
+            return Ok(true);
+        }
+        Err(LibraryError::Unfit(format!(
+            "the library {} in Redis has other code than Oncely's, so somebody else has loaded it: find out who may (ACL +function), then \
+             FUNCTION DELETE {}",
+            self.name, self.name
+        )))
     }
 }
 

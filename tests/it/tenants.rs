@@ -335,7 +335,12 @@ async fn a_tenant_is_exported_row_by_row_and_what_its_messages_hold_only_where_t
         && line.get("response").is_none()));
     assert_eq!(world.count("select count(*) from oncely.operator_actions where verb = 'reveal'").await, 0);
 
+    // A key that was answered over HTTP, too.
+    let answered = "update oncely.idempotency_keys set http_status = 201, http_headers = '[[\"x-token\", \"s3cret\"]]', http_body = 'x'
+         where tenant = 'acme' and key = (select min(key) from oncely.idempotency_keys where tenant = 'acme' and status = 'COMPLETED')";
+    run(&mut world, answered).await;
     let whole = lines(&world, &["--reveal", "--note", "asked for"]).await;
+    assert!(whole.iter().any(|line| line["http_headers"] == json!(r#"{"x-token":["s3cret"]}"#)), "{whole:?}");
     assert_eq!(of(&whole, "letter")[0]["body"], json!(r#"{"do": "reject"}"#));
     assert_eq!(of(&whole, "event")[0]["payload"], json!("acme"));
     assert!(
@@ -347,9 +352,10 @@ async fn a_tenant_is_exported_row_by_row_and_what_its_messages_hold_only_where_t
     assert_eq!(world.count(recorded).await, 1);
 
     // What the configuration masks stays masked.
-    world.configure("[console]\nmask = [\"/do\", \"/done\"]");
+    world.configure("[console]\nmask = [\"/do\", \"/done\", \"/x-token\"]");
     let masked = lines(&world, &["--reveal"]).await;
     assert!(of(&masked, "letter")[0]["body"].as_str().unwrap().contains("•••"));
+    assert!(masked.iter().all(|line| !line["http_headers"].to_string().contains("s3cret")), "{masked:?}");
     assert!(!masked.iter().any(
         |line| line["body"].to_string().contains("reject") || line["response"].to_string().contains("a0")
     ));

@@ -1,6 +1,6 @@
 //! `oncely tenant export TENANT`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl Export<'_> {
                     value["unreadable"] = json!(unreadable);
                     value["response"] = json!(response.map(|text| shown_json(masks, &text)));
                     value["steps"] = json!(steps.map(|text| shown_json(masks, &text)));
-                    value["http_headers"] = json!(http_headers.map(|text| shown_json(masks, &text)));
+                    value["http_headers"] = json!(http_headers.map(|text| shown_headers(masks, &text)));
                     value["http_body"] = json!(http_body.map(|body| shown_body(masks, &body)));
                 }
                 self.counts.keys += 1;
@@ -245,6 +245,21 @@ fn shown_json(masks: &Masks, text: &str) -> Value {
     match masks.is_empty() {
         true => Value::from(text),
         false => Value::from(masks.json(text, Sight::Revealed)),
+    }
+}
+
+/// Headers that are stored as pairs, by name: so that a mask that names one finds it.
+fn shown_headers(masks: &Masks, pairs: &str) -> Value {
+    let mut by_name: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    match serde_json::from_str::<Vec<(String, String)>>(pairs) {
+        Ok(pairs) => {
+            for (name, value) in pairs {
+                by_name.entry(name).or_default().push(value);
+            }
+            shown_json(masks, &json!(by_name).to_string())
+        }
+        // Not ours.
+        Err(_) => shown_json(masks, pairs),
     }
 }
 

@@ -148,6 +148,30 @@ async fn functions_that_are_gone_are_loaded_again_and_need_no_right_where_they_a
 }
 
 #[tokio::test]
+async fn another_ones_functions_under_our_name_are_not_called() {
+    let redis = Redis::start().await.unwrap();
+    let mut connection = connect(&redis.url()).await;
+    let ours = RedisStore::library();
+    let (head, _) = ours.split_once('\n').unwrap();
+    let name = head.split_once("name=").unwrap().1;
+    let theirs = format!(
+        "{head}\nredis.register_function('{name}_claim', function() return {{ 'granted', '1', '1', '1' }} end)"
+    );
+    run(&mut connection, &["FUNCTION", "LOAD", &theirs]).await;
+    let opened = RedisStore::open(RedisSettings::new(&redis.url())).await;
+    assert!(
+        matches!(&opened, Err(StoreError::Refused(why)) if why.contains("FUNCTION DELETE")),
+        "{opened:?}"
+    );
+    run(&mut connection, &["FUNCTION", "DELETE", name]).await;
+    // Several processes that start at once load it once.
+    let opening = (0..8).map(|_| RedisStore::open(RedisSettings::new(&redis.url())));
+    for opened in futures::future::join_all(opening).await {
+        opened.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_is_killed_is_unavailable_and_what_it_forgot_runs_again_under_a_greater_token() {
     let mut redis = Redis::start().await.unwrap();
     let store = RedisStore::open(RedisSettings::new(&redis.url())).await.unwrap();
