@@ -28,6 +28,9 @@ use crate::{docs, process};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
+    /// The commit or tag to release [default: the one that is checked out]
+    #[arg(long)]
+    commit: Option<String>,
     /// Build twice, in two folders, and compare the bytes
     #[arg(long)]
     twice: bool,
@@ -72,10 +75,11 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         true => Compiler::Plain,
         false => Compiler::Zig(zig::environment(&root)?),
     };
-    let release = make(&root, &folder.join("first"), &compiler, &arguments.profile)?;
+    let commit = source::commit(&root, arguments.commit.as_deref())?;
+    let release = make(&root, &commit, &folder.join("first"), &compiler, &arguments.profile)?;
     if arguments.twice {
         // Not as long as the other one: a path that is left in a program would move what is behind it.
-        let second = make(&root, &folder.join("the-second"), &compiler, &arguments.profile)?;
+        let second = make(&root, &commit, &folder.join("the-second"), &compiler, &arguments.profile)?;
         for (first, second) in [(&release.tarball, &second.tarball), (&release.sbom, &second.sbom)] {
             anyhow::ensure!(first == second, "{}: {}", first.name, difference(first, second)?);
         }
@@ -95,8 +99,14 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Everything from the commit on, in a folder that holds nothing else.
-fn make(root: &Path, folder: &Path, compiler: &Compiler, profile: &str) -> anyhow::Result<Release> {
-    let source = Source::export(root, &folder.join("source"))?;
+fn make(
+    root: &Path,
+    commit: &str,
+    folder: &Path,
+    compiler: &Compiler,
+    profile: &str,
+) -> anyhow::Result<Release> {
+    let source = Source::export(root, commit, &folder.join("source"))?;
     let programs = programs::build(&source, &folder.join("build"), compiler, profile)?;
     let crates = Crates::read(&source)?;
     let sbom = sbom::document(&source, &crates)?;

@@ -18,15 +18,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The files of HEAD.
-    pub(super) fn export(root: &Path, folder: &Path) -> anyhow::Result<Self> {
-        if !git(root, &["status", "--porcelain"])?.is_empty() {
-            eprintln!("what is not committed is left out");
-        }
-        let time = git(root, &["log", "-1", "--format=%ct"])?.trim().parse()?;
+    /// The files of a commit.
+    pub(super) fn export(root: &Path, commit: &str, folder: &Path) -> anyhow::Result<Self> {
+        let time = git(root, &["log", "-1", "--format=%ct", commit])?.trim().parse()?;
         super::emptied(folder)?;
         let mut archive = Command::new("git")
-            .args(["archive", "--format=tar", "HEAD"])
+            .args(["archive", "--format=tar", commit])
             .current_dir(root)
             .stdout(Stdio::piped())
             .spawn()
@@ -43,6 +40,15 @@ impl Source {
     pub(super) fn text(&self, name: &str) -> anyhow::Result<String> {
         std::fs::read_to_string(self.folder.join(name)).with_context(|| format!("cannot read {name}"))
     }
+}
+
+/// The commit of this name, or the one that is checked out: asked once, since somebody may commit while it is built.
+pub(super) fn commit(root: &Path, name: Option<&str>) -> anyhow::Result<String> {
+    if name.is_none() && !git(root, &["status", "--porcelain"])?.is_empty() {
+        eprintln!("what is not committed is left out");
+    }
+    let name = format!("{}^{{commit}}", name.unwrap_or("HEAD"));
+    Ok(git(root, &["rev-parse", "--verify", "--end-of-options", &name])?.trim().to_owned())
 }
 
 fn git(root: &Path, arguments: &[&str]) -> anyhow::Result<String> {
