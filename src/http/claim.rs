@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use sqlx::{Postgres, Transaction};
 
-use super::problem::{Kind, Problem};
+use super::problem::Problem;
 use super::request::Asked;
 use super::store::Store;
-use super::stored::is_open;
+use super::stored::{http_of, is_open};
 use crate::decide::{EARLY, KeyDecision, KeyRecord, OnConflict, decide, wait};
 use crate::failpoint::step;
+use crate::fingerprint::{Fingerprint, Likeness};
 use crate::pg::{self, StoredAnswer};
 use crate::reason::{Reason, Rejection};
 
 /// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
 const ROUNDS: usize = 8;
+
+/// When a client may ask again whose key ran under a lease that is over.
+const AFTER_LEASE: Duration = Duration::from_secs(1);
 
 /// What a claim says.
 pub(super) enum Claimed {
@@ -54,16 +58,18 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
             KeyDecision::Duplicate => {
                 let Some(mut answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
                 answer.response.take_if(|response| !is_open(identity, response));
-                // What a standby lacks would be lost by a failover, and run again.
-                pg::await_standby(&mut transaction).await?;
-                transaction.commit().await?;
-                return Ok(Claimed::Done(answer));
+                if http_of(&answer).is_some() && !is_same(&record, fingerprint.as_ref()) {
+                    Problem::key_reused()
+                } else {
+                    // What a standby lacks would be lost by a failover, and run again.
+                    pg::await_standby(&mut transaction).await?;
+                    transaction.commit().await?;
+                    return Ok(Claimed::Done(answer));
+                }
             }
             KeyDecision::Reject(rejection) => rejected(&rejection),
-            KeyDecision::Leased => match wait(&record, now) {
-                Some(rest) => Problem::in_flight(rest),
-                None => Problem::new(Kind::OutcomeUnknown, "A run under a lease began it, and has not ended"),
-            },
+            // Its lease may be over: then a worker takes it over soon, and what that says decides.
+            KeyDecision::Leased => Problem::in_flight(wait(&record, now).unwrap_or(AFTER_LEASE)),
             KeyDecision::Retake => match retake(store, &mut transaction, asked, &record).await? {
                 Retaken::Yes => return Ok(Claimed::Run(transaction)),
                 Retaken::Wait(rest) => Problem::in_flight(rest),
@@ -79,6 +85,17 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
     }
     transaction.rollback().await?;
     Ok(Claimed::Locked)
+}
+
+/// Is it certainly the request that came first? Of a message the key alone decides where policies differ; but an answer is told to somebody,
+/// and prints of two policies say nothing of who asks for what.
+fn is_same(record: &KeyRecord, fingerprint: Option<&Fingerprint>) -> bool {
+    match (&record.fingerprint, fingerprint) {
+        (Some(known), Some(new)) => known.compare(new) == Likeness::Same,
+        // Both compare nothing.
+        (None, None) => true,
+        _ => false,
+    }
 }
 
 enum Retaken {

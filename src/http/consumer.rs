@@ -27,6 +27,11 @@ impl Consumer {
     /// `message_id`, or the other way round, is a duplicate. [`Settings::fingerprint`](super::Settings::fingerprint) must be the queue's, so that both can be compared (under leases:
     /// the body, or nothing). In transactions an answer in JSON of up to 64 KiB is also the response that copies of the message have; under leases
     /// they have the answer as it is stored: `{"http": status, "headers": [[name, value], …], "body": base64}`.
+    ///
+    /// Whoever reaches the door decides about the queue's keys: a request takes the place of the message with its key, and gets the response of
+    /// the message that came before; principals are not compared ([`Settings::one_principal`](super::Settings::one_principal)). Let nobody through who may not publish to
+    /// the queue as that tenant. What the queue's workers have registered stays (what is compared, conflicts, the horizon); a longer
+    /// [retention](super::Settings::retention) counts. Answers with 4xx are not final: the message may come yet.
     pub fn shared(queue_consumer: impl Into<String>) -> Self {
         Self(Name::Shared(queue_consumer.into()))
     }

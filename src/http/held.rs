@@ -1,5 +1,8 @@
 //! The run of a request under a lease, in the hands of its handler.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use http::Extensions;
 
 use crate::lease::{self, AnyStore};
@@ -22,13 +25,27 @@ pub type Run = lease::Run<AnyStore>;
 #[non_exhaustive]
 pub struct NoRun;
 
+/// Whether a handler has taken the run of its request: else its answer is no handler's.
+#[derive(Clone, Default)]
+pub(super) struct Taken(Arc<AtomicBool>);
+
+impl Taken {
+    pub(super) fn is(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
 impl Run {
     /// The run of a request, from its extensions.
     ///
     /// # Errors
     /// Where there is none.
     pub fn of(extensions: &Extensions) -> Result<Self, NoRun> {
-        extensions.get::<Self>().cloned().ok_or(NoRun)
+        let run = extensions.get::<Self>().cloned().ok_or(NoRun)?;
+        if let Some(taken) = extensions.get::<Taken>() {
+            taken.0.store(true, Ordering::SeqCst);
+        }
+        Ok(run)
     }
 }
 

@@ -20,6 +20,7 @@ use super::key::{KeyError, key};
 use super::key_time::made_at;
 use super::keys::Keys;
 use super::leased::Leased;
+use super::limits::{AtWork, Share};
 use super::problem::{Kind, Problem};
 use super::reply::Call;
 use super::request::{Asked, read};
@@ -53,6 +54,7 @@ const SPARE: Duration = Duration::from_secs(30);
 ///     .consumer(Consumer::route())
 ///     // From what authentication has left in the request's extensions.
 ///     .tenant(|_| Some("shop".to_owned()))
+///     .principal(|parts| parts.extensions.get::<String>().cloned())
 ///     .build()?;
 /// let app = Router::new().route("/payments", post(pay)).layer(idempotency);
 /// # Ok(app)
@@ -63,6 +65,7 @@ pub struct IdempotencyLayer {
     settings: Arc<Settings>,
     keys: Place,
     in_flight: InFlight,
+    at_work: AtWork,
     /// Requests that are at work, whether or not somebody waits for them.
     tasks: TaskTracker,
 }
@@ -96,7 +99,7 @@ impl IdempotencyLayer {
     /// | the handler | what is recorded |
     /// | --- | --- |
     /// | answers, and the answer is [final](Settings::is_final) | done, with the answer: a retry gets it again |
-    /// | answers 429 or 503 | nothing: the key is given back, and a retry runs at once |
+    /// | answers 429 or 503; or a 4xx is answered, and no handler has taken its [`Run`](super::Run) | nothing: the key is given back, and a retry runs at once |
     /// | gives another answer that is not final, panics, or is past its limit | a failed run ([`Settings::retry`]); the results of its steps are kept |
     /// | answers by a [`Failure`](super::Failure) (a [`HandlerError`](crate::HandlerError)) | what that says |
     /// | dies with its process | nothing: its lease runs out, and the next one takes over |
@@ -122,6 +125,7 @@ impl IdempotencyLayer {
     /// let idempotency = IdempotencyLayer::leased(PostgresStore::new(pool))
     ///     .consumer(Consumer::route())
     ///     .tenant(|_| Some("shop".to_owned()))
+    ///     .principal(|parts| parts.extensions.get::<String>().cloned())
     ///     .build()?;
     /// let app = Router::new().route("/payments", post(pay)).layer(idempotency);
     /// # Ok(app)
@@ -152,8 +156,9 @@ impl Settings {
             Keys::Transactions(store) => Place::Transactions(store),
             Keys::Leases(store) => Place::Leases(Arc::new(settings.runner(store))),
         };
+        let at_work = AtWork::new(&settings);
         let (settings, in_flight, tasks) = (Arc::new(settings), InFlight::default(), TaskTracker::new());
-        Ok(IdempotencyLayer { settings, keys, in_flight, tasks })
+        Ok(IdempotencyLayer { settings, keys, in_flight, at_work, tasks })
     }
 }
 
@@ -235,11 +240,16 @@ impl IdempotencyLayer {
             tracing::error!("a request has no tenant, or no route: nothing ran");
             return Problem::new(Kind::Failed, "Nothing was done").into();
         };
+        let Some(mut share) = self.at_work.enter(&body.size_hint()) else {
+            tracing::warn!(%consumer, "too many requests are at work: one more is refused");
+            return Problem::busy().into();
+        };
         // A client that leaves before all of it is there has asked for nothing.
-        let body = match read(body, settings.max_request).await {
+        let body = match read(body, settings.max_request, settings.limits.read).await {
             Ok(body) => body,
             Err(problem) => return problem.into(),
         };
+        share.shrink(body.len());
         let made = match settings.refuse_old_keys.then(|| made_at(&parts.headers, key.as_str())) {
             None => None,
             Some(Ok(made)) => made,
@@ -260,12 +270,12 @@ impl IdempotencyLayer {
             Place::Transactions(store) => {
                 let store = store.clone();
                 let run = Transactional { settings, store, in_flight, asked, parts, body, call };
-                self.tasks.spawn(crate::failpoint::inherit(run.run(reply)));
+                self.spawn(share, run.run(reply));
             }
             Place::Leases(runner) => {
                 let (runner, digest) = (Arc::clone(runner), asked.digest(&settings, &body));
                 let run = Leased { settings, runner, in_flight, asked, digest, parts, body };
-                self.tasks.spawn(crate::failpoint::inherit(run.run(call, reply)));
+                self.spawn(share, run.run(call, reply));
             }
         }
         let settings = &self.settings;
@@ -279,6 +289,14 @@ impl IdempotencyLayer {
             // A server that does not answer: whether it has committed is not known.
             Err(_) => Problem::unavailable().into(),
         }
+    }
+
+    /// In a task of its own, with its share of what may be at work.
+    fn spawn(&self, share: Share, run: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(crate::failpoint::inherit(async move {
+            run.await;
+            drop(share);
+        }));
     }
 
     fn refused(&self, error: KeyError) -> Problem {

@@ -12,6 +12,7 @@ use http::request::Parts;
 use http::{Request, Response};
 
 use super::body::{Body, whole};
+use super::held::Taken;
 use super::in_flight::{InFlight, Turn};
 use super::key_time::check_age;
 use super::problem::{Kind, Problem};
@@ -107,7 +108,9 @@ impl Leased {
         let consumer = &asked.identity.consumer;
         let run = &holding.run;
         let mut request = Request::from_parts(parts, whole(body));
+        let taken = Taken::default();
         request.extensions_mut().insert(run.clone());
+        request.extensions_mut().insert(taken.clone());
         step("leased.handle.before");
         let limit = settings.handler_limit;
         let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
@@ -130,7 +133,7 @@ impl Leased {
         drop(handling);
         step("leased.handle.after");
         let word = match handled {
-            Some(handled) => Word::of(&settings, holding, handled),
+            Some(handled) => Word::of(&settings, holding, taken.is(), handled),
             None => Word::failed(format!("the handler is past its limit of {limit:?}")),
         };
         if let Some(error) = &word.error {

@@ -12,17 +12,20 @@
 //! | --- | --- | --- |
 //! | no key, where it is required | 400 | `key-missing` |
 //! | key empty, over 255 bytes, malformed or sent twice | 400 | `key-invalid` |
-//! | the body did not arrive | 400 | `body-incomplete` |
+//! | the body did not arrive, or not in time | 400, 408 | `body-incomplete` |
+//! | too much is at work (`max_at_work`, `max_bytes_at_work`) | 503, `Retry-After` | `busy` |
 //! | the request is over `max_request` | 413 | `too-large` |
-//! | the same key with another method, path, query, body or principal | 422 | `key-reused` |
+//! | the same key with another method, path, query, body or principal, or stored by a layer that compares something else | 422 | `key-reused` |
 //! | the first one is at work for longer than `wait` | 409, `Retry-After` | `in-flight` |
-//! | the key was given up as a message, or its outcome is not known | 409 | `given-up`, `outcome-unknown` |
+//! | the key was given up as a message; its outcome is not known, or a handler has committed its transaction itself | 409 | `given-up`, `outcome-unknown` |
 //! | the handler panicked, or its answer can't be stored: nothing was committed | 500 | `failed` |
 //! | the handler is past its limit: nothing is committed | 503, `Retry-After` | `failed` |
 //! | PostgreSQL is away before the handler, or nobody knows whether it has committed | 503, `Retry-After` | `unavailable` |
 //!
-//! Answers that may be another one the next time (5xx, 401, 403, 407 to 409, 421, 423, 425, 429) are passed on, rolled back and not stored.
-//! Other 4xx are stored, and what the handler wrote is rolled back.
+//! Answers that may be another one the next time (5xx; 401, 403, 405 to 409, 411 to 417, 421, 423 to 426, 428, 429, 431) are passed on, rolled
+//! back and not stored. Other 4xx are stored where the handler has used its [`Tx`] (under leases: taken its [`Run`]), and what it wrote is rolled
+//! back; those of a router, an extractor or a handler that has used nothing are passed on, as are its redirects, and so are all 4xx of a
+//! [shared](Consumer::shared) consumer, whose message may come yet.
 
 mod answer;
 mod body;
@@ -36,6 +39,7 @@ mod key_time;
 mod keys;
 mod layer;
 mod leased;
+mod limits;
 mod message_result;
 mod on_large;
 mod problem;

@@ -16,6 +16,8 @@ pub(super) enum Kind {
     KeyMissing,
     KeyInvalid,
     BodyIncomplete,
+    BodyLate,
+    Busy,
     TooLarge,
     KeyReused,
     InFlight,
@@ -39,6 +41,10 @@ impl Kind {
             Self::BodyIncomplete => {
                 (StatusCode::BAD_REQUEST, "body-incomplete", "The request did not arrive whole")
             }
+            Self::BodyLate => {
+                (StatusCode::REQUEST_TIMEOUT, "body-incomplete", "The request did not arrive in time")
+            }
+            Self::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many requests are at work"),
             Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large"),
             Self::KeyReused => (
                 StatusCode::UNPROCESSABLE_ENTITY,
@@ -114,6 +120,17 @@ impl Problem {
         Self::new(Kind::Late, "Send the same request with the same key again, later").retry_after(rest)
     }
 
+    /// Nothing of this request was read.
+    pub(super) fn busy() -> Self {
+        Self::new(Kind::Busy, "Send the same request with the same key again, later")
+            .retry_after(Duration::from_secs(1))
+    }
+
+    /// Nobody knows what it would have been answered.
+    pub(super) fn outcome_unknown() -> Self {
+        Self::new(Kind::OutcomeUnknown, "Ask whoever runs this service; a retry changes nothing")
+    }
+
     /// The key is another request's.
     pub(super) fn key_reused() -> Self {
         let detail = "Use a new key for another request; the same request must be sent again byte for byte";
@@ -123,9 +140,7 @@ impl Problem {
     /// No retry changes anything.
     pub(super) fn given_up(reason: Reason) -> Self {
         match reason {
-            Reason::OutcomeUnknown => {
-                Self::new(Kind::OutcomeUnknown, "Ask whoever runs this service; a retry changes nothing")
-            }
+            Reason::OutcomeUnknown => Self::outcome_unknown(),
             reason => Self::new(
                 Kind::GivenUp,
                 format!("It was given up as {}; ask whoever runs this service", reason.as_str()),

@@ -25,13 +25,12 @@ pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredA
     {
         return Problem::new(Kind::ReplayRefused(status), "").into();
     }
-    // A layer with leases has stored it as the response of a shared consumer's key.
-    let of_response = |stored: &StoredAnswer| {
-        let response = stored.response.as_deref()?;
-        stored::of_json(&serde_json::from_str(response).ok()?)
-    };
-    let mut response = match stored.http.clone().or_else(|| of_response(&stored)) {
-        Some(answer) => answered(answer),
+    let mut response = match stored::http_of(&stored) {
+        Some(answer) => answered(answer, &settings.kept),
+        // No message comes for this consumer: a handler has committed its transaction itself, and nobody knows what it would have answered.
+        None if !settings.is_shared() && !stored.is_refused => {
+            return Problem::outcome_unknown().into();
+        }
         None => match &settings.from_message {
             Some(map) => {
                 let json = stored.response.as_deref().and_then(|text| serde_json::from_str(text).ok());
@@ -44,15 +43,17 @@ pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredA
     response
 }
 
-fn answered(answer: HttpAnswer) -> Response<Body> {
+/// Of its headers those that are kept, whoever has written the row.
+fn answered(answer: HttpAnswer, kept: &[HeaderName]) -> Response<Body> {
     let is_omitted = answer.body.is_none();
     let mut response = Response::new(whole(Bytes::from(answer.body.unwrap_or_default())));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
     let headers = response.headers_mut();
     for (name, value) in answer.headers {
-        // What was stored was a header: nothing is lost here.
+        // What was stored was a header: nothing that is kept is lost here.
         if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(&value))
+            && kept.contains(&name)
         {
             headers.append(name, value);
         }

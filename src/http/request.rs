@@ -1,7 +1,10 @@
 //! A request, whole, and what makes two of them the same.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
+use http::Uri;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
@@ -34,13 +37,14 @@ impl Asked {
         let fingerprint = match &settings.fingerprint {
             Some(policy) => policy.of(body),
             None => {
+                let uri = asked_for(parts);
                 let principal = settings.principal.as_ref().and_then(|principal| principal(parts));
                 Some(Fingerprint::of_parts(
                     POLICY,
                     &[
                         parts.method.as_str().as_bytes(),
-                        parts.uri.path().as_bytes(),
-                        parts.uri.query().unwrap_or_default().as_bytes(),
+                        uri.path().as_bytes(),
+                        uri.query().unwrap_or_default().as_bytes(),
                         body,
                         // Nobody differs from somebody without a name.
                         &[u8::from(principal.is_some())],
@@ -65,8 +69,17 @@ impl Asked {
     }
 }
 
-/// The body, if all of it comes and it is no longer than `most`.
-pub(super) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
+/// What the client has asked for: a router that is nested in another one sees the rest of the path.
+fn asked_for(parts: &Parts) -> &Uri {
+    #[cfg(feature = "axum")]
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
+}
+
+/// The body, if all of it comes in time and it is no longer than `most`.
+pub(super) async fn read<B>(body: B, most: usize, limit: Duration) -> Result<Bytes, Problem>
 where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<BoxError>,
@@ -76,7 +89,10 @@ where
     if body.size_hint().lower() > most as u64 {
         return Err(too_large());
     }
-    match Limited::new(body, most).collect().await {
+    let Ok(read) = tokio::time::timeout(limit, Limited::new(body, most).collect()).await else {
+        return Err(Problem::new(Kind::BodyLate, "Nothing ran; send it again with the same key"));
+    };
+    match read {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(_) => Err(Problem::new(Kind::BodyIncomplete, "Nothing ran; send it again with the same key")),

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue,
-    LAST_MODIFIED, LINK, LOCATION, SET_COOKIE,
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE, ETAG, HeaderName,
+    HeaderValue, LAST_MODIFIED, LINK, LOCATION,
 };
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
 use super::consumer::{Consumer, Name};
 use super::keys::Keys;
+use super::limits::Limits;
 use super::message_result::MessageResult;
 use super::on_large::OnLarge;
 use super::store::Told;
@@ -55,6 +56,7 @@ pub struct Settings {
     pub(super) consumer: Option<Consumer>,
     pub(super) tenant: Option<Arc<Of>>,
     pub(super) principal: Option<Arc<Of>>,
+    is_one_principal: bool,
     pub(super) fingerprint: Option<FingerprintPolicy>,
     pub(super) methods: Vec<Method>,
     pub(super) required: bool,
@@ -62,11 +64,12 @@ pub struct Settings {
     pub(super) handler_limit: Duration,
     pub(super) max_request: usize,
     pub(super) max_response: usize,
-    pub(super) is_final: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
+    pub(super) limits: Limits,
+    is_final: Option<Arc<dyn Fn(StatusCode) -> bool + Send + Sync>>,
     pub(super) kept: Vec<HeaderName>,
     pub(super) described_by: Option<HeaderValue>,
     pub(super) retention: Duration,
-    pub(super) redelivery_horizon: Duration,
+    redelivery_horizon: Option<Duration>,
     pub(super) worker: String,
     pub(super) on_replay: Option<Arc<OnReplay>>,
     pub(super) from_message: Option<Arc<FromMessage>>,
@@ -83,9 +86,25 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// May not be another one the next time.
+/// Never kept: they are one client's, one connection's, or the server's to say.
+const NEVER_KEPT: [&str; 11] = [
+    "set-cookie",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "upgrade",
+    "www-authenticate",
+];
+
+/// May not be another one the next time: neither who asks is its reason, nor a header, which is not compared, nor what passes by.
 fn is_final(status: StatusCode) -> bool {
-    !status.is_server_error() && !matches!(status.as_u16(), 401 | 403 | 407..=409 | 421 | 423 | 425 | 429)
+    !status.is_server_error()
+        && !matches!(status.as_u16(), 401 | 403 | 405..=409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431)
 }
 
 impl Settings {
@@ -95,6 +114,7 @@ impl Settings {
             consumer: None,
             tenant: None,
             principal: None,
+            is_one_principal: false,
             fingerprint: None,
             methods: vec![Method::POST, Method::PATCH],
             required: true,
@@ -102,9 +122,11 @@ impl Settings {
             handler_limit: Duration::from_secs(30),
             max_request: 1_048_576,
             max_response: 262_144,
-            is_final: Arc::new(is_final),
+            limits: Limits::default(),
+            is_final: None,
             kept: vec![
                 CONTENT_TYPE,
+                CONTENT_ENCODING,
                 CONTENT_LANGUAGE,
                 CONTENT_LOCATION,
                 LOCATION,
@@ -115,7 +137,7 @@ impl Settings {
             ],
             described_by: None,
             retention: 7 * DAY,
-            redelivery_horizon: DAY,
+            redelivery_horizon: None,
             worker: "http".to_owned(),
             on_replay: None,
             from_message: None,
@@ -142,16 +164,25 @@ impl Settings {
         self
     }
 
-    /// Who sends it. The same key from another principal is answered with 422, and nothing of the first one's answer. Without it all
-    /// requests of a tenant are one principal's.
+    /// Who sends it. The same key from another principal is answered with 422, and nothing of the first one's answer; requests without one
+    /// (`None`) are of one more. There is no default: this, or [`Settings::one_principal`].
     #[must_use]
     pub fn principal(mut self, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         self.principal = Some(Arc::new(principal));
         self
     }
 
-    /// What is compared when a key comes back, as of the queue of a shared consumer: of the body alone. Default: method, path, query, body
-    /// and principal.
+    /// All requests of a tenant are one principal's: whoever sends the same request with the same key gets the answer, and
+    /// [`Settings::on_replay`] may say otherwise. With [`Settings::fingerprint`] there is no other way, since principals are not compared then.
+    #[must_use]
+    pub fn one_principal(mut self) -> Self {
+        self.is_one_principal = true;
+        self
+    }
+
+    /// What is compared when a key comes back, as of the queue of a shared consumer: of the body alone, and so with
+    /// [`Settings::one_principal`]. Default: method, path, query, body and principal. The path is the client's, also in a router of axum that is
+    /// nested in another one (feature `axum`).
     #[must_use]
     pub fn fingerprint(mut self, policy: FingerprintPolicy) -> Self {
         self.fingerprint = Some(policy);
@@ -204,15 +235,31 @@ impl Settings {
         self
     }
 
-    /// Which answers are stored. Default: all but 5xx, 401, 403, 407 to 409, 421, 423, 425 and 429. A server's error (5xx) is never stored.
+    /// Which answers are stored. Default: all but 5xx, 401, 403, 405 to 409, 411 to 417, 421, 423 to 426, 428, 429 and 431; for a
+    /// [shared](Consumer::shared) consumer all but 4xx and 5xx, since its message may come yet. Never stored: a server's error (5xx), and a 3xx or 4xx
+    /// of whoever has not used its [`Tx`](super::Tx) (under leases: not taken its [`Run`](super::Run)), such as a router or an extractor.
     #[must_use]
     pub fn is_final(mut self, is_final: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
-        self.is_final = Arc::new(move |status| !status.is_server_error() && is_final(status));
+        self.is_final = Some(Arc::new(is_final));
         self
     }
 
-    /// Further headers that a retry gets again. Kept in any case: content-type, content-language, content-location, location, etag,
-    /// last-modified, link, cache-control. Never: set-cookie.
+    /// Is this answer stored? `is_used`: the handler has used what it got of the layer.
+    pub(super) fn is_stored(&self, status: StatusCode, is_used: bool) -> bool {
+        let is_final = match &self.is_final {
+            Some(is_final) => is_final(status),
+            None => is_final(status) && !(self.is_shared() && status.is_client_error()),
+        };
+        is_final && !status.is_server_error() && (is_used || status.is_success())
+    }
+
+    /// Do messages come for its consumer?
+    pub(super) fn is_shared(&self) -> bool {
+        self.consumer.as_ref().is_some_and(Consumer::is_shared)
+    }
+
+    /// Further headers that a retry gets again. Kept in any case: content-type, content-encoding, content-language, content-location,
+    /// location, etag, last-modified, link, cache-control. Never: set-cookie, www-authenticate, content-length, and those of a connection.
     #[must_use]
     pub fn keep_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.kept.extend(names);
@@ -289,10 +336,20 @@ impl Settings {
         self
     }
 
-    /// How long keys and answers are kept. Default: 7 days; the longest that a process has started with counts, as for queues.
+    /// How long keys and answers are kept. Default: 7 days; the longest that a process has started with counts, as for queues. A
+    /// [shared](Consumer::shared) consumer's are its queue's, too: they are never shortened.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// How old a request may be that still comes again: a tenant's shorter retention ends there. Default: 1 day; the longest that a process has
+    /// started with counts. Behind [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional); a
+    /// [shared](Consumer::shared) consumer's is that of its queue.
+    #[must_use]
+    pub fn redelivery_horizon(mut self, horizon: Duration) -> Self {
+        self.redelivery_horizon = Some(horizon);
         self
     }
 
@@ -320,7 +377,7 @@ impl Settings {
                 "consumer: a name has 1 to 255 bytes without NUL",
             );
         }
-        let is_shared = self.consumer.as_ref().is_some_and(Consumer::is_shared);
+        let is_shared = self.is_shared();
         check(
             !is_shared || self.fingerprint.is_some(),
             "fingerprint is not set: a shared consumer compares what its queue compares, such as FingerprintPolicy::Body",
@@ -330,9 +387,14 @@ impl Settings {
             "principal: it is not compared where fingerprint says what is",
         );
         check(
-            !self.kept.contains(&SET_COOKIE),
-            "keep_headers: set-cookie is never kept: it would give one session to whoever repeats a key",
+            self.principal.is_some() != self.is_one_principal,
+            "principal: who sends a request? Either principal, or one_principal, which gives an answer to whoever repeats its request",
         );
+        check(
+            !self.kept.iter().any(|name| NEVER_KEPT.contains(&name.as_str())),
+            "keep_headers: set-cookie is never kept, because it would give one session to whoever repeats a key; nor is www-authenticate,              content-length, or a connection's header",
+        );
+        self.limits.check(self.max_request, &mut check);
         let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;
         check(at_most(self.wait, LONGEST_WAIT), "wait: more than nothing, and 60 s at most");
         match self.keys {
@@ -345,12 +407,16 @@ impl Settings {
                     self.lease.is_none() && self.retry.is_none(),
                     "lease and retry: for IdempotencyLayer::leased alone",
                 );
+                check(
+                    !is_shared || self.redelivery_horizon.is_none(),
+                    "redelivery_horizon: a shared consumer's is that of its queue",
+                );
             }
             Keys::Leases(_) => self.check_leases(is_shared, &mut check),
         }
         check(
-            (self.redelivery_horizon..=3_650 * DAY).contains(&self.retention),
-            "retention: 1 day to 3,650 days",
+            (self.horizon()..=3_650 * DAY).contains(&self.retention) && self.horizon() >= SECOND,
+            "retention: redelivery_horizon (1 day, or a second at least) to 3,650 days",
         );
         check((1..=255).contains(&self.worker.len()), "worker: a name has 1 to 255 bytes");
         check(
@@ -376,6 +442,10 @@ impl Settings {
             self.lease.is_none_or(|lease| (SECOND..=self.handler_limit).contains(&lease)),
             "lease: a second at least, and no longer than handler_limit",
         );
+        check(
+            self.redelivery_horizon.is_none(),
+            "redelivery_horizon: for IdempotencyLayer::transactional alone",
+        );
         let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
         check(
             [max_attempts, max_crashes].iter().all(|count| (1..=10_000).contains(count)),
@@ -394,6 +464,10 @@ impl Settings {
                 ),
             "fingerprint: a consumer that is shared under leases compares the body, or nothing",
         );
+    }
+
+    fn horizon(&self) -> Duration {
+        self.redelivery_horizon.unwrap_or(DAY)
     }
 
     /// What becomes of an answer that is too large.
@@ -425,7 +499,8 @@ impl Settings {
         Told {
             consumer: consumer.clone(),
             retention: self.retention,
-            redelivery_horizon: self.redelivery_horizon,
+            redelivery_horizon: self.horizon(),
+            is_shared: self.is_shared(),
             fingerprint: self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name),
             worker: self.worker.clone(),
         }

@@ -51,6 +51,11 @@ pub(super) fn of_json(value: &Value) -> Option<HttpAnswer> {
     })
 }
 
+/// The answer that is stored with a key. A layer with leases, and the middlewares of the SQL protocol, store it as the key's response.
+pub(super) fn http_of(stored: &StoredAnswer) -> Option<HttpAnswer> {
+    stored.http.clone().or_else(|| of_json(&serde_json::from_str(stored.response.as_deref()?).ok()?))
+}
+
 /// What a key of a store of leases was completed with.
 pub(super) fn of_response(identity: &Identity, response: Option<&Value>) -> StoredAnswer {
     let http = response.and_then(of_json);

@@ -54,7 +54,9 @@ impl Transactional {
         let transaction = loop {
             let claimed = async {
                 let consumer = &self.asked.identity.consumer;
-                self.store.prepare(consumer, || self.settings.told_of(consumer)).await?;
+                if !self.store.prepare(consumer, until, || self.settings.told_of(consumer)).await? {
+                    return Ok(Claimed::Locked);
+                }
                 if self.settings.refuse_old_keys
                     && let Err(problem) =
                         check_age(self.asked.made, self.store.now(), self.settings.retention)
@@ -70,7 +72,13 @@ impl Transactional {
                 }
                 Ok(Claimed::Refused(problem)) => return send(reply, problem),
                 Ok(Claimed::Locked) if tokio::time::Instant::now() + pause >= until => {
-                    return send(reply, Problem::in_flight(Duration::from_secs(1)));
+                    return send(
+                        reply,
+                        match self.store.knows(&self.asked.identity.consumer) {
+                            true => Problem::in_flight(Duration::from_secs(1)),
+                            false => Problem::unavailable(),
+                        },
+                    );
                 }
                 // Another process is at work on it. No connection is held meanwhile.
                 Ok(Claimed::Locked) => tokio::time::sleep(pause).await,
@@ -127,7 +135,7 @@ impl Transactional {
             return send(reply, failed());
         };
         match handled {
-            Ok(Ok(answer)) if (settings.is_final)(answer.status) => {
+            Ok(Ok(answer)) if settings.is_stored(answer.status, slot.is_used()) => {
                 let (settings, store, asked) = (&*settings, &store, &asked);
                 let ending = Ending { settings, store, asked, asked_by: asked_by.as_ref(), began };
                 let answer = ending.end(transaction, answer).await;

@@ -38,7 +38,13 @@ pub(super) enum Told {
 }
 
 impl Word {
-    pub(super) fn of(settings: &Settings, holding: &Holding<AnyStore>, handled: Handled) -> Self {
+    /// `is_taken`: a handler has taken the run; else a router or an extractor may have answered in its place.
+    pub(super) fn of(
+        settings: &Settings,
+        holding: &Holding<AnyStore>,
+        is_taken: bool,
+        handled: Handled,
+    ) -> Self {
         let mut answer = match handled {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Self::failed(error.to_string()),
@@ -47,7 +53,7 @@ impl Word {
         if let Some(error) = answer.failure() {
             return Self::of_failure(error);
         }
-        if (settings.is_final)(answer.status) {
+        if settings.is_stored(answer.status, is_taken) {
             let response = stored::to_json(&answer.kept(&settings.kept));
             return Self { ended: Ended::Done(Some(response)), told: Told::Stored(answer), error: None };
         }
@@ -58,6 +64,8 @@ impl Word {
         let ended = match answer.status {
             // It is not this request's fault: nothing is counted.
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Ended::GivenBack,
+            // Nothing has run.
+            status if status.is_client_error() && !is_taken => Ended::GivenBack,
             status => Ended::Failed(HandlerError::transient(format!("answered with {}", status.as_u16()))),
         };
         Self { ended, told: Told::Passed(answer), error: None }

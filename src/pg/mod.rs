@@ -88,9 +88,10 @@ pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use connection::within;
 pub use consumers::{KnownConsumer, known_consumers};
+#[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use consumers::{
     Memory, Registered, Registration, memories, mirror_ttl, register_consumer, register_mirror_ttl,
-    retentions, set_retention,
+    register_shared, retentions, set_retention,
 };
 pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};

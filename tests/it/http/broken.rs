@@ -32,6 +32,40 @@ async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
     }
 }
 
+/// What it committed stays, and its key, which stands for no answer.
+#[tokio::test]
+async fn a_handler_that_commits_by_itself_is_never_told_as_done() {
+    let mut world = World::new().await;
+    let server = Server::of(&world).await;
+    let ask = Ask::pay("commit", r#"{"do":"commit"}"#);
+    let first = server.client.ask(&ask).await;
+    assert_eq!((first.status, first.problem().as_str()), (500, "failed"));
+    for _ in 0..2 {
+        let again = server.client.ask(&ask).await;
+        assert_eq!((again.status, again.problem().as_str()), (409, "outcome-unknown"));
+        assert_eq!((again.is_replayed(), again.header("retry-after")), (false, None));
+    }
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (1, 1, 1));
+    for number in 0..8 {
+        assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
+    }
+}
+
+#[tokio::test]
+async fn a_role_that_a_handler_sets_ends_with_it() {
+    let mut world = World::new().await;
+    // One session for all.
+    let pool = pool(world.database.url(), 1).await;
+    let server = Server::start(pool.clone(), |settings| settings).await;
+    for (key, body) in [("role", r#"{"do":"role"}"#), ("next", "{}"), ("again", r#"{"do":"role"}"#)] {
+        let ask = Ask::pay(key, body);
+        assert_eq!(server.client.ask(&ask).await.status, 201, "{key}");
+        assert!(server.client.ask(&ask).await.is_replayed(), "{key}");
+    }
+    let role: String = sqlx::query_scalar("select current_setting('role')").fetch_one(&pool).await.unwrap();
+    assert_eq!((role.as_str(), world.count(EFFECTS).await), ("none", 3));
+}
+
 #[tokio::test]
 async fn a_handler_past_its_limit_commits_nothing() {
     let mut world = World::new().await;

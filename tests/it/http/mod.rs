@@ -2,11 +2,18 @@
 
 mod broken;
 mod client;
+mod cold;
 mod crashes;
+mod kept;
 mod languages;
+mod load;
 mod messages;
+mod nested;
 mod outages;
+mod policies;
+mod refusals;
 mod retries;
+mod shared;
 #[path = "../../programs/paying/shop.rs"]
 mod shop;
 mod table;
@@ -47,9 +54,13 @@ impl Server {
     async fn start(pool: PgPool, change: impl FnOnce(Settings) -> Settings) -> Self {
         let layer = change(shop::settings(pool)).build().unwrap();
         let calls = Calls::default();
+        let app = shop::app(layer.clone(), calls.clone());
+        Self::serve(layer, calls, app).await
+    }
+
+    async fn serve(layer: IdempotencyLayer, calls: Calls, app: axum::Router) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = Client::new(listener.local_addr().unwrap());
-        let app = shop::app(layer.clone(), calls.clone());
         let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { client, calls, layer, serving }
     }

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use oncely::http::{Consumer, IdempotencyLayer, Settings, Tx};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, Settings, Tx};
 use serde_json::{Value, json};
 use sqlx::{Executor as _, PgPool};
 
@@ -38,6 +38,16 @@ pub(crate) fn settings(pool: PgPool) -> Settings {
         .tenant(of("x-tenant"))
         .principal(of("x-user"))
         .described_by("https://shop.example/keys")
+}
+
+/// The same with the keys of a queue's consumer.
+#[allow(dead_code, reason = "the program has no use for it")]
+pub(crate) fn shared(pool: PgPool, consumer: &str) -> Settings {
+    IdempotencyLayer::transactional(pool)
+        .consumer(Consumer::shared(consumer))
+        .tenant(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned))
+        .fingerprint(FingerprintPolicy::Body)
+        .one_principal()
 }
 
 pub(crate) fn app(layer: IdempotencyLayer, calls: Calls) -> Router {
@@ -101,6 +111,12 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
             return "kept".into_response();
         }
         "empty" => return StatusCode::NO_CONTENT.into_response(),
+        // And leaves it to whoever has the session next.
+        "role" => drop(tx.execute("set role oncely_viewer").await),
+        // Compressed by itself, in a way.
+        "encoded" => {
+            return ([("content-encoding", "gzip"), ("content-type", "text/plain")], "z").into_response();
+        }
         _ => {}
     }
     let receipt = json!({ "receipt": uuid::Uuid::new_v4(), "call": call }).to_string();
