@@ -21,8 +21,6 @@ pub(super) type Handled = std::thread::Result<Result<Answer, NoAnswer>>;
 pub(super) struct Word {
     pub(super) ended: Ended,
     pub(super) told: Told,
-    /// For the log.
-    pub(super) error: Option<String>,
 }
 
 /// What the client is told.
@@ -55,7 +53,7 @@ impl Word {
         }
         if settings.is_stored(answer.status, is_taken) {
             let response = stored::to_json(&answer.kept(&settings.kept));
-            return Self { ended: Ended::Done(Some(response)), told: Told::Stored(answer), error: None };
+            return Self { ended: Ended::Done(Some(response)), told: Told::Stored(answer) };
         }
         // What a step said, and the handler said in other words.
         if let Some(error) = holding.run.unknown() {
@@ -68,22 +66,26 @@ impl Word {
             status if status.is_client_error() && !is_taken => Ended::GivenBack,
             status => Ended::Failed(HandlerError::transient(format!("answered with {}", status.as_u16()))),
         };
-        Self { ended, told: Told::Passed(answer), error: None }
+        Self { ended, told: Told::Passed(answer) }
     }
 
     fn of_failure(error: HandlerError) -> Self {
-        let text = format!("{error:?}");
         let ended = match error {
-            HandlerError::Environment(_) => Ended::GivenBack,
+            HandlerError::Environment(why) => {
+                tracing::warn!(
+                    error = why,
+                    "a request is given back: its handler says that it is not its fault"
+                );
+                Ended::GivenBack
+            }
             error => Ended::Failed(error),
         };
-        Self { ended, told: Told::Fate, error: Some(text) }
+        Self { ended, told: Told::Fate }
     }
 
     /// A run that has failed, whose client is told no more.
     pub(super) fn failed(why: String) -> Self {
-        let ended = Ended::Failed(HandlerError::transient(why.clone()));
-        Self { ended, told: Told::Failed, error: Some(why) }
+        Self { ended: Ended::Failed(HandlerError::transient(why)), told: Told::Failed }
     }
 }
 
@@ -115,6 +117,6 @@ fn fate(asked: &Asked, ran: &Ran) -> Response<Body> {
 
 /// A run that has ended somewhere.
 pub(super) fn unknown(kind: Kind) -> Problem {
-    let detail = "What was done of it is not told; the same request with the same key goes on from there";
+    let detail = "What was done of it stays; the same request with the same key goes on from there";
     Problem::new(kind, detail)
 }

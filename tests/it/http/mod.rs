@@ -6,22 +6,28 @@ mod cold;
 mod crashes;
 mod kept;
 mod languages;
+mod leased;
 mod load;
 mod messages;
 mod nested;
+mod old_keys;
 mod outages;
 mod policies;
 mod refusals;
+mod replays;
 mod retries;
 mod shared;
 #[path = "../../programs/paying/shop.rs"]
 mod shop;
 mod table;
+#[path = "../../programs/paying/till.rs"]
+mod till;
 mod twins;
 
 use std::time::Duration;
 
 use oncely::http::{IdempotencyLayer, Settings};
+use oncely::lease::LeaseStore;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::task::JoinHandle;
@@ -55,6 +61,18 @@ impl Server {
         let layer = change(shop::settings(pool)).build().unwrap();
         let calls = Calls::default();
         let app = shop::app(layer.clone(), calls.clone());
+        Self::serve(layer, calls, app).await
+    }
+
+    /// Handlers whose effects are in the books of a provider, under leases of a store.
+    async fn leased(
+        world: &World,
+        store: impl LeaseStore,
+        change: impl FnOnce(Settings) -> Settings,
+    ) -> Self {
+        let layer = change(till::settings(store)).build().unwrap();
+        let calls = Calls::default();
+        let app = till::app(layer.clone(), calls.clone(), pool(world.database.url(), 8).await);
         Self::serve(layer, calls, app).await
     }
 

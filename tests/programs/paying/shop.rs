@@ -24,15 +24,20 @@ impl Calls {
     pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
+
+    /// One more: which one it is.
+    pub(crate) fn count_one(&self) -> u32 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+/// What a header says of a request.
+pub(crate) fn of(name: &'static str) -> impl Fn(&axum::http::request::Parts) -> Option<String> {
+    move |parts| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
 /// Tenant and principal from headers, as an authentication in front would leave them.
 pub(crate) fn settings(pool: PgPool) -> Settings {
-    let of = |name: &'static str| {
-        move |parts: &axum::http::request::Parts| {
-            parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
-        }
-    };
     IdempotencyLayer::transactional(pool)
         .consumer(Consumer::route())
         .tenant(of("x-tenant"))
@@ -70,7 +75,7 @@ fn failed(error: sqlx::Error) -> Response {
 }
 
 async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: Bytes) -> Response {
-    let call = calls.0.fetch_add(1, Ordering::SeqCst) + 1;
+    let call = calls.count_one();
     let order: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     // Without a schema: along the search_path of its session.
