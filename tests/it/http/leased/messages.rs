@@ -39,7 +39,8 @@ async fn shared(world: &World, change: impl FnOnce(Settings) -> Settings) -> Ser
     let layer = IdempotencyLayer::leased(in_postgresql(world).await)
         .consumer(Consumer::shared("payments"))
         .tenant(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned))
-        .fingerprint(FingerprintPolicy::Body);
+        .fingerprint(FingerprintPolicy::Body)
+        .one_principal();
     let (layer, calls) = (change(layer).build().unwrap(), Calls::default());
     let app = till::app(layer.clone(), calls.clone(), pool(world.database.url(), 4).await);
     Server::serve(layer, calls, app).await
