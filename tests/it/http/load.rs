@@ -57,12 +57,11 @@ async fn clients_that_hang_up_leave_only_so_much_at_work() {
 
 #[tokio::test]
 async fn bodies_share_a_budget_of_bytes() {
-    let world = World::new().await;
+    let mut world = World::new().await;
     let small = |settings: oncely::http::Settings| settings.max_request(1_000).max_bytes_at_work(1_500);
     let server = Server::start(patient(&world, 4), small).await;
-    let mut world = world;
     let gate = Gate::shut(&world).await;
-    let body = |bytes: usize| format!("{{\"do\":\"wait\",\"x\":\"{}\"}}", "x".repeat(bytes - 19));
+    let body = |bytes: usize| format!("{{\"do\":\"wait\",\"x\":\"{}\"}}", "x".repeat(bytes - 20));
     assert_eq!(body(900).len(), 900);
     leave(&server, &Ask::pay("first", &body(900))).await;
     world.wait_for(WAITING, 1).await;

@@ -98,7 +98,17 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
         "panic" => panic!("out of luck"),
         "hang" => std::future::pending().await,
         "swallow" => drop(tx.execute("select 1 / 0").await),
-        "commit" => drop(tx.execute("commit").await),
+        "commit" => {
+            drop(tx.execute("commit").await);
+            match order["then"].as_str().unwrap_or_default() {
+                "panic" => panic!("out of luck"),
+                "fail" => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                "hang" => std::future::pending().await,
+                "begin" => drop(tx.execute("begin").await),
+                _ => {}
+            }
+        }
+        "release" => drop(tx.execute("release savepoint oncely_handler").await),
         "rollback" => drop(tx.execute("rollback").await),
         // Found out at COMMIT.
         "twice" => drop(tx.execute("insert into app.numbers values ('7'), ('7')").await),
@@ -117,7 +127,7 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
         }
         "empty" => return StatusCode::NO_CONTENT.into_response(),
         // And leaves it to whoever has the session next.
-        "role" => drop(tx.execute("set role oncely_viewer").await),
+        "role" => drop(tx.execute("set role oncely_auditor").await),
         // Compressed by itself, in a way.
         "encoded" => {
             return ([("content-encoding", "gzip"), ("content-type", "text/plain")], "z").into_response();

@@ -3,17 +3,20 @@
 use std::time::Duration;
 
 use oncely::lease::PostgresStore;
+use sqlx::postgres::PgPoolOptions;
 use testbed::eventually;
 use testbed::proxy::{Direction, Mode, Proxy};
 
-use super::{Ask, EFFECTS, Server, pool};
+use super::{Ask, EFFECTS, Server};
 use crate::support::World;
 use crate::support::gate::{Gate, WAITING};
 
 /// The store is behind the proxy, on one connection; the provider is not.
 async fn through_a_proxy(world: &World) -> (Proxy, Server) {
     let (proxy, [(_, url)]) = world.proxied_postgres().await;
-    let store = PostgresStore::new(pool(&url, 1).await);
+    let options = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(5));
+    // What comes through is an answer to what the store was asked.
+    let store = PostgresStore::new(options.test_before_acquire(false).connect_lazy(&url).unwrap());
     (proxy, Server::leased(world, store, |settings| settings).await)
 }
 
