@@ -31,6 +31,7 @@
 
 mod answer;
 mod body;
+mod check;
 mod claim;
 mod consumer;
 mod failure;
@@ -55,13 +56,14 @@ mod tx;
 mod word;
 
 pub use body::{Body, BodyError};
+pub use check::SettingsError;
 pub use consumer::Consumer;
 pub use failure::Failure;
 pub use held::{NoRun, Run};
 pub use layer::{Idempotency, IdempotencyLayer};
 pub use message_result::MessageResult;
 pub use on_large::OnLarge;
-pub use settings::{Settings, SettingsError};
+pub use settings::Settings;
 pub use tx::{NoTransaction, Tx};
 
 pub use crate::fingerprint::FingerprintPolicy;
