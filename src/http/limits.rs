@@ -10,7 +10,6 @@ use super::settings::Settings;
 
 /// Bytes of requests, where nobody says it and they are smaller than half of it.
 const BYTES: usize = 128 * 1_048_576;
-const MOST_BYTES: usize = 1_024 * 1_024 * 1_048_576;
 const MOST_REQUESTS: usize = 1_000_000;
 const LONGEST_READ: Duration = Duration::from_secs(600);
 
@@ -35,10 +34,7 @@ impl Limits {
 
     pub(super) fn check(&self, max_request: usize, check: &mut impl FnMut(bool, &str)) {
         check((1..=MOST_REQUESTS).contains(&self.requests), "max_at_work: 1 to 1,000,000 requests");
-        check(
-            (max_request..=MOST_BYTES).contains(&self.bytes(max_request)),
-            "max_bytes_at_work: as many as max_request at least, and 1 TiB at most",
-        );
+        check(self.bytes(max_request) >= max_request, "max_bytes_at_work: as many as max_request at least");
         check(
             !self.read.is_zero() && self.read <= LONGEST_READ,
             "read_limit: more than nothing, and 10 minutes at most",
@@ -88,7 +84,7 @@ pub(super) struct Share {
 impl AtWork {
     pub(super) fn new(settings: &Settings) -> Self {
         let Settings { limits, max_request, .. } = settings;
-        let bytes = limits.bytes(*max_request);
+        let bytes = limits.bytes(*max_request).min(Semaphore::MAX_PERMITS);
         Self {
             requests: Arc::new(Semaphore::new(limits.requests)),
             bytes: Arc::new(Semaphore::new(bytes)),
