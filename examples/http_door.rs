@@ -8,6 +8,10 @@ use axum::routing::post;
 use oncely::http::{Consumer, IdempotencyLayer, Tx};
 use sqlx::PgPool;
 
+/// Who sends a request: what an authentication in front leaves in its extensions.
+#[derive(Clone)]
+struct User(String);
+
 // ANCHOR: pay
 /// What it writes through `tx`, its answer and the key are one commit.
 async fn pay(mut tx: Tx, order: String) -> Result<(StatusCode, String), StatusCode> {
@@ -33,6 +37,8 @@ async fn main() -> anyhow::Result<()> {
         .consumer(Consumer::route())
         // Whose keys they are, from what authentication has left in `parts.extensions`.
         .tenant(|_parts| Some("shop".to_owned()))
+        // Who of them sends it, from the same place: the same key from somebody else is refused.
+        .principal(|parts| parts.extensions.get::<User>().map(|user| user.0.clone()))
         .build()?;
     let app = Router::new().route("/payments", post(pay)).layer(idempotency.clone());
     axum::serve(listener, app).with_graceful_shutdown(oncely::shutdown::on_signal()?).await?;

@@ -164,17 +164,20 @@ begin
         )
     values (
         register_consumer.consumer, register_consumer.retention, register_consumer.retention,
-        register_consumer.redelivery_horizon, register_consumer.fingerprint, register_consumer.on_conflict, at, at, who
+        register_consumer.redelivery_horizon, coalesce(register_consumer.fingerprint, 'body'),
+        coalesce(register_consumer.on_conflict, 'dead_letter'), at, at, who
     )
     on conflict (consumer) do update
     set retention = greatest(c.retention, excluded.retention),
         longest_retention = greatest(c.longest_retention, excluded.retention),
         redelivery_horizon = greatest(c.redelivery_horizon, excluded.redelivery_horizon),
-        fingerprint = excluded.fingerprint, on_conflict = excluded.on_conflict, changed_at = excluded.changed_at,
+        fingerprint = coalesce(register_consumer.fingerprint, c.fingerprint),
+        on_conflict = coalesce(register_consumer.on_conflict, c.on_conflict), changed_at = excluded.changed_at,
         changed_by = excluded.changed_by
     where (
             greatest(c.retention, excluded.retention), greatest(c.redelivery_horizon, excluded.redelivery_horizon),
-            excluded.fingerprint, excluded.on_conflict
+            coalesce(register_consumer.fingerprint, c.fingerprint),
+            coalesce(register_consumer.on_conflict, c.on_conflict)
         )
         is distinct from (c.retention, c.redelivery_horizon, c.fingerprint, c.on_conflict);
     select c.retention, c.redelivery_horizon into known_retention, known_redelivery_horizon
@@ -184,7 +187,8 @@ end
 $$;
 comment on function oncely.register_consumer is
     'Notes what a worker starts with. The longest retention and the longest horizon stay; returns them, and the '
-    'fingerprint policy of before.';
+    'fingerprint policy of before. A fingerprint or on_conflict that is null leaves what is known (where nothing is: '
+    'body, dead_letter).';
 revoke execute on function oncely.register_consumer from public;
 
 -- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every

@@ -2,24 +2,29 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Transaction};
 
-use super::problem::{Kind, Problem};
+use super::problem::Problem;
 use super::request::Asked;
 use super::store::Store;
+use super::stored::{http_of, is_open};
 use crate::decide::{EARLY, KeyDecision, KeyRecord, OnConflict, decide, wait};
-use crate::encryption::{Place, open_text};
 use crate::failpoint::step;
+use crate::fingerprint::{Fingerprint, Likeness};
 use crate::pg::{self, StoredAnswer};
 use crate::reason::{Reason, Rejection};
 
 /// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
 const ROUNDS: usize = 8;
 
+/// When a client may ask again whose key ran under a lease that is over.
+const AFTER_LEASE: Duration = Duration::from_secs(1);
+
 /// What a claim says.
 pub(super) enum Claimed {
-    /// The key is this request's, in this transaction.
-    Run(Transaction<'static, Postgres>),
+    /// The key is this request's, in this transaction, since this moment.
+    Run(Transaction<'static, Postgres>, DateTime<Utc>),
     /// It took effect before.
     Done(StoredAnswer),
     Refused(Problem),
@@ -38,7 +43,7 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
         let won = pg::claim(&mut transaction, consumer, now, &[(identity, *fingerprint)]).await;
         step("http.claim.after");
         match won {
-            Ok(won) if !won.is_empty() => return Ok(Claimed::Run(transaction)),
+            Ok(won) if !won.is_empty() => return Ok(Claimed::Run(transaction, now)),
             Ok(_) => {}
             Err(error) if pg::is_locked(&error) => {
                 transaction.rollback().await?;
@@ -53,21 +58,21 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
         let refused = match decide(&record, fingerprint.as_ref(), OnConflict::DeadLetter) {
             KeyDecision::Duplicate => {
                 let Some(mut answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
-                // Encrypted by a worker of the same consumer: nothing for a client.
-                let place = Place::response(identity);
-                answer.response.take_if(|response| open_text(None, &place, response).is_err());
-                // What a standby lacks would be lost by a failover, and run again.
-                pg::await_standby(&mut transaction).await?;
-                transaction.commit().await?;
-                return Ok(Claimed::Done(answer));
+                answer.response.take_if(|response| !is_open(identity, response));
+                if http_of(&answer).is_some() && !is_same(&record, fingerprint.as_ref()) {
+                    Problem::key_reused()
+                } else {
+                    // What a standby lacks would be lost by a failover, and run again.
+                    pg::await_standby(&mut transaction).await?;
+                    transaction.commit().await?;
+                    return Ok(Claimed::Done(answer));
+                }
             }
             KeyDecision::Reject(rejection) => rejected(&rejection),
-            KeyDecision::Leased => match wait(&record, now) {
-                Some(rest) => Problem::in_flight(rest),
-                None => Problem::new(Kind::OutcomeUnknown, "A run under a lease began it, and has not ended"),
-            },
+            // Its lease may be over: then a worker takes it over soon, and what that says decides.
+            KeyDecision::Leased => Problem::in_flight(wait(&record, now).unwrap_or(AFTER_LEASE)),
             KeyDecision::Retake => match retake(store, &mut transaction, asked, &record).await? {
-                Retaken::Yes => return Ok(Claimed::Run(transaction)),
+                Retaken::Yes(at) => return Ok(Claimed::Run(transaction, at)),
                 Retaken::Wait(rest) => Problem::in_flight(rest),
                 Retaken::No => continue,
                 Retaken::Locked => {
@@ -83,8 +88,19 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
     Ok(Claimed::Locked)
 }
 
+/// Is it certainly the request that came first? Of a message the key alone decides where policies differ; but an answer is told to somebody,
+/// and prints of two policies say nothing of who asks for what.
+fn is_same(record: &KeyRecord, fingerprint: Option<&Fingerprint>) -> bool {
+    match (&record.fingerprint, fingerprint) {
+        (Some(known), Some(new)) => known.compare(new) == Likeness::Same,
+        // Both compare nothing.
+        (None, None) => true,
+        _ => false,
+    }
+}
+
 enum Retaken {
-    Yes,
+    Yes(DateTime<Utc>),
     /// Its last failure, as a message, is to be waited for.
     Wait(Duration),
     /// Somebody else was faster.
@@ -105,7 +121,7 @@ async fn retake(
     }
     let claims = [(&asked.identity, asked.fingerprint)];
     match pg::retake(transaction, &asked.identity.consumer, now, now + EARLY, &claims).await {
-        Ok(won) if !won.is_empty() => Ok(Retaken::Yes),
+        Ok(won) if !won.is_empty() => Ok(Retaken::Yes(now)),
         Ok(_) => Ok(Retaken::No),
         Err(error) if pg::is_locked(&error) => Ok(Retaken::Locked),
         Err(error) => Err(error),
@@ -114,16 +130,7 @@ async fn retake(
 
 fn rejected(rejection: &Rejection) -> Problem {
     match rejection.reason {
-        Reason::KeyConflict => Problem::new(
-            Kind::KeyReused,
-            "Use a new key for another request; the same request must be sent again byte for byte",
-        ),
-        Reason::OutcomeUnknown => {
-            Problem::new(Kind::OutcomeUnknown, "Ask whoever runs this service; a retry changes nothing")
-        }
-        reason => Problem::new(
-            Kind::GivenUp,
-            format!("It was given up as {}; ask whoever runs this service", reason.as_str()),
-        ),
+        Reason::KeyConflict => Problem::key_reused(),
+        reason => Problem::given_up(reason),
     }
 }

@@ -1,14 +1,19 @@
 //! A request, whole, and what makes two of them the same.
 
+use std::time::Duration;
+
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use http::Uri;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::body::BoxError;
 use super::problem::{Kind, Problem};
 use super::settings::{POLICY, Settings};
-use crate::fingerprint::Fingerprint;
+use crate::fingerprint::{Fingerprint, FingerprintPolicy};
 use crate::identity::Identity;
+use crate::lease;
 use crate::trace_parent::TraceParent;
 
 /// What a request with a key asks for.
@@ -16,21 +21,30 @@ use crate::trace_parent::TraceParent;
 pub(super) struct Asked {
     pub(super) identity: Identity,
     pub(super) fingerprint: Option<Fingerprint>,
+    /// When the key was made, where it tells.
+    pub(super) made: Option<DateTime<Utc>>,
     pub(super) trace_id: Option<String>,
 }
 
 impl Asked {
-    pub(super) fn new(settings: &Settings, identity: Identity, parts: &Parts, body: &Bytes) -> Self {
+    pub(super) fn new(
+        settings: &Settings,
+        identity: Identity,
+        made: Option<DateTime<Utc>>,
+        parts: &Parts,
+        body: &Bytes,
+    ) -> Self {
         let fingerprint = match &settings.fingerprint {
             Some(policy) => policy.of(body),
             None => {
+                let uri = asked_for(parts);
                 let principal = settings.principal.as_ref().and_then(|principal| principal(parts));
                 Some(Fingerprint::of_parts(
                     POLICY,
                     &[
                         parts.method.as_str().as_bytes(),
-                        parts.uri.path().as_bytes(),
-                        parts.uri.query().unwrap_or_default().as_bytes(),
+                        uri.path().as_bytes(),
+                        uri.query().unwrap_or_default().as_bytes(),
                         body,
                         // Nobody differs from somebody without a name.
                         &[u8::from(principal.is_some())],
@@ -41,12 +55,31 @@ impl Asked {
         };
         let trace_parent = parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
         let trace_id = trace_parent.and_then(TraceParent::parse).map(|parent| parent.trace_id.to_owned());
-        Self { identity, fingerprint, trace_id }
+        Self { identity, fingerprint, made, trace_id }
+    }
+
+    /// What makes two requests the same, as a store of leases takes it: where bodies are compared, that of a message with this body.
+    pub(super) fn digest(&self, settings: &Settings, body: &Bytes) -> [u8; 32] {
+        match (&settings.fingerprint, &self.fingerprint) {
+            (Some(FingerprintPolicy::Body), _) => lease::fingerprint(body),
+            (_, Some(print)) => lease::fingerprint(&print.0),
+            // Nothing is compared: all are the same.
+            (_, None) => lease::fingerprint(&[]),
+        }
     }
 }
 
-/// The body, if all of it comes and it is no longer than `most`.
-pub(super) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
+/// What the client has asked for: a router that is nested in another one sees the rest of the path.
+fn asked_for(parts: &Parts) -> &Uri {
+    #[cfg(feature = "axum")]
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
+}
+
+/// The body, if all of it comes in time and it is no longer than `most`.
+pub(super) async fn read<B>(body: B, most: usize, limit: Duration) -> Result<Bytes, Problem>
 where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<BoxError>,
@@ -56,7 +89,10 @@ where
     if body.size_hint().lower() > most as u64 {
         return Err(too_large());
     }
-    match Limited::new(body, most).collect().await {
+    let Ok(read) = tokio::time::timeout(limit, Limited::new(body, most).collect()).await else {
+        return Err(Problem::new(Kind::BodyLate, "Nothing ran; send it again with the same key"));
+    };
+    match read {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(_) => Err(Problem::new(Kind::BodyIncomplete, "Nothing ran; send it again with the same key")),

@@ -1,95 +1,43 @@
 //! What a layer is told.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
-    CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue,
-    LAST_MODIFIED, LINK, LOCATION, SET_COOKIE,
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE, ETAG, HeaderName,
+    HeaderValue, LAST_MODIFIED, LINK, LOCATION,
 };
 use http::request::Parts;
-use http::{Method, StatusCode};
+use http::{Method, Response, StatusCode};
 
-use super::store::{Store, Told};
+use super::consumer::Consumer;
+use super::keys::Keys;
+use super::limits::Limits;
+use super::message_result::MessageResult;
+use super::on_large::OnLarge;
 use crate::fingerprint::FingerprintPolicy;
-use crate::identity::IdentityPart;
+use crate::retry::RetryPolicy;
 
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);
-/// A session that rests in a transaction for longer is ended by PostgreSQL (`pg::begin_on_pool`).
-const LONGEST_HANDLER: Duration = Duration::from_secs(60);
 
 /// A tenant or a principal, from what the server knows of the request.
 type Of = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-
-/// For which consumer a request's key is: two consumers may use one key for two effects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Consumer(pub(super) Name);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Name {
-    Fixed(String),
-    /// Of a queue, too.
-    Shared(String),
-    #[cfg(feature = "axum")]
-    Route,
-}
-
-impl Consumer {
-    /// One name for all requests that come through the layer, 1 to 255 bytes.
-    pub fn named(name: impl Into<String>) -> Self {
-        Self(Name::Fixed(name.into()))
-    }
-
-    /// The consumer of a queue, whose messages take the same effect: a request that comes again as a message with its key as the
-    /// `message_id`, or the other way round, is a duplicate. [`Settings::fingerprint`] must be the queue's, so that both can be compared; an
-    /// answer in JSON of up to 64 KiB is also the response that copies of the message have.
-    pub fn shared(queue_consumer: impl Into<String>) -> Self {
-        Self(Name::Shared(queue_consumer.into()))
-    }
-
-    /// Method and route template, such as `POST /orders/{id}`, as axum's router knows it. The layer must be added to the routes
-    /// (`Router::layer` after them).
-    #[cfg(feature = "axum")]
-    #[must_use]
-    pub fn route() -> Self {
-        Self(Name::Route)
-    }
-
-    pub(super) fn of(&self, parts: &Parts) -> Option<IdentityPart> {
-        let name = match &self.0 {
-            Name::Fixed(name) | Name::Shared(name) => name.clone(),
-            #[cfg(feature = "axum")]
-            Name::Route => {
-                let path = parts.extensions.get::<axum::extract::MatchedPath>()?;
-                format!("{} {}", parts.method, path.as_str())
-            }
-        };
-        #[cfg(not(feature = "axum"))]
-        let _ = parts;
-        IdentityPart::new(name.as_bytes()).ok()
-    }
-
-    /// Do messages come for it?
-    pub(super) fn is_shared(&self) -> bool {
-        matches!(self.0, Name::Shared(_))
-    }
-}
-
-/// What is wrong with a layer's settings, all of it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", .0.join("; "))]
-pub struct SettingsError(Vec<String>);
+/// May a request have the answer that is stored for its key?
+type OnReplay = dyn Fn(&Parts) -> Result<(), StatusCode> + Send + Sync;
+/// How a request is answered whose key took effect as a message.
+type FromMessage = dyn Fn(&MessageResult) -> Response<Bytes> + Send + Sync;
 
 /// What a layer does, before it is built.
 #[derive(Clone)]
 pub struct Settings {
-    store: Store,
+    pub(super) keys: Keys,
     pub(super) consumer: Option<Consumer>,
     pub(super) tenant: Option<Arc<Of>>,
     pub(super) principal: Option<Arc<Of>>,
+    pub(super) is_one_principal: bool,
     pub(super) fingerprint: Option<FingerprintPolicy>,
     pub(super) methods: Vec<Method>,
     pub(super) required: bool,
@@ -97,13 +45,20 @@ pub struct Settings {
     pub(super) handler_limit: Duration,
     pub(super) max_request: usize,
     pub(super) max_response: usize,
-    pub(super) is_final: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
+    pub(super) limits: Limits,
+    is_final: Option<Arc<dyn Fn(StatusCode) -> bool + Send + Sync>>,
     pub(super) kept: Vec<HeaderName>,
     pub(super) described_by: Option<HeaderValue>,
     pub(super) retention: Duration,
-    pub(super) redelivery_horizon: Duration,
+    pub(super) redelivery_horizon: Option<Duration>,
     pub(super) worker: String,
-    problems: Vec<String>,
+    pub(super) on_replay: Option<Arc<OnReplay>>,
+    pub(super) from_message: Option<Arc<FromMessage>>,
+    pub(super) refuse_old_keys: bool,
+    pub(super) on_large: Option<OnLarge>,
+    pub(super) lease: Option<Duration>,
+    pub(super) retry: Option<RetryPolicy>,
+    pub(super) problems: Vec<String>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -112,18 +67,35 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// May not be another one the next time.
+/// Never kept: they are one client's, one connection's, or the server's to say.
+pub(super) const NEVER_KEPT: [&str; 11] = [
+    "set-cookie",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "upgrade",
+    "www-authenticate",
+];
+
+/// May not be another one the next time: neither who asks is its reason, nor a header, which is not compared, nor what passes by.
 fn is_final(status: StatusCode) -> bool {
-    !status.is_server_error() && !matches!(status.as_u16(), 401 | 403 | 407..=409 | 421 | 423 | 425 | 429)
+    !status.is_server_error()
+        && !matches!(status.as_u16(), 401 | 403 | 405..=409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431)
 }
 
 impl Settings {
-    pub(super) fn new(store: Store) -> Self {
+    pub(super) fn new(keys: Keys) -> Self {
         Self {
-            store,
+            keys,
             consumer: None,
             tenant: None,
             principal: None,
+            is_one_principal: false,
             fingerprint: None,
             methods: vec![Method::POST, Method::PATCH],
             required: true,
@@ -131,9 +103,11 @@ impl Settings {
             handler_limit: Duration::from_secs(30),
             max_request: 1_048_576,
             max_response: 262_144,
-            is_final: Arc::new(is_final),
+            limits: Limits::default(),
+            is_final: None,
             kept: vec![
                 CONTENT_TYPE,
+                CONTENT_ENCODING,
                 CONTENT_LANGUAGE,
                 CONTENT_LOCATION,
                 LOCATION,
@@ -144,8 +118,14 @@ impl Settings {
             ],
             described_by: None,
             retention: 7 * DAY,
-            redelivery_horizon: DAY,
+            redelivery_horizon: None,
             worker: "http".to_owned(),
+            on_replay: None,
+            from_message: None,
+            refuse_old_keys: false,
+            on_large: None,
+            lease: None,
+            retry: None,
             problems: Vec::new(),
         }
     }
@@ -165,16 +145,25 @@ impl Settings {
         self
     }
 
-    /// Who sends it. The same key from another principal is answered with 422, and nothing of the first one's answer. Without it all
-    /// requests of a tenant are one principal's.
+    /// Who sends it. The same key from another principal is answered with 422, and nothing of the first one's answer; requests without one
+    /// (`None`) are of one more. There is no default: this, or [`Settings::one_principal`].
     #[must_use]
     pub fn principal(mut self, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         self.principal = Some(Arc::new(principal));
         self
     }
 
-    /// What is compared when a key comes back, as of the queue of a shared consumer: of the body alone. Default: method, path, query, body
-    /// and principal.
+    /// All requests of a tenant are one principal's: whoever sends the same request with the same key gets the answer, and
+    /// [`Settings::on_replay`] may say otherwise. With [`Settings::fingerprint`] there is no other way, since principals are not compared then.
+    #[must_use]
+    pub fn one_principal(mut self) -> Self {
+        self.is_one_principal = true;
+        self
+    }
+
+    /// What is compared when a key comes back, as of the queue of a shared consumer: of the body alone, and so with
+    /// [`Settings::one_principal`]. Default: method, path, query, body and principal. The path is the client's, also in a router of axum that is
+    /// nested in another one (feature `axum`).
     #[must_use]
     pub fn fingerprint(mut self, policy: FingerprintPolicy) -> Self {
         self.fingerprint = Some(policy);
@@ -202,8 +191,9 @@ impl Settings {
         self
     }
 
-    /// How long a handler may take, its answer included. Default: 30 s; at most 60 s. Past it the client gets a 503, and nothing is
-    /// committed, whatever the handler does later; it has as long again to end, and is dropped then.
+    /// How long a handler may take, its answer included. Default: 30 s; at most 60 s, and 12 hours under a lease, where it is a second at least.
+    /// Past it the client gets a 503. A transaction is not committed then, whatever the handler does later; it has as long again to end, and is
+    /// dropped. A run under a lease is [told](crate::lease::Run::lost), has two seconds to end, and is dropped and counted as failed.
     #[must_use]
     pub fn handler_limit(mut self, limit: Duration) -> Self {
         self.handler_limit = limit;
@@ -217,23 +207,45 @@ impl Settings {
         self
     }
 
-    /// Longest body of an answer, in bytes. Default: 256 KiB, held in memory and stored with the key. A longer one is a 500, and nothing is
-    /// committed.
+    /// Longest body of an answer, in bytes. Default: 256 KiB, held in memory and stored with the key. What becomes of a longer one:
+    /// [`Settings::on_large`]. Stores of leases keep 64 KiB of JSON for an answer, so that a body of more than 48 KiB or so (less its headers) is
+    /// sent, and stored without, too.
     #[must_use]
     pub fn max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
         self
     }
 
-    /// Which answers are stored. Default: all but 5xx, 401, 403, 407 to 409, 421, 423, 425 and 429. A server's error (5xx) is never stored.
+    /// Which answers are stored. Default: all but 5xx, 401, 403, 405 to 409, 411 to 417, 421, 423 to 426, 428, 429 and 431; for a
+    /// [shared](Consumer::shared) consumer all but 4xx and 5xx, since its message may come yet. Never stored: a server's error (5xx), and a 3xx or 4xx
+    /// of whoever has not used its [`Tx`](super::Tx) (under leases: not taken its [`Run`](super::Run)), such as a router or an extractor.
     #[must_use]
     pub fn is_final(mut self, is_final: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
-        self.is_final = Arc::new(move |status| !status.is_server_error() && is_final(status));
+        self.is_final = Some(Arc::new(is_final));
         self
     }
 
-    /// Further headers that a retry gets again. Kept in any case: content-type, content-language, content-location, location, etag,
-    /// last-modified, link, cache-control. Never: set-cookie.
+    /// Is this answer stored? `is_used`: the handler has used what it got of the layer.
+    pub(super) fn is_stored(&self, status: StatusCode, is_used: bool) -> bool {
+        let is_final = match &self.is_final {
+            Some(is_final) => is_final(status),
+            None => is_final(status) && !(self.is_shared() && status.is_client_error()),
+        };
+        is_final && !status.is_server_error() && (is_used || status.is_success())
+    }
+
+    /// Are its keys in the transactions of their effects?
+    pub(super) fn is_in_transactions(&self) -> bool {
+        matches!(self.keys, Keys::Transactions(_))
+    }
+
+    /// Do messages come for its consumer?
+    pub(super) fn is_shared(&self) -> bool {
+        self.consumer.as_ref().is_some_and(Consumer::is_shared)
+    }
+
+    /// Further headers that a retry gets again. Kept in any case: content-type, content-encoding, content-language, content-location,
+    /// location, etag, last-modified, link, cache-control. Never: set-cookie, www-authenticate, content-length, and those of a connection.
     #[must_use]
     pub fn keep_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.kept.extend(names);
@@ -250,82 +262,88 @@ impl Settings {
         self
     }
 
-    /// How long keys and answers are kept. Default: 7 days; the longest that a process has started with counts, as for queues.
+    /// What becomes of an answer that is longer than [`Settings::max_response`]. Default: [`OnLarge::Fail`] in transactions; under leases always
+    /// [`OnLarge::Omit`].
+    #[must_use]
+    pub fn on_large(mut self, on_large: OnLarge) -> Self {
+        self.on_large = Some(on_large);
+        self
+    }
+
+    /// May this request have the answer that is stored for its key? Asked before each replay; else the same request by somebody else, whom
+    /// [`Settings::principal`] does not tell apart or who has lost the right since, would get it. An error is the status of the answer then, of
+    /// the type `replay-refused`.
+    #[must_use]
+    pub fn on_replay(
+        mut self,
+        may: impl Fn(&Parts) -> Result<(), StatusCode> + Send + Sync + 'static,
+    ) -> Self {
+        self.on_replay = Some(Arc::new(may));
+        self
+    }
+
+    /// How a request is answered whose key took effect as a message of the [shared](Consumer::shared) consumer. Default: 200 with the
+    /// message's response as JSON, 204 where there is none, 422 where its handler refused it. `Idempotent-Replayed: true` goes with it.
+    #[must_use]
+    pub fn from_message(
+        mut self,
+        map: impl Fn(&MessageResult) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        self.from_message = Some(Arc::new(map));
+        self
+    }
+
+    /// Refuses keys that tell their time (UUIDv7, or a header `Repeatability-First-Sent` with a date of RFC 9110; the earlier one of both)
+    /// and may have been forgotten: 412 `key-too-old`, and nothing runs. Those are older than the retention less an hour, because clocks differ;
+    /// one that is more than an hour ahead is no key (400). By the database's clock in transactions, by this machine's under leases. Default: no;
+    /// a key that tells no time is never too old.
+    #[must_use]
+    pub fn refuse_old_keys(mut self, refuse: bool) -> Self {
+        self.refuse_old_keys = refuse;
+        self
+    }
+
+    /// How long a lease is, from its claim or renewal on: after the death of a process its keys wait for so long. For
+    /// [`IdempotencyLayer::leased`](super::IdempotencyLayer::leased). Default: 30 s, and no longer than [`Settings::handler_limit`]; at least a
+    /// second.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Delays after the first, second, … failed run, of which the last one repeats: a retry that comes earlier waits, or gets a 503 with
+    /// `Retry-After`. How many runs may fail, and how many may end without a word (their process died), before the key is given up: 1 to 10,000
+    /// each. For [`IdempotencyLayer::leased`](super::IdempotencyLayer::leased). Default: 1 s, 5 s, 30 s, 1 min, 5 min; 30 runs, so that a retrying
+    /// client has about two hours; 3 deaths.
+    #[must_use]
+    pub fn retry(mut self, delays: Vec<Duration>, max_attempts: u32, max_crashes: u32) -> Self {
+        self.retry = Some(RetryPolicy { delays, max_attempts, max_crashes });
+        self
+    }
+
+    /// How long keys and answers are kept. Default: 7 days; the longest that a process has started with counts, as for queues. A
+    /// [shared](Consumer::shared) consumer's are its queue's, too: they are never shortened.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
     }
 
-    /// How this process calls itself in the trail. Default: `http`.
+    /// How old a request may be that still comes again: a tenant's shorter retention ends there. Default: 1 day; the longest that a process has
+    /// started with counts. Behind [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional); a
+    /// [shared](Consumer::shared) consumer's is that of its queue.
+    #[must_use]
+    pub fn redelivery_horizon(mut self, horizon: Duration) -> Self {
+        self.redelivery_horizon = Some(horizon);
+        self
+    }
+
+    /// How this process calls itself in the trail, behind [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional). Default:
+    /// `http`.
     #[must_use]
     pub fn worker(mut self, name: impl Into<String>) -> Self {
         self.worker = name.into();
         self
-    }
-
-    /// Everything that is missing or can't be, at once.
-    pub(super) fn checked(mut self) -> Result<(Self, Store), SettingsError> {
-        let mut problems = std::mem::take(&mut self.problems);
-        let mut check = |is_right: bool, text: &str| {
-            if !is_right {
-                problems.push(text.to_owned());
-            }
-        };
-        check(self.consumer.is_some(), "consumer is not set: Consumer::named, or another one");
-        check(self.tenant.is_some(), "tenant is not set: whose requests are they?");
-        if let Some(Consumer(Name::Fixed(name) | Name::Shared(name))) = &self.consumer {
-            check(
-                IdentityPart::new(name.as_bytes()).is_ok(),
-                "consumer: a name has 1 to 255 bytes without NUL",
-            );
-        }
-        let is_shared = self.consumer.as_ref().is_some_and(Consumer::is_shared);
-        check(
-            !is_shared || self.fingerprint.is_some(),
-            "fingerprint is not set: a shared consumer compares what its queue compares, such as FingerprintPolicy::Body",
-        );
-        check(
-            self.fingerprint.is_none() || self.principal.is_none(),
-            "principal: it is not compared where fingerprint says what is",
-        );
-        check(
-            !self.kept.contains(&SET_COOKIE),
-            "keep_headers: set-cookie is never kept: it would give one session to whoever repeats a key",
-        );
-        let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;
-        check(at_most(self.wait, LONGEST_HANDLER), "wait: more than nothing, and 60 s at most");
-        check(
-            at_most(self.handler_limit, LONGEST_HANDLER),
-            "handler_limit: more than nothing, and 60 s at most",
-        );
-        check(
-            (self.redelivery_horizon..=3_650 * DAY).contains(&self.retention),
-            "retention: 1 day to 3,650 days",
-        );
-        check((1..=255).contains(&self.worker.len()), "worker: a name has 1 to 255 bytes");
-        check(
-            self.max_response <= 64 * 1_048_576 && self.max_request <= 1_024 * 1_048_576,
-            "max_request is 1 GiB at most, max_response 64 MiB",
-        );
-        let unique: BTreeSet<&str> = self.methods.iter().map(Method::as_str).collect();
-        check(!unique.is_empty(), "methods: none is left");
-        if problems.is_empty() {
-            let store = self.store.clone();
-            Ok((self, store))
-        } else {
-            Err(SettingsError(problems))
-        }
-    }
-
-    /// What the database is told of a consumer, as by a worker.
-    pub(super) fn told_of(&self, consumer: &IdentityPart) -> Told {
-        Told {
-            consumer: consumer.clone(),
-            retention: self.retention,
-            redelivery_horizon: self.redelivery_horizon,
-            fingerprint: self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name),
-            worker: self.worker.clone(),
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::Extensions;
 use sqlx::{PgConnection, Postgres, Transaction};
@@ -11,16 +12,24 @@ type Held = Option<Transaction<'static, Postgres>>;
 
 /// Where a request's transaction is while its handler runs.
 #[derive(Clone)]
-pub(super) struct Slot(Arc<Mutex<Held>>);
+pub(super) struct Slot {
+    held: Arc<Mutex<Held>>,
+    used: Arc<AtomicBool>,
+}
 
 impl Slot {
     pub(super) fn new(transaction: Transaction<'static, Postgres>) -> Self {
-        Self(Arc::new(Mutex::new(Some(transaction))))
+        Self { held: Arc::new(Mutex::new(Some(transaction))), used: Arc::default() }
     }
 
     /// The transaction; `None` where somebody still has it in hand.
     pub(super) fn take(&self) -> Held {
-        self.0.try_lock().ok()?.take()
+        self.held.try_lock().ok()?.take()
+    }
+
+    /// A handler has written through it, or read: extractors take it before they refuse a request, and use it for nothing.
+    pub(super) fn is_used(&self) -> bool {
+        self.used.load(Ordering::SeqCst)
     }
 }
 
@@ -28,10 +37,14 @@ impl Slot {
 ///
 /// It must end before the answer is given: a handler that keeps it in a task or in a streamed body gets a 500, and nothing is committed.
 /// A handler must not end the transaction by a COMMIT or ROLLBACK of its own, nor go on after a statement that failed: that is noticed, and
-/// the request fails. Savepoints (`begin()` on it) are its own affair.
+/// the request fails; what it committed itself stays, and the key with it, whose retries get 409 `outcome-unknown`. Savepoints (`begin()` on it)
+/// are its own affair. A role that it sets is the session's former one again after it.
 ///
 /// With the feature `axum` it is an extractor, and `Option<Tx>` is one where the key is optional; else [`Tx::of`] takes it.
-pub struct Tx(OwnedMappedMutexGuard<Held, Transaction<'static, Postgres>>);
+pub struct Tx {
+    held: OwnedMappedMutexGuard<Held, Transaction<'static, Postgres>>,
+    used: Arc<AtomicBool>,
+}
 
 /// A request without a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,8 +67,9 @@ impl Tx {
     /// Where there is none, or it is in use.
     pub fn of(extensions: &Extensions) -> Result<Self, NoTransaction> {
         let slot = extensions.get::<Slot>().ok_or(NoTransaction::None)?;
-        let held = Arc::clone(&slot.0).try_lock_owned().map_err(|_| NoTransaction::InUse)?;
-        OwnedMutexGuard::try_map(held, Option::as_mut).map(Self).map_err(|_| NoTransaction::None)
+        let held = Arc::clone(&slot.held).try_lock_owned().map_err(|_| NoTransaction::InUse)?;
+        let held = OwnedMutexGuard::try_map(held, Option::as_mut).map_err(|_| NoTransaction::None)?;
+        Ok(Self { held, used: Arc::clone(&slot.used) })
     }
 }
 
@@ -69,13 +83,14 @@ impl Deref for Tx {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
-        &self.0
+        &self.held
     }
 }
 
 impl DerefMut for Tx {
     fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.0
+        self.used.store(true, Ordering::SeqCst);
+        &mut self.held
     }
 }
 

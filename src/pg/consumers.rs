@@ -177,16 +177,40 @@ pub(crate) async fn register_consumer(
     connection: &mut PgConnection,
     with: Registration<'_>,
 ) -> Result<Registered, sqlx::Error> {
+    let compares = Some((with.fingerprint, with.on_conflict));
+    register(connection, with.consumer, with.retention, with.redelivery_horizon, compares, with.worker).await
+}
+
+/// Notes for how long somebody beside its workers wants the keys of a queue's consumer: what its workers have said of it stays.
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) async fn register_shared(
+    connection: &mut PgConnection,
+    consumer: &str,
+    retention: Duration,
+    worker: &str,
+) -> Result<Registered, sqlx::Error> {
+    // The shortest horizon that there is.
+    register(connection, consumer, retention, Duration::from_secs(1), None, worker).await
+}
+
+async fn register(
+    connection: &mut PgConnection,
+    consumer: &str,
+    retention: Duration,
+    redelivery_horizon: Duration,
+    compares: Option<(&str, &str)>,
+    worker: &str,
+) -> Result<Registered, sqlx::Error> {
     let row = sqlx::query!(
         r#"select (extract(epoch from r.known_retention) * 1000000)::bigint as "retention!",
             (extract(epoch from r.known_redelivery_horizon) * 1000000)::bigint as "redelivery_horizon!", r.former_fingerprint
         from oncely.register_consumer($1, $2, $3, $4, $5, $6) as r"#,
-        with.consumer,
-        interval(with.retention),
-        interval(with.redelivery_horizon),
-        with.fingerprint,
-        with.on_conflict,
-        with.worker
+        consumer,
+        interval(retention),
+        interval(redelivery_horizon),
+        compares.map(|(fingerprint, _)| fingerprint),
+        compares.map(|(_, on_conflict)| on_conflict),
+        worker
     )
     .fetch_one(connection)
     .await?;

@@ -88,9 +88,10 @@ pub use collection::{CollectionReport, ConsumerCollection};
 pub(crate) use complete::{Failure, fail, store_responses};
 pub(crate) use connection::within;
 pub use consumers::{KnownConsumer, known_consumers};
+#[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use consumers::{
     Memory, Registered, Registration, memories, mirror_ttl, register_consumer, register_mirror_ttl,
-    retentions, set_retention,
+    register_shared, retentions, set_retention,
 };
 pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
@@ -108,7 +109,10 @@ pub(crate) use event_relay::{
 #[cfg_attr(not(feature = "otel"), allow(unused_imports))]
 pub(crate) use first_run::first_runs;
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
-pub(crate) use http_answer::{AnswerTrace, HttpAnswer, StoredAnswer, http_answer, store_http_answer};
+pub(crate) use http_answer::{
+    AnswerTrace, HttpAnswer, StoredAnswer, disown_request, header_pairs, headers_json, http_answer,
+    store_http_answer,
+};
 pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,

@@ -30,14 +30,15 @@ pub(crate) async fn begin_to_claim(
 }
 
 /// Begins a transaction of ours in an application's own session, for a claim: a key that somebody holds is asked for again later, so it
-/// waits only for a moment. The session's search_path and its wait for locks are remembered for the handler: an application may have set
-/// them with SET. A process that stands still in the transaction holds its key for two minutes at most, twice the longest limit of a handler.
+/// waits only for a moment. The session's search_path, its wait for locks and its role are remembered for the handler: an application may
+/// have set them with SET. A process that stands still in the transaction holds its key for two minutes at most, twice the longest limit of a handler.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
     pool.begin_with(
         "begin isolation level read committed;
         select pg_catalog.set_config('oncely.handler_path', pg_catalog.current_setting('search_path'), true),
-            pg_catalog.set_config('oncely.handler_lock_timeout', pg_catalog.current_setting('lock_timeout'), true);
+            pg_catalog.set_config('oncely.handler_lock_timeout', pg_catalog.current_setting('lock_timeout'), true),
+            pg_catalog.set_config('oncely.handler_role', pg_catalog.current_setting('role'), true);
         set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms';
         set local idle_in_transaction_session_timeout = '2min'",
     )
@@ -57,11 +58,14 @@ pub(crate) async fn enter_request(connection: &mut PgConnection) -> Result<(), s
     entered.await.map(drop)
 }
 
-/// What the handler wrote stays.
+/// What the handler wrote stays. A role that it has set does not: neither for what follows, nor in the session behind COMMIT.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn leave_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let left =
-        connection.execute("release savepoint oncely_handler; set local search_path = pg_catalog, pg_temp");
+    let left = connection.execute(
+        "release savepoint oncely_handler;
+        select pg_catalog.set_config('role', pg_catalog.current_setting('oncely.handler_role'), false);
+        set local search_path = pg_catalog, pg_temp",
+    );
     left.await.map(drop)
 }
 

@@ -13,8 +13,9 @@ use crate::support::gate::{Gate, WAITING};
 async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
     let mut world = World::new().await;
     let server = Server::of(&world).await;
-    // Panics, goes on after an error, ends its transaction, violates what is checked at COMMIT, keeps the transaction.
-    for what in ["panic", "swallow", "rollback", "twice", "keep"] {
+    // Panics, goes on after an error, ends its transaction, takes away what the layer tells that by, violates what is checked at COMMIT, keeps
+    // the transaction.
+    for what in ["panic", "swallow", "rollback", "release", "twice", "keep"] {
         for _ in 0..2 {
             let reply = server.client.ask(&Ask::pay(what, &format!("{{\"do\":{what:?}}}"))).await;
             assert_eq!((reply.status, reply.problem().as_str()), (500, "failed"), "{what}");
@@ -25,11 +26,67 @@ async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
             }
         }
     }
-    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (9, 0, 0));
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (11, 0, 0));
     // Whatever they left in their sessions: the next one is well.
     for number in 0..8 {
         assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
     }
+}
+
+/// Nobody can take it back, and it is not told as done.
+#[tokio::test]
+async fn what_a_handler_commits_by_itself_is_of_an_unknown_outcome() {
+    let mut world = World::new().await;
+    let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(500));
+    let server = Server::start(pool(world.database.url(), 4).await, short).await;
+    for (number, then) in ["answer", "fail", "panic", "begin", "hang"].into_iter().enumerate() {
+        let ask = Ask::pay(then, &format!(r#"{{"do":"commit","then":{then:?}}}"#));
+        let status = if then == "hang" { 503 } else { 500 };
+        let reply = server.client.ask(&ask).await;
+        assert_eq!((reply.status, reply.problem().as_str()), (status, "failed"), "{then}");
+        let given_up = format!(
+            "select count(*) from oncely.idempotency_keys where key = '{then}' and status = 'FAILED' and reason = 'outcome_unknown'"
+        );
+        world.wait_for(&given_up, 1).await;
+        let again = server.client.ask(&ask).await;
+        assert_eq!((again.status, again.problem().as_str()), (409, "outcome-unknown"), "{then}");
+        let calls = u32::try_from(number).unwrap() + 1;
+        assert_eq!((server.calls.count(), world.count(EFFECTS).await), (calls, i64::from(calls)), "{then}");
+    }
+    // Whatever it left in its session: the next one is well, and another one's key is not touched.
+    for number in 0..8 {
+        assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
+    }
+}
+
+/// Its process has died behind its COMMIT, before anybody could give the key up.
+#[tokio::test]
+async fn a_key_without_an_answer_is_not_told_as_done() {
+    let mut world = World::new().await;
+    let server = Server::of(&world).await;
+    let ask = Ask::pay("k", "{}");
+    assert_eq!(server.client.ask(&ask).await.status, 201);
+    let died = "update oncely.idempotency_keys set http_status = null, http_headers = null, http_body = null";
+    sqlx::query(died).execute(&mut world.sql).await.unwrap();
+    let again = server.client.ask(&ask).await;
+    assert_eq!((again.status, again.problem().as_str()), (409, "outcome-unknown"));
+    assert_eq!((again.is_replayed(), again.header("retry-after")), (false, None));
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_role_that_a_handler_sets_ends_with_it() {
+    let mut world = World::new().await;
+    // One session for all.
+    let pool = pool(world.database.url(), 1).await;
+    let server = Server::start(pool.clone(), |settings| settings).await;
+    for (key, body) in [("role", r#"{"do":"role"}"#), ("next", "{}"), ("again", r#"{"do":"role"}"#)] {
+        let ask = Ask::pay(key, body);
+        assert_eq!(server.client.ask(&ask).await.status, 201, "{key}");
+        assert!(server.client.ask(&ask).await.is_replayed(), "{key}");
+    }
+    let role: String = sqlx::query_scalar("select current_setting('role')").fetch_one(&pool).await.unwrap();
+    assert_eq!((role.as_str(), world.count(EFFECTS).await), ("none", 3));
 }
 
 #[tokio::test]

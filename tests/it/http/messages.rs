@@ -1,17 +1,8 @@
 //! Two doors, one effect: a request that comes again as a message, and a message that comes again as a request.
 
-use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer};
-
+use super::shop::shared;
 use super::{Ask, EFFECTS, Server, pool};
 use crate::support::{World, message};
-
-/// A layer that shares the consumer `payments` with a queue.
-fn shared(_: oncely::http::Settings, pool: sqlx::PgPool) -> oncely::http::Settings {
-    IdempotencyLayer::transactional(pool)
-        .consumer(Consumer::shared("payments"))
-        .tenant(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned))
-        .fingerprint(FingerprintPolicy::Body)
-}
 
 #[tokio::test]
 async fn a_request_that_returns_as_a_message_is_one_effect() {
@@ -21,7 +12,7 @@ async fn a_request_that_returns_as_a_message_is_one_effect() {
     world.apply_topology().await;
     let worker = world.start("worker");
     let pool = pool(world.database.url(), 4).await;
-    let server = Server::start(pool.clone(), |settings| shared(settings, pool)).await;
+    let server = Server::start(pool.clone(), |_| shared(pool, "payments")).await;
 
     // As a request first.
     let body = r#"{"amount":7}"#;
@@ -63,7 +54,7 @@ async fn a_message_that_failed_may_be_done_as_a_request() {
     world.apply_topology().await;
     let worker = world.start("worker");
     let pool = pool(world.database.url(), 4).await;
-    let server = Server::start(pool.clone(), |settings| shared(settings, pool)).await;
+    let server = Server::start(pool.clone(), |_| shared(pool, "payments")).await;
     let body = r#"{"do":"fail_once"}"#;
     world.publish("payments", message("acme", "k"), body).await;
     world.wait_for("select count(*) from oncely.idempotency_keys where status = 'IN_PROGRESS'", 1).await;

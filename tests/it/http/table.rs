@@ -162,11 +162,13 @@ async fn another_refusal_is_stored_and_what_the_handler_wrote_is_rolled_back() {
 #[tokio::test]
 async fn a_key_that_was_given_up_is_told_as_such() {
     let mut world = World::new().await;
-    let server = Server::of(&world).await;
+    let pool = pool(world.database.url(), 4).await;
+    let queue = |_| shop::shared(pool.clone(), "payments");
+    let server = Server::start(pool.clone(), queue).await;
     server.client.ask(&Ask::pay("first", "{}")).await;
     let insert = "insert into oncely.idempotency_keys
             (tenant, consumer, key, status, attempts, created_at, completed_at, reason, not_before)
-        select 'acme', 'POST /pay', k.key, k.status::oncely.key_status, 1, now(),
+        select 'acme', 'payments', k.key, k.status::oncely.key_status, 1, now(),
             case when k.status <> 'IN_PROGRESS' then now() end, k.reason,
             case when k.status = 'IN_PROGRESS' then now() + interval '20 seconds' end
         from (values ('gone', 'FAILED', 'attempts_exhausted'), ('unknown', 'FAILED', 'outcome_unknown'),
@@ -226,13 +228,33 @@ async fn settings_that_cannot_be_are_told_all_at_once() {
     let world = World::new().await;
     let pool = pool(world.database.url(), 1).await;
     let bare = IdempotencyLayer::transactional(pool.clone()).wait(Duration::ZERO).build().unwrap_err();
-    for part in ["consumer is not set", "tenant is not set", "wait:"] {
+    for part in ["consumer is not set", "tenant is not set", "principal: who sends", "wait:"] {
         assert!(bare.to_string().contains(part), "{bare}");
     }
     let shared = shop::settings(pool.clone()).consumer(Consumer::shared("q")).build().unwrap_err();
     assert!(shared.to_string().contains("fingerprint is not set"), "{shared}");
     let both = shop::settings(pool.clone()).fingerprint(FingerprintPolicy::Body).build().unwrap_err();
     assert!(both.to_string().contains("principal"), "{both}");
-    let cookies = shop::settings(pool).keep_headers([axum::http::header::SET_COOKIE]).build().unwrap_err();
-    assert!(cookies.to_string().contains("set-cookie"), "{cookies}");
+    // Of a queue's consumer, too, somebody must say that principals are not compared.
+    let queue = IdempotencyLayer::transactional(pool.clone())
+        .consumer(Consumer::shared("q"))
+        .tenant(|_| None)
+        .fingerprint(FingerprintPolicy::Body);
+    let silent = queue.clone().build().unwrap_err();
+    assert!(silent.to_string().contains("principal: who sends"), "{silent}");
+    assert!(queue.clone().one_principal().build().is_ok());
+    let horizon = queue.one_principal().redelivery_horizon(Duration::from_secs(60)).build().unwrap_err();
+    assert!(horizon.to_string().contains("redelivery_horizon"), "{horizon}");
+    let two = shop::settings(pool.clone()).one_principal().build().unwrap_err();
+    assert!(two.to_string().contains("principal: who sends"), "{two}");
+    for name in [axum::http::header::SET_COOKIE, axum::http::header::CONTENT_LENGTH] {
+        let never = shop::settings(pool.clone()).keep_headers([name.clone()]).build().unwrap_err();
+        assert!(never.to_string().contains(name.as_str()), "{never}");
+    }
+    let few =
+        shop::settings(pool).max_request(1_000).max_bytes_at_work(999).max_at_work(0).build().unwrap_err();
+    assert!(
+        few.to_string().contains("max_at_work") && few.to_string().contains("max_bytes_at_work"),
+        "{few}"
+    );
 }

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use oncely::http::{Consumer, IdempotencyLayer, Settings, Tx};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, Settings, Tx};
 use serde_json::{Value, json};
 use sqlx::{Executor as _, PgPool};
 
@@ -24,20 +24,35 @@ impl Calls {
     pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
+
+    /// One more: which one it is.
+    pub(crate) fn count_one(&self) -> u32 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+/// What a header says of a request.
+pub(crate) fn of(name: &'static str) -> impl Fn(&axum::http::request::Parts) -> Option<String> {
+    move |parts| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
 /// Tenant and principal from headers, as an authentication in front would leave them.
 pub(crate) fn settings(pool: PgPool) -> Settings {
-    let of = |name: &'static str| {
-        move |parts: &axum::http::request::Parts| {
-            parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
-        }
-    };
     IdempotencyLayer::transactional(pool)
         .consumer(Consumer::route())
         .tenant(of("x-tenant"))
         .principal(of("x-user"))
         .described_by("https://shop.example/keys")
+}
+
+/// The same with the keys of a queue's consumer.
+#[allow(dead_code, reason = "the program has no use for it")]
+pub(crate) fn shared(pool: PgPool, consumer: &str) -> Settings {
+    IdempotencyLayer::transactional(pool)
+        .consumer(Consumer::shared(consumer))
+        .tenant(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned))
+        .fingerprint(FingerprintPolicy::Body)
+        .one_principal()
 }
 
 pub(crate) fn app(layer: IdempotencyLayer, calls: Calls) -> Router {
@@ -60,7 +75,7 @@ fn failed(error: sqlx::Error) -> Response {
 }
 
 async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: Bytes) -> Response {
-    let call = calls.0.fetch_add(1, Ordering::SeqCst) + 1;
+    let call = calls.count_one();
     let order: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     // Without a schema: along the search_path of its session.
@@ -83,7 +98,17 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
         "panic" => panic!("out of luck"),
         "hang" => std::future::pending().await,
         "swallow" => drop(tx.execute("select 1 / 0").await),
-        "commit" => drop(tx.execute("commit").await),
+        "commit" => {
+            drop(tx.execute("commit").await);
+            match order["then"].as_str().unwrap_or_default() {
+                "panic" => panic!("out of luck"),
+                "fail" => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                "hang" => std::future::pending().await,
+                "begin" => drop(tx.execute("begin").await),
+                _ => {}
+            }
+        }
+        "release" => drop(tx.execute("release savepoint oncely_handler").await),
         "rollback" => drop(tx.execute("rollback").await),
         // Found out at COMMIT.
         "twice" => drop(tx.execute("insert into app.numbers values ('7'), ('7')").await),
@@ -101,6 +126,12 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
             return "kept".into_response();
         }
         "empty" => return StatusCode::NO_CONTENT.into_response(),
+        // And leaves it to whoever has the session next.
+        "role" => drop(tx.execute("set role oncely_auditor").await),
+        // Compressed by itself, in a way.
+        "encoded" => {
+            return ([("content-encoding", "gzip"), ("content-type", "text/plain")], "z").into_response();
+        }
         _ => {}
     }
     let receipt = json!({ "receipt": uuid::Uuid::new_v4(), "call": call }).to_string();

@@ -4,16 +4,21 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use http::request::Parts;
 use http::{Request, Response};
 use sqlx::{Postgres, Transaction};
-use tokio::sync::oneshot;
 
-use super::answer::{Answer, NoAnswer, replayed};
-use super::body::Body;
+use super::answer::Answer;
+use super::body::{Body, whole};
 use super::claim::{Claimed, claim};
+use super::in_flight::InFlight;
+use super::key_time::check_age;
 use super::problem::{Kind, Problem};
+use super::replay::replay;
+use super::reply::{Call, Reply, send};
 use super::request::Asked;
 use super::settings::Settings;
 use super::store::Store;
@@ -28,41 +33,53 @@ const COMMIT: Duration = Duration::from_secs(5);
 /// How long it is looked for whether a COMMIT happened whose answer was lost.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Calls the service behind the layer, and reads its answer.
-pub(super) type Call = Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Answer, NoAnswer>> + Send>;
-
 /// A request in a task of its own.
-pub(super) struct Run {
+pub(super) struct Transactional {
     pub(super) settings: Arc<Settings>,
     pub(super) store: Store,
+    pub(super) in_flight: InFlight,
     pub(super) asked: Asked,
-    pub(super) request: Request<Body>,
+    pub(super) parts: Parts,
+    pub(super) body: Bytes,
     pub(super) call: Call,
 }
 
-/// To whoever waits for the answer; a client that has left changes nothing.
-type Reply = oneshot::Sender<Response<Body>>;
-
-impl Run {
+impl Transactional {
     /// Runs it. Database futures are awaited to their end.
     pub(super) async fn run(self, reply: Reply) {
         let until = tokio::time::Instant::now() + self.settings.wait;
-        let Some(_turn) = self.store.in_flight.enter(&self.asked.identity, until).await else {
+        let Some(_turn) = self.in_flight.enter(&self.asked.identity, until).await else {
             return send(reply, Problem::in_flight(Duration::from_secs(1)));
         };
         let mut pause = LOOK_AGAIN[0];
-        let transaction = loop {
+        let (transaction, at) = loop {
             let claimed = async {
                 let consumer = &self.asked.identity.consumer;
-                self.store.prepare(consumer, || self.settings.told_of(consumer)).await?;
+                if !self.store.prepare(consumer, until, || self.settings.told_of(consumer)).await? {
+                    return Ok(Claimed::Locked);
+                }
+                if self.settings.refuse_old_keys
+                    && let Err(problem) =
+                        check_age(self.asked.made, self.store.now(), self.settings.retention)
+                {
+                    return Ok(Claimed::Refused(problem));
+                }
                 claim(&self.store, &self.asked).await
             };
             match claimed.await {
-                Ok(Claimed::Run(transaction)) => break transaction,
-                Ok(Claimed::Done(answer)) => return send(reply, replayed(answer)),
+                Ok(Claimed::Run(transaction, at)) => break (transaction, at),
+                Ok(Claimed::Done(answer)) => {
+                    return send(reply, replay(&self.settings, Some(&self.parts), answer));
+                }
                 Ok(Claimed::Refused(problem)) => return send(reply, problem),
                 Ok(Claimed::Locked) if tokio::time::Instant::now() + pause >= until => {
-                    return send(reply, Problem::in_flight(Duration::from_secs(1)));
+                    return send(
+                        reply,
+                        match self.store.knows(&self.asked.identity.consumer) {
+                            true => Problem::in_flight(Duration::from_secs(1)),
+                            false => Problem::unavailable(),
+                        },
+                    );
                 }
                 // Another process is at work on it. No connection is held meanwhile.
                 Ok(Claimed::Locked) => tokio::time::sleep(pause).await,
@@ -70,7 +87,7 @@ impl Run {
             }
             pause = (pause * 2).min(LOOK_AGAIN[1]);
         };
-        self.handle(transaction, reply).await;
+        self.handle(transaction, at, reply).await;
     }
 
     /// Nothing ran.
@@ -80,8 +97,11 @@ impl Run {
         Problem::unavailable()
     }
 
-    async fn handle(self, mut transaction: Transaction<'static, Postgres>, reply: Reply) {
-        let Self { settings, store, asked, mut request, call } = self;
+    async fn handle(self, mut transaction: Transaction<'static, Postgres>, at: DateTime<Utc>, reply: Reply) {
+        let Self { settings, store, asked, parts, body, call, .. } = self;
+        // For whoever decides about replays, where the answer to COMMIT is lost.
+        let asked_by = settings.on_replay.is_some().then(|| parts.clone());
+        let mut request = Request::from_parts(parts, whole(body));
         let began = Instant::now();
         step("http.enter.before");
         if let Err(error) = pg::enter_request(&mut transaction).await {
@@ -104,7 +124,10 @@ impl Run {
                 send(reply, Problem::new(Kind::Late, detail).retry_after(Duration::from_secs(1)));
                 // Its statements are not cancelled: it may end by itself, and is rolled back.
                 let _ = tokio::time::timeout(limit, handling).await;
-                return undo(slot.take()).await;
+                if let Some(transaction) = slot.take() {
+                    take_back(&store, &asked, at, transaction).await;
+                }
+                return;
             }
         };
         step("http.handle.after");
@@ -116,25 +139,26 @@ impl Run {
             return send(reply, failed());
         };
         match handled {
-            Ok(Ok(answer)) if (settings.is_final)(answer.status) => {
-                let ending = Ending { settings: &settings, store: &store, asked: &asked, began };
+            Ok(Ok(answer)) if settings.is_stored(answer.status, slot.is_used()) => {
+                let (settings, store, asked) = (&*settings, &store, &asked);
+                let ending = Ending { settings, store, asked, asked_by: asked_by.as_ref(), at, began };
                 let answer = ending.end(transaction, answer).await;
                 send(reply, answer);
             }
             // May be another one the next time.
             Ok(Ok(answer)) => {
-                undo(Some(transaction)).await;
-                send(reply, answer.into_response());
+                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                send(reply, if is_taken_back { answer.into_response() } else { broken().into() });
             }
             Ok(Err(error)) => {
                 tracing::error!(consumer = %asked.identity.consumer, error = %error, "a request has failed");
-                undo(Some(transaction)).await;
-                send(reply, failed());
+                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                send(reply, if is_taken_back { failed() } else { broken() });
             }
             Err(_) => {
                 tracing::error!(consumer = %asked.identity.consumer, "a handler has panicked");
-                undo(Some(transaction)).await;
-                send(reply, failed());
+                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                send(reply, if is_taken_back { failed() } else { broken() });
             }
         }
     }
@@ -145,6 +169,8 @@ struct Ending<'a> {
     settings: &'a Settings,
     store: &'a Store,
     asked: &'a Asked,
+    asked_by: Option<&'a Parts>,
+    at: DateTime<Utc>,
     began: Instant,
 }
 
@@ -161,9 +187,8 @@ impl Ending<'_> {
         if let Err(error) = left {
             // By an error that it ignored, or by a COMMIT or ROLLBACK of its own.
             tracing::error!(%consumer, error = pg::describe(&error), "a handler has broken its transaction");
-            undo(Some(transaction)).await;
-            let detail = "It is not known what was done; ask whoever runs this service";
-            return Problem::new(Kind::Failed, detail).into();
+            take_back(self.store, asked, self.at, transaction).await;
+            return broken().into();
         }
         let kept = answer.kept(&settings.kept);
         let trace = AnswerTrace {
@@ -219,10 +244,14 @@ impl Ending<'_> {
                 Ok(Claimed::Done(stored)) => {
                     // The same as this one: this one's, with all its headers.
                     let is_own = stored.http.as_ref() == Some(&answer.kept(&self.settings.kept));
-                    return if is_own { answer.into_response() } else { replayed(stored) };
+                    return if is_own {
+                        answer.into_response()
+                    } else {
+                        replay(self.settings, self.asked_by, stored)
+                    };
                 }
                 // It was not. Its handler has run, so its client asks again.
-                Ok(Claimed::Run(transaction)) => {
+                Ok(Claimed::Run(transaction, _)) => {
                     undo(Some(transaction)).await;
                     return Problem::unavailable().into();
                 }
@@ -243,17 +272,54 @@ fn failed() -> Problem {
     Problem::new(Kind::Failed, "Nothing was done; the same key may be used again")
 }
 
+/// The handler has ended its transaction itself.
+fn broken() -> Problem {
+    Problem::new(Kind::Failed, "It is not known what was done; ask whoever runs this service")
+}
+
+/// Takes back what a handler wrote. False: it has ended its transaction itself, by a COMMIT or ROLLBACK. What it has committed stands there with
+/// its key, which must not pass for one that took effect: it is given up as `outcome_unknown`.
+async fn take_back(
+    store: &Store,
+    asked: &Asked,
+    at: DateTime<Utc>,
+    mut transaction: Transaction<'static, Postgres>,
+) -> bool {
+    let undone = pg::undo_request(&mut transaction).await;
+    undo(Some(transaction)).await;
+    match undone {
+        Ok(()) => return true,
+        // The session is gone, and what it did not commit with it.
+        Err(error) if pg::is_outage(&error) => return true,
+        Err(error) => {
+            tracing::error!(error = pg::describe(&error), "a handler's savepoint is not there any more");
+        }
+    }
+    let disowned = async {
+        let mut transaction = pg::begin_on_pool(&store.pool).await?;
+        let disowned = pg::disown_request(&mut transaction, &asked.identity, at).await?;
+        transaction.commit().await?;
+        Ok::<_, sqlx::Error>(disowned)
+    };
+    let (consumer, key) = (&asked.identity.consumer, &asked.identity.key);
+    match disowned.await {
+        Ok(false) => {}
+        Ok(true) => {
+            tracing::error!(%consumer, %key, "a handler has committed its transaction itself: its key is given up as outcome_unknown");
+        }
+        Err(error) => {
+            let error = pg::describe(&error);
+            tracing::error!(%consumer, %key, error, "it is not known whether a handler has committed its transaction itself");
+        }
+    }
+    false
+}
+
 /// Takes all of it back; a session that can't is of no use any more, and PostgreSQL does it at its end.
 async fn undo(transaction: Option<Transaction<'static, Postgres>>) {
     if let Some(transaction) = transaction
         && let Err(error) = transaction.rollback().await
     {
         tracing::debug!(error = %error, "a transaction could not be rolled back");
-    }
-}
-
-fn send(reply: Reply, answer: impl Into<Response<Body>>) {
-    if reply.send(answer.into()).is_err() {
-        tracing::debug!("a client left before its answer");
     }
 }

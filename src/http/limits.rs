@@ -1,0 +1,110 @@
+//! How much may be at work at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body::SizeHint;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::settings::Settings;
+
+/// Bytes of requests, where nobody says it and they are smaller than half of it.
+const BYTES: usize = 128 * 1_048_576;
+const MOST_REQUESTS: usize = 1_000_000;
+const LONGEST_READ: Duration = Duration::from_secs(600);
+
+/// How much may be at work at once, and how long a request may take to arrive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    requests: usize,
+    bytes: Option<usize>,
+    pub(super) read: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { requests: 1_000, bytes: None, read: Duration::from_secs(30) }
+    }
+}
+
+impl Limits {
+    fn bytes(&self, max_request: usize) -> usize {
+        self.bytes.unwrap_or_else(|| BYTES.max(max_request.saturating_mul(2)))
+    }
+
+    pub(super) fn check(&self, max_request: usize, check: &mut impl FnMut(bool, &str)) {
+        check((1..=MOST_REQUESTS).contains(&self.requests), "max_at_work: 1 to 1,000,000 requests");
+        check(self.bytes(max_request) >= max_request, "max_bytes_at_work: as many as max_request at least");
+        check(
+            !self.read.is_zero() && self.read <= LONGEST_READ,
+            "read_limit: more than nothing, and 10 minutes at most",
+        );
+    }
+}
+
+impl Settings {
+    /// How many requests with a key may be at work at once, those included whose client has left, which wait for another one or for a
+    /// connection, or are still arriving. One more gets a 503 `busy` with `Retry-After`, before its body is read. Default: 1,000.
+    #[must_use]
+    pub fn max_at_work(mut self, requests: usize) -> Self {
+        self.limits.requests = requests;
+        self
+    }
+
+    /// How many bytes the bodies of these requests may have together; one that does not say its length counts as
+    /// [`Settings::max_request`] until it is there. As [`Settings::max_at_work`]. Default: 128 MiB, or twice `max_request` where that is more.
+    #[must_use]
+    pub fn max_bytes_at_work(mut self, bytes: usize) -> Self {
+        self.limits.bytes = Some(bytes);
+        self
+    }
+
+    /// How long the body of a request with a key may take to arrive; then it is a 408, and nothing runs. Default: 30 s; at most 10 minutes.
+    #[must_use]
+    pub fn read_limit(mut self, limit: Duration) -> Self {
+        self.limits.read = limit;
+        self
+    }
+}
+
+/// What a layer has at work.
+#[derive(Clone)]
+pub(super) struct AtWork {
+    requests: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    max_request: usize,
+}
+
+/// A request's share of it, until it is dropped.
+pub(super) struct Share {
+    _request: OwnedSemaphorePermit,
+    bytes: OwnedSemaphorePermit,
+}
+
+impl AtWork {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let Settings { limits, max_request, .. } = settings;
+        let bytes = limits.bytes(*max_request).min(Semaphore::MAX_PERMITS);
+        Self {
+            requests: Arc::new(Semaphore::new(limits.requests)),
+            bytes: Arc::new(Semaphore::new(bytes)),
+            max_request: *max_request,
+        }
+    }
+
+    /// A share for a request whose body is as long as that; `None` where there is too much at work.
+    pub(super) fn enter(&self, body: &SizeHint) -> Option<Share> {
+        let most = u64::try_from(self.max_request).unwrap_or(u64::MAX);
+        let bytes = u32::try_from(body.exact().unwrap_or(most).min(most)).ok()?;
+        let request = Arc::clone(&self.requests).try_acquire_owned().ok()?;
+        let bytes = Arc::clone(&self.bytes).try_acquire_many_owned(bytes).ok()?;
+        Some(Share { _request: request, bytes })
+    }
+}
+
+impl Share {
+    /// The body is there, and this long.
+    pub(super) fn shrink(&mut self, body: usize) {
+        drop(self.bytes.split(self.bytes.num_permits().saturating_sub(body)));
+    }
+}
