@@ -63,6 +63,7 @@ async fn main() -> anyhow::Result<()> {
         .consumer(Consumer::shared(of("CONSUMER")?))
         .tenant(|parts: &Parts| parts.headers.get("x-tenant-id")?.to_str().ok().map(str::to_owned))
         .fingerprint(FingerprintPolicy::Body)
+        .one_principal()
         .retention(RETENTION)
         .build()?;
     let app = Router::new().route("/take", post(take)).layer(layer.clone());
