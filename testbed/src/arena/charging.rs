@@ -1,15 +1,18 @@
 //! A consumer whose handler runs under leases and calls a provider: processes of its own, messages of its own, faults of its own.
 
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sqlx::PgConnection;
 
 use super::config::ArenaConfig;
 use super::crew::{Crew, Strike};
+use super::doors::Doors;
 use super::member::Member;
 use super::publisher::Publisher;
 use super::{Arena, start::oncely_command};
-use crate::checker::{LEASED, Order, empty};
+use crate::checker::{LEASED, Leases, Order, Sent, empty};
 use crate::{Provider, eventually_within};
 
 /// Processes.
@@ -42,6 +45,26 @@ pub(super) struct Charging {
 impl Charging {
     fn unpublished(&self) -> usize {
         self.publisher.pending()
+    }
+
+    /// Where the provider is.
+    pub(super) fn provider(&self) -> SocketAddr {
+        self.provider.address()
+    }
+
+    /// The publisher's books, for others who send the same.
+    pub(super) fn books(&self) -> Arc<Mutex<Sent>> {
+        self.publisher.books()
+    }
+}
+
+impl Leases {
+    /// A process that holds leases was struck: they may run out, or have been given back.
+    pub(super) fn note(&mut self, strike: Strike, now: f64) {
+        match strike {
+            Strike::Kill(_) | Strike::Freeze(..) => self.interruptions.push(now),
+            Strike::Stop(_) | Strike::Cut(_) => self.gave_back += 1,
+        }
     }
 }
 
@@ -104,11 +127,9 @@ impl Arena {
         self.until_at_work().await;
         let now = self.moment();
         let Some(charging) = &mut self.charging else { return Ok(()) };
-        let Some(exits) = charging.crew.strike(strike).await? else { return Ok(()) };
-        self.exits.extend(exits);
-        match strike {
-            Strike::Kill(_) | Strike::Freeze(..) => self.evidence.leases.interruptions.push(now),
-            Strike::Stop(_) | Strike::Cut(_) => self.evidence.leases.gave_back += 1,
+        if let Some(exits) = charging.crew.strike(strike).await? {
+            self.exits.extend(exits);
+            self.evidence.leases.note(strike, now);
         }
         Ok(())
     }
@@ -160,7 +181,8 @@ impl Arena {
             Some(_) => self.connect().await?,
         };
         let Some(charging) = &mut self.charging else { return Ok(true) };
-        if charging.unpublished() > 0 || charging.crew.stands_still() {
+        let unknown = self.doors.as_ref().map_or(0, Doors::pending_orders);
+        if charging.unpublished() + unknown > 0 || charging.crew.stands_still() {
             return Ok(false);
         }
         let leases = &mut self.evidence.leases;

@@ -60,8 +60,8 @@ impl Arena {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        self.stop_charging().await?;
         self.stop_doors().await?;
+        self.stop_charging().await?;
         self.stop().await;
         self.take_dead_letters().await?;
         for rung in RUNGS {

@@ -40,14 +40,20 @@ pub(super) struct Requester {
 }
 
 impl Requester {
-    /// `servers`: where the door is. `sent`: the books of whoever publishes messages.
-    pub(super) fn start(servers: Vec<SocketAddr>, sent: Arc<Mutex<Sent>>, seed: u64) -> Self {
+    /// `servers`: where the door is, and at which path. `sent`: the books of whoever publishes messages.
+    pub(super) fn start(
+        servers: Vec<SocketAddr>,
+        path: &'static str,
+        sent: Arc<Mutex<Sent>>,
+        seed: u64,
+    ) -> Self {
         let (queue, intents) = mpsc::unbounded_channel();
         let intents = Arc::new(tokio::sync::Mutex::new(intents));
         let pending = Arc::new(AtomicUsize::new(0));
         let answers = Arc::new(Mutex::new(Requests::default()));
         let clients = (0..CLIENTS).map(|number| {
-            let client = Client { servers: servers.clone(), sent: sent.clone(), answers: answers.clone() };
+            let (servers, sent, answers) = (servers.clone(), sent.clone(), answers.clone());
+            let client = Client { servers, path, sent, answers };
             let (intents, left) = (intents.clone(), pending.clone());
             let mut random = Rng::with_seed(seed.wrapping_add(number as u64));
             tokio::spawn(async move {
@@ -86,6 +92,7 @@ impl Drop for Requester {
 
 struct Client {
     servers: Vec<SocketAddr>,
+    path: &'static str,
     sent: Arc<Mutex<Sent>>,
     answers: Arc<Mutex<Requests>>,
 }
@@ -133,7 +140,8 @@ impl Client {
     async fn once(&self, server: usize, intent: &Intent) -> Next {
         lock(&self.answers).tries += 1;
         let server = self.servers[server % self.servers.len()];
-        let Ok(Ok((answer, pause))) = tokio::time::timeout(TRY, exchange(server, intent)).await else {
+        let Ok(Ok((answer, pause))) = tokio::time::timeout(TRY, exchange(server, self.path, intent)).await
+        else {
             return Next::Again(PAUSE);
         };
         lock(&self.answers).learn(intent, &answer);
@@ -149,8 +157,8 @@ impl Client {
 }
 
 /// One request and its answer, on a connection of their own; and how long the server asks to wait.
-async fn exchange(server: SocketAddr, intent: &Intent) -> anyhow::Result<(HttpAnswer, Duration)> {
-    let request = http::Request::post("/take")
+async fn exchange(server: SocketAddr, path: &str, intent: &Intent) -> anyhow::Result<(HttpAnswer, Duration)> {
+    let request = http::Request::post(path)
         .header("host", "judge")
         .header("x-tenant-id", &intent.tenant)
         .header("idempotency-key", &intent.key)

@@ -9,6 +9,7 @@ use super::calls::{Call, Memory, Side};
 use super::evidence::{Letter, pairs};
 use super::judge::{Findings, Invariant, What, name};
 use super::ledger::{Class, Key, Sent};
+use super::requests::Requests;
 
 /// The consumer whose messages run under leases.
 pub const LEASED: &str = "charges";
@@ -24,6 +25,8 @@ pub struct LeaseRow {
     pub is_held: bool,
     /// Steps whose result is stored, and by which lease.
     pub stored: BTreeMap<String, i64>,
+    /// A request completed it: its end is no transaction of its own.
+    pub by_request: bool,
 }
 
 /// A row of the trail.
@@ -58,6 +61,8 @@ pub struct Leases {
     pub dead: BTreeSet<Letter>,
     /// What was left in the other queues.
     pub queued: BTreeSet<Letter>,
+    /// What those were answered who asked over HTTP.
+    pub requests: Requests,
     /// When a lease may have run out though its process was well, or its process was not: deaths, freezes, clocks. As [`LeaseStep::at`].
     pub interruptions: Vec<f64>,
     /// From when to when a process stood still, by the provider's clock.
@@ -90,7 +95,8 @@ impl Leases {
         let rows = sqlx::query(
             "select tenant, key, status::text, coalesce(fencing_token, 0), owner is not null,
                 (select coalesce(jsonb_object_agg(s.key, s.value -> 'token'), '{}')
-                 from jsonb_each(coalesce(i.steps, '{}')) as s where s.value ->> 'state' = 'done')
+                 from jsonb_each(coalesce(i.steps, '{}')) as s where s.value ->> 'state' = 'done'),
+                coalesce(response ? 'http', false)
              from oncely.idempotency_keys as i where consumer = $1",
         )
         .bind(LEASED)
@@ -101,8 +107,9 @@ impl Leases {
             let stored: serde_json::Value = row.get(5);
             let stored = stored.as_object().into_iter().flatten();
             let stored = stored.filter_map(|(step, token)| Some((step.clone(), token.as_i64()?)));
-            let (status, token, is_held) = (row.get(2), row.get(3), row.get(4));
-            self.rows.insert(key(row), LeaseRow { status, token, is_held, stored: stored.collect() });
+            let (status, token, is_held, by_request) = (row.get(2), row.get(3), row.get(4), row.get(6));
+            let row_of = LeaseRow { status, token, is_held, stored: stored.collect(), by_request };
+            self.rows.insert(key(row), row_of);
         }
         sqlx::query("select judge.note()").execute(&mut *connection).await?;
         let rows = sqlx::query(
@@ -191,6 +198,10 @@ impl Leases {
         }
         self.judge_whereabouts(found);
         self.judge_verdicts(found);
+        let is_done = |key: &Key| {
+            self.is_forgotten(key) || self.rows.get(key).is_some_and(|row| row.status == "COMPLETED")
+        };
+        self.requests.judge_by(|key, _| is_done(key), |_, _| false, found);
         for key in &self.overlong {
             found.add(Invariant::L11, What::LeaseTooLong, key);
         }
@@ -222,13 +233,14 @@ impl Leases {
             let is_completed = self.rows.get(key).is_some_and(|row| row.status == "COMPLETED");
             let (audited, finished) =
                 (self.counted(key, "completed"), self.finished.get(key).map_or(0, Vec::len));
-            if (audited, finished) != (usize::from(is_completed), usize::from(is_completed)) {
+            let by_request = self.rows.get(key).is_some_and(|row| row.by_request);
+            if (audited, finished) != (usize::from(is_completed), usize::from(is_completed && !by_request)) {
                 let status = self.rows.get(key).map_or("no row", |row| row.status.as_str());
                 let text = format!("{} ({status}) has {audited} completions and {finished} ends", name(key));
                 found.add(Invariant::L1, What::Completions, text);
             }
             let reserved = self.reserved.get(key).map_or(0, Vec::len);
-            if reserved > 1 || (is_completed && reserved == 0) {
+            if reserved > 1 || (is_completed && reserved == 0 && !by_request) {
                 found.add(
                     Invariant::L1,
                     What::Completions,

@@ -81,25 +81,51 @@ impl Requests {
             as u64
     }
 
+    /// For work in PostgreSQL.
     pub(super) fn judge(&self, sent: &Sent, evidence: &Evidence, found: &mut Findings) {
+        let took = |key: &Key, digest: &str| evidence.ran(key, digest) || evidence.took_effect_alike(key);
+        let may_conflict = |key: &Key, digest: &str| {
+            sent.versions(key).len() > 1 && (!evidence.ran(key, digest) || evidence.alike)
+        };
+        self.judge_by(took, may_conflict, found);
+    }
+
+    /// `took`: has this payload of a key taken effect? `may_conflict`: may it be refused as another payload than the key's?
+    pub(super) fn judge_by(
+        &self,
+        took: impl Fn(&Key, &str) -> bool,
+        may_conflict: impl Fn(&Key, &str) -> bool,
+        found: &mut Findings,
+    ) {
         for ((key, digest), answers) in &self.answers {
             if answers.len() > 1 {
                 let statuses: Vec<String> = answers.iter().map(|(status, _)| status.to_string()).collect();
                 let example = format!("{}: {}", name(key), statuses.join(", "));
                 found.add(Invariant::L10, What::AnswersDiffer, example);
             }
-            if !evidence.ran(key, digest) && !evidence.took_effect_alike(key) {
+            if !took(key, digest) {
                 found.add(Invariant::L10, What::AnsweredInVain, name(key));
             }
         }
         for (key, digest) in &self.conflicts {
-            let only_one = sent.versions(key).len() < 2;
-            if only_one || (evidence.ran(key, digest) && !evidence.alike) {
+            if !may_conflict(key, digest) {
                 found.add(Invariant::L10, What::AnswerUnexpected, format!("{}: no conflict", name(key)));
             }
         }
         for (key, status) in &self.unexpected {
             found.add(Invariant::L10, What::AnswerUnexpected, format!("{}: {status}", name(key)));
         }
+    }
+
+    /// These and those of another book.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.asked += other.asked;
+        self.tries += other.tries;
+        self.replays += other.replays;
+        self.answers.extend(other.answers);
+        self.conflicts.extend(other.conflicts);
+        self.unexpected.extend(other.unexpected);
+        self
     }
 }

@@ -1,6 +1,6 @@
 //! Runs under leases, and what they call outside.
 
-use testbed::checker::{Answer, Call, LeaseRow, LeaseStep, Leases, Order, Side};
+use testbed::checker::{Answer, Call, HttpAnswer, LeaseRow, LeaseStep, Leases, Order, Side};
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn step(outcome: &str, attempt: i32, reason: &str, at: f64) -> LeaseStep {
 
 fn row(status: &str, token: i64, stored: &[(Side, i64)]) -> LeaseRow {
     let stored = stored.iter().map(|(side, token)| (side.name().to_owned(), *token)).collect();
-    LeaseRow { status: status.to_owned(), token, is_held: false, stored }
+    LeaseRow { status: status.to_owned(), token, is_held: false, stored, by_request: false }
 }
 
 /// One of each: done at once; taken over and called again; failed and called again; given up because nobody knew.
@@ -104,6 +104,26 @@ fn a_key_is_completed_once_with_its_writes() {
     assert_eq!(after(|leases| drop(leases.finished.remove(&key("mail")))), wrong);
     assert_eq!(after(|leases| leases.reserved.get_mut(&key("mail")).unwrap().push(20)), wrong);
     assert_eq!(after(|leases| drop(leases.reserved.remove(&key("mail")))), wrong);
+}
+
+#[test]
+fn a_request_completes_a_key_without_a_transaction_and_only_then_is_it_told_so() {
+    let taken = |body: &str| HttpAnswer { status: 201, problem: None, replayed: false, body: body.into() };
+    let by_request = |leases: &mut Leases, token: &str| {
+        let row = leases.rows.get_mut(&key("mail")).unwrap();
+        row.by_request = true;
+        drop(leases.finished.remove(&key("mail")));
+        drop(leases.reserved.remove(&key("mail")));
+        leases.requests.learn(&order("mail", Side::Mail), &taken(token));
+    };
+    assert_eq!(after(|leases| by_request(leases, "20")), BTreeMap::new());
+    let twice = after(|leases| {
+        by_request(leases, "20");
+        by_request(leases, "21");
+    });
+    assert_eq!(twice, only(Invariant::L10, What::AnswersDiffer));
+    let in_vain = after(|leases| leases.requests.learn(&order("once", Side::Once), &taken("41")));
+    assert_eq!(in_vain, only(Invariant::L10, What::AnsweredInVain));
 }
 
 #[test]

@@ -222,7 +222,9 @@ impl Trial {
             let (asked, slice) = requests.split(slice);
             let (asked_during, during) = requests.split(during);
             arena.request(asked);
-            arena.order(&orders.take(self.slice / SHARE));
+            let (asked_orders, sent_orders) = requests.split_orders(orders.take(self.slice / SHARE));
+            arena.order(&sent_orders);
+            arena.request_orders(&asked_orders);
             self.lead(arena, slice, ends).await?;
             for strike in orders.strikes() {
                 arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;

@@ -100,7 +100,7 @@ impl Report {
                 fenced: evidence.leases.count("fenced"),
                 unknown: evidence.leases.unknown(),
             },
-            requests: evidence.requests.clone(),
+            requests: evidence.requests.clone().and(evidence.leases.requests.clone()),
             memory: evidence.memory.as_ref().map_or(0, |(_, bytes)| *bytes),
         })
     }

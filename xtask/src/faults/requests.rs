@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use testbed::Strike;
-use testbed::checker::{Act, Intent};
+use testbed::checker::{Act, Intent, Order};
 
 /// Of the work, what comes as a request, in per cent.
 const SHARE: u8 = 15;
@@ -26,16 +26,25 @@ impl Requests {
     /// What of these comes as a request, and what as a message. Copies are drawn anew, so that a request comes again as a message, and a
     /// message as a request.
     pub(crate) fn split(&mut self, intents: Vec<Intent>) -> (Vec<Intent>, Vec<Intent>) {
+        // What fails would be another failure over HTTP: nothing is stored, and no dead letter written.
+        self.split_those(intents, |intent| intent.act == Act::Work)
+    }
+
+    /// The same of orders.
+    pub(crate) fn split_orders(&mut self, orders: Vec<Order>) -> (Vec<Order>, Vec<Order>) {
+        self.split_those(orders, |_| true)
+    }
+
+    fn split_those<T: Clone>(&mut self, all: Vec<T>, may: impl Fn(&T) -> bool) -> (Vec<T>, Vec<T>) {
         let (mut requests, mut messages) = (Vec::new(), Vec::new());
-        for intent in intents {
-            // What fails would be another failure over HTTP: nothing is stored, and no dead letter written.
-            if intent.act == Act::Work && self.random.u8(0..100) < SHARE {
-                requests.push(intent.clone());
+        for one in all {
+            if may(&one) && self.random.u8(0..100) < SHARE {
+                requests.push(one.clone());
                 if self.random.u8(0..ALONE) == 0 {
                     continue;
                 }
             }
-            messages.push(intent);
+            messages.push(one);
         }
         (requests, messages)
     }
