@@ -41,6 +41,7 @@ mod claim;
 pub mod conformance;
 mod error;
 mod held;
+mod holding;
 mod memory;
 mod micros;
 mod postgres;

@@ -1,7 +1,7 @@
 //! Runs work under leases of a store.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::claim::{Claim, Claimed, Grant};
 use super::error::StoreError;
 use super::held::{Failed, Failure, Held};
+use super::holding::Holding;
 use super::run::Run;
 use super::store::LeaseStore;
 use crate::backoff::Backoff;
@@ -24,6 +25,9 @@ use crate::retry::RetryPolicy;
 
 /// How long a run that is to end may take for it.
 const DROPPED_AFTER: Duration = Duration::from_secs(2);
+/// How long before `max_run` a run is told: in time for its failure to be recorded before somebody else may take the key over. Of a short run
+/// it is a quarter.
+const EARLY: Duration = Duration::from_secs(3);
 /// How often a claim is said that is not answered.
 const CLAIMS: u32 = 3;
 
@@ -65,7 +69,7 @@ pub enum Ran {
         /// For people.
         detail: String,
     },
-    /// Another run has the key, or this one's time is over: nothing of it is recorded but its steps.
+    /// Another run has the key: nothing of this one is recorded but its steps.
     Lost,
 }
 
@@ -115,9 +119,16 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// Runs `work` if nobody has, and nobody does. `fingerprint`: of the payload ([`fingerprint`](super::fingerprint)). What the work returns is the
     /// response; [`HandlerError::Refused`] is one, too: `{"refused": reason}`.
     ///
-    /// Dropped half-way, or its process killed, the run ends without a word: its lease runs out, and the next one finds what its steps have
-    /// stored. What is done when the store can't be asked: a step does not begin, and what has happened is said until it is stored or the
-    /// lease is lost. The heartbeat is a task of its own and ends with this future.
+    /// Where its process is killed, the run ends without a word: its lease runs out, and the next one finds what its steps have stored. What is
+    /// done when the store can't be asked: a step does not begin, and what has happened is said until it is stored or the lease is lost. The
+    /// heartbeat is a task of its own and ends with the run.
+    ///
+    /// Cancellation: dropped half-way, the work is dropped, and the key is given back in a task, so that the next run need not wait and nothing is
+    /// counted; where the work is done already, its end is recorded all the same. So is given back what a claim was granted whose answer was
+    /// lost, for as long as a lease. Work that panics counts as a run that ended without a word.
+    ///
+    /// A run that takes too long is told so ([`Run::lost`]) up to three seconds before `max_run` is over; two seconds later it is dropped, and has
+    /// failed.
     ///
     /// # Errors
     /// [`StoreError`] where the key could not be claimed: nothing ran. Once the work is done nothing but a store that is damaged, or refuses its
@@ -126,16 +137,14 @@ impl<S: LeaseStore> LeaseRunner<S> {
     where
         F: AsyncFnOnce(Run<S>) -> Result<Option<Value>, HandlerError>,
     {
-        let (grant, belief) = match self.claim(identity, fingerprint).await? {
-            (Claimed::Granted(grant), belief) => (grant, belief),
-            (Claimed::InFlight(left), _) => return Ok(Ran::InFlight(left)),
-            (Claimed::Wait(left), _) => return Ok(Ran::Wait(left)),
-            (Claimed::Done(response), _) => return Ok(Ran::Duplicate(response)),
-            (Claimed::Conflict, _) => return Ok(Ran::Conflict),
-            (Claimed::GivenUp { reason, detail }, _) => return Ok(Ran::GivenUp { reason, detail }),
+        let claiming = tokio::spawn(self.copy().claim(identity.clone(), fingerprint));
+        let (holding, grant, belief) = match claiming.await.map_err(StoreError::unavailable)?? {
+            Ok(granted) => granted,
+            Err(ran) => return Ok(ran),
         };
-        let run = self.begun(identity, grant, belief);
-        let _heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(self.max_run)));
+        let run = Run::new(Arc::clone(&self.store), holding.held().clone(), grant, self.lease, belief);
+        let in_time = self.max_run.saturating_sub(EARLY.min(self.max_run / 4));
+        let heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(in_time)));
         let late = async {
             run.lost().await;
             tokio::time::sleep(DROPPED_AFTER).await;
@@ -145,50 +154,106 @@ impl<S: LeaseStore> LeaseRunner<S> {
             worked = work(run.clone()) => Some(worked),
             () = late => None,
         };
-        match worked {
+        let end = match worked {
             // Expiry takes nothing from a run that is done: only a takeover does, and the store knows.
-            Some(Ok(response)) => self.complete(&run, response).await,
-            Some(Err(error)) if !run.is_lost() => self.failed(&run, error).await,
+            Some(Ok(response)) => Ok(response),
+            Some(Err(error)) if !run.is_lost() => Err(error),
+            Some(Err(_)) | None if run.is_too_long() => {
+                let limit = self.max_run;
+                Err(HandlerError::transient(format!("the run took longer than {limit:?} (max_run)")))
+            }
             Some(Err(_)) | None => {
                 // Where it was only believed to be lost, the next one need not wait.
-                if let Err(error) = self.store.release(run.held()).await {
-                    tracing::debug!(%error, "a lease was not given back: it runs out");
-                }
-                Ok(Ran::Lost)
+                holding.give_back().await;
+                return Ok(Ran::Lost);
             }
-        }
+        };
+        holding.over();
+        let me = self.copy();
+        let recording = tokio::spawn(async move {
+            let _heartbeat = heartbeat;
+            match end {
+                Ok(response) => me.complete(&run, response).await,
+                Err(error) => me.failed(&run, error).await,
+            }
+        });
+        recording.await.map_err(StoreError::unavailable)?
     }
 
-    fn begun(&self, identity: &Identity, grant: Grant, belief: Belief) -> Run<S> {
-        let held = Held { identity: identity.clone(), token: grant.token };
-        Run::new(Arc::clone(&self.store), held, grant, self.lease, belief)
+    /// For a task of its own.
+    fn copy(&self) -> Self {
+        Self { store: Arc::clone(&self.store), retry: self.retry.clone(), ..*self }
     }
 
     /// Said again by the same owner where its answer is lost. The lease counts from when the last question left.
     async fn claim(
-        &self,
-        identity: &Identity,
+        self,
+        identity: Identity,
         fingerprint: [u8; 32],
-    ) -> Result<(Claimed, Belief), StoreError> {
+    ) -> Result<Result<(Holding<S>, Grant, Belief), Ran>, StoreError> {
         let owner = Uuid::new_v4().to_string();
-        let claim = Claim {
-            identity,
-            fingerprint,
-            owner: &owner,
-            lease: self.lease,
-            max_run: self.max_run,
-            retention: self.retention,
-            max_crashes: self.retry.max_crashes,
-        };
         let mut backoff = Backoff::default();
         let mut said = 0;
         loop {
             let belief = Belief::now();
             said += 1;
-            match self.store.claim(&claim).await {
-                Ok(claimed) => return Ok((claimed, belief)),
-                Err(StoreError::Unavailable(_)) if said < CLAIMS => tokio::time::sleep(backoff.next()).await,
-                Err(error) => return Err(error),
+            let claimed = match self.say_claim(&identity, fingerprint, &owner).await {
+                Ok(claimed) => claimed,
+                Err(StoreError::Unavailable(_)) if said < CLAIMS => {
+                    tokio::time::sleep(backoff.next()).await;
+                    continue;
+                }
+                Err(error) => {
+                    if matches!(error, StoreError::Unavailable(_)) {
+                        tokio::spawn(self.take_back(identity, fingerprint, owner));
+                    }
+                    return Err(error);
+                }
+            };
+            return Ok(match claimed {
+                Claimed::Granted(grant) => Ok((self.holding(&identity, grant), grant, belief)),
+                Claimed::InFlight(left) => Err(Ran::InFlight(left)),
+                Claimed::Wait(left) => Err(Ran::Wait(left)),
+                Claimed::Done(response) => Err(Ran::Duplicate(response)),
+                Claimed::Conflict => Err(Ran::Conflict),
+                Claimed::GivenUp { reason, detail } => Err(Ran::GivenUp { reason, detail }),
+            });
+        }
+    }
+
+    async fn say_claim(
+        &self,
+        identity: &Identity,
+        fingerprint: [u8; 32],
+        owner: &str,
+    ) -> Result<Claimed, StoreError> {
+        let claim = Claim {
+            identity,
+            fingerprint,
+            owner,
+            lease: self.lease,
+            max_run: self.max_run,
+            retention: self.retention,
+            max_crashes: self.retry.max_crashes,
+        };
+        self.store.claim(&claim).await
+    }
+
+    fn holding(&self, identity: &Identity, grant: Grant) -> Holding<S> {
+        let held = Held { identity: identity.clone(), token: grant.token };
+        Holding::new(Arc::clone(&self.store), held, self.lease)
+    }
+
+    /// A claim without an answer may have been granted, and nobody runs: it is said again, and what it gets is given back. Behind the lease it
+    /// is too late.
+    async fn take_back(self, identity: Identity, fingerprint: [u8; 32], owner: String) {
+        let (since, mut backoff) = (Instant::now(), Backoff::default());
+        while since.elapsed() < self.lease {
+            tokio::time::sleep(backoff.next()).await;
+            match self.say_claim(&identity, fingerprint, &owner).await {
+                Ok(Claimed::Granted(grant)) => return self.holding(&identity, grant).give_back().await,
+                Err(StoreError::Unavailable(_)) => {}
+                _ => return,
             }
         }
     }
@@ -207,7 +272,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
                 }
                 // No try would mend it; the steps are known.
                 Err(StoreError::Refused(why)) => {
-                    return self.record(run, &why, Some(Reason::HandlerRejected), Duration::ZERO).await;
+                    return self.record(run, &why, Some(Reason::Poison), Duration::ZERO).await;
                 }
                 Err(error) => return Err(error),
             }
