@@ -33,7 +33,8 @@ use uuid::Uuid;
 
 use date::ServerDate;
 
-/// How wrong the time may be that is known of the server: its `Date` has no fractions of a second, and takes a while to come.
+/// How wrong the time may be that is known of the server: its `Date` has no fractions of a second, and takes a while to come. An answer that
+/// takes longer than this tells no time.
 const CLOCK_ERROR: Duration = Duration::from_secs(1);
 /// DynamoDB takes items of 400 KB; the rest is for the names and the other attributes.
 const MAX_RECORD: usize = 390_000;
@@ -119,7 +120,7 @@ impl Cells for Table {
     async fn now(&self) -> Result<i64, StoreError> {
         self.date
             .now(SystemTime::now())
-            .ok_or_else(|| StoreError::unavailable(anyhow::anyhow!("DynamoDB has not told what time it is")))
+            .ok_or_else(|| StoreError::unavailable(anyhow::anyhow!("DynamoDB has not told what time it is, or only late")))
     }
 
     async fn read(&self, identity: &Identity) -> Result<Option<Cell>, StoreError> {
