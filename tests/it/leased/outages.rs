@@ -109,7 +109,19 @@ async fn stalled_claim(handler: &Counted, key: &str) -> (Postgres, World, Runnin
         join pg_stat_activity as again on again.query like '%take_leases(%' and again.query_start > first.query_start
         where first.query like '%take_leases(%' and first.wait_event = 'SyncRep' and again.pid <> pg_backend_pid()";
     world.wait_for(again, 1).await;
+    asked_since_now(&mut world).await;
     (postgres, world, running)
+}
+
+/// Tries that were under way are over, and there are others.
+async fn asked_since_now(world: &mut World) {
+    let at = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint";
+    let at = world.count(at).await + 500_000;
+    let asked = format!(
+        "select (count(*) > 0)::integer::bigint from pg_stat_activity where query like '%take_leases(%'
+            and pid <> pg_backend_pid() and query_start > to_timestamp({at} / 1000000.0)"
+    );
+    world.wait_for(&asked, 1).await;
 }
 
 async fn standby(world: &mut World, names: &str) {
@@ -138,14 +150,7 @@ async fn a_worker_that_stops_gives_back_what_a_claim_without_an_answer_was_grant
     let handler = Counted::default();
     let (_postgres, mut world, running) = stalled_claim(&handler, "stopped").await;
     running.0.cancel();
-    // A try that was under way then is over, and it is still asked.
-    let at = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint";
-    let at = world.count(at).await + 500_000;
-    let asked = format!(
-        "select (count(*) > 0)::integer::bigint from pg_stat_activity where query like '%take_leases(%'
-            and pid <> pg_backend_pid() and query_start > to_timestamp({at} / 1000000.0)"
-    );
-    world.wait_for(&asked, 1).await;
+    asked_since_now(&mut world).await;
     standby(&mut world, "").await;
     running.end().await;
     let free = "select count(*) from oncely.idempotency_keys where key = 'stopped' and owner is null and status = 'IN_PROGRESS'";
