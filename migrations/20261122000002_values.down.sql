@@ -1,5 +1,8 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.json_limit;
+drop function oncely.plain_json;
+drop function oncely.is_encrypted;
 drop function oncely.error_class;
 drop function oncely.worker_name;
 drop function oncely.try_jsonb;

@@ -102,3 +102,39 @@ $$;
 comment on function oncely.error_class is
     'What a SQLSTATE says of a failure: transient, environment (not the message''s fault), or the reason to give '
     'the message up.';
+
+-- What a worker has encrypted stands in an object of its own (src/encryption/sealer.rs). What a handler returned that
+-- looks so, or like this other object, stands in the other one.
+create function oncely.is_encrypted(value jsonb) returns boolean
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        jsonb_typeof(value -> 'oncely_encrypted' -> 'key') = 'string'
+        and jsonb_typeof(value -> 'oncely_encrypted' -> 'value') = 'string'
+        and value = jsonb_build_object('oncely_encrypted', jsonb_build_object(
+            'key', value -> 'oncely_encrypted' -> 'key', 'value', value -> 'oncely_encrypted' -> 'value'
+        )), false
+    )
+$$;
+comment on function oncely.is_encrypted is 'Has a worker encrypted this value?';
+
+create function oncely.plain_json(value jsonb) returns jsonb
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when oncely.is_encrypted(value) then null
+        when value = jsonb_build_object('oncely_plain', value -> 'oncely_plain') then value -> 'oncely_plain'
+        else value
+    end
+$$;
+comment on function oncely.plain_json is
+    'A stored response as a handler returned it; null where a worker has encrypted it.';
+
+-- 64 KiB of plain text. In base64, with a nonce, a tag, and the name of a key.
+create function oncely.json_limit(value jsonb) returns integer
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as 'select case when oncely.is_encrypted(value) then 65536 / 3 * 4 + 1024 else 65536 end';
+comment on function oncely.json_limit is 'Most bytes of this value as a response, or as the result of a step.';

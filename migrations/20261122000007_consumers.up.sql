@@ -153,6 +153,14 @@ declare
     at timestamptz := clock_timestamp();
     who text := concat(session_user, ' (', left(register_consumer.worker, 255), ')');
 begin
+    -- The longest of each stays, so that what is known is never so either.
+    if register_consumer.retention < register_consumer.redelivery_horizon then
+        raise exception using errcode = 'ONC11',
+            message = format(
+                'oncely: the retention is shorter than the redelivery horizon, %s', register_consumer.redelivery_horizon
+            ),
+            hint = 'A copy that may still come would not be recognised.';
+    end if;
     select c.fingerprint into former_fingerprint
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer
@@ -187,8 +195,8 @@ end
 $$;
 comment on function oncely.register_consumer is
     'Notes what a worker starts with. The longest retention and the longest horizon stay; returns them, and the '
-    'fingerprint policy of before. A fingerprint or on_conflict that is null leaves what is known (where nothing is: '
-    'body, dead_letter).';
+    'fingerprint policy of before. ONC11: the retention is shorter than the horizon. A fingerprint or on_conflict that is '
+    'null leaves what is known (where nothing is: body, dead_letter).';
 revoke execute on function oncely.register_consumer from public;
 
 -- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every

@@ -314,13 +314,14 @@ declare
     written bigint;
 begin
     -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
-    -- bytes.
+    -- bytes. One that was encrypted before replies were turned on is nothing for whoever asks.
     insert into oncely.events (
         tenant, id, created_at, available_at, exchange, routing_key, reply, message_id, correlation_id, content_type,
         app_id, headers, payload
     )
     select r.tenant, r.id, write_replies.at, write_replies.at, '', r.reply_to, true, r.message_id, r.correlation_id,
-        'application/json', 'oncely', r.headers, convert_to(coalesce(i.response::text, 'null'), 'UTF8')
+        'application/json', 'oncely', r.headers,
+        convert_to(coalesce(oncely.plain_json(i.response)::text, 'null'), 'UTF8')
     from unnest(tenants, keys, ids, reply_tos, message_ids, correlation_ids, headers)
         as r (tenant, key, id, reply_to, message_id, correlation_id, headers)
     join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = write_replies.consumer and i.key = r.key;

@@ -257,10 +257,11 @@ begin
             else
                 null;
         end case;
-        -- The same acquisition, whose reply was lost: its run has not begun.
-        if known.owner = take_lease.owner and known.run_ends_at > clock_timestamp() then
+        -- The same acquisition, whose reply was lost: its run has not begun, and gets its whole time.
+        if known.owner = take_lease.owner then
             update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, take_lease.lease, i.run_ends_at)
+            set not_before = oncely.lease_end(i.not_before, take_lease.lease, clock_timestamp() + take_lease.max_run),
+                run_ends_at = clock_timestamp() + take_lease.max_run
             where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
                 and i.owner is not distinct from take_lease.owner;
             continue when not found;
@@ -617,7 +618,7 @@ declare
     now timestamptz;
 begin
     perform oncely.check_short(complete_lease.queue, complete_lease.worker, complete_lease.trace_id);
-    if octet_length(complete_lease.response::text) > 65536 then
+    if octet_length(complete_lease.response::text) > oncely.json_limit(complete_lease.response) then
         raise exception using errcode = 'ONC15',
             message = format(
                 'oncely: the response has %s bytes; 65536 are allowed', octet_length(complete_lease.response::text)
@@ -718,7 +719,10 @@ begin
         select q.tenant, q.key, q.token, q.response, coalesce(q.refused, false) as refused, q.queue, q.trace_id, q.place
         from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
             as q (tenant, key, token, response, refused, queue, trace_id, place)
-        where (octet_length(q.response::text) > 65536) is not true
+        where (
+                octet_length(q.response::text) > 65536
+                and octet_length(q.response::text) > oncely.json_limit(q.response)
+            ) is not true
             and (greatest(octet_length(q.queue), octet_length(q.trace_id)) > 255) is not true
     ),
     completed as (

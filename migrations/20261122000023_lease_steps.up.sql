@@ -171,7 +171,7 @@ declare
 begin
     perform oncely.check_argument('step', checkpoint.step);
     perform oncely.check_lease_time('lease', checkpoint.lease, interval '1 second', interval '1 day');
-    if octet_length(checkpoint.result::text) > 65536 then
+    if octet_length(checkpoint.result::text) > oncely.json_limit(checkpoint.result) then
         raise exception using errcode = 'ONC15',
             message = format(
                 'oncely: the result has %s bytes; 65536 are allowed', octet_length(checkpoint.result::text)

@@ -153,9 +153,9 @@ async fn change(
         ));
     }
     let configured = config.consumers.iter().find(|one| one.name.as_str() == set.consumer);
-    if let Some(longer) = configured.map(|one| one.redelivery_horizon).filter(|longer| *longer > horizon) {
+    if let Some(longer) = configured.map(|one| one.horizon()).filter(|longer| *longer > horizon) {
         output::note(&format!(
-            "! the configuration says {} for redelivery_horizon: the next worker that starts with it lengthens it again",
+            "! by the configuration a copy may come for {} (redelivery_horizon, or retry.delays and half an hour): the next worker that starts with it lengthens it again",
             show(longer)
         ));
     }

@@ -1,26 +1,55 @@
 //! JSON that is stored encrypted: an object that holds the ciphertext in its place.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::{Cipher, CipherError, Place, Sealed};
 
-/// As it is stored: `{"oncely_encrypted": {"key": "2026-11", "value": "…"}}`, the value in base64.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Envelope {
-    oncely_encrypted: Contents,
+/// The one name in the object that holds a ciphertext: `{"oncely_encrypted": {"key": "2026-11", "value": "…"}}`, the value in base64.
+const ENCRYPTED: &str = "oncely_encrypted";
+/// The one name in the object that holds what a handler returned and that looks like one of these two: `{"oncely_plain": …}`. The SQL
+/// functions `oncely.is_encrypted` and `oncely.plain_json` know both.
+const PLAIN: &str = "oncely_plain";
+
+/// What a stored text is, where it is not just what a handler returned.
+#[derive(Debug)]
+enum Wrapped {
+    Encrypted { key: String, value: String },
+    Plain(String),
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Contents {
-    key: String,
-    value: String,
+impl Wrapped {
+    /// Handlers' own JSON is not parsed for it: it may hold numbers that Rust's does not.
+    fn read(json: &str) -> Option<Self> {
+        // As Rust and PostgreSQL write an object that begins so.
+        if !json.starts_with("{\"oncely_") {
+            return None;
+        }
+        // Maps, and no structs: those would be read from arrays, too.
+        let mut object: BTreeMap<String, Box<RawValue>> = serde_json::from_str(json).ok()?;
+        let (name, inner) = object.pop_first().filter(|_| object.is_empty())?;
+        match name.as_str() {
+            PLAIN => Some(Self::Plain(inner.get().to_owned())),
+            ENCRYPTED => {
+                let mut contents: BTreeMap<String, String> = serde_json::from_str(inner.get()).ok()?;
+                let (key, value) = (contents.remove("key")?, contents.remove("value")?);
+                contents.is_empty().then_some(Self::Encrypted { key, value })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// May it be one? Most values are not looked at any further.
+fn is_suspect(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| {
+        object.len() == 1 && (object.contains_key(ENCRYPTED) || object.contains_key(PLAIN))
+    })
 }
 
 /// Encrypts what a consumer's handler returns, where its configuration says so, and decrypts what was encrypted before.
@@ -39,35 +68,45 @@ impl Sealer {
     /// What is stored instead of this value: itself where nothing is to be encrypted.
     pub(crate) fn seal(&self, place: &Place<'_>, value: Value) -> Result<Value, CipherError> {
         match self.seals {
-            true => self.envelope(place, &value.to_string()).and_then(|envelope| {
-                serde_json::to_value(envelope).map_err(|error| CipherError::Other(error.to_string()))
-            }),
+            true => self.envelope(place, &value.to_string()),
+            false if is_suspect(&value) && Wrapped::read(&value.to_string()).is_some() => {
+                Ok(json!({ PLAIN: value }))
+            }
             false => Ok(value),
+        }
+    }
+
+    /// Could it encrypt, if it had to? For what is not to be done where its result could not be stored.
+    pub(crate) fn is_able(&self, place: &Place<'_>) -> Result<(), CipherError> {
+        match self.seals {
+            true => self.envelope(place, "null").map(drop),
+            false => Ok(()),
         }
     }
 
     /// The same for a text that is JSON; `None`: it is stored as it is.
     pub(crate) fn seal_text(&self, place: &Place<'_>, json: &str) -> Result<Option<String>, CipherError> {
-        self.seals
-            .then(|| {
-                let envelope = self.envelope(place, json)?;
-                serde_json::to_string(&envelope).map_err(|error| CipherError::Other(error.to_string()))
-            })
-            .transpose()
+        match self.seals {
+            true => self.envelope(place, json).map(|envelope| Some(envelope.to_string())),
+            false => Ok(Wrapped::read(json).map(|_| format!("{{\"{PLAIN}\": {json}}}"))),
+        }
     }
 
-    fn envelope(&self, place: &Place<'_>, json: &str) -> Result<Envelope, CipherError> {
+    fn envelope(&self, place: &Place<'_>, json: &str) -> Result<Value, CipherError> {
         let Some(cipher) = &self.cipher else {
             return Err(CipherError::Other(
                 "there is nothing to encrypt with ([encryption] keys)".to_owned(),
             ));
         };
         let Sealed { key, bytes } = cipher.seal(place, json.as_bytes())?;
-        Ok(Envelope { oncely_encrypted: Contents { key, value: BASE64.encode(bytes) } })
+        Ok(json!({ ENCRYPTED: { "key": key, "value": BASE64.encode(bytes) } }))
     }
 
     /// The value that was stored so.
     pub(crate) fn open(&self, place: &Place<'_>, stored: Value) -> Result<Value, CipherError> {
+        if !is_suspect(&stored) {
+            return Ok(stored);
+        }
         match open_text(self.cipher.as_ref(), place, &stored.to_string())? {
             Some(text) => serde_json::from_str(&text).map_err(|error| CipherError::Other(error.to_string())),
             None => Ok(stored),
@@ -75,15 +114,16 @@ impl Sealer {
     }
 }
 
-/// The text that was stored so; `None`: it is not encrypted.
+/// The text that was stored so; `None`: as it stands there.
 pub(crate) fn open_text(
     cipher: Option<&Arc<dyn Cipher>>,
     place: &Place<'_>,
     stored: &str,
 ) -> Result<Option<String>, CipherError> {
-    // Handlers' own JSON is not parsed for it: it may hold numbers that Rust's does not.
-    let Ok(Envelope { oncely_encrypted: Contents { key, value } }) = serde_json::from_str(stored) else {
-        return Ok(None);
+    let (key, value) = match Wrapped::read(stored) {
+        None => return Ok(None),
+        Some(Wrapped::Plain(json)) => return Ok(Some(json)),
+        Some(Wrapped::Encrypted { key, value }) => (key, value),
     };
     let Some(cipher) = cipher else { return Err(CipherError::NoKey { key }) };
     let Ok(bytes) = BASE64.decode(value) else { return Err(CipherError::DoesNotOpen { key }) };
@@ -93,8 +133,6 @@ pub(crate) fn open_text(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::encryption::KeyRing;
 
@@ -126,6 +164,29 @@ mod tests {
         let no_key = Err(CipherError::NoKey { key: "a".to_owned() });
         assert_eq!(Sealer::new(cipher("b"), true).open(&place, stored.clone()), no_key);
         assert_eq!(Sealer::default().open(&place, stored), no_key);
+    }
+
+    #[test]
+    fn what_looks_encrypted_comes_back_as_it_was_returned_whether_or_not_it_is_encrypted() {
+        let place = response("acme", "k");
+        let ours = json!({ "oncely_encrypted": { "key": "a", "value": "aaaa" } });
+        for value in [ours.clone(), json!({ "oncely_plain": 1.5 }), json!({ "oncely_plain": ours })] {
+            for seals in [false, true] {
+                let sealer = Sealer::new(cipher("a"), seals);
+                let stored = sealer.seal(&place, value.clone()).unwrap();
+                assert_ne!(stored, value);
+                assert_eq!(sealer.open(&place, stored.clone()).unwrap(), value);
+                let text = sealer.seal_text(&place, &value.to_string()).unwrap().unwrap();
+                for text in [text, stored.to_string()] {
+                    let opened = open_text(cipher("a").as_ref(), &place, &text).unwrap().unwrap();
+                    assert_eq!(serde_json::from_str::<Value>(&opened).unwrap(), value);
+                }
+            }
+        }
+        // An array that a struct could be read from.
+        for value in [json!([["a", "aaaa"]]), json!({ "oncely_encrypted": ["a", "aaaa"] })] {
+            assert_eq!(open_text(None, &place, &value.to_string()).unwrap(), None, "{value}");
+        }
     }
 
     #[test]

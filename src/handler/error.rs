@@ -44,7 +44,8 @@ pub enum HandlerError {
     /// Perhaps not the message's fault: where all messages fail alike, consuming pauses until it works and no attempt is spent; where
     /// others succeed, it counts as this message's failure.
     Environment(String),
-    /// Under a lease: what an earlier run called outside may have happened, and must not be repeated: dead-lettered as `outcome_unknown`.
+    /// Under a lease: what was called outside has happened or may have, its result is not known to the next run, and it must not be repeated:
+    /// dead-lettered as `outcome_unknown`.
     OutcomeUnknown(String),
     /// PostgreSQL's own error, classified by its SQLSTATE.
     Database(sqlx::Error),

@@ -23,7 +23,7 @@ use super::settings::Settings;
 use super::stored;
 use super::word::{Word, unknown};
 use crate::failpoint::step;
-use crate::lease::{AnyStore, Claimed, Ended, Holding, LeaseRunner, Ran, StoreError};
+use crate::lease::{AnyStore, Claimed, Ended, LeaseRunner, Ran, Running, StoreError};
 
 /// Between two looks at a key that another process has.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
@@ -53,13 +53,13 @@ impl Leased {
             return send(reply, problem);
         }
         match self.claim().await {
-            Ok((holding, _turn)) => self.handle(call, &holding, reply).await,
+            Ok((running, _turn)) => self.handle(call, running, reply).await,
             Err(answer) => send(reply, answer),
         }
     }
 
     /// Holds the key, or answers.
-    async fn claim(&self) -> Result<(Holding<AnyStore>, Option<Turn>), Response<Body>> {
+    async fn claim(&self) -> Result<(Running<AnyStore>, Option<Turn>), Response<Body>> {
         let identity = &self.asked.identity;
         let until = tokio::time::Instant::now() + self.settings.wait;
         // Those of this process wait for each other without asking. The store decides in any case: whose turn has not come asks once, how long
@@ -71,7 +71,7 @@ impl Leased {
             let claimed = self.runner.begin(identity, self.digest).await;
             step("leased.claim.after");
             let claimed = match claimed {
-                Ok(Ok(holding)) => return Ok((holding, turn)),
+                Ok(Ok(running)) => return Ok((running, turn)),
                 Ok(Err(claimed)) => claimed,
                 Err(error) => return Err(self.not_claimed(&error).into()),
             };
@@ -103,10 +103,10 @@ impl Leased {
         }
     }
 
-    async fn handle(self, call: Call, holding: &Holding<AnyStore>, reply: Reply) {
+    async fn handle(self, call: Call, running: Running<AnyStore>, reply: Reply) {
         let Self { settings, runner, asked, parts, body, .. } = self;
         let consumer = &asked.identity.consumer;
-        let run = &holding.run;
+        let run = running.run.clone();
         let mut request = Request::from_parts(parts, whole(body));
         let taken = Taken::default();
         request.extensions_mut().insert(run.clone());
@@ -133,12 +133,12 @@ impl Leased {
         drop(handling);
         step("leased.handle.after");
         let word = match handled {
-            Some(handled) => Word::of(&settings, holding, taken.is(), handled),
+            Some(handled) => Word::of(&settings, &running, taken.is(), handled),
             None => Word::failed(format!("the handler is past its limit of {limit:?}")),
         };
         let is_given_back = matches!(word.ended, Ended::GivenBack);
         step("leased.end.before");
-        let mut ending = pin!(runner.end(holding, word.ended));
+        let mut ending = pin!(runner.end(running, word.ended));
         let ended = tokio::time::timeout(LOOK, &mut ending).await;
         step("leased.end.after");
         if let Some(reply) = reply {

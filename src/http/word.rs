@@ -12,7 +12,7 @@ use super::request::Asked;
 use super::settings::Settings;
 use super::stored;
 use crate::handler::HandlerError;
-use crate::lease::{AnyStore, Ended, Holding, Ran, StoreError};
+use crate::lease::{AnyStore, Ended, Ran, Running, StoreError};
 
 /// How a handler has ended: by an answer, without one, or by a panic.
 pub(super) type Handled = std::thread::Result<Result<Answer, NoAnswer>>;
@@ -39,7 +39,7 @@ impl Word {
     /// `is_taken`: a handler has taken the run; else a router or an extractor may have answered in its place.
     pub(super) fn of(
         settings: &Settings,
-        holding: &Holding<AnyStore>,
+        running: &Running<AnyStore>,
         is_taken: bool,
         handled: Handled,
     ) -> Self {
@@ -56,7 +56,7 @@ impl Word {
             return Self { ended: Ended::Done(Some(response)), told: Told::Stored(answer) };
         }
         // What a step said, and the handler said in other words.
-        if let Some(error) = holding.run.unknown() {
+        if let Some(error) = running.run.unknown() {
             return Self::of_failure(error);
         }
         let ended = match answer.status {

@@ -9,13 +9,12 @@ use super::error::StoreError;
 use super::held::Failure;
 use crate::handler::lease::{Repeat, Step};
 use crate::identity::IdentityPart;
+use crate::pg;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The longest lease.
 pub(super) const DAY: Duration = Duration::from_secs(86_400);
 const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
-/// The longest result or response, in bytes of JSON.
-const MAX_JSON: usize = 65_536;
 /// Most steps of a key.
 pub(super) const MAX_STEPS: usize = 100;
 /// Most bytes of all results of a key before another step may begin.
@@ -69,13 +68,13 @@ pub(super) fn check_step_name(name: &str) -> Result<(), StoreError> {
     text("step", name)
 }
 
-/// A response or a result as it is stored.
+/// A response or a result as it is stored. Its bound is PostgreSQL's, with the blanks that it writes.
 pub(super) fn check_json(name: &str, value: &Value) -> Result<String, StoreError> {
-    let text = value.to_string();
-    match text.len() {
-        0..=MAX_JSON => Ok(text),
+    match pg::json_text(value).len() {
+        0..=pg::LARGEST_JSON => Ok(value.to_string()),
         bytes => Err(StoreError::Refused(format!(
-            "the {name} has {bytes} bytes; {MAX_JSON} are allowed: keep what is large elsewhere, and its id here"
+            "the {name} has {bytes} bytes; {} are allowed: keep what is large elsewhere, and its id here",
+            pg::LARGEST_JSON
         ))),
     }
 }

@@ -42,6 +42,7 @@ mod claim;
 pub mod conformance;
 mod error;
 mod held;
+mod holding;
 mod memory;
 mod micros;
 mod postgres;
@@ -63,7 +64,7 @@ pub use record::Record;
 pub use redis_store::{RedisSettings, RedisStore};
 pub use run::Run;
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
-pub(crate) use runner::{Ended, Holding};
+pub(crate) use runner::{Ended, Running};
 pub use runner::{LeaseRunner, Ran};
 pub use steps::step_key;
 pub use store::{Facts, Failover, LeaseStore, StoreClock};

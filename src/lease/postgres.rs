@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde_json::Value;
 use sqlx::{PgConnection, PgPool};
+use tokio::time::{Instant, timeout_at};
 use uuid::Uuid;
 
 use super::check::{check_claim, check_failure, check_json, check_lease, check_step, check_step_name};
@@ -13,7 +14,6 @@ use super::error::StoreError;
 use super::held::{BegunStep, Failed, Failure, Held, Known, Renewed};
 use super::store::{Facts, Failover, LeaseStore, StoreClock};
 use crate::decide::KeyStatus;
-use crate::fault::FaultClass;
 use crate::handler::lease::Step;
 use crate::identity::Identity;
 use crate::pg::{self, LeaseFailed, LeaseFailure, LeaseTrace, PgFault};
@@ -24,43 +24,75 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A store in the database that holds the schema `oncely`: its keys are those of workers and of `oncely.claim_lease`, with trail and mirror.
 /// The pool's login has the role `oncely_consumer` and the right to consume ([`look_up`](LeaseStore::look_up) also takes a role that may
-/// read keys, such as `oncely_operator`), and its transactions are READ COMMITTED, PostgreSQL's default.
+/// read keys, such as `oncely_operator`).
 ///
-/// A statement that has begun is carried to its end, in a task of its own, whoever stops waiting for it. One that is not answered within
-/// 30 s takes its connection with it.
+/// Each statement has a transaction of its own, which is carried to its end in a task of its own, whoever stops waiting for it. One that is not
+/// answered within 30 s takes its connection with it, a renewal after a third of its lease. So does a connection that somebody has given
+/// back to the pool inside a transaction.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     pool: PgPool,
 }
 
 impl PostgresStore {
-    /// On this pool's connections, each for a single statement.
+    /// On this pool's connections, each for a single transaction.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self { pool }
     }
 
+    /// Within a transaction of its own, which is committed before it is answered.
     async fn say<T: Send + 'static>(
         &self,
         statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
         + Send
         + 'static,
     ) -> Result<T, StoreError> {
+        self.say_within(LIMIT, statement).await
+    }
+
+    async fn say_within<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+        + Send
+        + 'static,
+    ) -> Result<T, StoreError> {
         let pool = self.pool.clone();
         let said = tokio::spawn(async move {
-            let mut connection = pool.acquire().await?;
-            let answer = tokio::time::timeout(LIMIT, statement(&mut connection)).await;
-            match answer {
-                Ok(answer) => answer,
-                Err(_) => {
-                    // In whatever state: it goes.
-                    drop(connection.detach());
-                    let text = format!("no answer within {LIMIT:?}");
-                    Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
-                }
-            }
+            let until = Instant::now() + limit;
+            let silent = |_| {
+                let text = format!("no answer within {limit:?}");
+                sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
+            };
+            let mut connection = timeout_at(until, pool.acquire()).await.map_err(silent)??;
+            let said = timeout_at(until, committed(&mut connection, statement)).await.map_err(silent);
+            said.and_then(|said| said).unwrap_or_else(|error| {
+                // In whatever state: it goes.
+                drop(connection.detach());
+                Err(error)
+            })
         });
         said.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed)).map_err(store_error)
+    }
+}
+
+/// The inner error: PostgreSQL has refused it, and the session is as good as before.
+async fn committed<T>(
+    connection: &mut PgConnection,
+    statement: impl for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
+) -> Result<Result<T, sqlx::Error>, sqlx::Error> {
+    let mut transaction = pg::begin_anew(connection).await?;
+    match statement(&mut transaction).await {
+        Ok(answer) => {
+            transaction.commit().await?;
+            Ok(Ok(answer))
+        }
+        Err(error) if error.as_database_error().is_some() && !pg::is_outage(&error) => {
+            transaction.rollback().await?;
+            Ok(Err(error))
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -74,16 +106,8 @@ fn store_error(error: sqlx::Error) -> StoreError {
     }
     match pg::classify(error) {
         PgFault::Outage(outage) => StoreError::unavailable(outage),
-        PgFault::Fault(fault) => match fault.class {
-            FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
-                StoreError::unavailable(anyhow::anyhow!("{fault}"))
-            }
-            // Cancelled, or a key that changes too fast.
-            FaultClass::Transient if matches!(fault.code.as_deref(), Some("57014" | "ONC14")) => {
-                StoreError::unavailable(anyhow::anyhow!("{fault}"))
-            }
-            _ => StoreError::Refused(fault.to_string()),
-        },
+        PgFault::Fault(fault) if pg::passes(&fault) => StoreError::unavailable(anyhow::anyhow!("{fault}")),
+        PgFault::Fault(fault) => StoreError::Refused(fault.to_string()),
     }
 }
 
@@ -152,7 +176,8 @@ impl LeaseStore for PostgresStore {
     async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Renewed>, StoreError> {
         check_lease(lease)?;
         let held = held.to_vec();
-        self.say(move |connection| {
+        // A silent connection must not cost the lease: there is time for another one.
+        self.say_within(lease / 3, move |connection| {
             Box::pin(async move {
                 let mut renewed = Vec::with_capacity(held.len());
                 for held in &held {

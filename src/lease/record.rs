@@ -150,9 +150,11 @@ impl Record {
             KeyDecision::Retake | KeyDecision::Leased => {}
         }
         let was_held = match &known.state {
-            // The same acquisition, whose reply was lost: its run has not begun.
-            State::Held { owner, run_until, .. } if owner == claim.owner && *run_until > now.at => {
-                let mut renewed = known.clone();
+            // The same acquisition, whose reply was lost: its run has not begun, and gets its whole time.
+            State::Held { owner, until, .. } if owner == claim.owner => {
+                let run_until = now.at.saturating_add(micros(claim.max_run));
+                let (owner, until) = (owner.clone(), *until);
+                let mut renewed = Self { state: State::Held { owner, until, run_until }, ..known.clone() };
                 renewed.extend(claim.lease, now.at);
                 return (Some(renewed), Claimed::Granted(known.grant()));
             }

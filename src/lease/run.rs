@@ -1,10 +1,12 @@
 //! A run under a lease of a store.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -29,6 +31,8 @@ struct Inner<S> {
     lost: CancellationToken,
     /// The first step whose outcome is not known.
     unknown: OnceLock<String>,
+    /// It is lost because its time is over.
+    too_long: AtomicBool,
 }
 
 impl<S> Clone for Run<S> {
@@ -49,7 +53,8 @@ impl<S> std::fmt::Debug for Run<S> {
 impl<S: LeaseStore> Run<S> {
     pub(super) fn new(store: Arc<S>, held: Held, grant: Grant, lease: Duration, belief: Belief) -> Self {
         let (belief, lost, unknown) = (Mutex::new(belief), CancellationToken::new(), OnceLock::new());
-        Self(Arc::new(Inner { store, held, grant, lease, belief, lost, unknown }))
+        let too_long = AtomicBool::new(false);
+        Self(Arc::new(Inner { store, held, grant, lease, belief, lost, unknown, too_long }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -77,6 +82,11 @@ impl<S: LeaseStore> Run<S> {
 
     pub(super) fn is_lost(&self) -> bool {
         self.0.lost.is_cancelled()
+    }
+
+    /// Is its time over, as far as this process knows? Nobody else need have the key.
+    pub(super) fn is_too_long(&self) -> bool {
+        self.0.too_long.load(Ordering::Relaxed)
     }
 
     /// Calls something outside, unless an earlier run has done it: then its result is returned, and nothing is called. As
@@ -188,9 +198,13 @@ impl<S: LeaseStore> Run<S> {
         }
     }
 
-    /// It happened: stored or lost, and nothing else.
+    /// It happened: stored or lost; where it can't be stored at all, a person must look.
     async fn checkpoint<T: Serialize>(&self, step: &Step, found: &T) -> Result<(), HandlerError> {
-        let result = step.write(found)?;
+        let stored = async { self.store_result(step, step.write(found)?).await };
+        stored.await.map_err(|error| step.unstored(error))
+    }
+
+    async fn store_result(&self, step: &Step, result: Value) -> Result<(), HandlerError> {
         let inner = &*self.0;
         let mut backoff = Backoff::default();
         loop {
@@ -267,16 +281,17 @@ impl<S: LeaseStore> Run<S> {
         &self.0.held
     }
 
-    /// Renews every third of the lease, until the run's time is over. Whoever runs it drops it with the run.
-    pub(super) async fn heartbeat(self, max_run: Duration) {
+    /// Renews every third of the lease, until the run's time is over, which is `in_time`. Whoever runs it drops it with the run.
+    pub(super) async fn heartbeat(self, in_time: Duration) {
         let inner = &*self.0;
-        let end = Instant::now() + max_run;
+        let end = Instant::now() + in_time;
         let (usual, soon) = (inner.lease / 3, inner.lease / 10);
         let mut pause = usual;
         loop {
             let next = Instant::now() + pause;
             if next >= end {
                 tokio::time::sleep_until(end).await;
+                inner.too_long.store(true, Ordering::Relaxed);
                 break;
             }
             tokio::time::sleep_until(next).await;

@@ -1,15 +1,16 @@
 //! Runs work under leases of a store.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::claim::{Claim, Claimed};
+use super::claim::{Claim, Claimed, Grant};
 use super::error::StoreError;
 use super::held::{Failed, Failure, Held};
+use super::holding::Holding;
 use super::run::Run;
 use super::store::LeaseStore;
 use crate::backoff::Backoff;
@@ -24,6 +25,9 @@ use crate::retry::RetryPolicy;
 
 /// How long a run that is to end may take for it.
 const DROPPED_AFTER: Duration = Duration::from_secs(2);
+/// How long before `max_run` a run is told: in time for its failure to be recorded before somebody else may take the key over. Of a short run
+/// it is a quarter.
+const EARLY: Duration = Duration::from_secs(3);
 /// How often a claim is said that is not answered.
 const CLAIMS: u32 = 3;
 
@@ -65,14 +69,15 @@ pub enum Ran {
         /// For people.
         detail: String,
     },
-    /// Another run has the key, or this one's time is over: nothing of it is recorded but its steps.
+    /// Another run has the key: nothing of this one is recorded but its steps.
     Lost,
 }
 
-/// A key that is held, and renewed as long as this lives.
-pub(crate) struct Holding<S> {
+/// A key that is held, and renewed as long as this lives. Dropped before its end is said, it is given back.
+pub(crate) struct Running<S: LeaseStore> {
     pub(crate) run: Run<S>,
-    _heartbeat: AbortOnDropHandle<()>,
+    holding: Holding<S>,
+    heartbeat: AbortOnDropHandle<()>,
 }
 
 /// How a run ended.
@@ -144,9 +149,16 @@ impl<S: LeaseStore> LeaseRunner<S> {
     /// Runs `work` if nobody has, and nobody does. `fingerprint`: of the payload ([`fingerprint`](super::fingerprint)). What the work returns is the
     /// response; [`HandlerError::Refused`] is one, too: `{"refused": reason}`.
     ///
-    /// Dropped half-way, or its process killed, the run ends without a word: its lease runs out, and the next one finds what its steps have
-    /// stored. What is done when the store can't be asked: a step does not begin, and what has happened is said until it is stored or the
-    /// lease is lost. The heartbeat is a task of its own and ends with this future.
+    /// Where its process is killed, the run ends without a word: its lease runs out, and the next one finds what its steps have stored. What is
+    /// done when the store can't be asked: a step does not begin, and what has happened is said until it is stored or the lease is lost. The
+    /// heartbeat is a task of its own and ends with the run.
+    ///
+    /// Cancellation: dropped half-way, the work is dropped, and the key is given back in a task, so that the next run need not wait and nothing is
+    /// counted; where the work is done already, its end is recorded all the same. So is given back what a claim was granted whose answer was
+    /// lost, for as long as a lease. Work that panics counts as a run that ended without a word.
+    ///
+    /// A run that takes too long is told so ([`Run::lost`]) up to three seconds before `max_run` is over; two seconds later it is dropped, and has
+    /// failed.
     ///
     /// # Errors
     /// [`StoreError`] where the key could not be claimed: nothing ran. Once the work is done nothing but a store that is damaged, or refuses its
@@ -155,11 +167,11 @@ impl<S: LeaseStore> LeaseRunner<S> {
     where
         F: AsyncFnOnce(Run<S>) -> Result<Option<Value>, HandlerError>,
     {
-        let holding = match self.begin(identity, fingerprint).await? {
-            Ok(holding) => holding,
+        let running = match self.begin(identity, fingerprint).await? {
+            Ok(running) => running,
             Err(claimed) => return Ok(not_run(claimed)),
         };
-        let run = &holding.run;
+        let run = &running.run;
         let late = async {
             run.lost().await;
             tokio::time::sleep(DROPPED_AFTER).await;
@@ -173,9 +185,14 @@ impl<S: LeaseStore> LeaseRunner<S> {
             // Expiry takes nothing from a run that is done: only a takeover does, and the store knows.
             Some(Ok(response)) => Ended::Done(response),
             Some(Err(error)) if !run.is_lost() => Ended::Failed(error),
+            Some(Err(_)) | None if run.is_too_long() => {
+                let limit = self.max_run;
+                Ended::Failed(HandlerError::transient(format!("the run took longer than {limit:?} (max_run)")))
+            }
+            // Where it was only believed to be lost, the next one need not wait.
             Some(Err(_)) | None => Ended::GivenBack,
         };
-        self.end(&holding, ended).await
+        self.end(running, ended).await
     }
 
     /// Claims a key, and renews its lease as long as what is returned lives; else why it is not to run, never
@@ -184,58 +201,111 @@ impl<S: LeaseStore> LeaseRunner<S> {
         &self,
         identity: &Identity,
         fingerprint: [u8; 32],
-    ) -> Result<Result<Holding<S>, Claimed>, StoreError> {
-        let (grant, belief) = match self.claim(identity, fingerprint).await? {
-            (Claimed::Granted(grant), belief) => (grant, belief),
-            (claimed, _) => return Ok(Err(claimed)),
+    ) -> Result<Result<Running<S>, Claimed>, StoreError> {
+        let claiming = tokio::spawn(self.copy().claim(identity.clone(), fingerprint));
+        let (holding, grant, belief) = match claiming.await.map_err(StoreError::unavailable)?? {
+            Ok(granted) => granted,
+            Err(claimed) => return Ok(Err(claimed)),
         };
-        let held = Held { identity: identity.clone(), token: grant.token };
-        let run = Run::new(Arc::clone(&self.store), held, grant, self.lease, belief);
-        let heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(self.max_run)));
-        Ok(Ok(Holding { run, _heartbeat: heartbeat }))
+        let run = Run::new(Arc::clone(&self.store), holding.held().clone(), grant, self.lease, belief);
+        let in_time = self.max_run.saturating_sub(EARLY.min(self.max_run / 4));
+        let heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(in_time)));
+        Ok(Ok(Running { run, holding, heartbeat }))
     }
 
-    /// Records how a run ended: said until it is stored or lost.
-    pub(crate) async fn end(&self, holding: &Holding<S>, ended: Ended) -> Result<Ran, StoreError> {
-        let run = &holding.run;
-        match ended {
-            Ended::Done(response) => self.complete(run, response).await,
-            Ended::Failed(error) => self.failed(run, error).await,
+    /// Records how a run ended, in a task: said until it is stored or lost, whoever waits for it.
+    pub(crate) async fn end(&self, running: Running<S>, ended: Ended) -> Result<Ran, StoreError> {
+        let Running { run, holding, heartbeat } = running;
+        let end = match ended {
+            Ended::Done(response) => Ok(response),
+            Ended::Failed(error) => Err(error),
             Ended::GivenBack => {
-                // Where it was only believed to be lost, the next one need not wait.
-                if let Err(error) = self.store.release(run.held()).await {
-                    tracing::debug!(%error, "a lease was not given back: it runs out");
-                }
-                Ok(Ran::Lost)
+                holding.give_back().await;
+                return Ok(Ran::Lost);
             }
-        }
+        };
+        holding.over();
+        let me = self.copy();
+        let recording = tokio::spawn(async move {
+            let _heartbeat = heartbeat;
+            match end {
+                Ok(response) => me.complete(&run, response).await,
+                Err(error) => me.failed(&run, error).await,
+            }
+        });
+        recording.await.map_err(StoreError::unavailable)?
+    }
+
+    /// For a task of its own.
+    fn copy(&self) -> Self {
+        Self { store: Arc::clone(&self.store), retry: self.retry.clone(), ..*self }
     }
 
     /// Said again by the same owner where its answer is lost. The lease counts from when the last question left.
     async fn claim(
-        &self,
-        identity: &Identity,
+        self,
+        identity: Identity,
         fingerprint: [u8; 32],
-    ) -> Result<(Claimed, Belief), StoreError> {
+    ) -> Result<Result<(Holding<S>, Grant, Belief), Claimed>, StoreError> {
         let owner = Uuid::new_v4().to_string();
-        let claim = Claim {
-            identity,
-            fingerprint,
-            owner: &owner,
-            lease: self.lease,
-            max_run: self.max_run,
-            retention: self.retention,
-            max_crashes: self.retry.max_crashes,
-        };
         let mut backoff = Backoff::default();
         let mut said = 0;
         loop {
             let belief = Belief::now();
             said += 1;
-            match self.store.claim(&claim).await {
-                Ok(claimed) => return Ok((claimed, belief)),
-                Err(StoreError::Unavailable(_)) if said < CLAIMS => tokio::time::sleep(backoff.next()).await,
-                Err(error) => return Err(error),
+            let claimed = match self.say_claim(&identity, fingerprint, &owner).await {
+                Ok(claimed) => claimed,
+                Err(StoreError::Unavailable(_)) if said < CLAIMS => {
+                    tokio::time::sleep(backoff.next()).await;
+                    continue;
+                }
+                Err(error) => {
+                    if matches!(error, StoreError::Unavailable(_)) {
+                        tokio::spawn(self.take_back(identity, fingerprint, owner));
+                    }
+                    return Err(error);
+                }
+            };
+            return Ok(match claimed {
+                Claimed::Granted(grant) => Ok((self.holding(&identity, grant), grant, belief)),
+                claimed => Err(claimed),
+            });
+        }
+    }
+
+    async fn say_claim(
+        &self,
+        identity: &Identity,
+        fingerprint: [u8; 32],
+        owner: &str,
+    ) -> Result<Claimed, StoreError> {
+        let claim = Claim {
+            identity,
+            fingerprint,
+            owner,
+            lease: self.lease,
+            max_run: self.max_run,
+            retention: self.retention,
+            max_crashes: self.retry.max_crashes,
+        };
+        self.store.claim(&claim).await
+    }
+
+    fn holding(&self, identity: &Identity, grant: Grant) -> Holding<S> {
+        let held = Held { identity: identity.clone(), token: grant.token };
+        Holding::new(Arc::clone(&self.store), held, self.lease)
+    }
+
+    /// A claim without an answer may have been granted, and nobody runs: it is said again, and what it gets is given back. Behind the lease it
+    /// is too late.
+    async fn take_back(self, identity: Identity, fingerprint: [u8; 32], owner: String) {
+        let (since, mut backoff) = (Instant::now(), Backoff::default());
+        while since.elapsed() < self.lease {
+            tokio::time::sleep(backoff.next()).await;
+            match self.say_claim(&identity, fingerprint, &owner).await {
+                Ok(Claimed::Granted(grant)) => return self.holding(&identity, grant).give_back().await,
+                Err(StoreError::Unavailable(_)) => {}
+                _ => return,
             }
         }
     }
@@ -254,7 +324,7 @@ impl<S: LeaseStore> LeaseRunner<S> {
                 }
                 // No try would mend it; the steps are known.
                 Err(StoreError::Refused(why)) => {
-                    let (reason, most) = (Some(Reason::HandlerRejected), self.retry.max_attempts);
+                    let (reason, most) = (Some(Reason::Poison), self.retry.max_attempts);
                     return self.record(run, &why, reason, Duration::ZERO, most).await;
                 }
                 Err(error) => return Err(error),

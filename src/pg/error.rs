@@ -92,6 +92,21 @@ pub fn is_outage(error: &sqlx::Error) -> bool {
     fault_of(error).is_none()
 }
 
+/// Does a statement of our own that failed so work later, whoever says it: what it met is the server's, or another session's?
+pub(crate) fn passes(fault: &Fault) -> bool {
+    match fault.class {
+        FaultClass::Environment | FaultClass::Contention | FaultClass::Session => true,
+        // Cancelled, or a key that changes too fast.
+        FaultClass::Transient => matches!(fault.code.as_deref(), Some("57014" | "ONC14")),
+        _ => false,
+    }
+}
+
+/// Did a statement take longer than it may, or somebody cancel it (57014)? The session goes on.
+pub(crate) fn is_cancelled(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(DatabaseError::code).as_deref() == Some("57014")
+}
+
 /// Did a statement take longer than it may (57014), or wait too long for a lock (55P03)? The session goes on.
 pub(crate) fn is_slow(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);

@@ -26,6 +26,7 @@ mod hosts;
 mod http_answer;
 mod identity_sample;
 mod inspect;
+mod json_text;
 mod key_contents;
 mod key_list;
 mod lease;
@@ -97,7 +98,7 @@ pub(crate) use control::{Pause, pause_consumer, pauses, resume_consumer};
 pub(crate) use dead_letter::{DeadLetter, collect as collect_letters, keep as keep_letters};
 pub(crate) use door::{Door, NoSession};
 pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_class_of, is_outage};
-pub(crate) use error::{describe, fault_within, is_slow, tell_server_texts, told};
+pub(crate) use error::{describe, fault_within, is_cancelled, is_slow, passes, tell_server_texts, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
 pub(crate) use event_operator::{EventChange, change_events};
@@ -121,6 +122,7 @@ pub(crate) use inspect::{
     HandlerFunction, RecentOutcome, TableStatistics, handler_functions, login_roles, may_enter,
     recent_outcomes, table_statistics,
 };
+pub(crate) use json_text::{LARGEST_JSON, json_text};
 pub(crate) use key_contents::KeyContents;
 pub(crate) use key_list::{KeyRow, KeyWalk, keys};
 pub use lease::{BegunStep, StepState};
@@ -169,7 +171,8 @@ pub(crate) use reply::{Reply, write_replies};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use search_path::{
-    LockWait, begin, begin_on_pool, begin_to_claim, enter_handler, enter_request, leave_request, undo_request,
+    LockWait, begin, begin_anew, begin_on_pool, begin_to_claim, enter_handler, enter_request, leave_request,
+    undo_request,
 };
 pub(crate) use secret::{
     SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,

@@ -7,6 +7,8 @@
 
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
 
+use super::error::describe;
+
 /// Ours. `pg_temp` last: else it would come first.
 pub(super) const PINNED: &str = "pg_catalog, pg_temp";
 
@@ -43,6 +45,26 @@ pub(crate) async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, 
         set local idle_in_transaction_session_timeout = '2min'",
     )
     .await
+}
+
+/// Begins a transaction of ours in an application's own session. Whoever left that one inside a transaction would have ours in his, and
+/// committed with it, if at all: only a transaction in which nothing was said takes another isolation level. Such a session is not to be used
+/// again, and neither is another one that can't begin.
+pub(crate) async fn begin_anew(
+    connection: &mut PgConnection,
+) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+    let begun = connection.begin_with(
+        "begin isolation level repeatable read;
+        set transaction isolation level read committed;
+        set local search_path = pg_catalog, pg_temp",
+    );
+    begun.await.map_err(|error| match error.as_database_error() {
+        Some(_) => {
+            let text = format!("a session of the pool can't begin a transaction: {}", describe(&error));
+            sqlx::Error::Io(std::io::Error::other(text))
+        }
+        None => error,
+    })
 }
 
 /// What follows in a transaction of [`begin_on_pool`] is the handler's, until [`leave_request`] or [`undo_request`]. The savepoint is also

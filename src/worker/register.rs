@@ -16,7 +16,8 @@ pub(super) async fn register(config: &Config, session: &mut Session) -> Result<b
         let with = Registration {
             consumer: consumer.name.as_str(),
             retention: consumer.retention,
-            redelivery_horizon: consumer.redelivery_horizon,
+            // A copy on a rung comes back, too.
+            redelivery_horizon: consumer.horizon(),
             fingerprint: &fingerprint,
             on_conflict: match consumer.on_conflict {
                 OnConflict::DeadLetter => "dead_letter",
@@ -64,16 +65,17 @@ fn log_differences(consumer: &Consumer, fingerprint: &str, known: &Registered) {
             humantime::format_duration(consumer.retention).to_string().replace(' ', "")
         );
     }
-    if consumer.redelivery_horizon < known.redelivery_horizon {
+    let horizon = consumer.horizon();
+    if horizon < known.redelivery_horizon {
         tracing::warn!(
             consumer = %consumer.name,
-            "redelivery_horizon is {} here, but the database reckons with copies for {}, the longest that a worker has started with; \
+            "a copy may come for {} here (redelivery_horizon, or retry.delays and half an hour), but the database reckons with copies for {}, the longest that a worker has started with; \
              to shorten it: `oncely retention set {} {} --redelivery-horizon {}`",
-            humantime::format_duration(consumer.redelivery_horizon),
+            humantime::format_duration(horizon),
             humantime::format_duration(known.redelivery_horizon),
             consumer.name,
             humantime::format_duration(known.retention).to_string().replace(' ', ""),
-            humantime::format_duration(consumer.redelivery_horizon).to_string().replace(' ', "")
+            humantime::format_duration(horizon).to_string().replace(' ', "")
         );
     }
     if let Some(former) = known.former_fingerprint.as_deref().filter(|former| *former != fingerprint) {

@@ -299,3 +299,40 @@ async fn messages_of_a_tenant_are_handled_and_recognised_for_as_long_as_was_said
         "what was remembered did not run"
     );
 }
+
+/// A copy on a rung may come back as late as the ladder is long, whatever `redelivery_horizon` says.
+#[tokio::test]
+async fn a_tenants_key_outlives_the_copies_that_wait_on_rungs() {
+    let mut world = World::new().await;
+    world.configure("[audit]\nduplicates = true");
+    world.consumer(
+        "payments",
+        "retention = \"10d\"\nredelivery_horizon = \"1h\"\nretry = { delays = [\"72h\"], max_attempts = 2 }",
+    );
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    world.publish("payments", message("brief", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    let (said, _) = limit(&world, &["brief", "--retention", "1h"]).await;
+    assert_eq!(said["kept"][0]["because"], "redelivery_horizon", "{said}");
+    assert!(said["kept"][0]["retention"].as_f64().unwrap() >= 72.0 * 3_600.0, "{said}");
+    run(&mut world, "update oncely.idempotency_keys set created_at = created_at - interval '2 days', completed_at = completed_at - interval '2 days'").await;
+    gc(&world, &[]).await;
+    assert_eq!(world.text(KEYS).await.as_deref(), Some("brief COMPLETED 1"));
+    world.publish("payments", message("brief", "k"), "{}").await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 1).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from app.effects").await, 1);
+}
+
+#[tokio::test]
+async fn no_consumer_is_registered_whose_keys_are_forgotten_before_its_copies_come() {
+    let mut world = World::new().await;
+    world.register("payments", "7 days").await;
+    let before = world.text("select c::text from oncely.consumers as c").await;
+    let short =
+        "select oncely.register_consumer('payments', '8 days', '9 days', 'canonical_json', 'duplicate', 'w')";
+    let error = sqlx::query(short).execute(&mut world.sql).await.unwrap_err();
+    assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("ONC11"), "{error}");
+    assert_eq!(world.text("select c::text from oncely.consumers as c").await, before);
+}

@@ -15,6 +15,7 @@ use crate::encryption::Place;
 use crate::failpoint::step as at;
 use crate::fault::{Fault, FaultClass};
 use crate::fingerprint::Fingerprint;
+use crate::handler::HandlerError;
 use crate::pg::{self, LeaseFailed, LeaseFailure, PgFault, Session};
 use crate::reason::Reason;
 
@@ -51,7 +52,7 @@ impl Lease {
         fingerprint: Option<Fingerprint>,
     ) -> Result<Ended<()>, Fault> {
         let mut backoff = Backoff::default();
-        let stored = self.stored_response(finish, refused);
+        let stored = self.stored_response(finish, refused)?;
         loop {
             let done = match &finish.write {
                 Some(write) => {
@@ -90,10 +91,8 @@ impl Lease {
                 Err(RunError::Ours(error)) => match pg::classify(error) {
                     PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
                     // What was called outside has happened, and is to be known: it passes, or the lease is lost.
-                    PgFault::Fault(fault) => match fault.class {
-                        FaultClass::Contention | FaultClass::Environment | FaultClass::Session => fault,
-                        _ => return Err(fault),
-                    },
+                    PgFault::Fault(fault) if pg::passes(&fault) => fault,
+                    PgFault::Fault(fault) => return Err(fault),
                 },
                 Err(RunError::Handler(error)) => match error.into_fault() {
                     PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
@@ -110,20 +109,26 @@ impl Lease {
         }
     }
 
-    /// Why an answer was refused is in the trail as it is, and here as well.
-    fn stored_response(&self, finish: &Finish, refused: bool) -> Option<Value> {
-        let response = finish.response.clone()?;
-        if refused {
-            return Some(response);
+    /// Why an answer was refused is in the trail as it is, and here as well. One that is too large is the run's failure, whether or not it is
+    /// encrypted.
+    fn stored_response(&self, finish: &Finish, refused: bool) -> Result<Option<Value>, Fault> {
+        let Some(response) = finish.response.clone() else { return Ok(None) };
+        let bytes = pg::json_text(&response).len();
+        if bytes > pg::LARGEST_JSON {
+            let text = format!("the response has {bytes} bytes as JSON; {} are allowed", pg::LARGEST_JSON);
+            return Err(Fault::new(FaultClass::Poison, None, text));
         }
-        match self.0.sealer.seal(&Place::response(&self.0.identity), response) {
+        if refused {
+            return Ok(Some(response));
+        }
+        Ok(match self.0.sealer.seal(&Place::response(&self.0.identity), response) {
             Ok(stored) => Some(stored),
             // Never as it is. What was called outside has happened, so the key is completed all the same.
             Err(error) => {
                 tracing::error!(token = self.token(), %error, "a response is not stored: it can't be encrypted");
                 None
             }
-        }
+        })
     }
 
     /// How long a handler's own transaction may take, with our statements round it.
@@ -205,8 +210,11 @@ async fn complete_with(
     me.in_time(write(&mut transaction)).await?;
     still(&mut transaction, &own).await?;
     at("lease.commit.before");
-    // With what the writes have deferred.
-    transaction.commit().await?;
+    // With what the writes have deferred: what takes too long there is theirs.
+    transaction.commit().await.map_err(|error| match pg::is_cancelled(&error) {
+        true => RunError::Handler(HandlerError::Database(error)),
+        false => RunError::Ours(error),
+    })?;
     at("lease.commit.after");
     Ok(())
 }

@@ -35,6 +35,9 @@ impl Grouping {
 /// Makes the statement that says all of them; its answers stand in their order.
 pub(crate) type Say<Q, A> = dyn Fn(Vec<Arc<Q>>) -> Statement<Vec<A>, sqlx::Error> + Send + Sync;
 
+/// What follows from an answer that nobody waits for any more, where something does: a run that was dropped meanwhile.
+pub(crate) type Unheard<Q, A> = dyn Fn(Arc<Q>, A) -> Option<Statement<(), sqlx::Error>> + Send + Sync;
+
 /// Where runs say it.
 pub(crate) struct Group<Q, A>(mpsc::UnboundedSender<Asked<Q, A>>);
 
@@ -51,11 +54,17 @@ impl<Q, A> Clone for Group<Q, A> {
 
 impl<Q: Send + Sync + 'static, A: Send + 'static> Group<Q, A> {
     /// Ends when nobody can say anything any more.
-    pub(crate) fn start(sessions: &Arc<Sessions>, grouping: Grouping, say: Arc<Say<Q, A>>) -> Self {
+    pub(crate) fn start(
+        sessions: &Arc<Sessions>,
+        grouping: Grouping,
+        say: Arc<Say<Q, A>>,
+        unheard: Option<Arc<Unheard<Q, A>>>,
+    ) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let receiver = Arc::new(Mutex::new(receiver));
+        let saying = Saying { sessions: Arc::clone(sessions), say, unheard };
         for _ in 0..grouping.loops {
-            tokio::spawn(serve(Arc::clone(&receiver), Arc::clone(sessions), grouping, Arc::clone(&say)));
+            tokio::spawn(serve(Arc::clone(&receiver), grouping, saying.clone()));
         }
         Self(sender)
     }
@@ -69,11 +78,27 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> Group<Q, A> {
     }
 }
 
+/// How a group says it.
+struct Saying<Q, A> {
+    sessions: Arc<Sessions>,
+    say: Arc<Say<Q, A>>,
+    unheard: Option<Arc<Unheard<Q, A>>>,
+}
+
+impl<Q, A> Clone for Saying<Q, A> {
+    fn clone(&self) -> Self {
+        Self {
+            sessions: Arc::clone(&self.sessions),
+            say: Arc::clone(&self.say),
+            unheard: self.unheard.clone(),
+        }
+    }
+}
+
 async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
     receiver: Arc<Mutex<mpsc::UnboundedReceiver<Asked<Q, A>>>>,
-    sessions: Arc<Sessions>,
     grouping: Grouping,
-    say: Arc<Say<Q, A>>,
+    saying: Saying<Q, A>,
 ) {
     loop {
         let mut asked = Vec::new();
@@ -93,42 +118,49 @@ async fn serve<Q: Send + Sync + 'static, A: Send + 'static>(
                 }
             }
         }
-        together(&sessions, &*say, asked).await;
+        saying.together(asked).await;
     }
 }
 
-async fn together<Q: Send + Sync + 'static, A: Send + 'static>(
-    sessions: &Arc<Sessions>,
-    say: &Say<Q, A>,
-    asked: Vec<Asked<Q, A>>,
-) {
-    let (questions, answers): (Vec<Arc<Q>>, Vec<_>) =
-        asked.into_iter().map(|one| (one.question, one.answer)).unzip();
-    let tell = |answer: oneshot::Sender<_>, said| {
-        // Nobody waits any more: a run that was dropped.
-        let _ = answer.send(said);
-    };
-    match sessions.ask(say(questions.clone())).await {
-        Ok(said) => {
-            for (answer, said) in answers.into_iter().zip(said) {
-                tell(answer, Ok(said));
+impl<Q: Send + Sync + 'static, A: Send + 'static> Saying<Q, A> {
+    async fn together(&self, asked: Vec<Asked<Q, A>>) {
+        let questions = asked.iter().map(|one| Arc::clone(&one.question)).collect();
+        match self.sessions.ask((self.say)(questions)).await {
+            Ok(said) => {
+                for (one, said) in asked.into_iter().zip(said) {
+                    self.tell(one, Ok(said));
+                }
+            }
+            // Said again by whoever wants to know, as long as he does.
+            Err(error) if is_outage(&error) => {
+                for one in asked {
+                    let away = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, error.to_string());
+                    self.tell(one, Err(sqlx::Error::Io(away)));
+                }
+            }
+            // One of them may be the cause: nothing was written, and each is said by itself.
+            Err(_) => {
+                let each = asked.into_iter().map(async |one| {
+                    let said = self.sessions.ask((self.say)(vec![Arc::clone(&one.question)])).await;
+                    let said =
+                        said.and_then(|said| said.into_iter().next().ok_or(sqlx::Error::WorkerCrashed));
+                    self.tell(one, said);
+                });
+                join_all(each).await;
             }
         }
-        // Said again by whoever wants to know, as long as he does.
-        Err(error) if is_outage(&error) => {
-            for answer in answers {
-                let away = std::io::Error::new(std::io::ErrorKind::ConnectionAborted, error.to_string());
-                tell(answer, Err(sqlx::Error::Io(away)));
+    }
+
+    fn tell(&self, Asked { question, answer }: Asked<Q, A>, said: Result<A, sqlx::Error>) {
+        let Err(Ok(said)) = answer.send(said) else { return };
+        let Some(statement) = self.unheard.as_ref().and_then(|unheard| unheard(question, said)) else {
+            return;
+        };
+        let sessions = Arc::clone(&self.sessions);
+        tokio::spawn(async move {
+            if let Err(error) = sessions.ask(statement).await {
+                tracing::debug!(%error, "what nobody waits for could not be taken back");
             }
-        }
-        // One of them may be the cause: nothing was written, and each is said by itself.
-        Err(_) => {
-            let each = questions.into_iter().zip(answers).map(async |(question, answer)| {
-                let said = sessions.ask(say(vec![question])).await;
-                let said = said.and_then(|said| said.into_iter().next().ok_or(sqlx::Error::WorkerCrashed));
-                tell(answer, said);
-            });
-            join_all(each).await;
-        }
+        });
     }
 }

@@ -1,5 +1,6 @@
 //! A lease that is held: steps, renewals, and how it ends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
@@ -17,7 +18,7 @@ use super::lines::{HeldKey, Lines};
 use super::sessions::{After, Statement, statement};
 use super::trail::Trail;
 use super::{Call, LeaseTime, Said, Sessions, Step, StepError};
-use crate::encryption::{Place, Sealer};
+use crate::encryption::{CipherError, Place, Sealer};
 use crate::failpoint::step as at;
 use crate::fault::FaultClass;
 use crate::handler::HandlerError;
@@ -38,7 +39,7 @@ pub struct Lease(pub(super) Arc<Inner>);
 pub(crate) struct Claimed {
     pub(crate) identity: Identity,
     pub(crate) granted: Granted,
-    /// When the claim left, by both clocks.
+    /// When the claim that was granted left, by both clocks.
     pub(crate) asked: (Instant, SystemTime),
 }
 
@@ -50,6 +51,7 @@ pub(super) struct Inner {
     pub(super) sealer: Sealer,
     pub(super) trail: Trail,
     belief: Mutex<Belief>,
+    lacks_key: AtomicBool,
     /// Another run has the key, or this one is to end.
     pub(super) lost: CancellationToken,
     /// The process does not wait any longer.
@@ -76,8 +78,19 @@ impl Lease {
     ) -> Self {
         let Claimed { identity, granted, asked } = claimed;
         let belief = Mutex::new(Belief::since(asked));
-        let lost = CancellationToken::new();
-        Self(Arc::new(Inner { lines, identity, granted, time, sealer, trail, belief, lost, abandon }))
+        let (lacks_key, lost) = (AtomicBool::new(false), CancellationToken::new());
+        Self(Arc::new(Inner {
+            lines,
+            identity,
+            granted,
+            time,
+            sealer,
+            trail,
+            belief,
+            lacks_key,
+            lost,
+            abandon,
+        }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -149,7 +162,7 @@ impl Lease {
             StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
             StepState::Unknown => match ask(self.call_of(&begun)).await? {
                 Some(found) => {
-                    self.checkpoint(step.name, self.write(step, &found)?).await?;
+                    self.happened(step, &found).await?;
                     Ok(found)
                 }
                 None => {
@@ -265,8 +278,17 @@ impl Lease {
 
     /// A step's result as it is stored.
     fn write<T: Serialize>(&self, step: &Step, value: &T) -> Result<Value, HandlerError> {
+        let value = step.write(value)?;
+        let bytes = pg::json_text(&value).len();
+        if bytes > pg::LARGEST_JSON {
+            return Err(HandlerError::permanent(format!(
+                "the result of the step {} has {bytes} bytes as JSON; {} are allowed: keep what is large elsewhere, and its id here",
+                step.name,
+                pg::LARGEST_JSON
+            )));
+        }
         let place = Place::step_result(&self.0.identity, step.name);
-        self.0.sealer.seal(&place, step.write(value)?).map_err(|error| {
+        self.0.sealer.seal(&place, value).map_err(|error| {
             HandlerError::environment(format!(
                 "the result of the step {} can't be encrypted: {error}",
                 step.name
@@ -278,13 +300,29 @@ impl Lease {
     fn read<T: DeserializeOwned>(&self, step: &Step, stored: Value) -> Result<T, HandlerError> {
         let place = Place::step_result(&self.0.identity, step.name);
         let result = self.0.sealer.open(&place, stored).map_err(|error| {
+            if matches!(error, CipherError::NoKey { .. }) {
+                self.0.lacks_key.store(true, Ordering::Relaxed);
+            }
             HandlerError::environment(format!("the result of the step {} can't be read: {error}", step.name))
         })?;
         step.read(result)
     }
 
+    /// Did this process lack the key to something that the run needed? Its message has done nothing wrong.
+    pub(crate) fn lacks_key(&self) -> bool {
+        self.0.lacks_key.load(Ordering::Relaxed)
+    }
+
     async fn begin(&self, step: &Step) -> Result<BegunStep, HandlerError> {
         self.outside_of_a_transaction()?;
+        // Nothing is called whose result could not be stored.
+        self.0.sealer.is_able(&Place::step_result(&self.0.identity, step.name)).map_err(|error| {
+            self.0.lacks_key.store(true, Ordering::Relaxed);
+            HandlerError::environment(format!(
+                "the result of the step {} could not be encrypted: {error}",
+                step.name
+            ))
+        })?;
         // The same one in each try: a reply may be lost.
         let call = Uuid::now_v7();
         let (name, rule) = (step.name, step.repeat.rule());
@@ -322,7 +360,7 @@ impl Lease {
         at("lease.call.after");
         match called {
             Ok(found) => {
-                self.checkpoint(step.name, self.write(step, &found)?).await?;
+                self.happened(step, &found).await?;
                 Ok(found)
             }
             Err(StepError::Unknown(error)) => Err(HandlerError::transient(format!("{error:#}"))),
@@ -336,7 +374,12 @@ impl Lease {
         }
     }
 
-    /// It happened: stored or lost, and nothing else.
+    /// It happened: stored or lost; where it can't be stored at all, a person must look.
+    async fn happened<T: Serialize>(&self, step: &Step, found: &T) -> Result<(), HandlerError> {
+        let stored = async { self.checkpoint(step.name, self.write(step, found)?).await };
+        stored.await.map_err(|error| step.unstored(error))
+    }
+
     async fn checkpoint(&self, name: &'static str, result: Value) -> Result<(), HandlerError> {
         let asked = Belief::now();
         self.say(&self.0.abandon, "a step's result is stored", move |me, connection| {

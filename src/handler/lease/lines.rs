@@ -84,6 +84,7 @@ impl Lines {
                     })
                 })
             }),
+            None,
         );
         let finishing = Group::start(
             &own,
@@ -92,6 +93,7 @@ impl Lines {
                 let tag = tag.clone();
                 Box::new(move |session| Box::pin(complete(session, ends, tag)))
             }),
+            None,
         );
         Self { own, renewals, writes, renewing, finishing }
     }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage};
+use crate::pg::{Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage, passes};
 
 /// How long keys are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,14 +197,8 @@ impl Sessions {
                     *self.away.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                     Fault::new(FaultClass::Environment, None, outage.to_string())
                 }
-                PgFault::Fault(fault) => match fault.class {
-                    FaultClass::Environment | FaultClass::Contention | FaultClass::Session => fault,
-                    // Cancelled, or a key that changes too fast.
-                    FaultClass::Transient if matches!(fault.code.as_deref(), Some("57014" | "ONC14")) => {
-                        fault
-                    }
-                    _ => return Err(Said::Fault(fault)),
-                },
+                PgFault::Fault(fault) if passes(&fault) => fault,
+                PgFault::Fault(fault) => return Err(Said::Fault(fault)),
             };
             // What another transaction holds is no fault of PostgreSQL's.
             if fault.class != FaultClass::Contention {

@@ -52,6 +52,17 @@ impl Step {
         })
     }
 
+    /// A result of a call that was made can't be stored, now or later. So nobody would know it in the next run.
+    pub(crate) fn unstored(&self, error: HandlerError) -> HandlerError {
+        match error {
+            HandlerError::Permanent(why) => HandlerError::OutcomeUnknown(format!(
+                "the step {} has happened, and what it brought is not stored: {why}",
+                self.name
+            )),
+            may_pass => may_pass,
+        }
+    }
+
     /// A stored result.
     pub(crate) fn read<T: DeserializeOwned>(&self, result: Value) -> Result<T, HandlerError> {
         serde_json::from_value(result).map_err(|error| {

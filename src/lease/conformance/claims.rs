@@ -60,6 +60,10 @@ pub(super) async fn a_claim_that_is_said_again_is_granted_again<S: LeaseStore, C
     trial.run_out().await;
     let (late, _) = trial.granted(&key, "one").await?;
     same!(late, first);
+    // And also where the time of its run is over: it has not begun, so that its time counts from then on, too.
+    trial.pass(claim(&key, "one").max_run).await;
+    let (later, _) = trial.granted(&key, "one").await?;
+    same!(later, first);
     fits!(trial.claim(&key, "another").await?, Claimed::InFlight(_));
     trial.is_held_by(&held).await
 }

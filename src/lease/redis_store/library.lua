@@ -90,8 +90,10 @@ local function claim(keys, args)
         local why = redis.call('HMGET', key, 'w', 'd')
         return { 'given_up', why[1], why[2] }
     end
-    -- The same acquisition, whose reply was lost: its run has not begun.
-    if record.o == owner and record.m > at then
+    -- The same acquisition, whose reply was lost: its run has not begun, and gets its whole time.
+    if record.o == owner then
+        record.m = at + max_run
+        redis.call('HSET', key, 'm', text(record.m))
         extend(key, record, lease, at)
         return { 'granted', text(record.t), text(record.a + 1), text(record.c) }
     end

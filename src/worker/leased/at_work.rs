@@ -21,7 +21,7 @@ const GIVE_BACK: Duration = Duration::from_secs(5);
 
 impl Runner {
     /// Runs the handler, and records what came of it.
-    /// `asked`: when its claim left.
+    /// `asked`: when the claim left that was granted.
     pub(super) async fn run(&self, lease: &Lease, asked: Instant, candidate: &Arc<Candidate>) -> Decided {
         let shared = &*self.shared;
         let over = CancellationToken::new();

@@ -56,6 +56,9 @@ impl Runner {
                     Err(_) => None,
                 }
             }
+            PgFault::Fault(fault) if fault.class == FaultClass::Environment && lease.lacks_key() => {
+                self.lacking(lease, candidate, &fault).await
+            }
             PgFault::Fault(fault) => self.failed_with(lease, candidate, fault, unknown).await,
             PgFault::Outage(outage) => {
                 let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
@@ -159,6 +162,21 @@ impl Runner {
                 "a message has failed, and none has succeeded beside it: it comes back; no attempt is spent"),
         }
         // They are tried one after the other while nothing succeeds, and not without a pause.
+        self.pause(pause.min(super::BRAKE)).await;
+        let decided = self.postpone(pause).await;
+        self.leaves(candidate, &decided);
+        decided
+    }
+
+    /// What was stored can be read where its key is, which may be another process, or this one once it has it: whoever succeeds meanwhile
+    /// says nothing of this message.
+    async fn lacking(&self, lease: &Lease, candidate: &Candidate, fault: &Fault) -> Decided {
+        let (shared, identity) = (&*self.shared, &candidate.identity);
+        lease.release().await;
+        let (pause, _) = shared.progress.undecided(identity, Instant::now(), FaultClass::Contention);
+        tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key, error = %fault,
+            "a key of [encryption] is missing here: the message comes back; no attempt is spent");
+        // Not without a pause, whatever its rung is.
         self.pause(pause.min(super::BRAKE)).await;
         let decided = self.postpone(pause).await;
         self.leaves(candidate, &decided);

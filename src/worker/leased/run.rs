@@ -1,18 +1,19 @@
 //! One message under a lease: claim, run, record, settle.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::FutureExt as _;
 use uuid::Uuid;
 
-use super::runner::{Claiming, Decided, Runner};
+use super::runner::{Answered, Claiming, Decided, Left, Runner};
 use super::waiting::Room;
 use crate::amqp::Delivery;
 use crate::failpoint::step;
 use crate::handler::lease::{Claimed, Lease, LeaseTime, Said, Trail, statement};
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::pg::{self, LeaseAnswer};
+use crate::pg::{self, Granted, LeaseAnswer};
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, Known};
 use crate::worker::settle::settle;
@@ -105,34 +106,25 @@ impl Runner {
             worker: shared.worker.clone(),
             trace_id: candidate.delivery.message.trace_id().map(str::to_owned),
         };
-        let time = LeaseTime { lease: shared.consumer.lease.time, max_run: shared.consumer.lease.max_run };
         let mut room = Room::Shared;
         loop {
             let Some(place) = self.enter(room).await? else {
                 return self.put_aside(candidate).await;
             };
-            let asked = (Instant::now(), SystemTime::now());
-            match self.claim(candidate, &trail).await? {
+            let (answer, left) = self.claim(candidate, &trail).await?;
+            match answer {
                 LeaseAnswer::Granted(granted) => {
                     let is_taken_over = granted.crashes > 0 && room == Room::Shared;
                     shared.counters.metrics.taken_over.increment(u64::from(is_taken_over));
                     let is_suspect = room == Room::Shared && self.is_suspect(candidate, granted.crashes);
-                    let identity = candidate.identity.clone();
-                    let lease = Lease::new(
-                        self.lines.clone(),
-                        Claimed { identity, granted, asked },
-                        time,
-                        shared.sealer(),
-                        trail.clone(),
-                        shared.abandon.clone(),
-                    );
+                    let lease = self.lease(candidate, &trail, (granted, left));
                     if is_suspect {
                         // Nobody waits with a key in hand: if the process dies meanwhile, that would count as one more death in it.
                         lease.release().await;
                         room = Room::Alone;
                         continue;
                     }
-                    return self.run(&lease, asked.0, candidate).await;
+                    return self.run(&lease, left.0, candidate).await;
                 }
                 LeaseAnswer::InFlight(delay) => {
                     drop(place);
@@ -160,26 +152,55 @@ impl Runner {
         }
     }
 
+    fn lease(&self, candidate: &Candidate, trail: &Trail, (granted, asked): (Granted, Left)) -> Lease {
+        let shared = &*self.shared;
+        let time = LeaseTime { lease: shared.consumer.lease.time, max_run: shared.consumer.lease.max_run };
+        let identity = candidate.identity.clone();
+        Lease::new(
+            self.lines.clone(),
+            Claimed { identity, granted, asked },
+            time,
+            shared.sealer(),
+            trail.clone(),
+            shared.abandon.clone(),
+        )
+    }
+
     /// `None`: nobody settles it.
-    async fn claim(&self, candidate: &Arc<Candidate>, trail: &Trail) -> Option<LeaseAnswer> {
+    async fn claim(&self, candidate: &Arc<Candidate>, trail: &Trail) -> Option<Answered> {
         let shared = &*self.shared;
         // Of this acquisition, in each try: a reply may be lost. 62 random bits, and not all of a UUID: each claim writes them. An owner has 255
         // bytes at most, and a character up to four.
         let (_, acquisition) = Uuid::new_v4().as_u64_pair();
         let owner = format!("{} {acquisition:016x}", shared.worker.chars().take(50).collect::<String>());
-        step("lease.claim.before");
-        let claimed = self.lines.own.until_answered(&shared.stop, "a message is claimed", || {
+        // A try was sent, and not answered: its transaction may still be open, or have granted the key.
+        let unanswered = Arc::new(AtomicBool::new(false));
+        let ask = || {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
             let may_take_over = !self.lines.were_away_within(shared.consumer.lease.time);
-            let claimed = self.claims.say(Claiming { candidate, trail, owner, may_take_over });
-            // An open transaction holds the key. Whether anybody runs it is known only at that one's end, so it waits, and keeps no place.
-            let held = |claimed| match claimed {
-                Err(error) if pg::is_locked(&error) => Ok(LeaseAnswer::Wait(CLAIM_AGAIN)),
-                claimed => claimed,
-            };
-            claimed.map(held).boxed()
-        });
-        let claimed = claimed.await;
+            let has_left = Arc::new(AtomicBool::new(false));
+            let unanswered = Arc::clone(&unanswered);
+            let claiming =
+                Claiming { candidate, trail, owner, may_take_over, has_left: Arc::clone(&has_left) };
+            let claimed = self.claims.say(claiming);
+            async move {
+                match claimed.await {
+                    // An open transaction holds the key. Whether anybody runs it is known only at that one's end, so it waits, and keeps no
+                    // place. Unless it may be our own: nobody else would run what that one was granted.
+                    Err(error) if pg::is_locked(&error) && !unanswered.load(Ordering::Relaxed) => {
+                        Ok(wait(CLAIM_AGAIN))
+                    }
+                    Err(error) if pg::is_outage(&error) => {
+                        unanswered.fetch_or(has_left.load(Ordering::Relaxed), Ordering::Relaxed);
+                        Err(error)
+                    }
+                    claimed => claimed,
+                }
+            }
+            .boxed()
+        };
+        step("lease.claim.before");
+        let claimed = self.lines.own.until_answered(&shared.stop, CLAIMED, ask).await;
         step("lease.claim.after");
         match claimed {
             Ok(answer) => Some(answer),
@@ -187,9 +208,25 @@ impl Runner {
                 shared.health.stalled(&fault, None);
                 shared.counters.outage();
                 tracing::error!(consumer = %shared.consumer.name, error = %fault, "a message can't be claimed; it comes back");
-                Some(LeaseAnswer::Wait(CLAIM_AGAIN))
+                Some(wait(CLAIM_AGAIN))
+            }
+            Err(Said::Abandoned) if unanswered.load(Ordering::Relaxed) => {
+                // The worker stops, and would leave a key held that nobody runs: that would count as a death. Behind the lease it is too late.
+                let asked = self.lines.own.until_answered(&shared.abandon, CLAIMED, ask);
+                let claimed = tokio::time::timeout(shared.consumer.lease.time, asked).await;
+                if let Ok(Ok((LeaseAnswer::Granted(granted), left))) = claimed {
+                    self.lease(candidate, trail, (granted, left)).release().await;
+                }
+                None
             }
             Err(Said::Lost | Said::Abandoned) => None,
         }
     }
+}
+
+/// What is done, as the log says it.
+const CLAIMED: &str = "a message is claimed";
+
+fn wait(time: Duration) -> Answered {
+    (LeaseAnswer::Wait(time), (Instant::now(), SystemTime::now()))
 }

@@ -1,10 +1,12 @@
 //! What all runs of a consumer have in common.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime};
 
-use crate::handler::lease::{ErasedLeasedHandler, Group, Grouping, Lines, Trail, statement};
+use crate::handler::lease::{ErasedLeasedHandler, Group, Grouping, Lines, Statement, Trail, statement};
 use crate::outcome::Outcome;
-use crate::pg::{self, LeaseAnswer, LeaseClaim};
+use crate::pg::{self, Held, LeaseAnswer, LeaseClaim};
 use crate::worker::candidate::Candidate;
 use crate::worker::shared::Shared;
 
@@ -13,8 +15,14 @@ pub(super) struct Runner {
     pub(super) handler: Arc<dyn ErasedLeasedHandler>,
     pub(super) lines: Lines,
     /// One commit claims for all places that have become free.
-    pub(super) claims: Group<Claiming, LeaseAnswer>,
+    pub(super) claims: Group<Claiming, Answered>,
 }
+
+/// When a claim left, by both clocks.
+pub(super) type Left = (Instant, SystemTime);
+
+/// What became of a claim, and when the try left that was answered so: a run that was granted counts from then.
+pub(super) type Answered = (LeaseAnswer, Left);
 
 /// What became of a message: what the broker is told, or nothing, and it comes again with its channel.
 pub(super) type Decided = Option<Outcome>;
@@ -27,6 +35,8 @@ pub(super) struct Claiming {
     pub(super) trail: Trail,
     /// Not just after an outage: whoever holds the key may have been cut off as well, and lives.
     pub(super) may_take_over: bool,
+    /// It was sent, so that it may have been granted though no answer comes.
+    pub(super) has_left: Arc<AtomicBool>,
 }
 
 impl Runner {
@@ -47,13 +57,31 @@ impl Runner {
                     Box::pin(async move {
                         let claims: Vec<LeaseClaim<'_>> =
                             claiming.iter().map(|one| claim(&shared, one)).collect();
-                        pg::take_leases(connection, &claims).await
+                        for one in &claiming {
+                            one.has_left.store(true, Ordering::Relaxed);
+                        }
+                        // Here, and not where it was asked for: while PostgreSQL is away a claim waits.
+                        let left = (Instant::now(), SystemTime::now());
+                        let answers = pg::take_leases(connection, &claims).await?;
+                        Ok(answers.into_iter().map(|answer| (answer, left)).collect())
                     })
                 })
             }),
+            Some(Arc::new(|claiming, (answer, _)| given_back(claiming, answer))),
         );
         Self { shared, handler, lines, claims }
     }
+}
+
+/// A key that was granted to nobody: its next run need not wait, and no death is counted.
+fn given_back(claiming: Arc<Claiming>, answer: LeaseAnswer) -> Option<Statement<(), sqlx::Error>> {
+    let LeaseAnswer::Granted(granted) = answer else { return None };
+    Some(statement(move |connection| {
+        Box::pin(async move {
+            let held = Held { identity: &claiming.candidate.identity, token: granted.token };
+            pg::release_lease(connection, held).await.map(drop)
+        })
+    }))
 }
 
 fn claim<'a>(shared: &'a Shared, claiming: &'a Claiming) -> LeaseClaim<'a> {

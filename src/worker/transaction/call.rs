@@ -10,7 +10,6 @@ use sqlx::{Connection as _, Executor as _, PgConnection};
 use super::batch_run::BatchRun;
 use super::deadline::{Handling, is_late, until_deadline};
 use super::plan::Plan;
-use super::response::text_of;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::{Context, HandlerError, Message, Run, Subtransactions, call_apart, call_together};
 use crate::pg::{self, LockWait, PgFault, classify};
@@ -66,7 +65,7 @@ pub(crate) async fn handle(
                     if responses.len() != incoming.len() {
                         return Err(Interrupt::Failed(wrong_count(responses.len(), incoming.len())));
                     }
-                    results.extend(responses.iter().map(|response| Ok(response.as_ref().map(text_of))));
+                    results.extend(responses.iter().map(|response| Ok(response.as_ref().map(pg::json_text))));
                 }
                 _ => {
                     for message in incoming {
@@ -79,7 +78,7 @@ pub(crate) async fn handle(
                         if !transaction.is_in_transaction() {
                             return Err(over(None));
                         }
-                        results.push(Ok(response.as_ref().map(text_of)));
+                        results.push(Ok(response.as_ref().map(pg::json_text)));
                     }
                 }
             }
@@ -103,7 +102,7 @@ pub(crate) async fn handle(
                 };
                 match until_deadline(shared, backend, Handling::InProcess, called).await {
                     Ok(response) => match end_guard(transaction, limit).await {
-                        Ok(()) => results.push(Ok(response.as_ref().map(text_of))),
+                        Ok(()) => results.push(Ok(response.as_ref().map(pg::json_text))),
                         Err(Interrupt::Failed(fault)) => {
                             undo_to_guard(transaction, limit, &fault).await?;
                             results.push(Err(fault));

@@ -1,16 +1,23 @@
-//! What time it is at the server, by the `Date` of its answers.
+//! What time it is at the server, by the `Date` of its answers. Of those that come soon: one that was long on its way tells the time of then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use aws_sdk_dynamodb::config::interceptors::BeforeDeserializationInterceptorContextRef;
+use aws_sdk_dynamodb::config::interceptors::{
+    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
+};
 use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_dynamodb::error::BoxError;
 use aws_smithy_types::DateTime;
+use aws_smithy_types::config_bag::{Storable, StoreReplace};
 use aws_smithy_types::date_time::Format;
 
-/// How far the server is ahead of this machine, in microseconds; its copies are one. Half a second is what a `Date` lacks in the middle.
+use crate::CLOCK_ERROR;
+
+/// How far the server is ahead of this machine, in microseconds; its copies are one. It was written in the middle between question and answer,
+/// give or take half of the time between them, and lacks half a second, give or take as much: within a second all of it is no more than
+/// [`CLOCK_ERROR`].
 #[derive(Clone, Debug)]
 pub(crate) struct ServerDate(Arc<AtomicI64>);
 
@@ -35,12 +42,26 @@ impl ServerDate {
         }
     }
 
-    fn learn(&self, date: &str, here: SystemTime) {
+    /// `here`: when the answer came, so long after its question left.
+    fn learn(&self, date: &str, here: SystemTime, took: Duration) {
+        if took > CLOCK_ERROR {
+            return;
+        }
         if let Ok(date) = DateTime::from_str(date, Format::HttpDate) {
             let there = date.secs().saturating_mul(1_000_000).saturating_add(500_000);
-            self.0.store(there.saturating_sub(micros(here)), Ordering::Relaxed);
+            let half = i64::try_from(took.as_micros() / 2).unwrap_or(0);
+            let written = micros(here).saturating_sub(half);
+            self.0.store(there.saturating_sub(written), Ordering::Relaxed);
         }
     }
+}
+
+/// When a try of a question left.
+#[derive(Clone, Copy, Debug)]
+struct Left(Instant);
+
+impl Storable for Left {
+    type Storer = StoreReplace<Self>;
 }
 
 impl Intercept for ServerDate {
@@ -48,14 +69,25 @@ impl Intercept for ServerDate {
         "ServerDate"
     }
 
+    fn read_before_transmit(
+        &self,
+        _: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        config.interceptor_state().store_put(Left(Instant::now()));
+        Ok(())
+    }
+
     fn read_before_deserialization(
         &self,
         context: &BeforeDeserializationInterceptorContextRef<'_>,
         _: &RuntimeComponents,
-        _: &mut ConfigBag,
+        config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        if let Some(date) = context.response().headers().get("date") {
-            self.learn(date, SystemTime::now());
+        let date = context.response().headers().get("date");
+        if let (Some(date), Some(Left(left))) = (date, config.load::<Left>()) {
+            self.learn(date, SystemTime::now(), left.elapsed());
         }
         Ok(())
     }
@@ -64,16 +96,30 @@ impl Intercept for ServerDate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+
+    const AT_ONCE: Duration = Duration::ZERO;
 
     #[test]
     fn the_servers_time_goes_on_between_two_answers() {
         let (date, here) = (ServerDate::default(), UNIX_EPOCH + Duration::from_secs(1_000));
         assert_eq!(date.now(here), None);
-        date.learn("nonsense", here);
+        date.learn("nonsense", here, AT_ONCE);
         assert_eq!(date.now(here), None);
-        date.learn("Thu, 01 Jan 1970 00:20:00 GMT", here);
+        date.learn("Thu, 01 Jan 1970 00:20:00 GMT", here, AT_ONCE);
         assert_eq!(date.now(here), Some(1_200_500_000));
         assert_eq!(date.now(here + Duration::from_secs(7)), Some(1_207_500_000));
+    }
+
+    #[test]
+    fn an_answer_that_was_long_on_its_way_sets_no_clock() {
+        let (date, here) = (ServerDate::default(), UNIX_EPOCH + Duration::from_secs(1_200));
+        let said = "Thu, 01 Jan 1970 00:20:00 GMT";
+        date.learn(said, here, CLOCK_ERROR + Duration::from_millis(1));
+        assert_eq!(date.now(here), None);
+        // Written half a second before it came.
+        date.learn(said, here, CLOCK_ERROR);
+        assert_eq!(date.now(here), Some(1_201_000_000));
+        date.learn(said, here + Duration::from_secs(60), Duration::from_secs(60));
+        assert_eq!(date.now(here + Duration::from_secs(60)), Some(1_261_000_000), "a minute late");
     }
 }

@@ -22,6 +22,7 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::describe_table::DescribeTableOutput;
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::{
     AttributeValue, KeyType, ReturnValuesOnConditionCheckFailure, ScalarAttributeType, TableDescription,
@@ -33,7 +34,8 @@ use uuid::Uuid;
 
 use date::ServerDate;
 
-/// How wrong the time may be that is known of the server: its `Date` has no fractions of a second, and takes a while to come.
+/// How wrong the time may be that is known of the server: its `Date` has no fractions of a second, and takes a while to come. An answer that
+/// takes longer than this tells no time.
 const CLOCK_ERROR: Duration = Duration::from_secs(1);
 /// DynamoDB takes items of 400 KB; the rest is for the names and the other attributes.
 const MAX_RECORD: usize = 390_000;
@@ -66,8 +68,7 @@ impl Table {
     /// As [`open`].
     pub async fn open(client: Client, table: impl Into<String>) -> Result<Self, StoreError> {
         let (name, date) = (table.into(), ServerDate::default());
-        let asked = client.describe_table().table_name(&name).customize().interceptor(date.clone());
-        let described = asked.send().await.map_err(unavailable)?;
+        let described = describe(&client, &name, &date).await?;
         let fits = described.table().is_some_and(has_our_key);
         if !fits {
             return Err(StoreError::Refused(format!(
@@ -76,6 +77,15 @@ impl Table {
         }
         Ok(Self { client, name, date })
     }
+}
+
+async fn describe(
+    client: &Client,
+    table: &str,
+    date: &ServerDate,
+) -> Result<DescribeTableOutput, StoreError> {
+    let asked = client.describe_table().table_name(table).customize().interceptor(date.clone());
+    asked.send().await.map_err(unavailable)
 }
 
 fn has_our_key(table: &TableDescription) -> bool {
@@ -117,9 +127,13 @@ impl Cells for Table {
     }
 
     async fn now(&self) -> Result<i64, StoreError> {
-        self.date
-            .now(SystemTime::now())
-            .ok_or_else(|| StoreError::unavailable(anyhow::anyhow!("DynamoDB has not told what time it is")))
+        if let Some(now) = self.date.now(SystemTime::now()) {
+            return Ok(now);
+        }
+        // No answer has come soon enough so far, that to the first question neither.
+        describe(&self.client, &self.name, &self.date).await?;
+        let late = || anyhow::anyhow!("DynamoDB has not told in time what time it is");
+        self.date.now(SystemTime::now()).ok_or_else(|| StoreError::unavailable(late()))
     }
 
     async fn read(&self, identity: &Identity) -> Result<Option<Cell>, StoreError> {

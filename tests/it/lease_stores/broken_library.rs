@@ -51,7 +51,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "redis_reentrant_by_nobody",
-        from: "if record.o == owner and record.m > at then",
+        from: "if record.o == owner then",
         to: "if false then",
         breaks: "a_claim_that_is_said_again_is_granted_again",
     },

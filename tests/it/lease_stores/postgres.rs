@@ -1,9 +1,14 @@
 //! The store in PostgreSQL.
 
+use std::time::Duration;
+
 use oncely::HandlerError;
 use oncely::lease::{Claimed, LeaseRunner, LeaseStore as _, PostgresStore, Ran, StoreError, fingerprint};
 use oncely::reason::Reason;
 use sqlx::postgres::PgPoolOptions;
+use testbed::eventually;
+use testbed::proxy::{Mode, OneShot, Proxy};
+use tokio::sync::Notify;
 
 use super::clocks::PostgresClock;
 use super::{claim, conforms, hold, identity};
@@ -87,4 +92,102 @@ async fn a_run_that_failed_as_often_as_it_may_is_given_up() {
     }
     let given_up = "select count(*) from oncely.idempotency_keys where reason = 'attempts_exhausted'";
     assert_eq!(world.count(given_up).await, 2);
+}
+
+/// A pool through a proxy.
+async fn proxied(world: &World) -> (Proxy, LeaseRunner<PostgresStore>) {
+    let (proxy, [(_, through)]) = world.proxied_postgres().await;
+    (proxy, LeaseRunner::new(PostgresStore::new(pool(&through).await)))
+}
+
+const FREE: &str = "select count(*) from oncely.idempotency_keys where owner is null and status = 'IN_PROGRESS' and crash_attempts = 0";
+const COMPLETED: &str = "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'";
+
+#[tokio::test]
+async fn what_a_claim_was_granted_whose_answers_were_lost_is_given_back() {
+    let mut world = World::new().await;
+    let (proxy, runner) = proxied(&world).await;
+    let key = identity("order 1");
+    proxy.arm_times(OneShot::LoseCommitReply, 3);
+    let ran = runner.run(&key, fingerprint(b"{}"), async |_| panic!("it ran")).await;
+    assert!(matches!(ran, Err(StoreError::Unavailable(_))), "{ran:?}");
+    assert_eq!(proxy.struck(), 3);
+    world.wait_for(FREE, 1).await;
+    let ran = runner.run(&key, fingerprint(b"{}"), async |_| Ok(None)).await.unwrap();
+    assert_eq!(ran, Ran::Done(None));
+}
+
+#[tokio::test]
+async fn what_is_done_is_recorded_though_its_caller_has_gone() {
+    let mut world = World::new().await;
+    let (proxy, runner) = proxied(&world).await;
+    let key = identity("order 1");
+    let away = Notify::new();
+    let running = runner.run(&key, fingerprint(b"{}"), async |_| {
+        proxy.set(Mode::Refuse);
+        proxy.cut();
+        away.notify_one();
+        Ok(Some("done".into()))
+    });
+    let tried = async {
+        away.notified().await;
+        let before = proxy.accepted();
+        let again = || async { proxy.accepted().checked_sub(before + 1).ok_or("it does not try") };
+        eventually("it is said", again).await.unwrap();
+    };
+    tokio::select! {
+        ran = running => panic!("{ran:?}"),
+        () = tried => {}
+    }
+    proxy.set(Mode::Pass);
+    world.wait_for(COMPLETED, 1).await;
+    assert_eq!(world.count("select crash_attempts::bigint from oncely.idempotency_keys").await, 0);
+}
+
+#[tokio::test]
+async fn a_silent_connection_costs_no_live_run_its_lease() {
+    let mut world = World::new().await;
+    let (proxy, runner) = proxied(&world).await;
+    let lease = Duration::from_secs(12);
+    let runner = runner.lease(lease);
+    let key = identity("order 1");
+    let (begun, go) = (Notify::new(), Notify::new());
+    let running = runner.run(&key, fingerprint(b"{}"), async |run| {
+        begun.notify_one();
+        go.notified().await;
+        assert!(run.is_believed());
+        Ok(None)
+    });
+    let watching = async {
+        begun.notified().await;
+        let ends = "select extract(epoch from not_before)::bigint from oncely.idempotency_keys";
+        let ends = world.count(ends).await;
+        proxy.forget();
+        let renewed = format!(
+            "select count(*) from oncely.idempotency_keys where not_before > to_timestamp({ends} + 1)"
+        );
+        world.wait_within(lease - Duration::from_secs(1), &renewed, 1).await;
+        go.notify_one();
+    };
+    let (ran, ()) = tokio::join!(running, watching);
+    assert_eq!(ran.unwrap(), Ran::Done(None));
+}
+
+#[tokio::test]
+async fn a_session_that_was_left_in_a_transaction_grants_nothing_that_nobody_sees() {
+    let mut world = World::new().await;
+    let one = PgPoolOptions::new().max_connections(1).connect(world.database.url()).await.unwrap();
+    sqlx::raw_sql("begin; create table app.strangers (n integer)")
+        .execute(&mut *one.acquire().await.unwrap())
+        .await
+        .unwrap();
+    let store = PostgresStore::new(one);
+    let key = identity("order 1");
+    let refused = store.claim(&claim(&key, "first")).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    // Another session.
+    hold(&store, &key, "first").await;
+    assert_eq!(world.count("select count(*) from oncely.idempotency_keys where owner = 'first'").await, 1);
+    let theirs = "select (to_regclass('app.strangers') is null)::integer::bigint";
+    assert_eq!(world.count(theirs).await, 1, "what was not committed by whom it belongs to is not by us");
 }

@@ -13,7 +13,7 @@ use oncely::reason::Reason;
 use testbed::{Redis, eventually};
 use tokio::sync::Notify;
 
-use super::{claim, hold, identity};
+use super::{LEASE, claim, hold, identity};
 
 const PRINT: &[u8] = b"{}";
 
@@ -97,20 +97,9 @@ async fn a_failed_run_goes_on_where_it_was_and_calls_no_stored_step_again() {
 async fn a_call_that_may_have_happened_and_must_not_be_repeated_gives_the_key_up() {
     let (runner, clock) = runner();
     let key = identity("order 1");
-    // A process that dies in the call: its future is dropped, as a kill drops it.
-    let begun = Notify::new();
-    let dying = runner.run(&key, fingerprint(PRINT), async |run| {
-        let call = async |_: Call| {
-            begun.notify_one();
-            std::future::pending::<Result<(), StepError>>().await
-        };
-        run.step(&MAIL, call).await?;
-        Ok(None)
-    });
-    tokio::select! {
-        ran = dying => panic!("{ran:?}"),
-        () = begun.notified() => {}
-    }
+    // A process that dies in the call.
+    let dead = hold(&**runner.store(), &key, "dead").await;
+    runner.store().begin_step(&dead, &MAIL, uuid::Uuid::now_v7(), LEASE).await.unwrap();
     clock.advance(Duration::from_secs(31));
     let work = async |run: Run<MemoryStore>| {
         assert!(run.is_takeover());
@@ -163,7 +152,7 @@ async fn the_heartbeat_keeps_a_long_run_and_ends_with_it() {
     let (ran, ()) = tokio::join!(running, watching);
     assert_eq!(ran.unwrap(), Ran::Done(None));
 
-    // A run that is dropped: nothing renews its lease any more.
+    // A run that is dropped: its key is given back, and nobody has died.
     let other = identity("order 2");
     let begun = Notify::new();
     let dropped = runner.run(&other, fingerprint(PRINT), async |_| {
@@ -174,9 +163,9 @@ async fn the_heartbeat_keeps_a_long_run_and_ends_with_it() {
         ran = dropped => panic!("{ran:?}"),
         () = begun.notified() => {}
     }
-    eventually("the lease runs out", || async {
+    eventually("the lease is given back", || async {
         match runner.store().claim(&claim(&other, "heir")).await.unwrap() {
-            Claimed::Granted(grant) if grant.is_takeover => Ok(()),
+            Claimed::Granted(grant) if !grant.is_takeover => Ok(()),
             claimed => Err(format!("{claimed:?}")),
         }
     })
@@ -185,9 +174,10 @@ async fn the_heartbeat_keeps_a_long_run_and_ends_with_it() {
 }
 
 #[tokio::test]
-async fn a_run_beyond_its_time_is_told_dropped_and_its_key_given_back() {
+async fn a_run_beyond_its_time_is_told_dropped_and_has_failed() {
     let (runner, _) = runner();
     let runner = runner.lease(Duration::from_secs(1)).max_run(Duration::from_secs(1));
+    let runner = runner.retry(vec![Duration::ZERO], 3, 3);
     let key = identity("order 1");
     let told = AtomicUsize::new(0);
     let ran = runner
@@ -198,8 +188,63 @@ async fn a_run_beyond_its_time_is_told_dropped_and_its_key_given_back() {
         })
         .await
         .unwrap();
-    assert_eq!((ran, told.load(Ordering::Relaxed)), (Ran::Lost, 1));
+    assert!(
+        matches!(&ran, Ran::Failed { error, delay: Duration::ZERO } if error.contains("max_run")),
+        "{ran:?}"
+    );
+    assert_eq!(told.load(Ordering::Relaxed), 1);
     hold(&**runner.store(), &key, "next").await;
+}
+
+#[tokio::test]
+async fn a_run_that_takes_too_long_each_time_is_given_up() {
+    let (runner, _) = runner();
+    let runner = runner.lease(Duration::from_secs(1)).max_run(Duration::from_secs(1));
+    let runner = runner.retry(vec![Duration::ZERO], 6, 3);
+    let key = identity("order 1");
+    for attempt in 1..=6 {
+        let ran = runner
+            .run(&key, fingerprint(PRINT), async |run| {
+                assert_eq!(run.attempt(), attempt);
+                run.lost().await;
+                Err(HandlerError::permanent("what it says then counts no more"))
+            })
+            .await
+            .unwrap();
+        match attempt {
+            6 => assert!(matches!(ran, Ran::GivenUp { reason: Reason::AttemptsExhausted, .. }), "{ran:?}"),
+            _ => assert!(matches!(ran, Ran::Failed { .. }), "{attempt}: {ran:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn callers_that_go_away_leave_no_death_behind() {
+    let (runner, _) = runner();
+    let runner = runner.retry(vec![Duration::ZERO], 6, 2);
+    let key = identity("order 1");
+    for _ in 0..3 {
+        let begun = Notify::new();
+        let dropped = runner.run(&key, fingerprint(PRINT), async |_| {
+            begun.notify_one();
+            std::future::pending().await
+        });
+        tokio::select! {
+            ran = dropped => panic!("{ran:?}"),
+            () = begun.notified() => {}
+        }
+        eventually("it is given back", || async {
+            let known = runner.store().look_up(&key).await.unwrap().unwrap();
+            if known.owner.is_none() { Ok(()) } else { Err(format!("{known:?}")) }
+        })
+        .await
+        .unwrap();
+    }
+    let work = async |run: Run<MemoryStore>| {
+        assert!(!run.is_takeover());
+        Ok(None)
+    };
+    assert_eq!(runner.run(&key, fingerprint(PRINT), work).await.unwrap(), Ran::Done(None));
 }
 
 #[tokio::test]

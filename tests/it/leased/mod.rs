@@ -1,6 +1,7 @@
 //! Handlers in Rust that run under leases, against a provider with books of its own.
 
 mod blame;
+mod outages;
 mod renewals;
 
 use std::collections::HashMap;
@@ -180,7 +181,10 @@ async fn world_with(lease: &str, retry: &str, tables: &str) -> World {
 
 /// `lease`: what stands in its table.
 async fn world_of(lease: &str, retry: &str, tables: &str) -> World {
-    let mut world = World::new().await;
+    world_on(World::new().await, lease, retry, tables).await
+}
+
+async fn world_on(mut world: World, lease: &str, retry: &str, tables: &str) -> World {
     world.configure(tables);
     world.configure(
         "[worker]\nshutdown = \"6s\"\n[audit]\nduplicates = true\n[[consumers]]\nname = \"charges\"",

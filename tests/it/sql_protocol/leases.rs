@@ -236,6 +236,13 @@ async fn a_lost_claim_reply_is_granted_again() {
     // Also where its lease has run out meanwhile, and nobody else came.
     run_out(&mut world, "k").await;
     assert_eq!(granted(&mut sql, "k", "run 1").await, token);
+    // Also where the time of its run is over: it has not begun, and has its whole time.
+    let over = "update oncely.idempotency_keys set not_before = clock_timestamp() - interval '2 seconds',
+        run_ends_at = clock_timestamp() - interval '1 second'";
+    sqlx::query(over).execute(&mut sql).await.unwrap();
+    assert_eq!(granted(&mut sql, "k", "run 1").await, token);
+    let whole = "select count(*) from oncely.idempotency_keys where run_ends_at > clock_timestamp() + interval '9 minutes'";
+    assert_eq!(world.count(whole).await, 1);
     let other = hold(&mut sql, "k", "run 2").await;
     assert_eq!((other.outcome.as_str(), other.token), ("in_flight", None), "granted again is held again");
     let marks = "select crash_attempts::bigint from oncely.idempotency_keys";
