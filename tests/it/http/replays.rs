@@ -73,6 +73,7 @@ async fn what_took_effect_as_a_message_is_answered_as_the_service_says() {
             .consumer(Consumer::shared("payments"))
             .tenant(|_| Some("acme".to_owned()))
             .fingerprint(FingerprintPolicy::Body)
+            .one_principal()
             .from_message(|result| {
                 let said = result.response.as_ref().and_then(|json| json["paid"].as_i64());
                 let text = format!("{said:?} {}", result.is_refused);

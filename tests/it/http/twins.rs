@@ -12,7 +12,10 @@ use crate::support::gate::{Gate, WAITING};
 /// So many copies over two servers, which know nothing of each other.
 async fn twins(count: usize) {
     let mut world = World::new().await;
-    let servers = [Server::of(&world).await, Server::of(&world).await];
+    // However slow the machine is: they come one after the other.
+    let patient = |settings: oncely::http::Settings| settings.wait(Duration::from_secs(30));
+    let start = async || Server::start(pool(world.database.url(), 8).await, patient).await;
+    let servers = [start().await, start().await];
     let ask = Ask::pay("twin", "{}");
     let asks = (0..count).map(|number| servers[number % 2].client.ask(&ask));
     let replies = join_all(asks).await;

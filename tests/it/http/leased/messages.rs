@@ -110,6 +110,7 @@ async fn a_request_that_returns_as_a_message_is_one_effect() {
             .consumer(Consumer::shared("payments"))
             .tenant(|_| Some("acme".to_owned()))
             .fingerprint(FingerprintPolicy::Body)
+            .one_principal()
     };
     let server = Server::start(pool(world.database.url(), 1).await, transactional).await;
     let reply = server.client.ask(&Ask::pay("request", body)).await;
