@@ -44,6 +44,7 @@ mod held;
 mod memory;
 mod micros;
 mod postgres;
+mod recent;
 mod record;
 mod redis_store;
 mod run;
