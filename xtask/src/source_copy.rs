@@ -58,21 +58,15 @@ impl SourceCopy {
         // A release before may not have it.
         let has_charging = self.tree().join("tests/programs/charging.rs").exists();
         let charging = if has_charging { &process::PROGRAMS[1..] } else { &[] };
-        let output = process::cargo(&self.tree())
+        let mut command = process::cargo(&self.tree());
+        command
             .arg("build")
             .args(process::PRODUCT)
             .args(["--locked", "--bins"])
             .args(charging)
-            .args(features)
-            .arg("--target-dir")
-            .arg(&built)
-            // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
-            // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
-            // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
-            // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
-            .env("CARGO_BUILD_BUILD_DIR", process::root().join("target"))
-            .env("RUSTC_WORKSPACE_WRAPPER", "env")
-            .output()?;
+            .args(features);
+        self.share(&mut command, "build", &process::root().join("target"));
+        let output = command.output()?;
         anyhow::ensure!(
             output.status.success(),
             "does not compile:\n{}",
@@ -89,6 +83,19 @@ impl SourceCopy {
             std::fs::copy(built.join("debug").join(program), to)?;
         }
         Ok(own)
+    }
+
+    /// Lets a call of cargo in the copy put what it makes into a folder of this name, and use what is built already in the folder `build`.
+    pub(crate) fn share(&self, command: &mut Command, name: &str, build: &Path) {
+        command
+            .arg("--target-dir")
+            .arg(self.workshop.join(name))
+            // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
+            // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
+            // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
+            // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
+            .env("CARGO_BUILD_BUILD_DIR", build)
+            .env("RUSTC_WORKSPACE_WRAPPER", "env");
     }
 
     /// Makes the copy hold these files; what is the same keeps its time, so that only what differs is built.
