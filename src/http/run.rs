@@ -54,8 +54,12 @@ impl Run {
         let transaction = loop {
             let claimed = async {
                 let consumer = &self.asked.identity.consumer;
-                self.store.prepare(consumer, || self.settings.told_of(consumer)).await?;
-                claim(&self.store, &self.asked).await
+                match self.store.prepare(consumer, || self.settings.told_of(consumer)).await {
+                    // Another process tells the database of it.
+                    Err(error) if pg::is_locked(&error) => Ok(Claimed::Locked),
+                    Err(error) => Err(error),
+                    Ok(()) => claim(&self.store, &self.asked).await,
+                }
             };
             match claimed.await {
                 Ok(Claimed::Run(transaction)) => break transaction,

@@ -23,6 +23,9 @@ pub(super) struct Store {
     pub(super) tasks: TaskTracker,
     clock: Clock,
     known: Arc<Mutex<Known>>,
+    /// Who is about to ask or to tell the database something: one at a time, since the first requests of a process come together, and
+    /// would wait for each other's locks.
+    preparing: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What the database is told of a consumer.
@@ -50,7 +53,14 @@ impl Store {
             tasks: TaskTracker::new(),
             clock: Clock::new(chrono::DateTime::UNIX_EPOCH, Instant::now()),
             known: Arc::default(),
+            preparing: Arc::default(),
         }
+    }
+
+    /// Does the database know the consumer, and is its clock still believed?
+    fn known_of(&self, consumer: &IdentityPart) -> (bool, bool) {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        (known.registered.contains(consumer), known.asked.is_some_and(|asked| asked.elapsed() < CLOCK))
     }
 
     /// The database's time.
@@ -65,10 +75,11 @@ impl Store {
         consumer: &IdentityPart,
         told: impl FnOnce() -> Told,
     ) -> Result<(), sqlx::Error> {
-        let (is_registered, is_on_time) = {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            (known.registered.contains(consumer), known.asked.is_some_and(|asked| asked.elapsed() < CLOCK))
-        };
+        if self.known_of(consumer) == (true, true) {
+            return Ok(());
+        }
+        let _turn = self.preparing.lock().await;
+        let (is_registered, is_on_time) = self.known_of(consumer);
         if is_registered && is_on_time {
             return Ok(());
         }
