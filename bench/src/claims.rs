@@ -49,7 +49,7 @@ enum Way {
 
 /// A client.
 enum Client {
-    Function(RedisStore),
+    Function(Box<RedisStore>),
     Watch(MultiplexedConnection),
     Script(MultiplexedConnection, String),
     Set(MultiplexedConnection),
@@ -65,7 +65,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut clients = Vec::new();
     for _ in 0..arguments.clients {
         clients.push(match arguments.way {
-            Way::Function => Client::Function(store.clone()),
+            Way::Function => Client::Function(Box::new(store.clone())),
             Way::Watch => Client::Watch(redis.get_multiplexed_async_connection().await?),
             Way::Script => Client::Script(shared.clone(), script.clone()),
             Way::Set => Client::Set(shared.clone()),

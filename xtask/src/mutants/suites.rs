@@ -81,7 +81,7 @@ pub(crate) const TESTED: &[Tested] = &[
 
 /// The server that a suite talks to.
 enum Server {
-    All(Servers),
+    All(Box<Servers>),
     Moto(Moto),
 }
 
@@ -90,7 +90,7 @@ impl Suite {
         match self {
             Self::It => {
                 eprintln!("starting PostgreSQL, RabbitMQ and Redis");
-                Ok(Server::All(Servers::start_private().await?))
+                Ok(Server::All(Box::new(Servers::start_private().await?)))
             }
             Self::Dynamodb => Ok(Server::Moto(Moto::start()?)),
         }
