@@ -63,7 +63,7 @@ const TRIES: usize = 32;
 #[derive(Clone, Debug)]
 pub struct CellStore<C> {
     cells: C,
-    recent: Recent,
+    recent: Recent<Cell>,
 }
 
 impl<C: Cells> CellStore<C> {
