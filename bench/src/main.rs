@@ -1,14 +1,17 @@
 //! `bench`: the clients of `cargo xtask bench`. They are programs of their own because they must be release builds, and because
 //! the CPU time of each is measured from outside.
 
+mod claims;
 mod consume;
 mod handler;
 mod leased;
 mod naive;
+mod order;
 mod pace;
 mod payment;
 mod publish;
 mod raw;
+mod serve;
 
 use clap::{Parser, Subcommand};
 
@@ -35,6 +38,18 @@ enum Client {
     Leased(leased::Arguments),
     /// The rows that a worker writes, by bare batched inserts, without a broker
     Raw(raw::Arguments),
+    /// Claim keys in Redis and complete them, by our store or as the articles do
+    Claims(claims::Arguments),
+    /// A shop over HTTP, behind the HTTP door or with its own transaction
+    Serve(serve::Arguments),
+    /// Send orders over HTTP
+    Order(order::Arguments),
+}
+
+/// What a client has measured, for whoever has started it.
+fn tell(found: &serde_json::Value) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    Ok(writeln!(std::io::stdout(), "{found}")?)
 }
 
 #[tokio::main]
@@ -47,5 +62,8 @@ async fn main() -> anyhow::Result<()> {
         Client::Handler(arguments) => handler::run(&arguments).await,
         Client::Leased(arguments) => leased::run(&arguments).await,
         Client::Raw(arguments) => raw::run(&arguments).await,
+        Client::Claims(arguments) => claims::run(&arguments).await,
+        Client::Serve(arguments) => serve::run(&arguments).await,
+        Client::Order(arguments) => order::run(&arguments).await,
     }
 }

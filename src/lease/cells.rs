@@ -10,12 +10,14 @@ use super::claim::{Claim, Claimed};
 use super::error::StoreError;
 use super::held::{BegunStep, Failed, Failure, Held, Known, Renewed};
 use super::micros::micros;
+use super::recent::Recent;
 use super::record::{Now, Record};
 use super::store::{Facts, LeaseStore};
 use crate::handler::lease::Step;
 use crate::identity::Identity;
 
-/// A database whose single records are replaced by comparing and swapping: what a [`CellStore`] needs, and all that it needs.
+/// A database whose single records are replaced by comparing and swapping: what a [`CellStore`] needs, and all that it needs. Whatever else
+/// changes a record there gives it another version.
 pub trait Cells: Send + Sync + 'static {
     /// What the database promises. Whose clock [`Cells::now`] tells, and how wrong it may be, is part of it.
     fn facts(&self) -> Facts;
@@ -56,38 +58,61 @@ pub enum Replaced {
 /// Often enough for every key that people use: each time somebody else has succeeded.
 const TRIES: usize = 32;
 
-/// A [`LeaseStore`] on [`Cells`].
+/// A [`LeaseStore`] on [`Cells`]. Whoever holds a key writes over what it has written last, without reading it first: claim and completion of
+/// a run without steps are two writes. Its copies share what they know.
 #[derive(Clone, Debug)]
-pub struct CellStore<C>(C);
+pub struct CellStore<C> {
+    cells: C,
+    recent: Recent<Cell>,
+}
 
 impl<C: Cells> CellStore<C> {
     /// A store in these cells.
     pub fn new(cells: C) -> Self {
-        Self(cells)
+        Self { cells, recent: Recent::default() }
     }
 
     /// The cells.
     pub fn cells(&self) -> &C {
-        &self.0
+        &self.cells
     }
 
-    /// Reads, decides, and writes if nothing has changed meanwhile; else from the start. `fresh`: most likely there is nothing.
+    /// Decides by what most likely stands there (`likely`; nothing is a likelihood, too), and writes if it does; else decides again by what
+    /// stands there instead. Nothing but such a write follows from what is only likely.
     async fn change<T: Send>(
         &self,
         identity: &Identity,
-        fresh: bool,
+        likely: Option<Option<Cell>>,
         decide: impl Fn(Option<&Record>, Now) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
-        let mut known = if fresh { None } else { self.0.read(identity).await? };
+        let mut is_likely = likely.is_some();
+        let mut known = match likely {
+            Some(likely) => likely,
+            None => self.cells.read(identity).await?,
+        };
         for _ in 0..TRIES {
-            let now = Now { at: self.0.now().await?, grace: micros(self.0.facts().clock.grace()) };
-            let (record, answer) = decide(known.as_ref().map(|cell| &cell.record), now)?;
-            let Some(record) = record else { return Ok(answer) };
+            let now = Now { at: self.cells.now().await?, grace: micros(self.cells.facts().clock.grace()) };
+            let (record, answer) = match decide(known.as_ref().map(|cell| &cell.record), now) {
+                Ok((Some(record), answer)) => (record, answer),
+                Ok((None, _)) | Err(_) if is_likely => {
+                    (known, is_likely) = (self.cells.read(identity).await?, false);
+                    continue;
+                }
+                Ok((None, answer)) => return Ok(answer),
+                Err(error) => return Err(error),
+            };
             let cell = Cell { version: Uuid::new_v4(), record };
-            match self.0.replace(identity, known.as_ref().map(|cell| cell.version), &cell).await? {
-                Replaced::Done => return Ok(answer),
-                Replaced::Other(Some(there)) if there.version == cell.version => return Ok(answer),
-                Replaced::Other(there) => known = there,
+            match self.cells.replace(identity, known.as_ref().map(|cell| cell.version), &cell).await? {
+                Replaced::Other(there) if there.as_ref().map(|there| there.version) != Some(cell.version) => {
+                    (known, is_likely) = (there, false);
+                }
+                // Also where the client has tried it twice, and the first try had worked.
+                Replaced::Done | Replaced::Other(_) => {
+                    if cell.record.is_running() {
+                        self.recent.put(identity, cell);
+                    }
+                    return Ok(answer);
+                }
             }
         }
         Err(StoreError::unavailable(anyhow::anyhow!("the key changes faster than it can be asked for")))
@@ -100,18 +125,19 @@ impl<C: Cells> CellStore<C> {
         decide: impl Fn(&Record, i64) -> Result<(Option<Record>, T), StoreError> + Send + Sync,
     ) -> Result<T, StoreError> {
         let decide = |known: Option<&Record>, now: Now| decide(known.ok_or(StoreError::Lost)?, now.at);
-        self.change(&held.identity, false, decide).await
+        self.change(&held.identity, self.recent.take(&held.identity).map(Some), decide).await
     }
 }
 
 impl<C: Cells> LeaseStore for CellStore<C> {
     fn facts(&self) -> Facts {
-        self.0.facts()
+        self.cells.facts()
     }
 
     async fn claim(&self, claim: &Claim<'_>) -> Result<Claimed, StoreError> {
         check_claim(claim)?;
-        self.change(claim.identity, true, |known, now| Ok(Record::claim(known, claim, now))).await
+        // Most likely it is new.
+        self.change(claim.identity, Some(None), |known, now| Ok(Record::claim(known, claim, now))).await
     }
 
     async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Renewed>, StoreError> {
@@ -191,8 +217,8 @@ impl<C: Cells> LeaseStore for CellStore<C> {
     }
 
     async fn look_up(&self, identity: &Identity) -> Result<Option<Known>, StoreError> {
-        let now = self.0.now().await?;
-        let cell = self.0.read(identity).await?;
+        let now = self.cells.now().await?;
+        let cell = self.cells.read(identity).await?;
         Ok(cell.filter(|cell| cell.record.expires_at() > now).map(|cell| cell.record.known()))
     }
 }

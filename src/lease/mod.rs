@@ -46,6 +46,7 @@ mod holding;
 mod memory;
 mod micros;
 mod postgres;
+mod recent;
 mod record;
 mod redis_store;
 mod run;

@@ -204,6 +204,11 @@ impl Record {
         }
     }
 
+    /// Does somebody hold the key?
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.state, State::Held { .. })
+    }
+
     fn is_held(&self, token: i64) -> bool {
         matches!(self.state, State::Held { .. }) && self.token == token
     }

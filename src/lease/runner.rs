@@ -187,7 +187,9 @@ impl<S: LeaseStore> LeaseRunner<S> {
             Some(Err(error)) if !run.is_lost() => Ended::Failed(error),
             Some(Err(_)) | None if run.is_too_long() => {
                 let limit = self.max_run;
-                Ended::Failed(HandlerError::transient(format!("the run took longer than {limit:?} (max_run)")))
+                Ended::Failed(HandlerError::transient(format!(
+                    "the run took longer than {limit:?} (max_run)"
+                )))
             }
             // Where it was only believed to be lost, the next one need not wait.
             Some(Err(_)) | None => Ended::GivenBack,

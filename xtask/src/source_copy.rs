@@ -59,21 +59,15 @@ impl SourceCopy {
         let program = |name: &str| self.tree().join(format!("tests/programs/{name}.rs"));
         let has_all = process::EXAMPLES.iter().all(|name| program(name).exists());
         let more = if has_all { &process::PROGRAMS[1..] } else { &[] };
-        let output = process::cargo(&self.tree())
+        let mut command = process::cargo(&self.tree());
+        command
             .arg("build")
             .args(process::PRODUCT)
             .args(["--locked", "--bins"])
             .args(more)
-            .args(features)
-            .arg("--target-dir")
-            .arg(&built)
-            // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
-            // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
-            // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
-            // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
-            .env("CARGO_BUILD_BUILD_DIR", process::root().join("target"))
-            .env("RUSTC_WORKSPACE_WRAPPER", "env")
-            .output()?;
+            .args(features);
+        self.share(&mut command, "build", &process::root().join("target"));
+        let output = command.output()?;
         anyhow::ensure!(
             output.status.success(),
             "does not compile:\n{}",
@@ -91,6 +85,19 @@ impl SourceCopy {
             process::copy_examples(&built.join("debug"), &own, &process::EXAMPLES)?;
         }
         Ok(own)
+    }
+
+    /// Lets a call of cargo in the copy put what it makes into a folder of this name, and use what is built already in the folder `build`.
+    pub(crate) fn share(&self, command: &mut Command, name: &str, build: &Path) {
+        command
+            .arg("--target-dir")
+            .arg(self.workshop.join(name))
+            // Other people's crates are compiled once for both trees. The workspace's own must not be: Cargo tells two copies of a
+            // package apart by their path below the workspace's root, which is the same here, and would link the crate of one tree
+            // into the programs of the other. A wrapper is part of the name under which Cargo keeps a member of the workspace
+            // (https://doc.rust-lang.org/cargo/reference/config.html#buildrustc-workspace-wrapper); `env` runs what it is given.
+            .env("CARGO_BUILD_BUILD_DIR", build)
+            .env("RUSTC_WORKSPACE_WRAPPER", "env");
     }
 
     /// Makes the copy hold these files; what is the same keeps its time, so that only what differs is built.

@@ -3,6 +3,7 @@
 --   o owner, m end of the run: while it is held     l end of the lease, or of a failed run's delay
 --   (of a completed key no k, and no c of 0)     r response     w reason     d detail     x:STEP, y:STEP a step and its result
 -- Times are microseconds since 1970 by this server. The hash expires when nobody needs it any more, and never with a lease.
+-- What a function costs is how many commands it calls, and how many numbers it makes text of.
 
 local SECOND, DAY, EARLY = 1000000, 86400000000, 100000
 local MAX_STEPS, MAX_STEP_BYTES = 100, 1048576
@@ -24,29 +25,35 @@ end
 
 -- The key's record; nil where there is none; false, and which field, where it makes no sense.
 local function load(key)
-    local found = redis.call('HMGET', key, 's', 'f', 't', 'a', 'c', 'k', 'o', 'm', 'l')
-    if not found[1] then
+    local s, f, t, a, c, k, o, m, l = unpack(redis.call('HMGET', key, 's', 'f', 't', 'a', 'c', 'k', 'o', 'm', 'l'))
+    if not s then
         if redis.call('EXISTS', key) == 1 then return false, 's' end
         return nil
     end
-    local record = { s = found[1], f = found[2], o = found[7] }
-    if record.s ~= 'P' and record.s ~= 'C' and record.s ~= 'F' then return false, 's' end
-    if not record.f or #record.f ~= 16 then return false, 'f' end
+    if s ~= 'P' and s ~= 'C' and s ~= 'F' then return false, 's' end
+    if not f or #f ~= 16 then return false, 'f' end
+    local record = { s = s, f = f, t = number(t), a = number(a), c = number(c), k = number(k) }
+    if not record.t then return false, 't' end
+    if not record.a then return false, 'a' end
     -- A completed key has no retention to come, and says how often its runs died only where they did.
-    local is_done = record.s == 'C'
-    for place, field in pairs({ [3] = 't', [4] = 'a', [5] = 'c', [6] = 'k' }) do
-        record[field] = number(found[place])
-        if is_done and place > 4 and not found[place] then record[field] = 0 end
-        if not record[field] then return false, field end
+    if s == 'C' then
+        if not c then record.c = 0 end
+        if not k then record.k = 0 end
     end
-    for place, field in pairs({ [8] = 'm', [9] = 'l' }) do
-        if found[place] then
-            record[field] = number(found[place])
-            if not record[field] then return false, field end
-        end
+    if not record.c then return false, 'c' end
+    if not record.k then return false, 'k' end
+    if m then
+        record.m = number(m)
+        if not record.m then return false, 'm' end
     end
-    if record.o and (record.s ~= 'P' or not record.l or not record.m) then return false, 'o' end
-    if not record.o then record.o = nil end
+    if l then
+        record.l = number(l)
+        if not record.l then return false, 'l' end
+    end
+    if o then
+        if s ~= 'P' or not l or not m then return false, 'o' end
+        record.o = o
+    end
     return record
 end
 
@@ -79,10 +86,11 @@ local function claim(keys, args)
     local record, field = load(key)
     if record == false then return damaged(field) end
     if not record then
-        redis.call('HSET', key, 's', 'P', 'f', print, 't', text(at), 'a', '0', 'c', '0', 'k', text(retention), 'o', owner,
+        local token = text(at)
+        redis.call('HSET', key, 's', 'P', 'f', print, 't', token, 'a', '0', 'c', '0', 'k', args[5], 'o', owner,
             'm', text(at + max_run), 'l', text(at + lease))
         expire(key, at + retention)
-        return { 'granted', text(at), '1', '0' }
+        return { 'granted', token, '1', '0' }
     end
     if record.f ~= print and string.sub(record.f, 1, 4) == string.sub(print, 1, 4) then return { 'conflict' } end
     if record.s == 'C' then return { 'done', redis.call('HGET', key, 'r') } end
@@ -243,10 +251,12 @@ local function complete(keys, args)
     if record == false then return damaged(field) end
     if record and record.s == 'C' and record.t == token then return { 'done' } end
     if not is_held(record, token) then return { 'lost' } end
-    redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k')
-    if record.c == 0 then redis.call('HDEL', key, 'c') end
-    redis.call('HSET', key, 's', 'C', 'a', text(record.a + 1))
-    if response then redis.call('HSET', key, 'r', response) end
+    redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k', record.c == 0 and 'c' or 'k')
+    if response then
+        redis.call('HSET', key, 's', 'C', 'a', text(record.a + 1), 'r', response)
+    else
+        redis.call('HSET', key, 's', 'C', 'a', text(record.a + 1))
+    end
     expire(key, now() + record.k)
     return { 'done' }
 end

@@ -10,9 +10,9 @@ use aws_sdk_dynamodb::config::{BehaviorVersion, Config, Credentials, Region};
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
-use oncely::identity::Identity;
+use oncely::identity::{Identity, IdentityPart};
 use oncely::lease::conformance::{self, Clock};
-use oncely::lease::{Cell, CellStore, Cells, Facts, Replaced, StoreError};
+use oncely::lease::{Cell, CellStore, Cells, Claim, Facts, LeaseStore as _, Replaced, StoreError, fingerprint};
 use oncely_dynamodb::Table;
 use uuid::Uuid;
 
@@ -99,25 +99,32 @@ async fn the_store_in_dynamodb_conforms() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// The client tries a write twice whose answer it did not get: the second one fails its condition, and says who wrote.
-#[tokio::test]
-async fn a_write_that_was_tried_twice_is_known_as_ones_own() {
-    let cells = ahead().await;
-    let part = |text: &str| oncely::identity::IdentityPart::new(text.as_bytes()).unwrap();
-    let identity = Identity { tenant: part("acme"), consumer: part("payments"), key: part("order 1") };
-    let store = CellStore::new(cells.clone());
-    let claim = oncely::lease::Claim {
+fn order() -> Identity {
+    let part = |text: &str| IdentityPart::new(text.as_bytes()).unwrap();
+    Identity { tenant: part("acme"), consumer: part("payments"), key: part("order 1") }
+}
+
+/// The cell of a key that is held.
+async fn held(cells: &Ahead) -> Cell {
+    let identity = order();
+    let claim = Claim {
         identity: &identity,
-        fingerprint: oncely::lease::fingerprint(b"{}"),
+        fingerprint: fingerprint(b"{}"),
         owner: "first",
         lease: Duration::from_secs(30),
         max_run: Duration::from_secs(600),
         retention: Duration::from_secs(86_400),
         max_crashes: 3,
     };
-    use oncely::lease::LeaseStore as _;
-    store.claim(&claim).await.unwrap();
-    let stored = cells.read(&identity).await.unwrap().unwrap();
+    CellStore::new(cells.clone()).claim(&claim).await.unwrap();
+    cells.read(&identity).await.unwrap().unwrap()
+}
+
+/// The client tries a write twice whose answer it did not get: the second one fails its condition, and says who wrote.
+#[tokio::test]
+async fn a_write_that_was_tried_twice_is_known_as_ones_own() {
+    let cells = ahead().await;
+    let (identity, stored) = (order(), held(&cells).await);
     let mine = Cell { version: Uuid::new_v4(), record: stored.record.clone() };
     assert_eq!(cells.replace(&identity, Some(stored.version), &mine).await.unwrap(), Replaced::Done);
     assert_eq!(
@@ -125,6 +132,31 @@ async fn a_write_that_was_tried_twice_is_known_as_ones_own() {
         Replaced::Other(Some(mine.clone()))
     );
     assert_eq!(cells.replace(&identity, None, &stored).await.unwrap(), Replaced::Other(Some(mine)));
+}
+
+#[tokio::test]
+async fn one_of_two_that_have_seen_the_same_takes_over() {
+    let cells = ahead().await;
+    let (identity, stored) = (order(), held(&cells).await);
+    let [one, other] = [1, 2].map(|_| Cell { version: Uuid::new_v4(), record: stored.record.clone() });
+    assert_eq!(cells.replace(&identity, Some(stored.version), &one).await.unwrap(), Replaced::Done);
+    let late = cells.replace(&identity, Some(stored.version), &other).await.unwrap();
+    assert_eq!(late, Replaced::Other(Some(one.clone())));
+    assert_eq!(cells.read(&identity).await.unwrap(), Some(one));
+}
+
+/// DynamoDB removes what is beyond it, some day: nothing that somebody may still ask for.
+#[tokio::test]
+async fn the_tables_ttl_is_the_retention_and_never_the_lease() {
+    let client = client();
+    let name = table(&client, "key").await;
+    let cells = Ahead { table: Table::open(client.clone(), &name).await.unwrap(), micros: Arc::default() };
+    held(&cells).await;
+    let found = client.scan().table_name(&name).send().await.unwrap();
+    let [item] = found.items() else { panic!("{found:?}") };
+    let expires: i64 = item["expires"].as_n().unwrap().parse().unwrap();
+    let left = expires - cells.now().await.unwrap() / 1_000_000;
+    assert!((86_395..=86_401).contains(&left), "{left} s");
 }
 
 #[tokio::test]

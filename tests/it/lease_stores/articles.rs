@@ -30,20 +30,7 @@ enum Sample {
     Watch,
 }
 
-const LUA: &str = "
-    local existing = redis.call('get', KEYS[1])
-    local at = redis.call('time')[1] * 1000
-    if not existing then
-        redis.call('set', KEYS[1], cjson.encode({ status = 'PROCESSING', owner = ARGV[1], since = at }), 'EX', ARGV[3])
-        return 'ACQUIRED'
-    end
-    local data = cjson.decode(existing)
-    if data.status == 'COMPLETED' then return 'DUPLICATE' end
-    if data.status == 'PROCESSING' and at - data.since > tonumber(ARGV[2]) then
-        redis.call('set', KEYS[1], cjson.encode({ status = 'PROCESSING', owner = ARGV[1], since = at }), 'EX', ARGV[3])
-        return 'ACQUIRED_STALE'
-    end
-    return 'CONFLICT'";
+const LUA: &str = include_str!("article.lua");
 
 struct Article {
     sample: Sample,

@@ -27,8 +27,8 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "redis_complete_without_token",
-        from: "if not is_held(record, token) then return { 'lost' } end\n    redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k')",
-        to: "redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k')",
+        from: "if not is_held(record, token) then return { 'lost' } end\n    redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k',",
+        to: "redis.call('HDEL', key, 'o', 'm', 'l', 'd', 'k',",
         breaks: "a_frozen_holder_cannot_complete",
     },
     Mutant {

@@ -2,6 +2,7 @@
 
 mod articles;
 mod broken_library;
+mod cells;
 mod clocks;
 mod postgres;
 mod redis_store;

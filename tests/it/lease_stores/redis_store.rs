@@ -5,6 +5,8 @@ use oncely::lease::{Claimed, Failover, LeaseStore as _, RedisSettings, RedisStor
 use redis::aio::MultiplexedConnection;
 use std::time::Duration;
 use testbed::{Redis, SentinelRedis, eventually};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
 
 use super::clocks::RedisClock;
 use super::{LEASE, claim, conforms, hold, identity};
@@ -73,6 +75,34 @@ async fn a_key_is_forgotten_after_its_retention_and_never_with_its_lease() {
     assert!((86_390..=86_400).contains(&ttl(&mut connection).await), "counted from the last word");
     clock.advance(Duration::from_secs(86_401)).await;
     assert_eq!(ttl(&mut connection).await, -2, "gone");
+}
+
+/// A claimant's clock may be wrong by hours: only the server's counts.
+#[tokio::test]
+async fn whoever_claims_says_how_long_and_never_what_time_it_is() {
+    let redis = Redis::start().await.unwrap();
+    let store = RedisStore::open(RedisSettings::new(&redis.url())).await.unwrap();
+    let address = redis.url();
+    let address = address.trim_start_matches("redis://").trim_end_matches('/');
+    let mut watching = BufReader::new(TcpStream::connect(address).await.unwrap());
+    watching.write_all(b"MONITOR\r\n").await.unwrap();
+    let mut line = String::new();
+    watching.read_line(&mut line).await.unwrap();
+    assert_eq!(line, "+OK\r\n");
+    hold(&store, &identity("order 1"), "first").await;
+    while !line.contains("_claim\"") {
+        line.clear();
+        let read = tokio::time::timeout(Duration::from_secs(20), watching.read_line(&mut line));
+        assert_ne!(read.await.unwrap().unwrap(), 0);
+    }
+    // In seconds, milliseconds or microseconds since 1970: nothing that was said is within a year of now.
+    let now = chrono::Utc::now().timestamp_micros();
+    let numbers: Vec<i64> = line.split('"').filter_map(|word| word.parse().ok()).collect();
+    assert!(numbers.contains(&30_000_000), "the lease: {line}");
+    for (number, unit) in numbers.iter().flat_map(|number| [1_000_000, 1_000, 1].map(|unit| (number, unit))) {
+        let off = number.saturating_mul(unit).saturating_sub(now).abs();
+        assert!(off > 31_536_000_000_000, "{number} is a time of day: {line}");
+    }
 }
 
 #[tokio::test]

@@ -41,6 +41,16 @@ pub(crate) async fn backlog(rounds: &Rounds<'_>) -> anyhow::Result<Vec<Outcome>>
     Ok(memory.into_iter().chain(mirror).collect())
 }
 
+/// Leaves the tags of a run in Redis, and nothing else; returns of how many messages.
+pub(crate) async fn mirrored(rounds: &Rounds<'_>) -> anyhow::Result<u64> {
+    let job = Job::ours(Ours::full(Handler::Batch), QueueType::Classic, rounds.messages);
+    let mut site = Site::prepare(rounds.stage, &job).await?;
+    site.fill(7).await?;
+    effects(&mut site).await?;
+    site.clear().await?;
+    Ok(job.messages)
+}
+
 /// Bytes that Redis uses.
 async fn used(stage: &Stage) -> anyhow::Result<u64> {
     let mut connection = stage.redis().await?;

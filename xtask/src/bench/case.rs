@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 35] = [
+pub(crate) const CASES: [Case; 43] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -142,11 +142,55 @@ pub(crate) const CASES: [Case; 35] = [
         "cores: a worker that holds 10,000 leases and does nothing else; nine of ten renewals are HOT updates",
     ),
     case(
+        "lease_redis_rate",
+        AtLeast(2.0),
+        "keys a second that 50 clients claim and complete in Redis, by our functions / by WATCH, GET, MULTI, SET, EXEC and SET",
+    ),
+    case("lease_redis_vs_script", Target::None, "the same / by EVALSHA of an article's script and SET"),
+    case("lease_redis_vs_set", Target::None, "the same / by SET NX and SET, whoever holds it"),
+    case(
+        "lease_redis_bytes",
+        AtMost(0.80),
+        "MEMORY USAGE of a completed key, our hash / an article's JSON with the same response",
+    ),
+    case(
+        "lease_dynamodb_cost",
+        AtMost(1.0),
+        "USD for a million messages in DynamoDB by the requests that moto counts, ours / GetItem, PutItem, UpdateItem of an article",
+    ),
+    case(
+        "http_p50_500",
+        AtMost(1.2),
+        "median from a request's time to its answer at 500/s, behind the HTTP door / the same handler with its own transaction and no key",
+    ),
+    case("http_throughput", AtLeast(0.8), "requests a second on 32 connections, the same"),
+    case("http_replay", AtLeast(3.0), "requests a second, answered from what is stored / for the first time"),
+    case(
         "relay_vs_outbox_core",
         AtLeast(5.0),
         "rate at which the relay empties the table of events / outbox-core and outbox-postgres theirs",
     ),
 ];
+
+impl Case {
+    /// Cases that begin with the same word belong together.
+    pub(crate) fn is_of(&self, group: Group) -> bool {
+        let beginning = match group {
+            Group::Leases => "lease_",
+            Group::Http => "http_",
+        };
+        self.name.starts_with(beginning)
+    }
+}
+
+/// Cases that belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Group {
+    /// What is held for a time: in PostgreSQL, Redis, DynamoDB
+    Leases,
+    /// The HTTP door
+    Http,
+}
 
 /// The case of a name.
 pub(crate) fn find(name: &str) -> Option<Case> {

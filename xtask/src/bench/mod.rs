@@ -9,6 +9,7 @@ mod gc;
 mod growth;
 mod job;
 mod latency;
+mod lease_stores;
 mod leases;
 mod limit;
 mod meter;
@@ -27,13 +28,14 @@ mod stats;
 mod storm;
 mod throughput;
 mod verify;
+mod web;
 
 use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::servers::Choice;
-use case::{CASES, Target};
+use case::{CASES, Group, Target};
 use outcome::Outcome;
 use stage::Stage;
 
@@ -42,6 +44,9 @@ use stage::Stage;
 pub(crate) struct Arguments {
     #[command(flatten)]
     servers: Choice,
+    /// Only the cases of this group
+    #[arg(value_enum)]
+    group: Option<Group>,
     /// Only these cases, such as e2e_classic_full,wal_per_message
     #[arg(long, value_delimiter = ',', value_name = "CASE")]
     only: Vec<String>,
@@ -71,6 +76,17 @@ pub(crate) struct Arguments {
     pids: bool,
 }
 
+impl Arguments {
+    /// Is a case wanted?
+    fn wants(&self, name: &str) -> bool {
+        let is_of = |group| case::find(name).is_some_and(|case| case.is_of(group));
+        match self.group {
+            None => self.only.is_empty() || self.only.iter().any(|only| only == name),
+            Some(group) => is_of(group) || self.only.iter().any(|only| only == name),
+        }
+    }
+}
+
 fn cases() -> String {
     let mut text = "Cases, and the ratio that each is to reach:\n".to_owned();
     for case in CASES {
@@ -79,7 +95,7 @@ fn cases() -> String {
             Target::AtMost(value) => format!("at most {value}"),
             Target::None => "no target".to_owned(),
         };
-        text.push_str(&format!("  {:<20} {:<14} {}\n", case.name, target, case.what));
+        text.push_str(&format!("  {:<22} {:<14} {}\n", case.name, target, case.what));
     }
     text
 }

@@ -5,6 +5,7 @@ use super::gc;
 use super::growth::growth;
 use super::job::Handler;
 use super::latency::latency;
+use super::lease_stores;
 use super::leases;
 use super::limit::raw_batch;
 use super::mirror::lag;
@@ -15,6 +16,7 @@ use super::round::Rounds;
 use super::stage::Stage;
 use super::storm::{KnownTo, storm, storm_limit};
 use super::throughput as rate;
+use super::web;
 use super::{Arguments, backlog};
 
 /// What has come out so far.
@@ -29,8 +31,7 @@ pub(crate) struct Results<'a> {
 impl Results<'_> {
     /// Is one of these cases wanted?
     fn wants(&self, names: &[&str]) -> bool {
-        let only = &self.arguments.only;
-        only.is_empty() || only.iter().any(|only| names.contains(&only.as_str()))
+        names.iter().any(|name| self.arguments.wants(name))
     }
 
     /// Keeps what was wanted, and says it at once: the whole takes long. A case that failed does not end the others.
@@ -143,6 +144,21 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     }
     if results.wants(&["lease_idle_10k"]) {
         results.take("lease_idle_10k", leases::idle(&rounds).await)?;
+    }
+    if results.wants(&["lease_redis_rate", "lease_redis_vs_script", "lease_redis_vs_set"]) {
+        results.take("lease_redis_rate", lease_stores::rates(&rounds).await)?;
+    }
+    if results.wants(&["lease_redis_bytes"]) {
+        results.take("lease_redis_bytes", lease_stores::bytes(&rounds).await)?;
+    }
+    if results.wants(&["lease_dynamodb_cost"]) {
+        results.take("lease_dynamodb_cost", lease_stores::cost())?;
+    }
+    if results.wants(&["http_p50_500"]) {
+        results.take("http_p50_500", web::latency(&rounds).await)?;
+    }
+    if results.wants(&["http_throughput", "http_replay"]) {
+        results.take("http_throughput", web::throughput(&rounds).await)?;
     }
     rounds.bar.finish_and_clear();
     Ok(results)

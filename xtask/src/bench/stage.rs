@@ -115,6 +115,16 @@ impl Stage {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> anyhow::Result<()> {
+        self.ask(program, arguments, environment).await.map(drop)
+    }
+
+    /// The same; what it printed.
+    pub(crate) async fn ask(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<String> {
         let output = tokio::process::Command::new(self.program(program))
             .args(arguments)
             .envs(environment.iter().copied())
@@ -125,7 +135,7 @@ impl Stage {
             .with_context(|| format!("cannot run {program}"))?;
         let text = String::from_utf8_lossy(&output.stderr);
         anyhow::ensure!(output.status.success(), "{program} {}: {text}", arguments.join(" "));
-        Ok(())
+        Ok(String::from_utf8(output.stdout)?)
     }
 
     /// Empties Redis.

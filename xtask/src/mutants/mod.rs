@@ -1,11 +1,13 @@
 //! `cargo xtask mutants`: plants one bug at a time and lets the judge find it; then runs the same script without the bug, which
-//! must be judged clean. A green fault run means as much as this table does.
+//! must be judged clean. A green fault run means as much as this table does. What the judge does not look at (the HTTP door, the lease
+//! stores) is planted for the tests: each that a bug names must fail with it, and pass without.
 
 mod charges;
 mod findings;
 mod patch;
 mod scripts;
 mod settings;
+mod suites;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,13 +17,13 @@ use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use testbed::checker::Violation;
 use testbed::{Arena, ArenaConfig, Servers};
 use tokio::task::JoinHandle;
 
 use crate::process;
 use patch::Patch;
 use scripts::{MUTANTS, Mutant};
+use suites::{TESTED, Tested};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -41,15 +43,23 @@ const LIMIT: Duration = Duration::from_secs(12);
 /// Without a bug all work ends.
 const CLEAN_LIMIT: Duration = Duration::from_secs(60);
 
-/// What the judge found, or why there was no trial.
-type Outcome = Result<Vec<Violation>, String>;
+/// What was found, or why there was no trial.
+type Outcome = Result<Vec<Finding>, String>;
+
+/// Something that only a bug brings about.
+#[derive(Debug)]
+struct Finding {
+    /// An invariant and how it was broken, or a test.
+    name: String,
+    what: String,
+}
 
 /// What became of one mutant.
 struct Verdict {
     bug: &'static str,
-    /// What the judge found with the bug.
+    /// What was found with the bug.
     found: Outcome,
-    /// What it found without: nothing, or the script is wrong.
+    /// What was found without: nothing, or the script is wrong.
     clean: Outcome,
 }
 
@@ -69,10 +79,9 @@ impl Verdict {
         }
     }
 
-    fn invariants(&self) -> String {
+    fn findings(&self) -> String {
         let found = self.found.as_deref().unwrap_or_default();
-        let names: BTreeSet<String> =
-            found.iter().map(|v| format!("{:?} {}", v.invariant, v.what.name())).collect();
+        let names: BTreeSet<&str> = found.iter().map(|finding| finding.name.as_str()).collect();
         names.into_iter().collect::<Vec<_>>().join(", ")
     }
 }
@@ -83,18 +92,35 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.check {
         return check(&patches);
     }
-    let chosen: Vec<&Mutant> = MUTANTS
-        .iter()
-        .filter(|mutant| arguments.only.is_empty() || arguments.only.iter().any(|name| name == mutant.bug))
-        .collect();
-    anyhow::ensure!(!chosen.is_empty(), "there is no such bug");
+    let is_chosen = |bug: &str| arguments.only.is_empty() || arguments.only.iter().any(|name| name == bug);
+    let judged: Vec<&Mutant> = MUTANTS.iter().filter(|mutant| is_chosen(mutant.bug)).collect();
+    let tested: Vec<&Tested> = TESTED.iter().filter(|mutant| is_chosen(mutant.bug)).collect();
+    let count = judged.len() + tested.len();
+    anyhow::ensure!(count > 0, "there is no such bug");
+    let started = Instant::now();
+    let style = ProgressStyle::with_template("mutants {bar:30} {pos}/{len} {elapsed} {msg}");
+    let bar =
+        ProgressBar::new(count as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let mut verdicts = match judged.is_empty() {
+        true => Vec::new(),
+        false => by_the_judge(&patches, &judged, &bar).await?,
+    };
+    if !tested.is_empty() {
+        verdicts.extend(suites::run(&patches, &tested, &bar).await?);
+    }
+    bar.finish_and_clear();
+    report(&verdicts, started.elapsed(), arguments.json)
+}
+
+/// Lets the judge of the fault runs find them.
+async fn by_the_judge(
+    patches: &[Patch],
+    chosen: &[&'static Mutant],
+    bar: &ProgressBar,
+) -> anyhow::Result<Vec<Verdict>> {
     let binaries = process::build_with_failpoints()?;
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
     let first = Servers::start_private().await?;
-    let started = Instant::now();
-    let style = ProgressStyle::with_template("mutants {bar:30} {pos}/{len} {elapsed} {msg}");
-    let bar = ProgressBar::new(chosen.len() as u64)
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     // One is built at a time, and meanwhile another one tried: a trial mostly waits.
     let coming = tokio::sync::Mutex::new(chosen.iter());
     let lane = async |servers: Servers| -> anyhow::Result<Vec<Verdict>> {
@@ -104,7 +130,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let mut next = coming.lock().await;
             let Some(mutant) = next.next() else { break };
             bar.set_message(mutant.bug);
-            let built = build(&patches, mutant.bug).await?;
+            let built = build(patches, mutant.bug).await?;
             drop(next);
             let found = match built {
                 Ok(planted) => trial(mutant, true, &planted, &mut servers).await,
@@ -116,9 +142,8 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 Ok(_) => trial(mutant, false, &binaries, &mut servers).await,
             };
             let verdict = Verdict { bug: mutant.bug, found, clean };
-            bar.suspend(|| eprintln!("{}: {} {}", verdict.bug, verdict.word(), verdict.invariants()));
+            tell(&verdict, bar);
             verdicts.push(verdict);
-            bar.inc(1);
         }
         Ok(verdicts)
     };
@@ -131,8 +156,12 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (mut verdicts, others) = tokio::try_join!(lane(first), second)?;
     verdicts.extend(others);
     verdicts.sort_by_key(|verdict| chosen.iter().position(|mutant| mutant.bug == verdict.bug));
-    bar.finish_and_clear();
-    report(&verdicts, started.elapsed(), arguments.json)
+    Ok(verdicts)
+}
+
+fn tell(verdict: &Verdict, bar: &ProgressBar) {
+    bar.suspend(|| eprintln!("{}: {} {}", verdict.bug, verdict.word(), verdict.findings()));
+    bar.inc(1);
 }
 
 fn check(patches: &[Patch]) -> anyhow::Result<()> {
@@ -176,7 +205,7 @@ async fn attempt(
     name: &str,
     binaries: &Path,
     servers: &mut Option<Servers>,
-) -> anyhow::Result<Vec<Violation>> {
+) -> anyhow::Result<Vec<Finding>> {
     let mut config = ArenaConfig::new(binaries.to_path_buf());
     config.workers = mutant.workers;
     config.relays = 1;
@@ -200,20 +229,25 @@ async fn attempt(
     Ok(violations)
 }
 
-async fn judged(mutant: &Mutant, planted: bool, arena: &mut Arena) -> anyhow::Result<Vec<Violation>> {
+async fn judged(mutant: &Mutant, planted: bool, arena: &mut Arena) -> anyhow::Result<Vec<Finding>> {
     scripts::play(mutant, arena).await?;
     arena.drain_within(if planted { LIMIT } else { CLEAN_LIMIT }).await?;
-    arena.check().await
+    let violations = arena.check().await?;
+    let finding = |violation: testbed::checker::Violation| Finding {
+        name: format!("{:?} {}", violation.invariant, violation.what.name()),
+        what: violation.to_string(),
+    };
+    Ok(violations.into_iter().map(finding).collect())
 }
 
 fn report(verdicts: &[Verdict], took: Duration, json: bool) -> anyhow::Result<()> {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["PLANTED BUG", "VERDICT", "INVARIANTS"]);
+    table.set_header(["PLANTED BUG", "VERDICT", "BY"]);
     for verdict in verdicts {
-        table.add_row([verdict.bug.to_owned(), verdict.word().to_owned(), verdict.invariants()]);
-        for violation in verdict.clean.as_deref().unwrap_or_default() {
-            eprintln!("{} without the bug: {violation}", verdict.bug);
+        table.add_row([verdict.bug.to_owned(), verdict.word().to_owned(), verdict.findings()]);
+        for finding in verdict.clean.as_deref().unwrap_or_default() {
+            eprintln!("{} without the bug: {}", verdict.bug, finding.what);
         }
         for error in [&verdict.found, &verdict.clean].into_iter().filter_map(|outcome| outcome.as_ref().err())
         {
@@ -226,7 +260,7 @@ fn report(verdicts: &[Verdict], took: Duration, json: bool) -> anyhow::Result<()
         let by: serde_json::Map<String, serde_json::Value> = verdicts
             .iter()
             .map(|verdict| {
-                let said = if verdict.is_caught() { verdict.invariants() } else { verdict.word().to_owned() };
+                let said = if verdict.is_caught() { verdict.findings() } else { verdict.word().to_owned() };
                 (verdict.bug.to_owned(), json!(said))
             })
             .collect();

@@ -53,9 +53,14 @@ impl Patch {
 
     /// Builds the programs with this bug, and the steps at which they can end; returns the folder that they are in.
     pub(crate) fn build(&self) -> anyhow::Result<PathBuf> {
+        self.plant()?.build(&self.name, &["--features", "failpoints"]).with_context(|| self.name.clone())
+    }
+
+    /// A copy of the sources that has this bug.
+    pub(crate) fn plant(&self) -> anyhow::Result<SourceCopy> {
         let copy = SourceCopy::of_here()?;
         self.apply(&copy.tree(), false)?;
-        copy.build(&self.name, &["--features", "failpoints"]).with_context(|| self.name.clone())
+        Ok(copy)
     }
 
     fn apply(&self, tree: &Path, only_check: bool) -> anyhow::Result<()> {
@@ -82,6 +87,7 @@ mod tests {
 
     use super::*;
     use crate::mutants::scripts::MUTANTS;
+    use crate::mutants::suites::TESTED;
 
     #[test]
     fn each_patch_still_applies() {
@@ -94,9 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn each_patch_has_a_script_and_each_script_its_patch() {
+    fn each_patch_has_a_script_or_tests_and_each_of_these_its_patch() {
         let patches: BTreeSet<String> = all().unwrap().into_iter().map(|patch| patch.name).collect();
-        let scripts: BTreeSet<String> = MUTANTS.iter().map(|mutant| mutant.bug.to_owned()).collect();
-        assert_eq!(patches, scripts);
+        let scripts = MUTANTS.iter().map(|mutant| mutant.bug);
+        let planted: BTreeSet<String> =
+            scripts.chain(TESTED.iter().map(|mutant| mutant.bug)).map(str::to_owned).collect();
+        assert_eq!(patches, planted);
     }
 }

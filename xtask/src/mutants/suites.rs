@@ -1,0 +1,226 @@
+//! Bugs that tests must find: what the judge of the fault runs does not look at.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+use indicatif::ProgressBar;
+use testbed::Servers;
+
+use super::patch::Patch;
+use super::{Finding, Outcome, Verdict, tell};
+use crate::dynamodb::Moto;
+use crate::process;
+use crate::source_copy::SourceCopy;
+
+/// Where the tests are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Suite {
+    /// `tests/it`.
+    It,
+    /// `stores/dynamodb`, against moto.
+    Dynamodb,
+}
+
+/// A bug, and the tests of which each must fail with it.
+pub(crate) struct Tested {
+    /// The name of its patch.
+    pub(crate) bug: &'static str,
+    suite: Suite,
+    caught_by: &'static [&'static str],
+}
+
+const fn it(bug: &'static str, caught_by: &'static [&'static str]) -> Tested {
+    Tested { bug, suite: Suite::It, caught_by }
+}
+
+const fn dynamodb(bug: &'static str, caught_by: &'static [&'static str]) -> Tested {
+    Tested { bug, suite: Suite::Dynamodb, caught_by }
+}
+
+const REDIS: &str = "lease_stores::redis_store::the_store_in_redis_conforms";
+const DYNAMODB: &str = "the_store_in_dynamodb_conforms";
+
+/// All such bugs.
+pub(crate) const TESTED: &[Tested] = &[
+    it(
+        "http_answers_before_commit",
+        &["http::broken::a_handler_that_fails_commits_nothing_and_may_run_again"],
+    ),
+    it(
+        "http_stores_5xx",
+        &["http::table::an_answer_that_may_be_another_one_next_time_is_passed_on_and_not_stored"],
+    ),
+    it(
+        "http_key_without_principal",
+        &["http::table::the_same_key_with_another_request_is_told_nothing_of_the_first"],
+    ),
+    it("http_drops_with_client", &["http::broken::a_client_that_leaves_does_not_interrupt_its_handler"]),
+    it(
+        "http_refusal_keeps_writes",
+        &["http::table::another_refusal_is_stored_and_what_the_handler_wrote_is_rolled_back"],
+    ),
+    it("http_replays_cookies", &["http::table::a_request_again_gets_the_same_bytes_and_no_handler_runs"]),
+    it("redis_takeover_keeps_the_token", &[REDIS]),
+    it("redis_complete_without_token", &[REDIS]),
+    it(
+        "redis_callers_clock",
+        &["lease_stores::redis_store::whoever_claims_says_how_long_and_never_what_time_it_is"],
+    ),
+    it(
+        "redis_ttl_is_lease",
+        &[
+            REDIS,
+            "lease_stores::redis_store::a_key_is_forgotten_after_its_retention_and_never_with_its_lease",
+        ],
+    ),
+    dynamodb("dynamo_takeover_unseen", &[DYNAMODB, "one_of_two_that_have_seen_the_same_takes_over"]),
+    dynamodb("dynamo_own_write_is_unknown", &["a_write_that_was_tried_twice_is_known_as_ones_own"]),
+    dynamodb("dynamo_ttl_is_lease", &["the_tables_ttl_is_the_retention_and_never_the_lease"]),
+];
+
+/// The server that a suite talks to.
+enum Server {
+    All(Box<Servers>),
+    Moto(Moto),
+}
+
+impl Suite {
+    async fn server(self) -> anyhow::Result<Server> {
+        match self {
+            Self::It => {
+                eprintln!("starting PostgreSQL, RabbitMQ and Redis");
+                Ok(Server::All(Box::new(Servers::start_private().await?)))
+            }
+            Self::Dynamodb => Ok(Server::Moto(Moto::start()?)),
+        }
+    }
+
+    /// `cargo test` here, or in a copy.
+    fn command(self, copy: Option<&SourceCopy>) -> anyhow::Result<Command> {
+        let arguments: &[&str] = match self {
+            Self::It => &["test", "--package", "oncely", "--locked", "--test", "it"],
+            Self::Dynamodb => &["test", "--locked"],
+        };
+        let root = copy.map_or_else(process::root, SourceCopy::tree);
+        let (root, build) = match self {
+            Self::It => (root, process::root().join("target")),
+            Self::Dynamodb => (root.join(Moto::PACKAGE), Moto::target()?),
+        };
+        let mut command = process::cargo(&root);
+        command.args(arguments);
+        match (self, copy) {
+            (Self::It, Some(copy)) => copy.share(&mut command, "build", &build),
+            (Self::Dynamodb, Some(copy)) => copy.share(&mut command, "dynamodb", &build),
+            (Self::Dynamodb, None) => drop(command.arg("--target-dir").arg(build)),
+            (Self::It, None) => {}
+        }
+        Ok(command)
+    }
+}
+
+impl Server {
+    fn tell(&self, command: &mut Command) {
+        match self {
+            Self::All(servers) => {
+                let urls = servers.urls();
+                command
+                    .env("DATABASE_URL", &urls.postgres)
+                    .env("AMQP_URL", &urls.rabbitmq)
+                    .env("REDIS_URL", &urls.redis);
+            }
+            Self::Moto(moto) => drop(command.env("DYNAMODB_URL", moto.url())),
+        }
+    }
+}
+
+/// Plants each, and runs the tests that must fail with it; once for all, the same tests without any bug.
+pub(super) async fn run(
+    patches: &[Patch],
+    chosen: &[&'static Tested],
+    bar: &ProgressBar,
+) -> anyhow::Result<Vec<Verdict>> {
+    let mut verdicts = Vec::new();
+    for suite in [Suite::It, Suite::Dynamodb] {
+        let chosen: Vec<&Tested> = chosen.iter().copied().filter(|mutant| mutant.suite == suite).collect();
+        if chosen.is_empty() {
+            continue;
+        }
+        let server = suite.server().await?;
+        bar.set_message("without a bug");
+        let all: BTreeSet<&'static str> =
+            chosen.iter().flat_map(|mutant| mutant.caught_by).copied().collect();
+        let all: Vec<&'static str> = all.into_iter().collect();
+        let clean = attempt(suite, None, &server, &all);
+        for mutant in chosen {
+            bar.set_message(mutant.bug);
+            let found = planted(patches, mutant, &server);
+            let clean = match &clean {
+                Ok(failed) => {
+                    Ok(findings(failed.iter().copied().filter(|test| mutant.caught_by.contains(test))))
+                }
+                Err(error) => Err(format!("without a bug: {error:#}")),
+            };
+            let verdict = Verdict { bug: mutant.bug, found, clean };
+            tell(&verdict, bar);
+            verdicts.push(verdict);
+        }
+    }
+    Ok(verdicts)
+}
+
+/// What the tests find with a bug; nothing where one of them does not fail that must.
+fn planted(patches: &[Patch], mutant: &Tested, server: &Server) -> Outcome {
+    let attempted = || {
+        let patch = patches.iter().find(|patch| patch.name == mutant.bug);
+        let patch = patch.with_context(|| format!("there is no xtask/mutants/{}.patch", mutant.bug))?;
+        let copy = patch.plant()?;
+        attempt(mutant.suite, Some(&copy), server, mutant.caught_by)
+    };
+    match attempted() {
+        Ok(failed) if failed.len() == mutant.caught_by.len() => Ok(findings(failed.into_iter())),
+        Ok(failed) => {
+            let passed = mutant.caught_by.iter().filter(|test| !failed.contains(test));
+            passed.for_each(|test| eprintln!("{}: {test} passes", mutant.bug));
+            Ok(Vec::new())
+        }
+        Err(error) => Err(format!("{}: {error:#}", mutant.bug)),
+    }
+}
+
+fn findings(tests: impl Iterator<Item = &'static str>) -> Vec<Finding> {
+    tests.map(|test| Finding { name: test.to_owned(), what: format!("{test} fails") }).collect()
+}
+
+/// Runs tests by their full names; returns those that failed.
+fn attempt(
+    suite: Suite,
+    copy: Option<&SourceCopy>,
+    server: &Server,
+    tests: &[&'static str],
+) -> anyhow::Result<Vec<&'static str>> {
+    let output = suite.command(copy)?.arg("--no-run").stdin(Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "the tests do not compile:\n{text}");
+    let mut command = suite.command(copy)?;
+    server.tell(&mut command);
+    command.args(["--no-fail-fast", "--", "--exact"]).args(tests);
+    let output = command.stdin(Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut failed = Vec::new();
+    for test in tests {
+        // `test NAME ... ok`, or FAILED: what a test prints itself is captured.
+        let verdict = text
+            .lines()
+            .find_map(|line| line.strip_prefix("test ")?.strip_prefix(test)?.strip_prefix(" ... "));
+        match verdict {
+            Some("ok") => {}
+            Some("FAILED") => failed.push(*test),
+            _ => {
+                let words = String::from_utf8_lossy(&output.stderr);
+                anyhow::bail!("{test} did not run:\n{text}{words}");
+            }
+        }
+    }
+    Ok(failed)
+}
