@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use serde_json::Value;
-use sqlx::{PgConnection, PgPool};
+use sqlx::pool::PoolConnection;
+use sqlx::{PgConnection, PgPool, Postgres};
 use uuid::Uuid;
 
 use super::check::{check_claim, check_failure, check_json, check_lease, check_step, check_step_name};
@@ -16,7 +17,7 @@ use crate::decide::KeyStatus;
 use crate::fault::FaultClass;
 use crate::handler::lease::Step;
 use crate::identity::Identity;
-use crate::pg::{self, LeaseFailed, LeaseFailure, LeaseTrace, PgFault};
+use crate::pg::{self, LeaseFailed, LeaseFailure, LeaseTrace, NoSession, PgFault, SessionPool, Taken};
 use crate::reason::Reason;
 
 /// Longest wait for an answer.
@@ -30,14 +31,70 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// 30 s takes its connection with it.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
-    pool: PgPool,
+    sessions: Sessions,
+}
+
+/// Where statements go.
+#[derive(Clone, Debug)]
+enum Sessions {
+    /// An application's pool.
+    Pool(PgPool),
+    /// Sessions of our own.
+    Own(SessionPool),
+}
+
+/// A session for one statement.
+enum Out {
+    Pool(PoolConnection<Postgres>),
+    Own(Taken),
+}
+
+impl Sessions {
+    async fn take(&self) -> Result<Out, StoreError> {
+        match self {
+            Self::Pool(pool) => pool.acquire().await.map(Out::Pool).map_err(store_error),
+            Self::Own(sessions) => sessions.take().await.map(Out::Own).map_err(|error| match error {
+                NoSession::Postgres(error) => store_error(error),
+                other => StoreError::unavailable(other),
+            }),
+        }
+    }
+}
+
+impl Out {
+    fn connection(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Pool(connection) => connection,
+            Self::Own(taken) => taken.connection(),
+        }
+    }
+
+    /// After an answer; `is_away`: the server is away.
+    fn give_back(self, is_away: bool) {
+        match self {
+            Self::Own(taken) if !is_away => taken.give_back(),
+            Self::Pool(_) | Self::Own(_) => {}
+        }
+    }
+
+    /// In whatever state: it goes.
+    fn end(self) {
+        if let Self::Pool(connection) = self {
+            drop(connection.detach());
+        }
+    }
 }
 
 impl PostgresStore {
     /// On this pool's connections, each for a single statement.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self { pool }
+        Self { sessions: Sessions::Pool(pool) }
+    }
+
+    /// On sessions of our own.
+    pub(crate) fn of_sessions(sessions: SessionPool) -> Self {
+        Self { sessions: Sessions::Own(sessions) }
     }
 
     async fn say<T: Send + 'static>(
@@ -46,21 +103,23 @@ impl PostgresStore {
         + Send
         + 'static,
     ) -> Result<T, StoreError> {
-        let pool = self.pool.clone();
+        let sessions = self.sessions.clone();
         let said = tokio::spawn(async move {
-            let mut connection = pool.acquire().await?;
-            let answer = tokio::time::timeout(LIMIT, statement(&mut connection)).await;
-            match answer {
-                Ok(answer) => answer,
+            let mut out = sessions.take().await?;
+            match tokio::time::timeout(LIMIT, statement(out.connection())).await {
+                Ok(answer) => {
+                    out.give_back(answer.as_ref().is_err_and(pg::is_outage));
+                    answer.map_err(store_error)
+                }
                 Err(_) => {
-                    // In whatever state: it goes.
-                    drop(connection.detach());
+                    out.end();
                     let text = format!("no answer within {LIMIT:?}");
-                    Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
+                    let error = std::io::Error::new(std::io::ErrorKind::TimedOut, text);
+                    Err(store_error(sqlx::Error::Io(error)))
                 }
             }
         });
-        said.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed)).map_err(store_error)
+        said.await.unwrap_or_else(|_| Err(store_error(sqlx::Error::WorkerCrashed)))
     }
 }
 
