@@ -108,6 +108,12 @@ pub const STEPS: &[&str] = &[
     "http.store.after",
     "http.commit.before",
     "http.commit.after",
+    "leased.claim.before",
+    "leased.claim.after",
+    "leased.handle.before",
+    "leased.handle.after",
+    "leased.end.before",
+    "leased.end.after",
 ];
 
 #[cfg(feature = "testing")]

@@ -1,24 +1,28 @@
 //! An answer: the handler's, and what of it is kept for a retry.
 
-use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, TRANSFER_ENCODING};
 use http::{HeaderMap, Response, StatusCode};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::BodyExt as _;
 
-use super::body::{Body, BoxError, whole};
-use crate::pg::{HttpAnswer, StoredAnswer};
+use super::body::{Body, BoxError, followed, passed, whole};
+use super::failure::Failure;
+use super::on_large::OnLarge;
+use crate::handler::HandlerError;
+use crate::pg::HttpAnswer;
 
-/// Says that no handler ran.
-const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Longest JSON that is also kept as the key's response, for a copy that comes as a message, in bytes: as of a handler of messages.
 const LONGEST_RESPONSE: usize = 65_536;
 
-/// A handler's answer, whole.
-#[derive(Clone, Debug)]
+/// A handler's answer.
+#[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
+    /// What follows the body, where it is too large to be kept: it is passed on as it comes.
+    rest: Option<Body>,
+    failure: Option<Failure>,
 }
 
 /// Why there is none.
@@ -33,23 +37,42 @@ pub(super) enum NoAnswer {
 }
 
 impl Answer {
-    /// Reads a response to its end.
-    pub(super) async fn read<B>(response: Response<B>, most: usize) -> Result<Self, NoAnswer>
+    /// Reads a response to its end; or until it has more than `most` bytes, and there it is decided.
+    pub(super) async fn read<B>(
+        response: Response<B>,
+        most: usize,
+        on_large: OnLarge,
+    ) -> Result<Self, NoAnswer>
     where
-        B: http_body::Body<Data = Bytes> + Send,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let (parts, body) = response.into_parts();
-        let body = match Limited::new(body, most).collect().await {
-            Ok(collected) => collected.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => return Err(NoAnswer::TooLarge(most)),
-            Err(error) => return Err(NoAnswer::Torn(error)),
-        };
+        let (mut parts, body) = response.into_parts();
+        let mut body = passed(body);
+        let (mut read, mut rest) = (BytesMut::new(), None);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| NoAnswer::Torn(error.into()))?;
+            let Ok(data) = frame.into_data() else { continue };
+            read.extend_from_slice(&data);
+            if read.len() > most {
+                match on_large {
+                    OnLarge::Fail => return Err(NoAnswer::TooLarge(most)),
+                    OnLarge::Omit => rest = Some(body),
+                }
+                break;
+            }
+        }
+        let failure = parts.extensions.remove();
         let mut headers = parts.headers;
         // Of the bytes as they were to be sent; the server says it of these.
         headers.remove(CONTENT_LENGTH);
         headers.remove(TRANSFER_ENCODING);
-        Ok(Self { status: parts.status, headers, body })
+        Ok(Self { status: parts.status, headers, body: read.freeze(), rest, failure })
+    }
+
+    /// It stands for this failure. Taken once.
+    pub(super) fn failure(&mut self) -> Option<HandlerError> {
+        self.failure.take().and_then(Failure::take)
     }
 
     /// What is kept of it. Pairs in their order: a name may come twice.
@@ -60,7 +83,7 @@ impl Answer {
             headers: kept
                 .map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec()))
                 .collect(),
-            body: self.body.to_vec(),
+            body: self.rest.is_none().then(|| self.body.to_vec()),
         }
     }
 
@@ -68,51 +91,18 @@ impl Answer {
     pub(super) fn is_response(&self) -> bool {
         let media = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let media = media.split(';').next().unwrap_or_default().trim();
-        self.body.len() <= LONGEST_RESPONSE
+        self.rest.is_none()
+            && self.body.len() <= LONGEST_RESPONSE
             && (media.eq_ignore_ascii_case("application/json") || media.ends_with("+json"))
     }
 
     pub(super) fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(whole(self.body));
+        let mut response = Response::new(match self.rest {
+            None => whole(self.body),
+            Some(rest) => followed(self.body, rest),
+        });
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
         response
     }
-}
-
-/// The answer of the first run, again.
-pub(super) fn replayed(stored: StoredAnswer) -> Response<Body> {
-    let mut response = match stored.http {
-        Some(answer) => {
-            let mut response = Response::new(whole(Bytes::from(answer.body)));
-            *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-            for (name, value) in answer.headers {
-                // What was stored was a header: nothing is lost here.
-                if let (Ok(name), Ok(value)) =
-                    (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(&value))
-                {
-                    response.headers_mut().append(name, value);
-                }
-            }
-            response
-        }
-        // It came as a message.
-        None => {
-            let status = match (&stored.response, stored.is_refused) {
-                (_, true) => StatusCode::UNPROCESSABLE_ENTITY,
-                (Some(_), false) => StatusCode::OK,
-                (None, false) => StatusCode::NO_CONTENT,
-            };
-            let is_json = stored.response.is_some();
-            let mut response = Response::new(whole(Bytes::from(stored.response.unwrap_or_default())));
-            *response.status_mut() = status;
-            if is_json {
-                let json = HeaderValue::from_static("application/json");
-                response.headers_mut().insert(CONTENT_TYPE, json);
-            }
-            response
-        }
-    };
-    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
-    response
 }

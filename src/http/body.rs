@@ -1,8 +1,10 @@
 //! What goes through the layer.
 
 use bytes::Bytes;
+use futures::StreamExt as _;
+use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, BodyStream, Full, StreamBody};
 
 /// What a body, or a service, of the program fails with.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -27,4 +29,10 @@ where
     B::Error: Into<BoxError>,
 {
     body.map_err(|error| BodyError(error.into())).boxed_unsync()
+}
+
+/// Bytes that are there, and what comes after them.
+pub(super) fn followed(bytes: Bytes, rest: Body) -> Body {
+    let first = futures::stream::once(std::future::ready(Ok(Frame::data(bytes))));
+    StreamBody::new(first.chain(BodyStream::new(rest))).boxed_unsync()
 }

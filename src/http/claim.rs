@@ -7,8 +7,8 @@ use sqlx::{Postgres, Transaction};
 use super::problem::{Kind, Problem};
 use super::request::Asked;
 use super::store::Store;
+use super::stored::is_open;
 use crate::decide::{EARLY, KeyDecision, KeyRecord, OnConflict, decide, wait};
-use crate::encryption::{Place, open_text};
 use crate::failpoint::step;
 use crate::pg::{self, StoredAnswer};
 use crate::reason::{Reason, Rejection};
@@ -53,9 +53,7 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
         let refused = match decide(&record, fingerprint.as_ref(), OnConflict::DeadLetter) {
             KeyDecision::Duplicate => {
                 let Some(mut answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
-                // Encrypted by a worker of the same consumer: nothing for a client.
-                let place = Place::response(identity);
-                answer.response.take_if(|response| open_text(None, &place, response).is_err());
+                answer.response.take_if(|response| !is_open(identity, response));
                 // What a standby lacks would be lost by a failover, and run again.
                 pg::await_standby(&mut transaction).await?;
                 transaction.commit().await?;
@@ -114,16 +112,7 @@ async fn retake(
 
 fn rejected(rejection: &Rejection) -> Problem {
     match rejection.reason {
-        Reason::KeyConflict => Problem::new(
-            Kind::KeyReused,
-            "Use a new key for another request; the same request must be sent again byte for byte",
-        ),
-        Reason::OutcomeUnknown => {
-            Problem::new(Kind::OutcomeUnknown, "Ask whoever runs this service; a retry changes nothing")
-        }
-        reason => Problem::new(
-            Kind::GivenUp,
-            format!("It was given up as {}; ask whoever runs this service", reason.as_str()),
-        ),
+        Reason::KeyConflict => Problem::key_reused(),
+        reason => Problem::given_up(reason),
     }
 }

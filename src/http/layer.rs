@@ -9,18 +9,25 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Request, Response};
 use sqlx::PgPool;
+use tokio_util::task::TaskTracker;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::answer::{Answer, NoAnswer};
-use super::body::{Body, BoxError, passed, whole};
+use super::body::{Body, BoxError, passed};
+use super::in_flight::InFlight;
 use super::key::{KeyError, key};
+use super::key_time::made_at;
+use super::keys::Keys;
+use super::leased::Leased;
 use super::problem::{Kind, Problem};
+use super::reply::Call;
 use super::request::{Asked, read};
-use super::run::{Call, Run};
 use super::settings::{Settings, SettingsError};
 use super::store::Store;
+use super::transactional::Transactional;
 use crate::identity::{Identity, IdentityPart};
+use crate::lease::{AnyStore, LeaseRunner, LeaseStore};
 
 /// Beyond a handler's limit and the wait for a key: a pool that is exhausted, a server that does not answer.
 const SPARE: Duration = Duration::from_secs(30);
@@ -54,7 +61,17 @@ const SPARE: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     settings: Arc<Settings>,
-    store: Store,
+    keys: Place,
+    in_flight: InFlight,
+    /// Requests that are at work, whether or not somebody waits for them.
+    tasks: TaskTracker,
+}
+
+/// Where the keys of a layer are.
+#[derive(Clone)]
+enum Place {
+    Transactions(Store),
+    Leases(Arc<LeaseRunner<AnyStore>>),
 }
 
 impl std::fmt::Debug for IdempotencyLayer {
@@ -69,14 +86,58 @@ impl IdempotencyLayer {
     /// login needs the role `oncely_worker` and whatever the handlers need, its sessions a `statement_timeout`.
     #[must_use]
     pub fn transactional(pool: PgPool) -> Settings {
-        Settings::new(Store::new(pool))
+        Settings::new(Keys::Transactions(Store::new(pool)))
+    }
+
+    /// For handlers whose effects are outside PostgreSQL: a payment provider, another service. The key is held in any store of leases while the
+    /// handler runs, and its answer is stored before it is sent. The handler takes its [steps](crate::lease::Run::step) by the [`Run`](super::Run) in the
+    /// request's extensions; what it calls outside of steps may be called again.
+    ///
+    /// | the handler | what is recorded |
+    /// | --- | --- |
+    /// | answers, and the answer is [final](Settings::is_final) | done, with the answer: a retry gets it again |
+    /// | answers 429 or 503 | nothing: the key is given back, and a retry runs at once |
+    /// | gives another answer that is not final, panics, or is past its limit | a failed run ([`Settings::retry`]); the results of its steps are kept |
+    /// | answers by a [`Failure`](super::Failure) (a [`HandlerError`](crate::HandlerError)) | what that says |
+    /// | dies with its process | nothing: its lease runs out, and the next one takes over |
+    ///
+    /// With [`PostgresStore`](crate::lease::PostgresStore) and [`Consumer::shared`](super::Consumer::shared) the keys are those of a queue's consumer, which
+    /// runs under leases, too.
+    ///
+    /// ```no_run
+    /// use oncely::http::{Consumer, IdempotencyLayer, Run};
+    /// use oncely::lease::{Call, PostgresStore, Repeat, Step, StepError};
+    /// # #[cfg(feature = "axum")]
+    /// # async fn example(pool: sqlx::PgPool) -> Result<axum::Router, oncely::http::SettingsError> {
+    /// use axum::{Router, routing::post};
+    ///
+    /// const CHARGE: Step = Step::new("charge", Repeat::Within(std::time::Duration::from_secs(86_400)));
+    ///
+    /// async fn pay(run: Run, order: String) -> Result<String, oncely::HandlerError> {
+    ///     // POST to the provider, with Idempotency-Key: call.key
+    ///     let charge = async |call: Call| Ok::<_, StepError>(format!("charged as {}", call.key));
+    ///     run.step(&CHARGE, charge).await
+    /// }
+    ///
+    /// let idempotency = IdempotencyLayer::leased(PostgresStore::new(pool))
+    ///     .consumer(Consumer::route())
+    ///     .tenant(|_| Some("shop".to_owned()))
+    ///     .build()?;
+    /// let app = Router::new().route("/payments", post(pay)).layer(idempotency);
+    /// # Ok(app)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn leased(store: impl LeaseStore) -> Settings {
+        Settings::new(Keys::Leases(AnyStore::new(store)))
     }
 
     /// Waits until no request is at work any more: those whose client has left go on without it. Call it after the server has stopped, and
-    /// before the pool is closed. Dropping the future stops the waiting alone.
+    /// before the pool is closed. Dropping the future stops the waiting alone. A leased layer whose store is away waits until the store has been told
+    /// what its runs have done.
     pub async fn drain(&self) {
-        self.store.tasks.close();
-        self.store.tasks.wait().await;
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 }
 
@@ -86,8 +147,13 @@ impl Settings {
     /// # Errors
     /// Everything that is missing or can't be, at once.
     pub fn build(self) -> Result<IdempotencyLayer, SettingsError> {
-        let (settings, store) = self.checked()?;
-        Ok(IdempotencyLayer { settings: Arc::new(settings), store })
+        let (settings, keys) = self.checked()?;
+        let keys = match keys {
+            Keys::Transactions(store) => Place::Transactions(store),
+            Keys::Leases(store) => Place::Leases(Arc::new(settings.runner(store))),
+        };
+        let (settings, in_flight, tasks) = (Arc::new(settings), InFlight::default(), TaskTracker::new());
+        Ok(IdempotencyLayer { settings, keys, in_flight, tasks })
     }
 }
 
@@ -174,24 +240,35 @@ impl IdempotencyLayer {
             Ok(body) => body,
             Err(problem) => return problem.into(),
         };
-        let asked = Asked::new(settings, Identity { tenant, consumer, key }, &parts, &body);
-        let most = settings.max_response;
+        let made = match settings.refuse_old_keys.then(|| made_at(&parts.headers, key.as_str())) {
+            None => None,
+            Some(Ok(made)) => made,
+            Some(Err(problem)) => return problem.described_by(settings.described_by.clone()).into(),
+        };
+        let asked = Asked::new(settings, Identity { tenant, consumer, key }, made, &parts, &body);
+        let (most, on_large) = (settings.max_response, settings.large());
         let call: Call = Box::new(move |request| {
             let calling = inner.call(request);
             Box::pin(async move {
                 let response = calling.await.map_err(|error| NoAnswer::Service(error.into()))?;
-                Answer::read(response, most).await
+                Answer::read(response, most, on_large).await
             })
         });
-        let run = Run {
-            settings: Arc::clone(settings),
-            store: self.store.clone(),
-            asked,
-            request: Request::from_parts(parts, whole(body)),
-            call,
-        };
+        let (settings, in_flight) = (Arc::clone(settings), self.in_flight.clone());
         let (reply, answered) = tokio::sync::oneshot::channel();
-        self.store.tasks.spawn(crate::failpoint::inherit(run.run(reply)));
+        match &self.keys {
+            Place::Transactions(store) => {
+                let store = store.clone();
+                let run = Transactional { settings, store, in_flight, asked, parts, body, call };
+                self.tasks.spawn(crate::failpoint::inherit(run.run(reply)));
+            }
+            Place::Leases(runner) => {
+                let (runner, digest) = (Arc::clone(runner), asked.digest(&settings, &body));
+                let run = Leased { settings, runner, in_flight, asked, digest, parts, body };
+                self.tasks.spawn(crate::failpoint::inherit(run.run(call, reply)));
+            }
+        }
+        let settings = &self.settings;
         let limit = settings.wait + settings.handler_limit + SPARE;
         match tokio::time::timeout(limit, answered).await {
             Ok(Ok(answer)) => answer,

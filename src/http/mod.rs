@@ -27,19 +27,36 @@
 mod answer;
 mod body;
 mod claim;
+mod consumer;
+mod failure;
+mod held;
 mod in_flight;
 mod key;
+mod key_time;
+mod keys;
 mod layer;
+mod leased;
+mod message_result;
+mod on_large;
 mod problem;
+mod replay;
+mod reply;
 mod request;
-mod run;
 mod settings;
 mod store;
+mod stored;
+mod transactional;
 mod tx;
+mod word;
 
 pub use body::{Body, BodyError};
+pub use consumer::Consumer;
+pub use failure::Failure;
+pub use held::{NoRun, Run};
 pub use layer::{Idempotency, IdempotencyLayer};
-pub use settings::{Consumer, Settings, SettingsError};
+pub use message_result::MessageResult;
+pub use on_large::OnLarge;
+pub use settings::{Settings, SettingsError};
 pub use tx::{NoTransaction, Tx};
 
 pub use crate::fingerprint::FingerprintPolicy;

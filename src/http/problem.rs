@@ -8,6 +8,7 @@ use http::{Response, StatusCode};
 use serde_json::json;
 
 use super::body::{Body, whole};
+use crate::reason::Reason;
 
 /// Why the handler's answer is not given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,9 @@ pub(super) enum Kind {
     Failed,
     Late,
     Unavailable,
+    KeyTooOld,
+    /// By whoever decides about replays, with this status.
+    ReplayRefused(StatusCode),
 }
 
 impl Kind {
@@ -54,6 +58,14 @@ impl Kind {
             Self::Late => (StatusCode::SERVICE_UNAVAILABLE, "failed", "The request has failed"),
             Self::Unavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The store of keys does not answer")
+            }
+            Self::KeyTooOld => (
+                StatusCode::PRECONDITION_FAILED,
+                "key-too-old",
+                "This Idempotency-Key is older than keys are remembered",
+            ),
+            Self::ReplayRefused(status) => {
+                (status, "replay-refused", "The answer that this key has is not for this request")
             }
         }
     }
@@ -95,6 +107,30 @@ impl Problem {
     /// Another run has the key.
     pub(super) fn in_flight(rest: Duration) -> Self {
         Self::new(Kind::InFlight, "Send the same request with the same key again, later").retry_after(rest)
+    }
+
+    /// A run has failed, and the next one is not to begin before.
+    pub(super) fn failed_before(rest: Duration) -> Self {
+        Self::new(Kind::Late, "Send the same request with the same key again, later").retry_after(rest)
+    }
+
+    /// The key is another request's.
+    pub(super) fn key_reused() -> Self {
+        let detail = "Use a new key for another request; the same request must be sent again byte for byte";
+        Self::new(Kind::KeyReused, detail)
+    }
+
+    /// No retry changes anything.
+    pub(super) fn given_up(reason: Reason) -> Self {
+        match reason {
+            Reason::OutcomeUnknown => {
+                Self::new(Kind::OutcomeUnknown, "Ask whoever runs this service; a retry changes nothing")
+            }
+            reason => Self::new(
+                Kind::GivenUp,
+                format!("It was given up as {}; ask whoever runs this service", reason.as_str()),
+            ),
+        }
     }
 }
 

@@ -1,14 +1,16 @@
 //! A request, whole, and what makes two of them the same.
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::body::BoxError;
 use super::problem::{Kind, Problem};
 use super::settings::{POLICY, Settings};
-use crate::fingerprint::Fingerprint;
+use crate::fingerprint::{Fingerprint, FingerprintPolicy};
 use crate::identity::Identity;
+use crate::lease;
 use crate::trace_parent::TraceParent;
 
 /// What a request with a key asks for.
@@ -16,11 +18,19 @@ use crate::trace_parent::TraceParent;
 pub(super) struct Asked {
     pub(super) identity: Identity,
     pub(super) fingerprint: Option<Fingerprint>,
+    /// When the key was made, where it tells.
+    pub(super) made: Option<DateTime<Utc>>,
     pub(super) trace_id: Option<String>,
 }
 
 impl Asked {
-    pub(super) fn new(settings: &Settings, identity: Identity, parts: &Parts, body: &Bytes) -> Self {
+    pub(super) fn new(
+        settings: &Settings,
+        identity: Identity,
+        made: Option<DateTime<Utc>>,
+        parts: &Parts,
+        body: &Bytes,
+    ) -> Self {
         let fingerprint = match &settings.fingerprint {
             Some(policy) => policy.of(body),
             None => {
@@ -41,7 +51,17 @@ impl Asked {
         };
         let trace_parent = parts.headers.get("traceparent").and_then(|value| value.to_str().ok());
         let trace_id = trace_parent.and_then(TraceParent::parse).map(|parent| parent.trace_id.to_owned());
-        Self { identity, fingerprint, trace_id }
+        Self { identity, fingerprint, made, trace_id }
+    }
+
+    /// What makes two requests the same, as a store of leases takes it: where bodies are compared, that of a message with this body.
+    pub(super) fn digest(&self, settings: &Settings, body: &Bytes) -> [u8; 32] {
+        match (&settings.fingerprint, &self.fingerprint) {
+            (Some(FingerprintPolicy::Body), _) => lease::fingerprint(body),
+            (_, Some(print)) => lease::fingerprint(&print.0),
+            // Nothing is compared: all are the same.
+            (_, None) => lease::fingerprint(&[]),
+        }
     }
 }
 

@@ -4,79 +4,44 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
     CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue,
     LAST_MODIFIED, LINK, LOCATION, SET_COOKIE,
 };
 use http::request::Parts;
-use http::{Method, StatusCode};
+use http::{Method, Response, StatusCode};
 
-use super::store::{Store, Told};
+use super::consumer::{Consumer, Name};
+use super::keys::Keys;
+use super::message_result::MessageResult;
+use super::on_large::OnLarge;
+use super::store::Told;
 use crate::fingerprint::FingerprintPolicy;
 use crate::identity::IdentityPart;
+use crate::lease::{AnyStore, LeaseRunner};
+use crate::retry::RetryPolicy;
 
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);
 /// A session that rests in a transaction for longer is ended by PostgreSQL (`pg::begin_on_pool`).
 const LONGEST_HANDLER: Duration = Duration::from_secs(60);
+/// The same under a lease.
+const LONGEST_LEASED: Duration = Duration::from_secs(12 * 3_600);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+/// Of a lease, where nobody says it.
+const LEASE: Duration = Duration::from_secs(30);
+/// For a handler past its limit to end, and to be recorded.
+const BEYOND_LIMIT: Duration = Duration::from_secs(5);
 
 /// A tenant or a principal, from what the server knows of the request.
 type Of = dyn Fn(&Parts) -> Option<String> + Send + Sync;
-
-/// For which consumer a request's key is: two consumers may use one key for two effects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Consumer(pub(super) Name);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Name {
-    Fixed(String),
-    /// Of a queue, too.
-    Shared(String),
-    #[cfg(feature = "axum")]
-    Route,
-}
-
-impl Consumer {
-    /// One name for all requests that come through the layer, 1 to 255 bytes.
-    pub fn named(name: impl Into<String>) -> Self {
-        Self(Name::Fixed(name.into()))
-    }
-
-    /// The consumer of a queue, whose messages take the same effect: a request that comes again as a message with its key as the
-    /// `message_id`, or the other way round, is a duplicate. [`Settings::fingerprint`] must be the queue's, so that both can be compared; an
-    /// answer in JSON of up to 64 KiB is also the response that copies of the message have.
-    pub fn shared(queue_consumer: impl Into<String>) -> Self {
-        Self(Name::Shared(queue_consumer.into()))
-    }
-
-    /// Method and route template, such as `POST /orders/{id}`, as axum's router knows it. The layer must be added to the routes
-    /// (`Router::layer` after them).
-    #[cfg(feature = "axum")]
-    #[must_use]
-    pub fn route() -> Self {
-        Self(Name::Route)
-    }
-
-    pub(super) fn of(&self, parts: &Parts) -> Option<IdentityPart> {
-        let name = match &self.0 {
-            Name::Fixed(name) | Name::Shared(name) => name.clone(),
-            #[cfg(feature = "axum")]
-            Name::Route => {
-                let path = parts.extensions.get::<axum::extract::MatchedPath>()?;
-                format!("{} {}", parts.method, path.as_str())
-            }
-        };
-        #[cfg(not(feature = "axum"))]
-        let _ = parts;
-        IdentityPart::new(name.as_bytes()).ok()
-    }
-
-    /// Do messages come for it?
-    pub(super) fn is_shared(&self) -> bool {
-        matches!(self.0, Name::Shared(_))
-    }
-}
+/// May a request have the answer that is stored for its key?
+type OnReplay = dyn Fn(&Parts) -> Result<(), StatusCode> + Send + Sync;
+/// How a request is answered whose key took effect as a message.
+type FromMessage = dyn Fn(&MessageResult) -> Response<Bytes> + Send + Sync;
 
 /// What is wrong with a layer's settings, all of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,7 +51,7 @@ pub struct SettingsError(Vec<String>);
 /// What a layer does, before it is built.
 #[derive(Clone)]
 pub struct Settings {
-    store: Store,
+    keys: Keys,
     pub(super) consumer: Option<Consumer>,
     pub(super) tenant: Option<Arc<Of>>,
     pub(super) principal: Option<Arc<Of>>,
@@ -103,6 +68,12 @@ pub struct Settings {
     pub(super) retention: Duration,
     pub(super) redelivery_horizon: Duration,
     pub(super) worker: String,
+    pub(super) on_replay: Option<Arc<OnReplay>>,
+    pub(super) from_message: Option<Arc<FromMessage>>,
+    pub(super) refuse_old_keys: bool,
+    on_large: Option<OnLarge>,
+    lease: Option<Duration>,
+    retry: Option<RetryPolicy>,
     problems: Vec<String>,
 }
 
@@ -118,9 +89,9 @@ fn is_final(status: StatusCode) -> bool {
 }
 
 impl Settings {
-    pub(super) fn new(store: Store) -> Self {
+    pub(super) fn new(keys: Keys) -> Self {
         Self {
-            store,
+            keys,
             consumer: None,
             tenant: None,
             principal: None,
@@ -146,6 +117,12 @@ impl Settings {
             retention: 7 * DAY,
             redelivery_horizon: DAY,
             worker: "http".to_owned(),
+            on_replay: None,
+            from_message: None,
+            refuse_old_keys: false,
+            on_large: None,
+            lease: None,
+            retry: None,
             problems: Vec::new(),
         }
     }
@@ -202,8 +179,9 @@ impl Settings {
         self
     }
 
-    /// How long a handler may take, its answer included. Default: 30 s; at most 60 s. Past it the client gets a 503, and nothing is
-    /// committed, whatever the handler does later; it has as long again to end, and is dropped then.
+    /// How long a handler may take, its answer included. Default: 30 s; at most 60 s, and 12 hours under a lease, where it is a second at least.
+    /// Past it the client gets a 503. A transaction is not committed then, whatever the handler does later; it has as long again to end, and is
+    /// dropped. A run under a lease is [told](crate::lease::Run::lost), has two seconds to end, and is dropped and counted as failed.
     #[must_use]
     pub fn handler_limit(mut self, limit: Duration) -> Self {
         self.handler_limit = limit;
@@ -217,8 +195,9 @@ impl Settings {
         self
     }
 
-    /// Longest body of an answer, in bytes. Default: 256 KiB, held in memory and stored with the key. A longer one is a 500, and nothing is
-    /// committed.
+    /// Longest body of an answer, in bytes. Default: 256 KiB, held in memory and stored with the key. What becomes of a longer one:
+    /// [`Settings::on_large`]. Stores of leases keep 64 KiB of JSON for an answer, so that a body of more than 48 KiB or so (less its headers) is
+    /// sent, and stored without, too.
     #[must_use]
     pub fn max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
@@ -250,6 +229,66 @@ impl Settings {
         self
     }
 
+    /// What becomes of an answer that is longer than [`Settings::max_response`]. Default: [`OnLarge::Fail`] in transactions; under leases always
+    /// [`OnLarge::Omit`].
+    #[must_use]
+    pub fn on_large(mut self, on_large: OnLarge) -> Self {
+        self.on_large = Some(on_large);
+        self
+    }
+
+    /// May this request have the answer that is stored for its key? Asked before each replay; else the same request by somebody else, whom
+    /// [`Settings::principal`] does not tell apart or who has lost the right since, would get it. An error is the status of the answer then, of
+    /// the type `replay-refused`.
+    #[must_use]
+    pub fn on_replay(
+        mut self,
+        may: impl Fn(&Parts) -> Result<(), StatusCode> + Send + Sync + 'static,
+    ) -> Self {
+        self.on_replay = Some(Arc::new(may));
+        self
+    }
+
+    /// How a request is answered whose key took effect as a message of the [shared](Consumer::shared) consumer. Default: 200 with the
+    /// message's response as JSON, 204 where there is none, 422 where its handler refused it. `Idempotent-Replayed: true` goes with it.
+    #[must_use]
+    pub fn from_message(
+        mut self,
+        map: impl Fn(&MessageResult) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        self.from_message = Some(Arc::new(map));
+        self
+    }
+
+    /// Refuses keys that tell their time (UUIDv7, or a header `Repeatability-First-Sent` with a date of RFC 9110; the earlier one of both)
+    /// and may have been forgotten: 412 `key-too-old`, and nothing runs. Those are older than the retention less an hour, because clocks differ;
+    /// one that is more than an hour ahead is no key (400). By the database's clock in transactions, by this machine's under leases. Default: no;
+    /// a key that tells no time is never too old.
+    #[must_use]
+    pub fn refuse_old_keys(mut self, refuse: bool) -> Self {
+        self.refuse_old_keys = refuse;
+        self
+    }
+
+    /// How long a lease is, from its claim or renewal on: after the death of a process its keys wait for so long. For
+    /// [`IdempotencyLayer::leased`](super::IdempotencyLayer::leased). Default: 30 s, and no longer than [`Settings::handler_limit`]; at least a
+    /// second.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Delays after the first, second, … failed run, of which the last one repeats: a retry that comes earlier waits, or gets a 503 with
+    /// `Retry-After`. How many runs may fail, and how many may end without a word (their process died), before the key is given up: 1 to 10,000
+    /// each. For [`IdempotencyLayer::leased`](super::IdempotencyLayer::leased). Default: 1 s, 5 s, 30 s, 1 min, 5 min; 30 runs, so that a retrying
+    /// client has about two hours; 3 deaths.
+    #[must_use]
+    pub fn retry(mut self, delays: Vec<Duration>, max_attempts: u32, max_crashes: u32) -> Self {
+        self.retry = Some(RetryPolicy { delays, max_attempts, max_crashes });
+        self
+    }
+
     /// How long keys and answers are kept. Default: 7 days; the longest that a process has started with counts, as for queues.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
@@ -257,7 +296,8 @@ impl Settings {
         self
     }
 
-    /// How this process calls itself in the trail. Default: `http`.
+    /// How this process calls itself in the trail, behind [`IdempotencyLayer::transactional`](super::IdempotencyLayer::transactional). Default:
+    /// `http`.
     #[must_use]
     pub fn worker(mut self, name: impl Into<String>) -> Self {
         self.worker = name.into();
@@ -265,7 +305,7 @@ impl Settings {
     }
 
     /// Everything that is missing or can't be, at once.
-    pub(super) fn checked(mut self) -> Result<(Self, Store), SettingsError> {
+    pub(super) fn checked(mut self) -> Result<(Self, Keys), SettingsError> {
         let mut problems = std::mem::take(&mut self.problems);
         let mut check = |is_right: bool, text: &str| {
             if !is_right {
@@ -294,11 +334,20 @@ impl Settings {
             "keep_headers: set-cookie is never kept: it would give one session to whoever repeats a key",
         );
         let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;
-        check(at_most(self.wait, LONGEST_HANDLER), "wait: more than nothing, and 60 s at most");
-        check(
-            at_most(self.handler_limit, LONGEST_HANDLER),
-            "handler_limit: more than nothing, and 60 s at most",
-        );
+        check(at_most(self.wait, LONGEST_WAIT), "wait: more than nothing, and 60 s at most");
+        match self.keys {
+            Keys::Transactions(_) => {
+                check(
+                    at_most(self.handler_limit, LONGEST_HANDLER),
+                    "handler_limit: more than nothing, and 60 s at most",
+                );
+                check(
+                    self.lease.is_none() && self.retry.is_none(),
+                    "lease and retry: for IdempotencyLayer::leased alone",
+                );
+            }
+            Keys::Leases(_) => self.check_leases(is_shared, &mut check),
+        }
         check(
             (self.redelivery_horizon..=3_650 * DAY).contains(&self.retention),
             "retention: 1 day to 3,650 days",
@@ -311,11 +360,64 @@ impl Settings {
         let unique: BTreeSet<&str> = self.methods.iter().map(Method::as_str).collect();
         check(!unique.is_empty(), "methods: none is left");
         if problems.is_empty() {
-            let store = self.store.clone();
-            Ok((self, store))
+            let keys = self.keys.clone();
+            Ok((self, keys))
         } else {
             Err(SettingsError(problems))
         }
+    }
+
+    fn check_leases(&self, is_shared: bool, check: &mut impl FnMut(bool, &str)) {
+        check(
+            (SECOND..=LONGEST_LEASED).contains(&self.handler_limit),
+            "handler_limit: 1 s to 12 hours under a lease",
+        );
+        check(
+            self.lease.is_none_or(|lease| (SECOND..=self.handler_limit).contains(&lease)),
+            "lease: a second at least, and no longer than handler_limit",
+        );
+        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
+        check(
+            [max_attempts, max_crashes].iter().all(|count| (1..=10_000).contains(count)),
+            "retry: 1 to 10,000 runs, and as many deaths",
+        );
+        check(delays.iter().all(|delay| *delay <= 365 * DAY), "retry: a delay is 365 days at most");
+        check(
+            self.on_large != Some(OnLarge::Fail),
+            "on_large: an effect under a lease has happened, however large its answer is",
+        );
+        check(
+            !is_shared
+                || matches!(
+                    &self.fingerprint,
+                    None | Some(FingerprintPolicy::Body | FingerprintPolicy::None)
+                ),
+            "fingerprint: a consumer that is shared under leases compares the body, or nothing",
+        );
+    }
+
+    /// What becomes of an answer that is too large.
+    pub(super) fn large(&self) -> OnLarge {
+        match self.keys {
+            Keys::Transactions(_) => self.on_large.unwrap_or(OnLarge::Fail),
+            Keys::Leases(_) => OnLarge::Omit,
+        }
+    }
+
+    fn retries(&self) -> RetryPolicy {
+        let delays = || [1, 5, 30, 60, 300].map(Duration::from_secs).to_vec();
+        let default = || RetryPolicy { delays: delays(), max_attempts: 30, max_crashes: 3 };
+        self.retry.clone().unwrap_or_else(default)
+    }
+
+    /// What holds the keys.
+    pub(super) fn runner(&self, store: AnyStore) -> LeaseRunner<AnyStore> {
+        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
+        LeaseRunner::new(store)
+            .lease(self.lease.unwrap_or(LEASE).min(self.handler_limit))
+            .max_run(self.handler_limit + BEYOND_LIMIT)
+            .retention(self.retention)
+            .retry(delays, max_attempts, max_crashes)
     }
 
     /// What the database is told of a consumer, as by a worker.

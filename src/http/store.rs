@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use sqlx::PgPool;
-use tokio_util::task::TaskTracker;
 
-use super::in_flight::InFlight;
 use crate::identity::IdentityPart;
 use crate::pg::{self, Clock, Registration};
 
@@ -18,9 +16,6 @@ const CLOCK: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(super) struct Store {
     pub(super) pool: PgPool,
-    pub(super) in_flight: InFlight,
-    /// Requests that are at work, whether or not somebody waits for them.
-    pub(super) tasks: TaskTracker,
     clock: Clock,
     known: Arc<Mutex<Known>>,
 }
@@ -44,13 +39,7 @@ struct Known {
 
 impl Store {
     pub(super) fn new(pool: PgPool) -> Self {
-        Self {
-            pool,
-            in_flight: InFlight::default(),
-            tasks: TaskTracker::new(),
-            clock: Clock::new(chrono::DateTime::UNIX_EPOCH, Instant::now()),
-            known: Arc::default(),
-        }
+        Self { pool, clock: Clock::new(chrono::DateTime::UNIX_EPOCH, Instant::now()), known: Arc::default() }
     }
 
     /// The database's time.

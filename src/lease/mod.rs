@@ -34,6 +34,7 @@
 //! There are stores in PostgreSQL ([`PostgresStore`]), Redis or Valkey ([`RedisStore`]) and memory ([`MemoryStore`]); [`CellStore`] makes one of
 //! any database that compares and swaps. `conformance` (feature `testing`) tries a store of yours.
 
+mod any;
 mod cells;
 mod check;
 mod claim;
@@ -51,6 +52,7 @@ mod runner;
 mod steps;
 mod store;
 
+pub use any::AnyStore;
 pub use cells::{Cell, CellStore, Cells, Replaced};
 pub use claim::{Claim, Claimed, Grant, fingerprint};
 pub use error::StoreError;
@@ -60,6 +62,8 @@ pub use postgres::PostgresStore;
 pub use record::Record;
 pub use redis_store::{RedisSettings, RedisStore};
 pub use run::Run;
+#[cfg_attr(not(feature = "http"), allow(unused_imports))]
+pub(crate) use runner::{Ended, Holding};
 pub use runner::{LeaseRunner, Ran};
 pub use steps::step_key;
 pub use store::{Facts, Failover, LeaseStore, StoreClock};

@@ -1,6 +1,6 @@
 //! A run under a lease of a store.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -27,6 +27,8 @@ struct Inner<S> {
     lease: Duration,
     belief: Mutex<Belief>,
     lost: CancellationToken,
+    /// The first step whose outcome is not known.
+    unknown: OnceLock<String>,
 }
 
 impl<S> Clone for Run<S> {
@@ -46,8 +48,8 @@ impl<S> std::fmt::Debug for Run<S> {
 
 impl<S: LeaseStore> Run<S> {
     pub(super) fn new(store: Arc<S>, held: Held, grant: Grant, lease: Duration, belief: Belief) -> Self {
-        let (belief, lost) = (Mutex::new(belief), CancellationToken::new());
-        Self(Arc::new(Inner { store, held, grant, lease, belief, lost }))
+        let (belief, lost, unknown) = (Mutex::new(belief), CancellationToken::new(), OnceLock::new());
+        Self(Arc::new(Inner { store, held, grant, lease, belief, lost, unknown }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -92,7 +94,7 @@ impl<S: LeaseStore> Run<S> {
         let begun = self.begin(step).await?;
         match begun.state {
             StepState::Done(result) => step.read(result),
-            StepState::Unknown => Err(step.unknown()),
+            StepState::Unknown => Err(self.noted(step.unknown())),
             StepState::Run | StepState::Repeat => self.call(step, self.call_of(&begun), call).await,
         }
     }
@@ -177,7 +179,7 @@ impl<S: LeaseStore> Run<S> {
             }
             Err(StepError::Unknown(error)) => Err(HandlerError::transient(format!("{error:#}"))),
             Err(StepError::Away(error)) => Err(HandlerError::environment(format!("{error:#}"))),
-            Err(StepError::Refused(error)) if info.is_repeat => Err(step.refused_again(error)),
+            Err(StepError::Refused(error)) if info.is_repeat => Err(self.noted(step.refused_again(error))),
             Err(StepError::Refused(error)) => {
                 self.refuse(step, info.round).await?;
                 Err(error)
@@ -222,6 +224,26 @@ impl<S: LeaseStore> Run<S> {
             // A person must look, and nothing is called meanwhile.
             error @ StoreError::Damaged(_) => Err(HandlerError::transient(error.to_string())),
         }
+    }
+
+    /// Remembers that the outcome of a step is not known: whoever runs it may say so by other words.
+    fn noted(&self, error: HandlerError) -> HandlerError {
+        if let HandlerError::OutcomeUnknown(why) = &error {
+            self.0.unknown.get_or_init(|| why.clone());
+        }
+        error
+    }
+
+    /// The outcome of a step is not known.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub(crate) fn unknown(&self) -> Option<HandlerError> {
+        self.0.unknown.get().map(|why| HandlerError::OutcomeUnknown(why.clone()))
+    }
+
+    /// Tells the run that it is to end.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub(crate) fn stop(&self) {
+        self.0.lost.cancel();
     }
 
     /// The run is to end.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::claim::{Claim, Claimed, Grant};
+use super::claim::{Claim, Claimed};
 use super::error::StoreError;
 use super::held::{Failed, Failure, Held};
 use super::run::Run;
@@ -69,6 +69,35 @@ pub enum Ran {
     Lost,
 }
 
+/// A key that is held, and renewed as long as this lives.
+pub(crate) struct Holding<S> {
+    pub(crate) run: Run<S>,
+    _heartbeat: AbortOnDropHandle<()>,
+}
+
+/// How a run ended.
+pub(crate) enum Ended {
+    /// It took effect: the response.
+    Done(Option<Value>),
+    /// It counts as failed.
+    Failed(HandlerError),
+    /// Nothing is counted, and the next one may run at once; what its steps have stored stays.
+    GivenBack,
+}
+
+/// A key that this claim did not get.
+fn not_run(claimed: Claimed) -> Ran {
+    match claimed {
+        Claimed::InFlight(left) => Ran::InFlight(left),
+        Claimed::Wait(left) => Ran::Wait(left),
+        Claimed::Done(response) => Ran::Duplicate(response),
+        Claimed::Conflict => Ran::Conflict,
+        Claimed::GivenUp { reason, detail } => Ran::GivenUp { reason, detail },
+        // Whoever was granted it runs.
+        Claimed::Granted(_) => Ran::Lost,
+    }
+}
+
 impl<S: LeaseStore> LeaseRunner<S> {
     /// With leases of 30 s, runs of 10 minutes at most, a retention of 7 days, and six runs within about an hour and a quarter.
     pub fn new(store: S) -> Self {
@@ -126,16 +155,11 @@ impl<S: LeaseStore> LeaseRunner<S> {
     where
         F: AsyncFnOnce(Run<S>) -> Result<Option<Value>, HandlerError>,
     {
-        let (grant, belief) = match self.claim(identity, fingerprint).await? {
-            (Claimed::Granted(grant), belief) => (grant, belief),
-            (Claimed::InFlight(left), _) => return Ok(Ran::InFlight(left)),
-            (Claimed::Wait(left), _) => return Ok(Ran::Wait(left)),
-            (Claimed::Done(response), _) => return Ok(Ran::Duplicate(response)),
-            (Claimed::Conflict, _) => return Ok(Ran::Conflict),
-            (Claimed::GivenUp { reason, detail }, _) => return Ok(Ran::GivenUp { reason, detail }),
+        let holding = match self.begin(identity, fingerprint).await? {
+            Ok(holding) => holding,
+            Err(claimed) => return Ok(not_run(claimed)),
         };
-        let run = self.begun(identity, grant, belief);
-        let _heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(self.max_run)));
+        let run = &holding.run;
         let late = async {
             run.lost().await;
             tokio::time::sleep(DROPPED_AFTER).await;
@@ -145,11 +169,39 @@ impl<S: LeaseStore> LeaseRunner<S> {
             worked = work(run.clone()) => Some(worked),
             () = late => None,
         };
-        match worked {
+        let ended = match worked {
             // Expiry takes nothing from a run that is done: only a takeover does, and the store knows.
-            Some(Ok(response)) => self.complete(&run, response).await,
-            Some(Err(error)) if !run.is_lost() => self.failed(&run, error).await,
-            Some(Err(_)) | None => {
+            Some(Ok(response)) => Ended::Done(response),
+            Some(Err(error)) if !run.is_lost() => Ended::Failed(error),
+            Some(Err(_)) | None => Ended::GivenBack,
+        };
+        self.end(&holding, ended).await
+    }
+
+    /// Claims a key, and renews its lease as long as what is returned lives; else why it is not to run, never
+    /// [`Claimed::Granted`]. Whoever has it calls [`LeaseRunner::end`].
+    pub(crate) async fn begin(
+        &self,
+        identity: &Identity,
+        fingerprint: [u8; 32],
+    ) -> Result<Result<Holding<S>, Claimed>, StoreError> {
+        let (grant, belief) = match self.claim(identity, fingerprint).await? {
+            (Claimed::Granted(grant), belief) => (grant, belief),
+            (claimed, _) => return Ok(Err(claimed)),
+        };
+        let held = Held { identity: identity.clone(), token: grant.token };
+        let run = Run::new(Arc::clone(&self.store), held, grant, self.lease, belief);
+        let heartbeat = AbortOnDropHandle::new(tokio::spawn(run.clone().heartbeat(self.max_run)));
+        Ok(Ok(Holding { run, _heartbeat: heartbeat }))
+    }
+
+    /// Records how a run ended: said until it is stored or lost.
+    pub(crate) async fn end(&self, holding: &Holding<S>, ended: Ended) -> Result<Ran, StoreError> {
+        let run = &holding.run;
+        match ended {
+            Ended::Done(response) => self.complete(run, response).await,
+            Ended::Failed(error) => self.failed(run, error).await,
+            Ended::GivenBack => {
                 // Where it was only believed to be lost, the next one need not wait.
                 if let Err(error) = self.store.release(run.held()).await {
                     tracing::debug!(%error, "a lease was not given back: it runs out");
@@ -157,11 +209,6 @@ impl<S: LeaseStore> LeaseRunner<S> {
                 Ok(Ran::Lost)
             }
         }
-    }
-
-    fn begun(&self, identity: &Identity, grant: Grant, belief: Belief) -> Run<S> {
-        let held = Held { identity: identity.clone(), token: grant.token };
-        Run::new(Arc::clone(&self.store), held, grant, self.lease, belief)
     }
 
     /// Said again by the same owner where its answer is lost. The lease counts from when the last question left.

@@ -14,7 +14,8 @@ pub(crate) struct HttpAnswer {
     pub(crate) status: u16,
     /// Pairs in their order.
     pub(crate) headers: Vec<(String, Vec<u8>)>,
-    pub(crate) body: Vec<u8>,
+    /// `None`: there was one, and it was too large to be stored.
+    pub(crate) body: Option<Vec<u8>>,
 }
 
 /// What a key that took effect was answered with.
@@ -49,19 +50,14 @@ pub(crate) async fn store_http_answer(
     trace: AnswerTrace<'_>,
     now: DateTime<Utc>,
 ) -> Result<bool, sqlx::Error> {
-    let headers = answer.headers.iter().map(|(name, value)| {
-        // One character a byte: a header's value need not be UTF-8.
-        let value: String = value.iter().map(|&byte| char::from(byte)).collect();
-        Value::from(vec![name.clone(), value])
-    });
     let row = sqlx::query_file!(
         "src/pg/http_store.sql",
         identity.tenant.as_str(),
         identity.consumer.as_str(),
         identity.key.as_str(),
         i16::try_from(answer.status).unwrap_or(i16::MAX),
-        headers.collect::<Value>(),
-        &answer.body,
+        headers_json(&answer.headers),
+        answer.body.as_deref(),
         trace.is_response,
         trace.is_refused,
         now,
@@ -92,15 +88,25 @@ pub(crate) async fn http_answer(
     Ok(row.map(|row| StoredAnswer {
         http: row.http_status.map(|status| HttpAnswer {
             status: u16::try_from(status).unwrap_or(500),
-            headers: row.http_headers.as_ref().map(pairs).unwrap_or_default(),
-            body: row.http_body.unwrap_or_default(),
+            headers: row.http_headers.as_ref().map(header_pairs).unwrap_or_default(),
+            body: row.http_body,
         }),
         response: row.response,
         is_refused: row.reason.is_some(),
     }))
 }
 
-fn pairs(headers: &Value) -> Vec<(String, Vec<u8>)> {
+/// Headers as they are stored: one character a byte, because a header's value need not be UTF-8.
+pub(crate) fn headers_json(headers: &[(String, Vec<u8>)]) -> Value {
+    let pair = |(name, value): &(String, Vec<u8>)| {
+        let value: String = value.iter().map(|&byte| char::from(byte)).collect();
+        Value::from(vec![name.clone(), value])
+    };
+    headers.iter().map(pair).collect()
+}
+
+/// Headers that were stored so.
+pub(crate) fn header_pairs(headers: &Value) -> Vec<(String, Vec<u8>)> {
     let pairs = headers.as_array().map(Vec::as_slice).unwrap_or_default();
     let pair = |pair: &Value| {
         let value = pair.get(1)?.as_str()?.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
@@ -117,7 +123,11 @@ mod tests {
     fn headers_keep_every_byte_and_their_order() {
         let stored = serde_json::json!([["link", "a"], ["link", "b"], ["x", "\u{fc}\u{ff}"]]);
         let link = |value: &[u8]| ("link".to_owned(), value.to_vec());
-        assert_eq!(pairs(&stored), [link(b"a"), link(b"b"), ("x".to_owned(), vec![0xfc, 0xff])]);
-        assert_eq!(pairs(&serde_json::json!([["x"], 7, ["x", "\u{100}"]])), [], "no program wrote these");
+        assert_eq!(header_pairs(&stored), [link(b"a"), link(b"b"), ("x".to_owned(), vec![0xfc, 0xff])]);
+        assert_eq!(
+            header_pairs(&serde_json::json!([["x"], 7, ["x", "\u{100}"]])),
+            [],
+            "no program wrote these"
+        );
     }
 }

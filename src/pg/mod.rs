@@ -109,7 +109,9 @@ pub(crate) use event_relay::{
 #[cfg_attr(not(feature = "otel"), allow(unused_imports))]
 pub(crate) use first_run::first_runs;
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
-pub(crate) use http_answer::{AnswerTrace, HttpAnswer, StoredAnswer, http_answer, store_http_answer};
+pub(crate) use http_answer::{
+    AnswerTrace, HttpAnswer, StoredAnswer, header_pairs, headers_json, http_answer, store_http_answer,
+};
 pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
     AuditFilter, AuditRow, KeyDetails, MirrorQueueStatus, audit_list, key_details, mirror_queue_status,

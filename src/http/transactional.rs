@@ -4,16 +4,20 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use http::request::Parts;
 use http::{Request, Response};
 use sqlx::{Postgres, Transaction};
-use tokio::sync::oneshot;
 
-use super::answer::{Answer, NoAnswer, replayed};
-use super::body::Body;
+use super::answer::Answer;
+use super::body::{Body, whole};
 use super::claim::{Claimed, claim};
+use super::in_flight::InFlight;
+use super::key_time::check_age;
 use super::problem::{Kind, Problem};
+use super::replay::replay;
+use super::reply::{Call, Reply, send};
 use super::request::Asked;
 use super::settings::Settings;
 use super::store::Store;
@@ -28,26 +32,22 @@ const COMMIT: Duration = Duration::from_secs(5);
 /// How long it is looked for whether a COMMIT happened whose answer was lost.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Calls the service behind the layer, and reads its answer.
-pub(super) type Call = Box<dyn FnOnce(Request<Body>) -> BoxFuture<'static, Result<Answer, NoAnswer>> + Send>;
-
 /// A request in a task of its own.
-pub(super) struct Run {
+pub(super) struct Transactional {
     pub(super) settings: Arc<Settings>,
     pub(super) store: Store,
+    pub(super) in_flight: InFlight,
     pub(super) asked: Asked,
-    pub(super) request: Request<Body>,
+    pub(super) parts: Parts,
+    pub(super) body: Bytes,
     pub(super) call: Call,
 }
 
-/// To whoever waits for the answer; a client that has left changes nothing.
-type Reply = oneshot::Sender<Response<Body>>;
-
-impl Run {
+impl Transactional {
     /// Runs it. Database futures are awaited to their end.
     pub(super) async fn run(self, reply: Reply) {
         let until = tokio::time::Instant::now() + self.settings.wait;
-        let Some(_turn) = self.store.in_flight.enter(&self.asked.identity, until).await else {
+        let Some(_turn) = self.in_flight.enter(&self.asked.identity, until).await else {
             return send(reply, Problem::in_flight(Duration::from_secs(1)));
         };
         let mut pause = LOOK_AGAIN[0];
@@ -55,11 +55,19 @@ impl Run {
             let claimed = async {
                 let consumer = &self.asked.identity.consumer;
                 self.store.prepare(consumer, || self.settings.told_of(consumer)).await?;
+                if self.settings.refuse_old_keys
+                    && let Err(problem) =
+                        check_age(self.asked.made, self.store.now(), self.settings.retention)
+                {
+                    return Ok(Claimed::Refused(problem));
+                }
                 claim(&self.store, &self.asked).await
             };
             match claimed.await {
                 Ok(Claimed::Run(transaction)) => break transaction,
-                Ok(Claimed::Done(answer)) => return send(reply, replayed(answer)),
+                Ok(Claimed::Done(answer)) => {
+                    return send(reply, replay(&self.settings, Some(&self.parts), answer));
+                }
                 Ok(Claimed::Refused(problem)) => return send(reply, problem),
                 Ok(Claimed::Locked) if tokio::time::Instant::now() + pause >= until => {
                     return send(reply, Problem::in_flight(Duration::from_secs(1)));
@@ -81,7 +89,10 @@ impl Run {
     }
 
     async fn handle(self, mut transaction: Transaction<'static, Postgres>, reply: Reply) {
-        let Self { settings, store, asked, mut request, call } = self;
+        let Self { settings, store, asked, parts, body, call, .. } = self;
+        // For whoever decides about replays, where the answer to COMMIT is lost.
+        let asked_by = settings.on_replay.is_some().then(|| parts.clone());
+        let mut request = Request::from_parts(parts, whole(body));
         let began = Instant::now();
         step("http.enter.before");
         if let Err(error) = pg::enter_request(&mut transaction).await {
@@ -117,7 +128,8 @@ impl Run {
         };
         match handled {
             Ok(Ok(answer)) if (settings.is_final)(answer.status) => {
-                let ending = Ending { settings: &settings, store: &store, asked: &asked, began };
+                let (settings, store, asked) = (&*settings, &store, &asked);
+                let ending = Ending { settings, store, asked, asked_by: asked_by.as_ref(), began };
                 let answer = ending.end(transaction, answer).await;
                 send(reply, answer);
             }
@@ -145,6 +157,7 @@ struct Ending<'a> {
     settings: &'a Settings,
     store: &'a Store,
     asked: &'a Asked,
+    asked_by: Option<&'a Parts>,
     began: Instant,
 }
 
@@ -219,7 +232,11 @@ impl Ending<'_> {
                 Ok(Claimed::Done(stored)) => {
                     // The same as this one: this one's, with all its headers.
                     let is_own = stored.http.as_ref() == Some(&answer.kept(&self.settings.kept));
-                    return if is_own { answer.into_response() } else { replayed(stored) };
+                    return if is_own {
+                        answer.into_response()
+                    } else {
+                        replay(self.settings, self.asked_by, stored)
+                    };
                 }
                 // It was not. Its handler has run, so its client asks again.
                 Ok(Claimed::Run(transaction)) => {
@@ -249,11 +266,5 @@ async fn undo(transaction: Option<Transaction<'static, Postgres>>) {
         && let Err(error) = transaction.rollback().await
     {
         tracing::debug!(error = %error, "a transaction could not be rolled back");
-    }
-}
-
-fn send(reply: Reply, answer: impl Into<Response<Body>>) {
-    if reply.send(answer.into()).is_err() {
-        tracing::debug!("a client left before its answer");
     }
 }

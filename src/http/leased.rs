@@ -1,0 +1,155 @@
+//! One request under a lease, from its claim to its answer: in a task of its own, which no client can interrupt.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chrono::Utc;
+use futures::FutureExt as _;
+use http::request::Parts;
+use http::{Request, Response};
+
+use super::body::{Body, whole};
+use super::in_flight::{InFlight, Turn};
+use super::key_time::check_age;
+use super::problem::{Kind, Problem};
+use super::replay::replay;
+use super::reply::{Call, Reply, send};
+use super::request::Asked;
+use super::settings::Settings;
+use super::stored;
+use super::word::{Word, unknown};
+use crate::failpoint::step;
+use crate::lease::{AnyStore, Claimed, Holding, LeaseRunner, StoreError};
+
+/// Between two looks at a key that another process has.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
+/// How long a client waits for the word that its answer is stored. The word is said on.
+const LOOK: Duration = Duration::from_secs(2);
+/// How long a handler past its limit may take to end by itself.
+const DROPPED_AFTER: Duration = Duration::from_secs(2);
+
+/// A request in a task of its own.
+pub(super) struct Leased {
+    pub(super) settings: Arc<Settings>,
+    pub(super) runner: Arc<LeaseRunner<AnyStore>>,
+    pub(super) in_flight: InFlight,
+    pub(super) asked: Asked,
+    /// What makes two requests the same, as a store takes it.
+    pub(super) digest: [u8; 32],
+    pub(super) parts: Parts,
+    pub(super) body: Bytes,
+}
+
+impl Leased {
+    /// Runs it. What the store is asked is awaited to its end.
+    pub(super) async fn run(self, call: Call, reply: Reply) {
+        if self.settings.refuse_old_keys
+            && let Err(problem) = check_age(self.asked.made, Utc::now(), self.settings.retention)
+        {
+            return send(reply, problem);
+        }
+        match self.claim().await {
+            Ok((holding, _turn)) => self.handle(call, &holding, reply).await,
+            Err(answer) => send(reply, answer),
+        }
+    }
+
+    /// Holds the key, or answers.
+    async fn claim(&self) -> Result<(Holding<AnyStore>, Option<Turn>), Response<Body>> {
+        let identity = &self.asked.identity;
+        let until = tokio::time::Instant::now() + self.settings.wait;
+        // Those of this process wait for each other without asking. The store decides in any case: whose turn has not come asks once, how long
+        // the lease has to go.
+        let turn = self.in_flight.enter(identity, until).await;
+        let mut pause = LOOK_AGAIN[0];
+        loop {
+            step("leased.claim.before");
+            let claimed = self.runner.begin(identity, self.digest).await;
+            step("leased.claim.after");
+            let claimed = match claimed {
+                Ok(Ok(holding)) => return Ok((holding, turn)),
+                Ok(Err(claimed)) => claimed,
+                Err(error) => return Err(self.not_claimed(&error).into()),
+            };
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            match claimed {
+                Claimed::InFlight(_) if left > pause => tokio::time::sleep(pause).await,
+                Claimed::InFlight(rest) => return Err(Problem::in_flight(rest).into()),
+                Claimed::Wait(rest) if left > rest => tokio::time::sleep(rest).await,
+                Claimed::Wait(rest) => return Err(Problem::failed_before(rest).into()),
+                Claimed::Done(response) => {
+                    let stored = stored::of_response(identity, response.as_ref());
+                    return Err(replay(&self.settings, Some(&self.parts), stored));
+                }
+                Claimed::Conflict => return Err(Problem::key_reused().into()),
+                Claimed::GivenUp { reason, .. } => return Err(Problem::given_up(reason).into()),
+                Claimed::Granted(_) => return Err(Problem::unavailable().into()),
+            }
+            pause = (pause * 2).min(LOOK_AGAIN[1]);
+        }
+    }
+
+    /// Nothing ran.
+    fn not_claimed(&self, error: &StoreError) -> Problem {
+        let consumer = &self.asked.identity.consumer;
+        tracing::error!(%consumer, %error, "a request's key can't be claimed");
+        match error {
+            StoreError::Unavailable(_) => Problem::unavailable(),
+            _ => Problem::new(Kind::Failed, "Nothing was done; ask whoever runs this service"),
+        }
+    }
+
+    async fn handle(self, call: Call, holding: &Holding<AnyStore>, reply: Reply) {
+        let Self { settings, runner, asked, parts, body, .. } = self;
+        let consumer = &asked.identity.consumer;
+        let run = &holding.run;
+        let mut request = Request::from_parts(parts, whole(body));
+        request.extensions_mut().insert(run.clone());
+        step("leased.handle.before");
+        let limit = settings.handler_limit;
+        let mut handling = Box::pin(AssertUnwindSafe(async move { call(request).await }).catch_unwind());
+        let in_time = tokio::select! {
+            biased;
+            handled = &mut handling => Some(handled),
+            // Another one has its key, or its time is over.
+            () = run.lost() => None,
+            () = tokio::time::sleep(limit) => None,
+        };
+        let (reply, handled) = match in_time {
+            Some(handled) => (Some(reply), Some(handled)),
+            None => {
+                tracing::error!(%consumer, ?limit, "a handler is past its limit, or its lease is lost");
+                send(reply, unknown(Kind::Late).retry_after(Duration::from_secs(1)));
+                run.stop();
+                (None, tokio::time::timeout(DROPPED_AFTER, &mut handling).await.ok())
+            }
+        };
+        drop(handling);
+        step("leased.handle.after");
+        let word = match handled {
+            Some(handled) => Word::of(&settings, holding, handled),
+            None => Word::failed(format!("the handler is past its limit of {limit:?}")),
+        };
+        if let Some(error) = &word.error {
+            tracing::error!(%consumer, token = run.token(), error, "a request has failed");
+        }
+        step("leased.end.before");
+        let mut ending = pin!(runner.end(holding, word.ended));
+        let ended = tokio::time::timeout(LOOK, &mut ending).await;
+        step("leased.end.after");
+        if let Some(reply) = reply {
+            send(reply, word.told.by(&asked, ended.as_ref().ok()));
+        }
+        // Nobody waits for it any more, and it is said on.
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(_) => ending.await,
+        };
+        if let Err(error) = ended {
+            tracing::error!(%consumer, token = run.token(), %error, "the end of a request can't be recorded");
+        }
+    }
+}

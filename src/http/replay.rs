@@ -1,0 +1,80 @@
+//! The answer of a run before, again.
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Response, StatusCode};
+
+use super::body::{Body, whole};
+use super::message_result::MessageResult;
+use super::problem::{Kind, Problem};
+use super::settings::Settings;
+use super::stored;
+use crate::pg::{HttpAnswer, StoredAnswer};
+
+/// Says that no handler ran.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// Says that there was a body, which was not stored.
+const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
+
+/// The answer of a run before, unless this request may not have it. `parts`: of the request; they may be left out where nobody looks at them
+/// ([`Settings::on_replay`]).
+pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredAnswer) -> Response<Body> {
+    if let (Some(may), Some(parts)) = (&settings.on_replay, parts)
+        && let Err(status) = may(parts)
+    {
+        return Problem::new(Kind::ReplayRefused(status), "").into();
+    }
+    // A layer with leases has stored it as the response of a shared consumer's key.
+    let of_response = |stored: &StoredAnswer| {
+        let response = stored.response.as_deref()?;
+        stored::of_json(&serde_json::from_str(response).ok()?)
+    };
+    let mut response = match stored.http.clone().or_else(|| of_response(&stored)) {
+        Some(answer) => answered(answer),
+        None => match &settings.from_message {
+            Some(map) => {
+                let json = stored.response.as_deref().and_then(|text| serde_json::from_str(text).ok());
+                map(&MessageResult { response: json, is_refused: stored.is_refused }).map(whole)
+            }
+            None => of_message(stored),
+        },
+    };
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+fn answered(answer: HttpAnswer) -> Response<Body> {
+    let is_omitted = answer.body.is_none();
+    let mut response = Response::new(whole(Bytes::from(answer.body.unwrap_or_default())));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
+    let headers = response.headers_mut();
+    for (name, value) in answer.headers {
+        // What was stored was a header: nothing is lost here.
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(&value))
+        {
+            headers.append(name, value);
+        }
+    }
+    if is_omitted {
+        headers.insert(OMITTED, HeaderValue::from_static("true"));
+    }
+    response
+}
+
+/// As nobody has said it otherwise.
+pub(super) fn of_message(stored: StoredAnswer) -> Response<Body> {
+    let status = match (&stored.response, stored.is_refused) {
+        (_, true) => StatusCode::UNPROCESSABLE_ENTITY,
+        (Some(_), false) => StatusCode::OK,
+        (None, false) => StatusCode::NO_CONTENT,
+    };
+    let is_json = stored.response.is_some();
+    let mut response = Response::new(whole(Bytes::from(stored.response.unwrap_or_default())));
+    *response.status_mut() = status;
+    if is_json {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    response
+}
