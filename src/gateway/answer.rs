@@ -63,7 +63,7 @@ pub(super) fn meaning(status: StatusCode, not_done: &[u16]) -> Meaning {
         401 | 403 | 407 | 409 | 421 | 423 | 425 | 429 | 501 | 505 => Meaning::NotDone,
         // Cut off while it was at work, as platforms say it that run functions.
         408 => Meaning::Unknown,
-        200..500 => Meaning::Final,
+        200..=499 => Meaning::Final,
         _ => Meaning::Unknown,
     }
 }

@@ -16,7 +16,7 @@ use super::problem::{Kind, REPLAYED, UPSTREAM, problem};
 use super::request::{Peer, onward};
 use super::upstream::Upstream;
 use crate::config::{GatewaySettings, GatewayTenant, Network};
-use crate::http::{Body, Idempotency, IdempotencyLayer, KEY, MARK, Told, passed};
+use crate::http::{Body, Idempotency, IdempotencyLayer, KEY, ProblemName, REPLAYED as MARK, passed};
 use crate::metrics::GatewayMetrics;
 
 /// Where requests come in.
@@ -107,9 +107,9 @@ impl Drop for InFlight<'_> {
 
 /// Whose answer it is.
 fn name_of(answer: &Response<Body>) -> &'static str {
-    match answer.extensions().get::<Told>() {
-        Some(Told(name)) => name,
-        None if answer.headers().contains_key(MARK) => REPLAYED,
+    match answer.extensions().get::<ProblemName>() {
+        Some(ProblemName(name)) => name,
+        None if answer.headers().contains_key(&MARK) => REPLAYED,
         None => UPSTREAM,
     }
 }

@@ -66,7 +66,8 @@ impl Keyed {
         };
         let mut came = None;
         let kept = &mut came;
-        let stepped = run.step(&Step::new(STEP, repeat), |_: Call| async move {
+        let step = Step::new(STEP, repeat);
+        let stepped = run.step(&step, |_: Call| async move {
             let found = self.ask(request).await;
             let said = said(&found);
             *kept = Some(found);
@@ -74,7 +75,9 @@ impl Keyed {
         });
         match (stepped.await, came) {
             // Of an earlier run, which died before it could say so.
-            (Ok(stored), None) => stored_answer(&stored),
+            (Ok(stored), None) => stored_answer(&stored).unwrap_or_else(|| {
+                Failure::from(HandlerError::transient("what is stored of the answer is none")).answer()
+            }),
             // What it says is as true as it was, also where its step could not be stored: the run's end tells.
             (_, Some(Came::Answer { answer, .. })) => answer,
             (_, Some(Came::Unsent(why))) => {

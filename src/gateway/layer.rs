@@ -9,14 +9,14 @@ use super::answer::{Meaning, meaning};
 use crate::config::{GatewayConfig, GatewaySettings, GatewayTenant};
 use crate::http::{Consumer, IdempotencyLayer};
 use crate::identity::IdentityPart;
-use crate::lease::{LeaseRunner, PostgresStore};
+use crate::lease::PostgresStore;
 use crate::pg::SessionPool;
 
 /// For what comes before and after a call of the service: its step begins, and its answer is stored.
 const SPARE: Duration = Duration::from_secs(10);
 /// From a call whose outcome is not known to the next one.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Clients decide how often they ask; a store wants a number.
+/// How many runs of a key may fail, or die: clients decide how often they ask.
 const TRIES: u32 = 10_000;
 
 /// Makes it.
@@ -26,16 +26,11 @@ const TRIES: u32 = 10_000;
 pub(super) fn layer(config: &GatewayConfig, sessions: SessionPool) -> anyhow::Result<IdempotencyLayer> {
     let settings = &config.gateway;
     let limit = settings.max_run + SPARE;
-    let runner = LeaseRunner::new(PostgresStore::of_sessions(sessions))
-        .lease(settings.lease)
-        .max_run((limit + SPARE).max(settings.lease))
-        .retention(settings.retention)
-        .retry(vec![AGAIN], TRIES, TRIES);
     let tenant = settings.tenant.clone();
     let principal = settings.principal.clone();
     let not_done = settings.not_done.clone();
     let bytes = |most: u32| usize::try_from(most).unwrap_or(usize::MAX);
-    let layer = IdempotencyLayer::leased(runner)
+    let layer = IdempotencyLayer::leased(PostgresStore::of_sessions(sessions))
         .consumer(Consumer::named(&settings.consumer))
         .tenant(move |parts| tenant_of(&tenant, &parts.headers))
         .principal(move |parts| principal_of(&principal, &parts.headers))
@@ -46,8 +41,9 @@ pub(super) fn layer(config: &GatewayConfig, sessions: SessionPool) -> anyhow::Re
         .retention(settings.retention)
         .max_request(bytes(settings.max_request))
         .max_response(bytes(settings.max_response))
-        .is_final(move |status: StatusCode| meaning(status, &not_done) == Meaning::Final)
-        .worker(&config.worker.name);
+        .lease(settings.lease.min(limit))
+        .retry(vec![AGAIN], TRIES, TRIES)
+        .is_final(move |status: StatusCode| meaning(status, &not_done) == Meaning::Final);
     Ok(layer.build()?)
 }
 

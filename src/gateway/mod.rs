@@ -34,7 +34,7 @@ use self::upstream::Upstream;
 use crate::config::GatewayConfig;
 use crate::metrics::{GatewayMetrics, Server};
 use crate::pg::{self, Readiness, SessionPool, Timelines};
-use crate::preflight::{Preflight, fit_database};
+use crate::preflight::{Preflight, fit_database, warn_of_gateway_files};
 use crate::shutdown::{self, Stopped};
 use crate::vitals::{Program, Vitals, unheard};
 use crate::watchdog;
@@ -69,6 +69,7 @@ impl Gateway {
             tells_systemd: true,
         };
         let Some(vitals) = Vitals::start(program, &stop).await? else { return Ok(unheard(&stop)) };
+        warn_of_gateway_files(&config);
         warn(&config);
         let Preflight { problems, unreachable, session } =
             fit_database(&config.postgres, &config.cell).await;

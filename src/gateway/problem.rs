@@ -6,7 +6,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use serde_json::json;
 
-use crate::http::{Body, Told, whole};
+use crate::http::{Body, ProblemName, whole};
 
 /// Why a request is not sent on, or its answer not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,6 @@ pub(super) fn problem(kind: Kind, detail: &str) -> Response<Body> {
     if kind == Kind::UpstreamAway {
         headers.insert(RETRY_AFTER, HeaderValue::from(Duration::from_secs(1).as_secs()));
     }
-    response.extensions_mut().insert(Told(name));
+    response.extensions_mut().insert(ProblemName(name));
     response
 }

@@ -22,6 +22,17 @@ use crate::identity::IdentityPart;
 use crate::lease::{AnyStore, LeaseRunner};
 use crate::retry::RetryPolicy;
 
+/// Headers of an answer that a retry gets again.
+pub(super) const KEPT: [HeaderName; 8] = [
+    CONTENT_TYPE,
+    CONTENT_LANGUAGE,
+    CONTENT_LOCATION,
+    LOCATION,
+    ETAG,
+    LAST_MODIFIED,
+    LINK,
+    CACHE_CONTROL,
+];
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);
@@ -103,16 +114,7 @@ impl Settings {
             max_request: 1_048_576,
             max_response: 262_144,
             is_final: Arc::new(is_final),
-            kept: vec![
-                CONTENT_TYPE,
-                CONTENT_LANGUAGE,
-                CONTENT_LOCATION,
-                LOCATION,
-                ETAG,
-                LAST_MODIFIED,
-                LINK,
-                CACHE_CONTROL,
-            ],
+            kept: KEPT.to_vec(),
             described_by: None,
             retention: 7 * DAY,
             redelivery_horizon: DAY,

@@ -17,7 +17,7 @@ pub use endpoint::HttpEndpoint;
 #[cfg(feature = "http-handler")]
 pub(crate) use post::HttpHandler;
 #[cfg(feature = "gateway")]
-pub(crate) use transport::{CONNECT, Transport};
+pub(crate) use transport::{CONNECT, Failed, Transport};
 
 #[cfg(feature = "http-handler")]
 mod post {
