@@ -170,7 +170,10 @@ fn of(values: Dict, problems: &mut Problems) -> Option<GatewayConfig> {
     }
     root.finish(problems);
     if gateway.upstream.is_none() && problems.is_empty() {
-        problems.add("gateway.upstream", "is missing: say it here or with --upstream, like http://127.0.0.1:8080");
+        problems.add(
+            "gateway.upstream",
+            "is missing: say it here or with --upstream, like http://127.0.0.1:8080",
+        );
     }
     let upstream = gateway.upstream.clone()?;
     Some(GatewayConfig { digest, cell: name, postgres, worker, log, gateway, upstream })
@@ -197,7 +200,8 @@ pub(super) fn gateway(mut section: Section, problems: &mut Problems) -> GatewayS
     }
     let meant = upstream.as_ref().map(|url| of_scheme(url, "https", given.as_ref(), allowed, "gateway"));
     if given.is_some() && matches!(meant, Some(Ok(None))) {
-        problems.add(section.place("tls"), "says how TLS is done, and upstream asks for none: write https://");
+        problems
+            .add(section.place("tls"), "says how TLS is done, and upstream asks for none: write https://");
     }
     let tls = match meant {
         Some(Ok(tls)) => tls,
@@ -287,12 +291,7 @@ fn tenant(section: &mut Section, problems: &mut Problems) -> GatewayTenant {
     }
 }
 
-fn names(
-    section: &mut Section,
-    key: &'static str,
-    default: &[&str],
-    problems: &mut Problems,
-) -> Vec<String> {
+fn names(section: &mut Section, key: &'static str, default: &[&str], problems: &mut Problems) -> Vec<String> {
     let place = section.place(key);
     let Some(names) = section.texts(key, problems) else {
         return default.iter().map(|name| (*name).to_owned()).collect();
@@ -327,8 +326,11 @@ fn statuses(section: &mut Section, problems: &mut Problems) -> Vec<u16> {
         None => Some(Vec::new()),
         Some(Value::Array(_, values)) => values
             .iter()
-            .map(|value| value.to_u128().and_then(|number| u16::try_from(number).ok()))
-            .map(|status| status.filter(|status| (400..600).contains(status)))
+            .map(|value| {
+                // The file's numbers are signed, the environment's are not.
+                let number = value.to_i128().or_else(|| value.to_u128().and_then(|n| i128::try_from(n).ok()));
+                number.and_then(|n| u16::try_from(n).ok()).filter(|status| (400..600).contains(status))
+            })
             .collect(),
         Some(_) => None,
     };

@@ -40,10 +40,17 @@ pub(super) struct Keyed {
 /// What came of a call.
 enum Came {
     /// An answer, for this client; and as it is stored.
-    Answer { meaning: Meaning, answer: Response<Body>, stored: Value },
+    Answer {
+        meaning: Meaning,
+        answer: Response<Body>,
+        stored: Value,
+    },
     Unsent(String),
     /// Nobody knows whether it took effect.
-    Nothing { kind: Kind, why: String },
+    Nothing {
+        kind: Kind,
+        why: String,
+    },
 }
 
 impl Keyed {
@@ -88,7 +95,9 @@ impl Keyed {
                 tracing::warn!(error = why, unknown = ?self.unknown, "nobody knows whether a request with a key took effect");
                 match self.unknown {
                     Unknown::Hold => Failure::from(HandlerError::OutcomeUnknown(why)).answer(),
-                    Unknown::Forward => problem(kind, "Send the same request with the same key again: it is sent on"),
+                    Unknown::Forward => {
+                        problem(kind, "Send the same request with the same key again: it is sent on")
+                    }
                 }
             }
             (Err(error), None) => Failure::from(error).answer(),
@@ -122,7 +131,10 @@ impl Keyed {
     async fn read(&self, answer: Response<Incoming>) -> Came {
         let broken = |why: String| Came::Nothing { kind: Kind::UpstreamBroken, why };
         if is_endless(answer.headers()) {
-            return broken("the service answered with a stream of events, which has no end that could be kept".to_owned());
+            return broken(
+                "the service answered with a stream of events, which has no end that could be kept"
+                    .to_owned(),
+            );
         }
         let (mut parts, mut body) = answer.into_parts();
         onward(&mut parts);

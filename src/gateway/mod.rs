@@ -21,15 +21,17 @@ mod upstream;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::door::Door;
+use self::layer::layer;
 use self::problem::ANSWERS;
 use self::readiness::Watch;
-use self::layer::layer;
 use self::upstream::Upstream;
 use crate::config::GatewayConfig;
 use crate::metrics::{GatewayMetrics, Server};
@@ -41,6 +43,8 @@ use crate::watchdog;
 
 /// Sessions with PostgreSQL at the same time. A request holds one for a statement, and none while the service works.
 const SESSIONS: usize = 16;
+/// After the last answer.
+const CLOSE: Duration = Duration::from_secs(2);
 
 /// A gateway.
 pub(crate) struct Gateway(pub(crate) GatewayConfig);
@@ -71,8 +75,7 @@ impl Gateway {
         let Some(vitals) = Vitals::start(program, &stop).await? else { return Ok(unheard(&stop)) };
         warn_of_gateway_files(&config);
         warn(&config);
-        let Preflight { problems, unreachable, session } =
-            fit_database(&config.postgres, &config.cell).await;
+        let Preflight { problems, unreachable, session } = fit_database(&config.postgres, &config.cell).await;
         if let Some(session) = session {
             session.close().await;
         }
@@ -90,7 +93,7 @@ impl Gateway {
         let listener = listen(config.gateway.listen).await?;
         let watched = CancellationToken::new();
         let watch = Watch { sessions, vitals: Arc::clone(&vitals), settings: config.postgres.clone() };
-        let watching = tokio::spawn(watch.run(watched.clone()));
+        let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
         let limit = config.worker.shutdown;
         let open = server::serve(&door, listener, config.gateway.connections, stop).await;
         vitals.set_readiness(Readiness::Stopping);
@@ -107,15 +110,14 @@ impl Gateway {
             }
         };
         watched.cancel();
-        // It asks for a second or two at most.
-        let _ = watching.await;
+        // A server that does not answer is not waited for: what asks it ends together with its session.
+        let _ = tokio::time::timeout(CLOSE, &mut watching).await;
         Ok(stopped)
     }
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener =
-        TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     // The port, where it was left to the system.
     tracing::info!(address = %listener.local_addr()?, "listening: the gateway");
     Ok(listener)

@@ -12,6 +12,9 @@ use crate::vitals::Vitals;
 /// How often PostgreSQL is asked.
 const INTERVAL: Duration = Duration::from_secs(2);
 
+/// Longest wait for its answer.
+const LIMIT: Duration = Duration::from_secs(5);
+
 /// Whoever looks.
 pub(super) struct Watch {
     pub(super) sessions: SessionPool,
@@ -24,7 +27,7 @@ impl Watch {
     pub(super) async fn run(self, stop: CancellationToken) {
         let beat = self.vitals.liveness.watch("readiness");
         while !stop.is_cancelled() {
-            beat.expect(INTERVAL + self.settings.longest_connect() + self.settings.client_timeout() * 4);
+            beat.expect(INTERVAL + self.settings.longest_connect() + self.settings.client_timeout() * 3);
             let said = self.ask().await;
             self.vitals.metrics.set_connected(Server::Postgres, said.is_ok());
             self.vitals.set_readiness(match said {
@@ -39,13 +42,9 @@ impl Watch {
     }
 
     async fn ask(&self) -> Result<(), pg::NoSession> {
-        let mut taken = match self.sessions.take().await {
-            Ok(taken) => taken,
-            // All of them are at work, so it is there.
-            Err(pg::NoSession::Postgres(sqlx::Error::PoolTimedOut)) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        pg::within(self.settings.client_timeout(), pg::process(taken.connection())).await?;
+        // One that is not to be had in time is none for requests either.
+        let mut taken = self.sessions.take().await?;
+        pg::within(LIMIT, pg::process(taken.connection())).await?;
         taken.give_back();
         Ok(())
     }

@@ -88,9 +88,8 @@ pub(super) fn onward(parts: &mut Parts, peer: Peer) -> Result<(), Refused> {
 
 /// Takes away what is of one hop; of answers, too.
 pub(super) fn strip(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = tokens(headers, CONNECTION)
-        .filter_map(|token| HeaderName::try_from(token).ok())
-        .collect();
+    let named: Vec<HeaderName> =
+        tokens(headers, CONNECTION).filter_map(|token| HeaderName::try_from(token).ok()).collect();
     for name in named.iter().chain(&HOP) {
         headers.remove(name);
     }
@@ -187,23 +186,26 @@ mod tests {
 
     #[test]
     fn what_is_of_one_hop_ends_here_and_what_is_for_the_service_goes_on() {
-        let mut request = parts("/orders?x=1", &[
-            ("host", "shop.example.com:8080"),
-            ("connection", "close, X-Mine, authorization"),
-            ("x-mine", "1"),
-            ("authorization", "Bearer S3CR3T"),
-            ("keep-alive", "timeout=5"),
-            ("proxy-authorization", "Basic S3CR3T"),
-            ("te", "trailers"),
-            ("trailer", "x-sum"),
-            ("expect", "100-continue"),
-            ("content-length", "3"),
-            ("upgrade", "h2c"),
-            ("http2-settings", "AAMAAABkAAQAAP__"),
-            ("idempotency-key", "\"a\""),
-            ("cookie", "a=1"),
-            ("via", "1.1 front"),
-        ]);
+        let mut request = parts(
+            "/orders?x=1",
+            &[
+                ("host", "shop.example.com:8080"),
+                ("connection", "close, X-Mine, authorization"),
+                ("x-mine", "1"),
+                ("authorization", "Bearer S3CR3T"),
+                ("keep-alive", "timeout=5"),
+                ("proxy-authorization", "Basic S3CR3T"),
+                ("te", "trailers"),
+                ("trailer", "x-sum"),
+                ("expect", "100-continue"),
+                ("content-length", "3"),
+                ("upgrade", "h2c"),
+                ("http2-settings", "AAMAAABkAAQAAP__"),
+                ("idempotency-key", "\"a\""),
+                ("cookie", "a=1"),
+                ("via", "1.1 front"),
+            ],
+        );
         onward(&mut request, peer(false)).unwrap();
         let expected = [
             ("cookie", "a=1"),
@@ -243,7 +245,10 @@ mod tests {
         assert!(has(&believed, "x-forwarded-proto", "https"), "{believed:?}");
         assert!(has(&believed, "forwarded", "for=198.51.100.1"), "{believed:?}");
         let stranger = of(false);
-        assert!(!stranger.iter().any(|(_, value)| value.contains("198.51") || value == "/admin"), "{stranger:?}");
+        assert!(
+            !stranger.iter().any(|(_, value)| value.contains("198.51") || value == "/admin"),
+            "{stranger:?}"
+        );
         assert!(has(&stranger, "x-forwarded-proto", "http") && has(&stranger, "x-forwarded-host", "shop"));
     }
 

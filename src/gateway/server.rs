@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
@@ -26,6 +27,9 @@ const HEAD: usize = 64 << 10;
 /// For whom there is no place.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
+/// How many of them get to read it at the same time, and for how long.
+const TURNED_AWAY: usize = 100;
+const LINGER: Duration = Duration::from_secs(1);
 /// After an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -47,6 +51,7 @@ pub(super) async fn serve(
     stop: CancellationToken,
 ) -> Open {
     let places = Arc::new(Semaphore::new(usize::try_from(connections).unwrap_or(Semaphore::MAX_PERMITS)));
+    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
     let tasks = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -61,8 +66,9 @@ pub(super) async fn serve(
                 }
                 Err(_) => {
                     door.metrics.plain.answered("full");
-                    // As much as goes at once: nobody is waited for.
-                    let _ = stream.try_write(FULL);
+                    if let Ok(place) = Arc::clone(&turned_away).try_acquire_owned() {
+                        tasks.spawn(turn_away(stream, place));
+                    }
                 }
             },
             Err(error) => {
@@ -73,6 +79,18 @@ pub(super) async fn serve(
     }
     tasks.close();
     Open(tasks)
+}
+
+/// Says that there is no place. What the client has sent is read first: else its system would throw the answer away.
+async fn turn_away(mut stream: TcpStream, _place: OwnedSemaphorePermit) {
+    let told = async {
+        stream.write_all(FULL).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    };
+    if let Ok(Err(error)) = tokio::time::timeout(LINGER, told).await {
+        tracing::debug!(%error, "a client left that was turned away");
+    }
 }
 
 async fn connection(

@@ -23,16 +23,8 @@ use crate::lease::{AnyStore, LeaseRunner};
 use crate::retry::RetryPolicy;
 
 /// Headers of an answer that a retry gets again.
-pub(super) const KEPT: [HeaderName; 8] = [
-    CONTENT_TYPE,
-    CONTENT_LANGUAGE,
-    CONTENT_LOCATION,
-    LOCATION,
-    ETAG,
-    LAST_MODIFIED,
-    LINK,
-    CACHE_CONTROL,
-];
+pub(super) const KEPT: [HeaderName; 8] =
+    [CONTENT_TYPE, CONTENT_LANGUAGE, CONTENT_LOCATION, LOCATION, ETAG, LAST_MODIFIED, LINK, CACHE_CONTROL];
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);

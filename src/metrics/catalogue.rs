@@ -430,13 +430,7 @@ pub const CATALOGUE: &[Metric] = &[
         "gateway",
         "From a request's head to its answer's head",
     ),
-    metric(
-        "oncely_gateway_inflight_requests",
-        Gauge,
-        &[],
-        "gateway",
-        "Requests whose answer has not begun",
-    ),
+    metric("oncely_gateway_inflight_requests", Gauge, &[], "gateway", "Requests whose answer has not begun"),
     metric(
         "oncely_gateway_calls_total",
         Counter,

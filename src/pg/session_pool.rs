@@ -69,8 +69,8 @@ impl Inner {
     /// One that rests, and is alive.
     async fn rested(&self) -> Option<Session> {
         let (mut session, since) = self.lock().pop()?;
-        let is_alive = since.elapsed() < FRESH
-            || within(LIFE, process(&mut session.connection)).await.is_ok();
+        let is_alive =
+            since.elapsed() < FRESH || within(LIFE, process(&mut session.connection)).await.is_ok();
         if is_alive && self.door.admits(&session) {
             return Some(session);
         }
