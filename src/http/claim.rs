@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Transaction};
 
 use super::problem::{Kind, Problem};
@@ -18,8 +19,8 @@ const ROUNDS: usize = 8;
 
 /// What a claim says.
 pub(super) enum Claimed {
-    /// The key is this request's, in this transaction.
-    Run(Transaction<'static, Postgres>),
+    /// The key is this request's, in this transaction, since this moment.
+    Run(Transaction<'static, Postgres>, DateTime<Utc>),
     /// It took effect before.
     Done(StoredAnswer),
     Refused(Problem),
@@ -38,7 +39,7 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
         let won = pg::claim(&mut transaction, consumer, now, &[(identity, *fingerprint)]).await;
         step("http.claim.after");
         match won {
-            Ok(won) if !won.is_empty() => return Ok(Claimed::Run(transaction)),
+            Ok(won) if !won.is_empty() => return Ok(Claimed::Run(transaction, now)),
             Ok(_) => {}
             Err(error) if pg::is_locked(&error) => {
                 transaction.rollback().await?;
@@ -65,7 +66,7 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
                 None => Problem::new(Kind::OutcomeUnknown, "A run under a lease began it, and has not ended"),
             },
             KeyDecision::Retake => match retake(store, &mut transaction, asked, &record).await? {
-                Retaken::Yes => return Ok(Claimed::Run(transaction)),
+                Retaken::Yes(at) => return Ok(Claimed::Run(transaction, at)),
                 Retaken::Wait(rest) => Problem::in_flight(rest),
                 Retaken::No => continue,
                 Retaken::Locked => {
@@ -82,7 +83,7 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
 }
 
 enum Retaken {
-    Yes,
+    Yes(DateTime<Utc>),
     /// Its last failure, as a message, is to be waited for.
     Wait(Duration),
     /// Somebody else was faster.
@@ -103,7 +104,7 @@ async fn retake(
     }
     let claims = [(&asked.identity, asked.fingerprint)];
     match pg::retake(transaction, &asked.identity.consumer, now, now + EARLY, &claims).await {
-        Ok(won) if !won.is_empty() => Ok(Retaken::Yes),
+        Ok(won) if !won.is_empty() => Ok(Retaken::Yes(now)),
         Ok(_) => Ok(Retaken::No),
         Err(error) if pg::is_locked(&error) => Ok(Retaken::Locked),
         Err(error) => Err(error),

@@ -22,7 +22,7 @@ use super::settings::Settings;
 use super::stored;
 use super::word::{Word, unknown};
 use crate::failpoint::step;
-use crate::lease::{AnyStore, Claimed, Holding, LeaseRunner, StoreError};
+use crate::lease::{AnyStore, Claimed, Ended, Holding, LeaseRunner, Ran, StoreError};
 
 /// Between two looks at a key that another process has.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
@@ -133,9 +133,7 @@ impl Leased {
             Some(handled) => Word::of(&settings, holding, handled),
             None => Word::failed(format!("the handler is past its limit of {limit:?}")),
         };
-        if let Some(error) = &word.error {
-            tracing::error!(%consumer, token = run.token(), error, "a request has failed");
-        }
+        let is_given_back = matches!(word.ended, Ended::GivenBack);
         step("leased.end.before");
         let mut ending = pin!(runner.end(holding, word.ended));
         let ended = tokio::time::timeout(LOOK, &mut ending).await;
@@ -148,8 +146,19 @@ impl Leased {
             Ok(ended) => ended,
             Err(_) => ending.await,
         };
-        if let Err(error) = ended {
-            tracing::error!(%consumer, token = run.token(), %error, "the end of a request can't be recorded");
+        let token = run.token();
+        match ended {
+            Ok(Ran::Failed { error, .. }) => tracing::error!(%consumer, token, error, "a request has failed"),
+            Ok(Ran::GivenUp { reason, detail }) => {
+                tracing::error!(%consumer, token, reason = reason.as_str(), detail, "a request was given up");
+            }
+            Ok(Ran::Lost) if !is_given_back => {
+                tracing::warn!(%consumer, token, "a request has lost its lease: nothing of it is recorded but its steps");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%consumer, token, %error, "the end of a request can't be recorded");
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use futures::FutureExt as _;
 use http::request::Parts;
 use http::{Request, Response};
@@ -51,7 +52,7 @@ impl Transactional {
             return send(reply, Problem::in_flight(Duration::from_secs(1)));
         };
         let mut pause = LOOK_AGAIN[0];
-        let transaction = loop {
+        let (transaction, at) = loop {
             let claimed = async {
                 let consumer = &self.asked.identity.consumer;
                 self.store.prepare(consumer, || self.settings.told_of(consumer)).await?;
@@ -64,7 +65,7 @@ impl Transactional {
                 claim(&self.store, &self.asked).await
             };
             match claimed.await {
-                Ok(Claimed::Run(transaction)) => break transaction,
+                Ok(Claimed::Run(transaction, at)) => break (transaction, at),
                 Ok(Claimed::Done(answer)) => {
                     return send(reply, replay(&self.settings, Some(&self.parts), answer));
                 }
@@ -78,7 +79,7 @@ impl Transactional {
             }
             pause = (pause * 2).min(LOOK_AGAIN[1]);
         };
-        self.handle(transaction, reply).await;
+        self.handle(transaction, at, reply).await;
     }
 
     /// Nothing ran.
@@ -88,7 +89,7 @@ impl Transactional {
         Problem::unavailable()
     }
 
-    async fn handle(self, mut transaction: Transaction<'static, Postgres>, reply: Reply) {
+    async fn handle(self, mut transaction: Transaction<'static, Postgres>, at: DateTime<Utc>, reply: Reply) {
         let Self { settings, store, asked, parts, body, call, .. } = self;
         // For whoever decides about replays, where the answer to COMMIT is lost.
         let asked_by = settings.on_replay.is_some().then(|| parts.clone());
@@ -115,7 +116,10 @@ impl Transactional {
                 send(reply, Problem::new(Kind::Late, detail).retry_after(Duration::from_secs(1)));
                 // Its statements are not cancelled: it may end by itself, and is rolled back.
                 let _ = tokio::time::timeout(limit, handling).await;
-                return undo(slot.take()).await;
+                if let Some(transaction) = slot.take() {
+                    take_back(&store, &asked, at, transaction).await;
+                }
+                return;
             }
         };
         step("http.handle.after");
@@ -129,24 +133,24 @@ impl Transactional {
         match handled {
             Ok(Ok(answer)) if (settings.is_final)(answer.status) => {
                 let (settings, store, asked) = (&*settings, &store, &asked);
-                let ending = Ending { settings, store, asked, asked_by: asked_by.as_ref(), began };
+                let ending = Ending { settings, store, asked, asked_by: asked_by.as_ref(), at, began };
                 let answer = ending.end(transaction, answer).await;
                 send(reply, answer);
             }
             // May be another one the next time.
             Ok(Ok(answer)) => {
-                undo(Some(transaction)).await;
-                send(reply, answer.into_response());
+                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                send(reply, if is_taken_back { answer.into_response() } else { broken().into() });
             }
             Ok(Err(error)) => {
                 tracing::error!(consumer = %asked.identity.consumer, error = %error, "a request has failed");
-                undo(Some(transaction)).await;
-                send(reply, failed());
+                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                send(reply, if is_taken_back { failed() } else { broken() });
             }
             Err(_) => {
                 tracing::error!(consumer = %asked.identity.consumer, "a handler has panicked");
-                undo(Some(transaction)).await;
-                send(reply, failed());
+                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                send(reply, if is_taken_back { failed() } else { broken() });
             }
         }
     }
@@ -158,6 +162,7 @@ struct Ending<'a> {
     store: &'a Store,
     asked: &'a Asked,
     asked_by: Option<&'a Parts>,
+    at: DateTime<Utc>,
     began: Instant,
 }
 
@@ -174,9 +179,8 @@ impl Ending<'_> {
         if let Err(error) = left {
             // By an error that it ignored, or by a COMMIT or ROLLBACK of its own.
             tracing::error!(%consumer, error = pg::describe(&error), "a handler has broken its transaction");
-            undo(Some(transaction)).await;
-            let detail = "It is not known what was done; ask whoever runs this service";
-            return Problem::new(Kind::Failed, detail).into();
+            take_back(self.store, asked, self.at, transaction).await;
+            return broken().into();
         }
         let kept = answer.kept(&settings.kept);
         let trace = AnswerTrace {
@@ -239,7 +243,7 @@ impl Ending<'_> {
                     };
                 }
                 // It was not. Its handler has run, so its client asks again.
-                Ok(Claimed::Run(transaction)) => {
+                Ok(Claimed::Run(transaction, _)) => {
                     undo(Some(transaction)).await;
                     return Problem::unavailable().into();
                 }
@@ -258,6 +262,49 @@ impl Ending<'_> {
 /// Nothing was committed, and a retry is a new try.
 fn failed() -> Problem {
     Problem::new(Kind::Failed, "Nothing was done; the same key may be used again")
+}
+
+/// The handler has ended its transaction itself.
+fn broken() -> Problem {
+    Problem::new(Kind::Failed, "It is not known what was done; ask whoever runs this service")
+}
+
+/// Takes back what a handler wrote. False: it has ended its transaction itself, by a COMMIT or ROLLBACK. What it has committed stands there with
+/// its key, which must not pass for one that took effect: it is given up as `outcome_unknown`.
+async fn take_back(
+    store: &Store,
+    asked: &Asked,
+    at: DateTime<Utc>,
+    mut transaction: Transaction<'static, Postgres>,
+) -> bool {
+    let undone = pg::undo_request(&mut transaction).await;
+    undo(Some(transaction)).await;
+    match undone {
+        Ok(()) => return true,
+        // The session is gone, and what it did not commit with it.
+        Err(error) if pg::is_outage(&error) => return true,
+        Err(error) => {
+            tracing::error!(error = pg::describe(&error), "a handler's savepoint is not there any more");
+        }
+    }
+    let disowned = async {
+        let mut transaction = pg::begin_on_pool(&store.pool).await?;
+        let disowned = pg::disown_request(&mut transaction, &asked.identity, at).await?;
+        transaction.commit().await?;
+        Ok::<_, sqlx::Error>(disowned)
+    };
+    let (consumer, key) = (&asked.identity.consumer, &asked.identity.key);
+    match disowned.await {
+        Ok(false) => {}
+        Ok(true) => {
+            tracing::error!(%consumer, %key, "a handler has committed its transaction itself: its key is given up as outcome_unknown");
+        }
+        Err(error) => {
+            let error = pg::describe(&error);
+            tracing::error!(%consumer, %key, error, "it is not known whether a handler has committed its transaction itself");
+        }
+    }
+    false
 }
 
 /// Takes all of it back; a session that can't is of no use any more, and PostgreSQL does it at its end.

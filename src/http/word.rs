@@ -21,8 +21,6 @@ pub(super) type Handled = std::thread::Result<Result<Answer, NoAnswer>>;
 pub(super) struct Word {
     pub(super) ended: Ended,
     pub(super) told: Told,
-    /// For the log.
-    pub(super) error: Option<String>,
 }
 
 /// What the client is told.
@@ -49,7 +47,7 @@ impl Word {
         }
         if (settings.is_final)(answer.status) {
             let response = stored::to_json(&answer.kept(&settings.kept));
-            return Self { ended: Ended::Done(Some(response)), told: Told::Stored(answer), error: None };
+            return Self { ended: Ended::Done(Some(response)), told: Told::Stored(answer) };
         }
         // What a step said, and the handler said in other words.
         if let Some(error) = holding.run.unknown() {
@@ -60,22 +58,26 @@ impl Word {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Ended::GivenBack,
             status => Ended::Failed(HandlerError::transient(format!("answered with {}", status.as_u16()))),
         };
-        Self { ended, told: Told::Passed(answer), error: None }
+        Self { ended, told: Told::Passed(answer) }
     }
 
     fn of_failure(error: HandlerError) -> Self {
-        let text = format!("{error:?}");
         let ended = match error {
-            HandlerError::Environment(_) => Ended::GivenBack,
+            HandlerError::Environment(why) => {
+                tracing::warn!(
+                    error = why,
+                    "a request is given back: its handler says that it is not its fault"
+                );
+                Ended::GivenBack
+            }
             error => Ended::Failed(error),
         };
-        Self { ended, told: Told::Fate, error: Some(text) }
+        Self { ended, told: Told::Fate }
     }
 
     /// A run that has failed, whose client is told no more.
     pub(super) fn failed(why: String) -> Self {
-        let ended = Ended::Failed(HandlerError::transient(why.clone()));
-        Self { ended, told: Told::Failed, error: Some(why) }
+        Self { ended: Ended::Failed(HandlerError::transient(why)), told: Told::Failed }
     }
 }
 
@@ -107,6 +109,6 @@ fn fate(asked: &Asked, ran: &Ran) -> Response<Body> {
 
 /// A run that has ended somewhere.
 pub(super) fn unknown(kind: Kind) -> Problem {
-    let detail = "What was done of it is not told; the same request with the same key goes on from there";
+    let detail = "What was done of it stays; the same request with the same key goes on from there";
     Problem::new(kind, detail)
 }

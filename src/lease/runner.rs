@@ -19,7 +19,7 @@ use crate::handler::HandlerError;
 use crate::handler::lease::Belief;
 use crate::identity::Identity;
 use crate::pg::PgFault;
-use crate::reason::Reason;
+use crate::reason::{Reason, Rejection};
 use crate::retry::RetryPolicy;
 
 /// How long a run that is to end may take for it.
@@ -254,7 +254,8 @@ impl<S: LeaseStore> LeaseRunner<S> {
                 }
                 // No try would mend it; the steps are known.
                 Err(StoreError::Refused(why)) => {
-                    return self.record(run, &why, Some(Reason::HandlerRejected), Duration::ZERO).await;
+                    let (reason, most) = (Some(Reason::HandlerRejected), self.retry.max_attempts);
+                    return self.record(run, &why, reason, Duration::ZERO, most).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -267,14 +268,19 @@ impl<S: LeaseStore> LeaseRunner<S> {
             PgFault::Fault(fault) => fault,
             PgFault::Outage(outage) => Fault::new(FaultClass::Environment, None, outage.to_string()),
         };
-        let (reason, delay) = match after_failure(&fault, run.attempt(), &self.retry) {
+        let max_attempts = self.retry.max_attempts;
+        let (reason, delay, max_attempts) = match after_failure(&fault, run.attempt(), &self.retry) {
             FailureDecision::Refuse(why) => {
                 return self.complete(run, Some(json!({ "refused": why }))).await;
             }
-            FailureDecision::Retry(delay) => (None, delay),
-            FailureDecision::GiveUp(rejection) => (Some(rejection.reason), Duration::ZERO),
+            FailureDecision::Retry(delay) => (None, delay, max_attempts),
+            // The store counts, and says so itself: this run was the last.
+            FailureDecision::GiveUp(Rejection { reason: Reason::AttemptsExhausted, .. }) => {
+                (None, Duration::ZERO, run.attempt())
+            }
+            FailureDecision::GiveUp(rejection) => (Some(rejection.reason), Duration::ZERO, max_attempts),
         };
-        self.record(run, &fault.to_string(), unknown.or(reason), delay).await
+        self.record(run, &fault.to_string(), unknown.or(reason), delay, max_attempts).await
     }
 
     async fn record(
@@ -283,8 +289,9 @@ impl<S: LeaseStore> LeaseRunner<S> {
         error: &str,
         reason: Option<Reason>,
         delay: Duration,
+        max_attempts: u32,
     ) -> Result<Ran, StoreError> {
-        let failure = Failure { error, reason, max_attempts: self.retry.max_attempts, delay };
+        let failure = Failure { error, reason, max_attempts, delay };
         let mut backoff = Backoff::default();
         loop {
             match self.store.fail(run.held(), &failure).await {

@@ -110,7 +110,8 @@ pub(crate) use event_relay::{
 pub(crate) use first_run::first_runs;
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use http_answer::{
-    AnswerTrace, HttpAnswer, StoredAnswer, header_pairs, headers_json, http_answer, store_http_answer,
+    AnswerTrace, HttpAnswer, StoredAnswer, disown_request, header_pairs, headers_json, http_answer,
+    store_http_answer,
 };
 pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{

@@ -13,8 +13,9 @@ use crate::support::gate::{Gate, WAITING};
 async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
     let mut world = World::new().await;
     let server = Server::of(&world).await;
-    // Panics, goes on after an error, ends its transaction, violates what is checked at COMMIT, keeps the transaction.
-    for what in ["panic", "swallow", "rollback", "twice", "keep"] {
+    // Panics, goes on after an error, ends its transaction, takes away what the layer tells that by, violates what is checked at COMMIT, keeps
+    // the transaction.
+    for what in ["panic", "swallow", "rollback", "release", "twice", "keep"] {
         for _ in 0..2 {
             let reply = server.client.ask(&Ask::pay(what, &format!("{{\"do\":{what:?}}}"))).await;
             assert_eq!((reply.status, reply.problem().as_str()), (500, "failed"), "{what}");
@@ -25,8 +26,34 @@ async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
             }
         }
     }
-    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (9, 0, 0));
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (11, 0, 0));
     // Whatever they left in their sessions: the next one is well.
+    for number in 0..8 {
+        assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
+    }
+}
+
+/// Nobody can take it back, and it is not told as done.
+#[tokio::test]
+async fn what_a_handler_commits_by_itself_is_of_an_unknown_outcome() {
+    let mut world = World::new().await;
+    let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(500));
+    let server = Server::start(pool(world.database.url(), 4).await, short).await;
+    for (number, then) in ["answer", "fail", "panic", "begin", "hang"].into_iter().enumerate() {
+        let ask = Ask::pay(then, &format!(r#"{{"do":"commit","then":{then:?}}}"#));
+        let status = if then == "hang" { 503 } else { 500 };
+        let reply = server.client.ask(&ask).await;
+        assert_eq!((reply.status, reply.problem().as_str()), (status, "failed"), "{then}");
+        let given_up = format!(
+            "select count(*) from oncely.idempotency_keys where key = '{then}' and status = 'FAILED' and reason = 'outcome_unknown'"
+        );
+        world.wait_for(&given_up, 1).await;
+        let again = server.client.ask(&ask).await;
+        assert_eq!((again.status, again.problem().as_str()), (409, "outcome-unknown"), "{then}");
+        let calls = u32::try_from(number).unwrap() + 1;
+        assert_eq!((server.calls.count(), world.count(EFFECTS).await), (calls, i64::from(calls)), "{then}");
+    }
+    // Whatever it left in its session: the next one is well, and another one's key is not touched.
     for number in 0..8 {
         assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
     }

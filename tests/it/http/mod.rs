@@ -4,17 +4,23 @@ mod broken;
 mod client;
 mod crashes;
 mod languages;
+mod leased;
 mod messages;
+mod old_keys;
 mod outages;
+mod replays;
 mod retries;
 #[path = "../../programs/paying/shop.rs"]
 mod shop;
 mod table;
+#[path = "../../programs/paying/till.rs"]
+mod till;
 mod twins;
 
 use std::time::Duration;
 
 use oncely::http::{IdempotencyLayer, Settings};
+use oncely::lease::LeaseStore;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::task::JoinHandle;
@@ -47,9 +53,25 @@ impl Server {
     async fn start(pool: PgPool, change: impl FnOnce(Settings) -> Settings) -> Self {
         let layer = change(shop::settings(pool)).build().unwrap();
         let calls = Calls::default();
+        let app = shop::app(layer.clone(), calls.clone());
+        Self::serve(layer, calls, app).await
+    }
+
+    /// Handlers whose effects are in the books of a provider, under leases of a store.
+    async fn leased(
+        world: &World,
+        store: impl LeaseStore,
+        change: impl FnOnce(Settings) -> Settings,
+    ) -> Self {
+        let layer = change(till::settings(store)).build().unwrap();
+        let calls = Calls::default();
+        let app = till::app(layer.clone(), calls.clone(), pool(world.database.url(), 8).await);
+        Self::serve(layer, calls, app).await
+    }
+
+    async fn serve(layer: IdempotencyLayer, calls: Calls, app: axum::Router) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = Client::new(listener.local_addr().unwrap());
-        let app = shop::app(layer.clone(), calls.clone());
         let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { client, calls, layer, serving }
     }

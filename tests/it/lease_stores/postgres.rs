@@ -1,6 +1,8 @@
 //! The store in PostgreSQL.
 
-use oncely::lease::{Claimed, LeaseStore as _, PostgresStore, StoreError};
+use oncely::HandlerError;
+use oncely::lease::{Claimed, LeaseRunner, LeaseStore as _, PostgresStore, Ran, StoreError, fingerprint};
+use oncely::reason::Reason;
 use sqlx::postgres::PgPoolOptions;
 
 use super::clocks::PostgresClock;
@@ -63,4 +65,26 @@ async fn who_may_not_consume_holds_nothing_and_who_may_needs_no_table() {
     let looked = store.look_up(&key).await;
     assert!(looked.is_err(), "a consumer reads no table: {looked:?}");
     drop(store);
+}
+
+#[tokio::test]
+async fn a_run_that_failed_as_often_as_it_may_is_given_up() {
+    let mut world = World::new().await;
+    let store = PostgresStore::new(pool(world.database.url()).await);
+    let policies = [("delays", vec![std::time::Duration::ZERO], 2), ("none", vec![], 9)];
+    for (name, delays, max_attempts) in policies {
+        let runner = LeaseRunner::new(store.clone()).retry(delays, max_attempts, 3);
+        let key = identity(name);
+        let fail = async |_| Err(HandlerError::transient("away"));
+        let mut ran = runner.run(&key, fingerprint(b"{}"), fail).await.unwrap();
+        if name == "delays" {
+            assert!(matches!(ran, Ran::Failed { .. }), "{ran:?}");
+            ran = runner.run(&key, fingerprint(b"{}"), fail).await.unwrap();
+        }
+        assert!(matches!(ran, Ran::GivenUp { reason: Reason::AttemptsExhausted, .. }), "{name}: {ran:?}");
+        let again = runner.run(&key, fingerprint(b"{}"), async |_| panic!("it ran")).await.unwrap();
+        assert!(matches!(again, Ran::GivenUp { reason: Reason::AttemptsExhausted, .. }), "{name}: {again:?}");
+    }
+    let given_up = "select count(*) from oncely.idempotency_keys where reason = 'attempts_exhausted'";
+    assert_eq!(world.count(given_up).await, 2);
 }

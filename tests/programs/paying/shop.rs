@@ -24,15 +24,20 @@ impl Calls {
     pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
+
+    /// One more: which one it is.
+    pub(crate) fn count_one(&self) -> u32 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+/// What a header says of a request.
+pub(crate) fn of(name: &'static str) -> impl Fn(&axum::http::request::Parts) -> Option<String> {
+    move |parts| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
 }
 
 /// Tenant and principal from headers, as an authentication in front would leave them.
 pub(crate) fn settings(pool: PgPool) -> Settings {
-    let of = |name: &'static str| {
-        move |parts: &axum::http::request::Parts| {
-            parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
-        }
-    };
     IdempotencyLayer::transactional(pool)
         .consumer(Consumer::route())
         .tenant(of("x-tenant"))
@@ -60,7 +65,7 @@ fn failed(error: sqlx::Error) -> Response {
 }
 
 async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: Bytes) -> Response {
-    let call = calls.0.fetch_add(1, Ordering::SeqCst) + 1;
+    let call = calls.count_one();
     let order: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     // Without a schema: along the search_path of its session.
@@ -83,7 +88,17 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
         "panic" => panic!("out of luck"),
         "hang" => std::future::pending().await,
         "swallow" => drop(tx.execute("select 1 / 0").await),
-        "commit" => drop(tx.execute("commit").await),
+        "commit" => {
+            drop(tx.execute("commit").await);
+            match order["then"].as_str().unwrap_or_default() {
+                "panic" => panic!("out of luck"),
+                "fail" => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                "hang" => std::future::pending().await,
+                "begin" => drop(tx.execute("begin").await),
+                _ => {}
+            }
+        }
+        "release" => drop(tx.execute("release savepoint oncely_handler").await),
         "rollback" => drop(tx.execute("rollback").await),
         // Found out at COMMIT.
         "twice" => drop(tx.execute("insert into app.numbers values ('7'), ('7')").await),
