@@ -77,7 +77,7 @@ mod tests {
         for status in 100..=999 {
             let expected = match status {
                 401 | 403 | 407 | 409 | 421 | 423 | 425 | 429 | 501 | 503 | 505 => Meaning::NotDone,
-                200..408 | 410..500 => Meaning::Final,
+                200..=407 | 410..=499 => Meaning::Final,
                 _ => Meaning::Unknown,
             };
             let status = StatusCode::from_u16(status).unwrap();
