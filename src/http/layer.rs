@@ -15,6 +15,7 @@ use tower_service::Service;
 
 use super::answer::{Answer, NoAnswer};
 use super::body::{Body, BoxError, passed};
+use super::check::SettingsError;
 use super::in_flight::InFlight;
 use super::key::{KeyError, key};
 use super::key_time::made_at;
@@ -23,7 +24,7 @@ use super::leased::Leased;
 use super::problem::{Kind, Problem};
 use super::reply::Call;
 use super::request::{Asked, read};
-use super::settings::{Settings, SettingsError};
+use super::settings::Settings;
 use super::store::Store;
 use super::transactional::Transactional;
 use crate::identity::{Identity, IdentityPart};

@@ -1,9 +1,10 @@
 //! A tower layer by which an HTTP request with an `Idempotency-Key` takes effect once (feature `http`).
 //!
 //! In a transaction of [`IdempotencyLayer::transactional`] the key, what the handler writes through [`Tx`], and the answer are one commit;
-//! the client gets its answer after it. A retry gets the same status, body and kept headers, marked `Idempotent-Replayed: true`, and no
-//! handler runs. Key and header are those of draft-ietf-httpapi-idempotency-key-header-07; errors are RFC 9457 problems with types of
-//! ours, `urn:oncely:problem:…`.
+//! the client gets its answer after it. For effects outside PostgreSQL [`IdempotencyLayer::leased`] holds the key in a store of leases while the
+//! handler runs, by whose [`Run`] it takes its steps; the client gets its answer once it is stored. A retry gets the same status, body and
+//! kept headers, marked `Idempotent-Replayed: true`, and no handler runs. Key and header are those of
+//! draft-ietf-httpapi-idempotency-key-header-07; errors are RFC 9457 problems with types of ours, `urn:oncely:problem:…`.
 //!
 //! The layer belongs behind authentication and inside compression. It holds requests and answers in memory, so neither streams nor
 //! upgrades go through it; methods without a key (all but POST and PATCH) pass untouched.
@@ -11,21 +12,26 @@
 //! | situation | status | type |
 //! | --- | --- | --- |
 //! | no key, where it is required | 400 | `key-missing` |
-//! | key empty, over 255 bytes, malformed or sent twice | 400 | `key-invalid` |
+//! | key empty, over 255 bytes, malformed or sent twice; its time is ahead, or no date | 400 | `key-invalid` |
 //! | the body did not arrive | 400 | `body-incomplete` |
 //! | the request is over `max_request` | 413 | `too-large` |
 //! | the same key with another method, path, query, body or principal | 422 | `key-reused` |
-//! | the first one is at work for longer than `wait` | 409, `Retry-After` | `in-flight` |
-//! | the key was given up as a message, or its outcome is not known | 409 | `given-up`, `outcome-unknown` |
-//! | the handler panicked, or its answer can't be stored: nothing was committed | 500 | `failed` |
-//! | the handler is past its limit: nothing is committed | 503, `Retry-After` | `failed` |
-//! | PostgreSQL is away before the handler, or nobody knows whether it has committed | 503, `Retry-After` | `unavailable` |
+//! | the key's own time is before the retention, where that is asked for | 412 | `key-too-old` |
+//! | the first one is at work for longer than `wait` | 409, `Retry-After` (under a lease: its rest) | `in-flight` |
+//! | a run under a lease has failed, and its delay is longer than `wait` | 503, `Retry-After` (its rest) | `failed` |
+//! | the key was given up, or its outcome is not known | 409 | `given-up`, `outcome-unknown` |
+//! | a replay that [`Settings::on_replay`] refuses | as it says | `replay-refused` |
+//! | the handler panicked, or its answer can't be stored: nothing was committed; what was done under a lease stays | 500 | `failed` |
+//! | the handler is past its limit: nothing is committed; what was done under a lease stays | 503, `Retry-After` | `failed` |
+//! | the store is away before the handler, or nobody knows whether it has the answer | 503, `Retry-After` | `unavailable` |
 //!
-//! Answers that may be another one the next time (5xx, 401, 403, 407 to 409, 421, 423, 425, 429) are passed on, rolled back and not stored.
-//! Other 4xx are stored, and what the handler wrote is rolled back.
+//! Answers that may be another one the next time (5xx, 401, 403, 407 to 409, 421, 423, 425, 429) are passed on and not stored: a transaction is
+//! rolled back, a run under a lease counts as failed (429 and 503: as none) and the results of its steps are kept. Other 4xx are stored, and
+//! what the handler wrote in the transaction is rolled back.
 
 mod answer;
 mod body;
+mod check;
 mod claim;
 mod consumer;
 mod failure;
@@ -52,13 +58,14 @@ mod tx;
 mod word;
 
 pub use body::{Body, BodyError};
+pub use check::SettingsError;
 pub use consumer::Consumer;
 pub use failure::Failure;
 pub use held::{NoRun, Run};
 pub use layer::{Idempotency, IdempotencyLayer};
 pub use message_result::MessageResult;
 pub use on_large::OnLarge;
-pub use settings::{Settings, SettingsError};
+pub use settings::Settings;
 pub use tx::{NoTransaction, Tx};
 
 pub use crate::fingerprint::FingerprintPolicy;

@@ -1,25 +1,21 @@
 //! What a layer is told.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
     CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE, ETAG, HeaderName, HeaderValue,
-    LAST_MODIFIED, LINK, LOCATION, SET_COOKIE,
+    LAST_MODIFIED, LINK, LOCATION,
 };
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
-use super::consumer::{Consumer, Name};
+use super::consumer::Consumer;
 use super::keys::Keys;
 use super::message_result::MessageResult;
 use super::on_large::OnLarge;
-use super::store::Told;
 use crate::fingerprint::FingerprintPolicy;
-use crate::identity::IdentityPart;
-use crate::lease::{AnyStore, LeaseRunner};
 use crate::retry::RetryPolicy;
 
 /// Headers of an answer that a retry gets again.
@@ -28,16 +24,6 @@ pub(super) const KEPT: [HeaderName; 8] =
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);
-/// A session that rests in a transaction for longer is ended by PostgreSQL (`pg::begin_on_pool`).
-const LONGEST_HANDLER: Duration = Duration::from_secs(60);
-/// The same under a lease.
-const LONGEST_LEASED: Duration = Duration::from_secs(12 * 3_600);
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
-const SECOND: Duration = Duration::from_secs(1);
-/// Of a lease, where nobody says it.
-const LEASE: Duration = Duration::from_secs(30);
-/// For a handler past its limit to end, and to be recorded.
-const BEYOND_LIMIT: Duration = Duration::from_secs(5);
 
 /// A tenant or a principal, from what the server knows of the request.
 type Of = dyn Fn(&Parts) -> Option<String> + Send + Sync;
@@ -46,15 +32,10 @@ type OnReplay = dyn Fn(&Parts) -> Result<(), StatusCode> + Send + Sync;
 /// How a request is answered whose key took effect as a message.
 type FromMessage = dyn Fn(&MessageResult) -> Response<Bytes> + Send + Sync;
 
-/// What is wrong with a layer's settings, all of it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", .0.join("; "))]
-pub struct SettingsError(Vec<String>);
-
 /// What a layer does, before it is built.
 #[derive(Clone)]
 pub struct Settings {
-    keys: Keys,
+    pub(super) keys: Keys,
     pub(super) consumer: Option<Consumer>,
     pub(super) tenant: Option<Arc<Of>>,
     pub(super) principal: Option<Arc<Of>>,
@@ -74,10 +55,10 @@ pub struct Settings {
     pub(super) on_replay: Option<Arc<OnReplay>>,
     pub(super) from_message: Option<Arc<FromMessage>>,
     pub(super) refuse_old_keys: bool,
-    on_large: Option<OnLarge>,
-    lease: Option<Duration>,
-    retry: Option<RetryPolicy>,
-    problems: Vec<String>,
+    pub(super) on_large: Option<OnLarge>,
+    pub(super) lease: Option<Duration>,
+    pub(super) retry: Option<RetryPolicy>,
+    pub(super) problems: Vec<String>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -296,132 +277,5 @@ impl Settings {
     pub fn worker(mut self, name: impl Into<String>) -> Self {
         self.worker = name.into();
         self
-    }
-
-    /// Everything that is missing or can't be, at once.
-    pub(super) fn checked(mut self) -> Result<(Self, Keys), SettingsError> {
-        let mut problems = std::mem::take(&mut self.problems);
-        let mut check = |is_right: bool, text: &str| {
-            if !is_right {
-                problems.push(text.to_owned());
-            }
-        };
-        check(self.consumer.is_some(), "consumer is not set: Consumer::named, or another one");
-        check(self.tenant.is_some(), "tenant is not set: whose requests are they?");
-        if let Some(Consumer(Name::Fixed(name) | Name::Shared(name))) = &self.consumer {
-            check(
-                IdentityPart::new(name.as_bytes()).is_ok(),
-                "consumer: a name has 1 to 255 bytes without NUL",
-            );
-        }
-        let is_shared = self.consumer.as_ref().is_some_and(Consumer::is_shared);
-        check(
-            !is_shared || self.fingerprint.is_some(),
-            "fingerprint is not set: a shared consumer compares what its queue compares, such as FingerprintPolicy::Body",
-        );
-        check(
-            self.fingerprint.is_none() || self.principal.is_none(),
-            "principal: it is not compared where fingerprint says what is",
-        );
-        check(
-            !self.kept.contains(&SET_COOKIE),
-            "keep_headers: set-cookie is never kept: it would give one session to whoever repeats a key",
-        );
-        let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;
-        check(at_most(self.wait, LONGEST_WAIT), "wait: more than nothing, and 60 s at most");
-        match self.keys {
-            Keys::Transactions(_) => {
-                check(
-                    at_most(self.handler_limit, LONGEST_HANDLER),
-                    "handler_limit: more than nothing, and 60 s at most",
-                );
-                check(
-                    self.lease.is_none() && self.retry.is_none(),
-                    "lease and retry: for IdempotencyLayer::leased alone",
-                );
-            }
-            Keys::Leases(_) => self.check_leases(is_shared, &mut check),
-        }
-        check(
-            (self.redelivery_horizon..=3_650 * DAY).contains(&self.retention),
-            "retention: 1 day to 3,650 days",
-        );
-        check((1..=255).contains(&self.worker.len()), "worker: a name has 1 to 255 bytes");
-        check(
-            self.max_response <= 64 * 1_048_576 && self.max_request <= 1_024 * 1_048_576,
-            "max_request is 1 GiB at most, max_response 64 MiB",
-        );
-        let unique: BTreeSet<&str> = self.methods.iter().map(Method::as_str).collect();
-        check(!unique.is_empty(), "methods: none is left");
-        if problems.is_empty() {
-            let keys = self.keys.clone();
-            Ok((self, keys))
-        } else {
-            Err(SettingsError(problems))
-        }
-    }
-
-    fn check_leases(&self, is_shared: bool, check: &mut impl FnMut(bool, &str)) {
-        check(
-            (SECOND..=LONGEST_LEASED).contains(&self.handler_limit),
-            "handler_limit: 1 s to 12 hours under a lease",
-        );
-        check(
-            self.lease.is_none_or(|lease| (SECOND..=self.handler_limit).contains(&lease)),
-            "lease: a second at least, and no longer than handler_limit",
-        );
-        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
-        check(
-            [max_attempts, max_crashes].iter().all(|count| (1..=10_000).contains(count)),
-            "retry: 1 to 10,000 runs, and as many deaths",
-        );
-        check(delays.iter().all(|delay| *delay <= 365 * DAY), "retry: a delay is 365 days at most");
-        check(
-            self.on_large != Some(OnLarge::Fail),
-            "on_large: an effect under a lease has happened, however large its answer is",
-        );
-        check(
-            !is_shared
-                || matches!(
-                    &self.fingerprint,
-                    None | Some(FingerprintPolicy::Body | FingerprintPolicy::None)
-                ),
-            "fingerprint: a consumer that is shared under leases compares the body, or nothing",
-        );
-    }
-
-    /// What becomes of an answer that is too large.
-    pub(super) fn large(&self) -> OnLarge {
-        match self.keys {
-            Keys::Transactions(_) => self.on_large.unwrap_or(OnLarge::Fail),
-            Keys::Leases(_) => OnLarge::Omit,
-        }
-    }
-
-    fn retries(&self) -> RetryPolicy {
-        let delays = || [1, 5, 30, 60, 300].map(Duration::from_secs).to_vec();
-        let default = || RetryPolicy { delays: delays(), max_attempts: 30, max_crashes: 3 };
-        self.retry.clone().unwrap_or_else(default)
-    }
-
-    /// What holds the keys.
-    pub(super) fn runner(&self, store: AnyStore) -> LeaseRunner<AnyStore> {
-        let RetryPolicy { delays, max_attempts, max_crashes } = self.retries();
-        LeaseRunner::new(store)
-            .lease(self.lease.unwrap_or(LEASE).min(self.handler_limit))
-            .max_run(self.handler_limit + BEYOND_LIMIT)
-            .retention(self.retention)
-            .retry(delays, max_attempts, max_crashes)
-    }
-
-    /// What the database is told of a consumer, as by a worker.
-    pub(super) fn told_of(&self, consumer: &IdentityPart) -> Told {
-        Told {
-            consumer: consumer.clone(),
-            retention: self.retention,
-            redelivery_horizon: self.redelivery_horizon,
-            fingerprint: self.fingerprint.as_ref().map_or_else(|| POLICY.to_owned(), FingerprintPolicy::name),
-            worker: self.worker.clone(),
-        }
     }
 }

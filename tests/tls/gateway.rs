@@ -32,7 +32,9 @@ async fn a_gateway_sends_nothing_to_a_service_that_it_can_not_believe() {
     .enumerate()
     {
         let before = requests.load(Ordering::SeqCst);
-        let text = format!("[gateway]\nupstream = \"https://{host}:{port}\"\nlisten = \"127.0.0.1:0\"\ntls = {{ {tls} }}\n");
+        let text = format!(
+            "[gateway]\nupstream = \"https://{host}:{port}\"\nlisten = \"127.0.0.1:0\"\ntls = {{ {tls} }}\n"
+        );
         std::fs::write(world.file(), text).unwrap();
         let gateway = world.start_verb("oncely", &["gateway"], &format!("gateway-{number}"), &[]);
         let mut stream = TcpStream::connect(http::address(&gateway).await).await.unwrap();

@@ -28,7 +28,7 @@ pub(crate) fn program(name: &str) -> PathBuf {
         "worker" => env!("CARGO_BIN_EXE_worker"),
         "relay" => env!("CARGO_BIN_EXE_relay"),
         "oncely" => env!("CARGO_BIN_EXE_oncely"),
-        "charging" | "http_door" | "paying" => {
+        "charging" | "http_door" | "http_leases" | "paying" => {
             let examples = PathBuf::from(env!("CARGO_BIN_EXE_oncely")).with_file_name("examples");
             let example = examples.join(name);
             assert!(example.exists(), "run `cargo build --examples`: {} is not there", example.display());

@@ -93,3 +93,19 @@ async fn a_call_that_a_server_died_of_is_repeated_by_the_same_key_or_not_at_all(
     let reason = "select reason from oncely.idempotency_keys where key = 'mail'";
     assert_eq!(world.text(reason).await.as_deref(), Some("outcome_unknown"));
 }
+
+#[tokio::test]
+async fn the_example_charges_once() {
+    let mut world = World::new().await;
+    let listen = [("LISTEN", "127.0.0.1:0".to_owned())];
+    let example = world.start_with("http_leases", "http_leases", &listen);
+    let client = Client::new(http::address(&example).await.parse().unwrap());
+    let ask = Ask { body: "order-1".to_owned(), ..Ask::pay("k", "") }.to("POST", "/payments");
+    let (first, again) = (client.ask(&ask).await, client.ask(&ask).await);
+    let key = "select oncely.step_key('shop', 'POST /payments', 'k', 'charge')::text";
+    let receipt = format!("order-1 is paid, receipt {}", world.text(key).await.unwrap());
+    assert_eq!((first.status, String::from_utf8(first.body).unwrap()), (200, receipt.clone()));
+    assert_eq!((again.is_replayed(), String::from_utf8(again.body).unwrap()), (true, receipt));
+    assert_eq!(example.output().matches("mail:").count(), 1);
+    world.stop(example).await;
+}

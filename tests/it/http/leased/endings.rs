@@ -195,3 +195,23 @@ async fn what_an_answer_waits_for_is_waited_for_at_the_stop() {
     let done = "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'";
     assert_eq!((world.count(done).await, world.count(EFFECTS).await), (1, 1));
 }
+
+#[tokio::test]
+async fn a_person_settles_what_is_not_known() {
+    let mut world = World::new().await;
+    let server = changed(&world, at_once).await;
+    for (key, happened) in [("it did", true), ("it did not", false)] {
+        let ask = Ask::pay(&format!("\"{key}\""), r#"{"step":"mail","provider":"torn"}"#);
+        assert_eq!(server.client.ask(&ask).await.status, 503);
+        assert_eq!(server.client.ask(&ask).await.problem(), "outcome-unknown");
+        let calls = server.calls.count();
+        let settle = "select oncely.settle_claim('acme', 'POST /pay', $1, $2)";
+        sqlx::query(settle).bind(key).bind(happened).execute(&mut world.sql).await.unwrap();
+        let reply = server.client.ask(&ask).await;
+        match happened {
+            true => assert_eq!((reply.status, reply.is_replayed(), server.calls.count()), (204, true, calls)),
+            // It begins anew, and is torn anew.
+            false => assert_eq!((reply.status, server.calls.count()), (503, calls + 1)),
+        }
+    }
+}
