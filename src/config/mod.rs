@@ -6,6 +6,7 @@ mod consumer_handler;
 mod consumer_source;
 mod encryption;
 mod events;
+#[cfg_attr(not(feature = "gateway"), allow(dead_code))]
 mod gateway;
 mod given_url;
 mod mirror;
@@ -33,6 +34,7 @@ pub(crate) use consumer::OBSERVER;
 pub use consumer::{Consumer, InFlight, LargeResponse, LeaseSettings, Mode, QueueType};
 pub use encryption::EncryptionSettings;
 pub use events::EventSettings;
+#[cfg(feature = "gateway")]
 pub(crate) use gateway::{GatewayConfig, load as load_gateway};
 pub use gateway::{GatewaySettings, GatewayTenant, Unknown};
 pub use mirror::MirrorSettings;

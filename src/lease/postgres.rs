@@ -93,6 +93,7 @@ impl PostgresStore {
     }
 
     /// On sessions of our own.
+    #[cfg_attr(not(feature = "gateway"), allow(dead_code))]
     pub(crate) fn of_sessions(sessions: SessionPool) -> Self {
         Self { sessions: Sessions::Own(sessions) }
     }

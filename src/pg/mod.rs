@@ -59,6 +59,7 @@ mod secret;
 mod seed;
 mod server;
 mod session;
+#[cfg_attr(not(feature = "gateway"), allow(dead_code))]
 mod session_pool;
 mod settings;
 mod stats;
