@@ -17,7 +17,8 @@ async fn a_gateway_that_stops_answers_what_it_has_begun() {
             tokio::spawn(async move { client.ask(&request).await })
         })
         .into();
-    // A connection that rests, and one whose client leaves.
+    site.upstream.wait_for_calls(2).await;
+    // A connection that rests, and, behind the two, a request whose client leaves.
     let resting = tokio::net::TcpStream::connect(site.client.0).await.unwrap();
     let (left, client) = (post("/do/hang?left", "left", "{}"), site.client);
     let leaving = tokio::spawn(async move { client.ask(&left).await });
@@ -32,12 +33,16 @@ async fn a_gateway_that_stops_answers_what_it_has_begun() {
     });
     refuses.await.unwrap();
     assert!(site.process.is_running(), "it waits for its answers");
-    for _ in 0..3 {
+    for _ in 0..2 {
         site.upstream.go_on();
     }
     for reply in asked {
         assert_eq!(reply.await.unwrap().status, 201);
     }
+    // Nobody waits for the third answer, and the gateway does.
+    let ended = site.process.ended(Duration::from_secs(2)).await;
+    assert!(ended.is_err(), "{ended:?}: {}", site.process.output());
+    site.upstream.go_on();
     let status = site.process.ended(Duration::from_secs(30)).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", site.process.output());
     drop(resting);
