@@ -150,6 +150,10 @@ impl<S: LeaseStore> Run<S> {
         let inner = &*self.0;
         let mut backoff = Backoff::default();
         loop {
+            // It is dropped soon: in the middle of the call.
+            if self.is_lost() {
+                return Err(self.give_up());
+            }
             let asked = Belief::now();
             match inner.store.begin_step(&inner.held, step, call, inner.lease).await {
                 // This process may have stood still since the question left: then it is asked again.
@@ -159,9 +163,6 @@ impl<S: LeaseStore> Run<S> {
                 }
                 Ok(_) => {}
                 Err(error) => self.again(error, "a step begins", &mut backoff).await?,
-            }
-            if self.is_lost() {
-                return Err(self.give_up());
             }
         }
     }

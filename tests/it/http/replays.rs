@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use axum::http::StatusCode;
-use oncely::http::{OnLarge, Settings};
+use axum::http::{Response, StatusCode};
+use oncely::http::{Consumer, FingerprintPolicy, IdempotencyLayer, OnLarge, Settings};
 use oncely::lease::PostgresStore;
 
 use super::{Ask, EFFECTS, KEYS, Server, pool};
@@ -62,4 +62,34 @@ async fn a_large_answer_may_be_committed_without_its_body() {
     server.client.ask(&empty).await;
     assert_eq!(server.client.ask(&empty).await.header("oncely-body-omitted"), None);
     assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (2, 2, 2));
+}
+
+#[tokio::test]
+async fn what_took_effect_as_a_message_is_answered_as_the_service_says() {
+    let mut world = World::new().await;
+    let pool = pool(world.database.url(), 4).await;
+    let mapped = |_: Settings| {
+        IdempotencyLayer::transactional(pool.clone())
+            .consumer(Consumer::shared("payments"))
+            .tenant(|_| Some("acme".to_owned()))
+            .fingerprint(FingerprintPolicy::Body)
+            .from_message(|result| {
+                let said = result.response.as_ref().and_then(|json| json["paid"].as_i64());
+                let text = format!("{said:?} {}", result.is_refused);
+                Response::builder().status(202).body(text.into()).unwrap()
+            })
+    };
+    let server = Server::start(pool.clone(), mapped).await;
+    let insert = "insert into oncely.idempotency_keys
+            (tenant, consumer, key, status, attempts, created_at, completed_at, reason, response)
+        values ('acme', 'payments', 'paid', 'COMPLETED', 1, now(), now(), null, '{\"paid\": 7}'),
+            ('acme', 'payments', 'none', 'COMPLETED', 1, now(), now(), null, null),
+            ('acme', 'payments', 'no', 'COMPLETED', 1, now(), now(), 'refused', '{\"refused\": \"sold out\"}')";
+    sqlx::query(insert).execute(&mut world.sql).await.unwrap();
+    for (key, body) in [("paid", "Some(7) false"), ("none", "None false"), ("no", "None true")] {
+        let reply = server.client.ask(&Ask::pay(key, "{}")).await;
+        assert_eq!((reply.status, reply.is_replayed()), (202, true), "{key}");
+        assert_eq!(reply.body, body.as_bytes(), "{key}");
+    }
+    assert_eq!(server.calls.count(), 0);
 }

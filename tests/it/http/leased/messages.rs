@@ -101,6 +101,26 @@ async fn a_request_that_returns_as_a_message_is_one_effect() {
         first.body,
         "a request's answer is its own"
     );
+
+    let sql = pool(world.database.url(), 2).await;
+    // The other form of the door knows the answer, too.
+    let transactional = |_: Settings| {
+        IdempotencyLayer::transactional(sql)
+            .consumer(Consumer::shared("payments"))
+            .tenant(|_| Some("acme".to_owned()))
+            .fingerprint(FingerprintPolicy::Body)
+    };
+    let server = Server::start(pool(world.database.url(), 1).await, transactional).await;
+    let reply = server.client.ask(&Ask::pay("request", body)).await;
+    assert_eq!((reply.status, reply.is_replayed(), reply.body), (201, true, first.body));
+
+    // What a worker has encrypted is nothing for a client.
+    let sealed = r#"update oncely.idempotency_keys
+        set response = '{"oncely_encrypted": {"key": "a", "value": "AAAA"}}' where key = 'message'"#;
+    sqlx::query(sealed).execute(&mut world.sql).await.unwrap();
+    let server = shared(&world, |settings| settings).await;
+    let reply = server.client.ask(&Ask::pay("message", body)).await;
+    assert_eq!((reply.status, reply.is_replayed(), reply.body.len()), (204, true, 0));
     world.stop(worker).await;
 }
 
