@@ -34,6 +34,7 @@
 //! # Features
 //! - `cli` (default): the programs `oncely`, `worker` and `relay`. An embedding program does without.
 //! - `console` (default): `oncely console`, a look at everything in the browser.
+//! - `gateway` (default): `oncely gateway`, which puts the HTTP door before a service that nobody may change.
 //! - `listener` (with `cli`): `worker.listen` and `relay.listen`, where metrics and health are told. Without it the [`metrics`] go to the
 //!   recorder that the embedding program installs.
 //! - `management` (with `cli`): `rabbitmq.management`, what the doctor asks RabbitMQ's HTTP API.
@@ -84,6 +85,8 @@ pub mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(feature = "gateway")]
+pub(crate) mod gateway;
 pub mod handler;
 mod heartbeat;
 #[cfg(feature = "http")]

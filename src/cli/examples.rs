@@ -107,6 +107,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("consumers resume", &["oncely consumers resume payments"]),
     #[cfg(feature = "console")]
     ("console", &["oncely console --open", "oncely console --listen 127.0.0.1:7421"]),
+    #[cfg(feature = "gateway")]
+    (
+        "gateway",
+        &[
+            "oncely gateway --upstream http://127.0.0.1:8080",
+            "oncely gateway --config /etc/oncely/gateway.toml",
+        ],
+    ),
     ("adopt", &["oncely adopt check", "oncely adopt report --consumer payments"]),
     ("adopt check", &["oncely adopt check", "oncely adopt check --consumer payments -o json"]),
     (

@@ -18,6 +18,8 @@ mod doctor;
 mod examples;
 mod explain;
 mod failed;
+#[cfg(feature = "gateway")]
+mod gateway;
 mod gc;
 mod grant;
 mod handler;
@@ -122,6 +124,9 @@ enum Other {
     /// Everything in the browser: pages for looking, and for what an operator does about it
     #[cfg(feature = "console")]
     Console(console::Arguments),
+    /// A proxy before an HTTP service: a request with an Idempotency-Key is sent on once, its answer replayed
+    #[cfg(feature = "gateway")]
+    Gateway(gateway::Arguments),
     /// Garbage collection
     Gc(gc::Arguments),
     /// How long keys are remembered, as the database knows it
@@ -196,6 +201,8 @@ impl Other {
             Self::Retention(arguments) => retention::run(config, arguments, times).await,
             #[cfg(feature = "console")]
             Self::Console(arguments) => console::run(config, arguments).await,
+            #[cfg(feature = "gateway")]
+            Self::Gateway(arguments) => gateway::run(config, arguments).await,
             Self::Gc(arguments) => gc::run(config, arguments, times).await,
         }
     }

@@ -6,6 +6,8 @@ mod consumer_handler;
 mod consumer_source;
 mod encryption;
 mod events;
+#[cfg_attr(not(feature = "gateway"), allow(dead_code))]
+mod gateway;
 mod given_url;
 mod mirror;
 mod origin;
@@ -32,6 +34,9 @@ pub(crate) use consumer::OBSERVER;
 pub use consumer::{Consumer, InFlight, LargeResponse, LeaseSettings, Mode, QueueType};
 pub use encryption::EncryptionSettings;
 pub use events::EventSettings;
+#[cfg(feature = "gateway")]
+pub(crate) use gateway::{GatewayConfig, load as load_gateway};
+pub use gateway::{GatewaySettings, GatewayTenant, Unknown};
 pub use mirror::MirrorSettings;
 pub(crate) use origin::{Held, held};
 pub use problems::{Problem, Problems};
@@ -96,6 +101,8 @@ pub struct Config {
     pub traces: Option<TraceSettings>,
     /// The console.
     pub console: ConsoleSettings,
+    /// The gateway.
+    pub gateway: GatewaySettings,
     /// The consumers.
     pub consumers: Vec<Consumer>,
 }
@@ -290,6 +297,7 @@ impl Config {
         let log = tasks::log(root.table("log", problems), problems);
         let traces = traces::traces(root.table("traces", problems), problems);
         let console = console::console(root.table("console", problems), problems);
+        let gateway = gateway::gateway(root.table("gateway", problems), problems);
         let consumers: Vec<Consumer> = root
             .tables("consumers", problems)
             .into_iter()
@@ -315,6 +323,7 @@ impl Config {
             log,
             traces,
             console,
+            gateway,
             consumers,
         })
     }

@@ -112,22 +112,27 @@ pub(super) fn worker(mut section: Section, problems: &mut Problems) -> WorkerSet
         shutdown: section.duration("shutdown", 25 * SECOND, SECOND..=600 * SECOND, problems),
         watchdog: section.duration("watchdog", 60 * SECOND, SECOND..=3_600 * SECOND, problems),
         threads: section.integer("threads", 1, 1..=64, problems),
-        listen: listen(&mut section, problems),
+        listen: listen(&mut section, "listen", problems),
     };
     section.finish(problems);
     settings
 }
 
-fn listen(section: &mut Section, problems: &mut Problems) -> Option<SocketAddr> {
-    let text = section.text("listen", problems)?;
+/// Where metrics and health are told.
+pub(super) fn listen(
+    section: &mut Section,
+    key: &'static str,
+    problems: &mut Problems,
+) -> Option<SocketAddr> {
+    let text = section.text(key, problems)?;
     if !cfg!(feature = "listener") {
-        problems.add(section.place("listen"), "this program is built without the feature `listener`");
+        problems.add(section.place(key), "this program is built without the feature `listener`");
     }
     match text.parse() {
         Ok(address) => Some(address),
         Err(_) => {
             let what = format!("{text:?} is not an address like 127.0.0.1:9464 or [::]:9464");
-            problems.add(section.place("listen"), what);
+            problems.add(section.place(key), what);
             None
         }
     }
@@ -156,7 +161,7 @@ pub(super) fn relay(mut section: Section, problems: &mut Problems) -> RelaySetti
             Duration::from_millis(1)..=60 * SECOND,
             problems,
         ),
-        listen: listen(&mut section, problems),
+        listen: listen(&mut section, "listen", problems),
     };
     section.finish(problems);
     settings

@@ -18,12 +18,12 @@ pub struct BodyError(BoxError);
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
 
 /// A body that is there.
-pub(super) fn whole(bytes: Bytes) -> Body {
+pub(crate) fn whole(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
 /// A body that is passed on as it comes.
-pub(super) fn passed<B>(body: B) -> Body
+pub(crate) fn passed<B>(body: B) -> Body
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,

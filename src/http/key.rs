@@ -6,7 +6,7 @@ use sfv::{BareItem, Item, Parser};
 use crate::identity::{IdentityError, IdentityPart};
 
 /// The header.
-pub(super) const HEADER: &str = "idempotency-key";
+pub(crate) const HEADER: &str = "idempotency-key";
 
 /// Why there is none.
 #[derive(Debug, PartialEq, Eq)]

@@ -53,6 +53,8 @@ mod replay;
 mod reply;
 mod request;
 mod settings;
+#[cfg(feature = "gateway")]
+mod step_result;
 mod store;
 mod stored;
 mod transactional;
@@ -71,3 +73,16 @@ pub use settings::Settings;
 pub use tx::{NoTransaction, Tx};
 
 pub use crate::fingerprint::FingerprintPolicy;
+
+#[cfg(feature = "gateway")]
+pub(crate) use for_gateway::*;
+
+/// What the gateway builds on.
+#[cfg(feature = "gateway")]
+mod for_gateway {
+    pub(crate) use super::body::{passed, whole};
+    pub(crate) use super::key::HEADER as KEY;
+    pub(crate) use super::problem::ProblemName;
+    pub(crate) use super::replay::REPLAYED;
+    pub(crate) use super::step_result::{kept_answer, stored_answer};
+}

@@ -77,6 +77,10 @@ impl Kind {
     }
 }
 
+/// In the extensions of an answer that is a problem: the last part of its type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProblemName(pub(crate) &'static str);
+
 /// A problem on its way to the client.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
@@ -158,6 +162,7 @@ impl From<Problem> for Response<Body> {
         });
         let mut response = Self::new(whole(Bytes::from(text.to_string())));
         *response.status_mut() = status;
+        response.extensions_mut().insert(ProblemName(name));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -13,7 +13,7 @@ use super::stored;
 use crate::pg::{HttpAnswer, StoredAnswer};
 
 /// Says that no handler ran.
-const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Says that there was a body, which was not stored.
 const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
 
@@ -44,8 +44,8 @@ pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredA
     response
 }
 
-/// Of its headers those that are kept, whoever has written the row.
-fn answered(answer: HttpAnswer, kept: &[HeaderName]) -> Response<Body> {
+/// An answer that was stored. Of its headers those that are kept, whoever has written the row.
+pub(super) fn answered(answer: HttpAnswer, kept: &[HeaderName]) -> Response<Body> {
     let is_omitted = answer.body.is_none();
     let mut response = Response::new(whole(Bytes::from(answer.body.unwrap_or_default())));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);

@@ -19,6 +19,18 @@ use super::on_large::OnLarge;
 use crate::fingerprint::FingerprintPolicy;
 use crate::retry::RetryPolicy;
 
+/// Headers of an answer that a retry gets again.
+pub(super) const KEPT: [HeaderName; 9] = [
+    CONTENT_TYPE,
+    CONTENT_ENCODING,
+    CONTENT_LANGUAGE,
+    CONTENT_LOCATION,
+    LOCATION,
+    ETAG,
+    LAST_MODIFIED,
+    LINK,
+    CACHE_CONTROL,
+];
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);
@@ -105,17 +117,7 @@ impl Settings {
             max_response: 262_144,
             limits: Limits::default(),
             is_final: None,
-            kept: vec![
-                CONTENT_TYPE,
-                CONTENT_ENCODING,
-                CONTENT_LANGUAGE,
-                CONTENT_LOCATION,
-                LOCATION,
-                ETAG,
-                LAST_MODIFIED,
-                LINK,
-                CACHE_CONTROL,
-            ],
+            kept: KEPT.to_vec(),
             described_by: None,
             retention: 7 * DAY,
             redelivery_horizon: None,

@@ -51,6 +51,7 @@ mod record;
 mod redis_store;
 mod run;
 mod runner;
+mod sessions;
 mod steps;
 mod store;
 

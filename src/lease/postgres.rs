@@ -12,11 +12,12 @@ use super::check::{check_claim, check_failure, check_json, check_lease, check_st
 use super::claim::{Claim, Claimed, Grant};
 use super::error::StoreError;
 use super::held::{BegunStep, Failed, Failure, Held, Known, Renewed};
+use super::sessions::{NoneOut, Sessions};
 use super::store::{Facts, Failover, LeaseStore, StoreClock};
 use crate::decide::KeyStatus;
 use crate::handler::lease::Step;
 use crate::identity::Identity;
-use crate::pg::{self, LeaseFailed, LeaseFailure, LeaseTrace, PgFault};
+use crate::pg::{self, LeaseFailed, LeaseFailure, LeaseTrace, PgFault, SessionPool};
 use crate::reason::Reason;
 
 /// Longest wait for an answer.
@@ -31,14 +32,20 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// back to the pool inside a transaction.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
-    pool: PgPool,
+    sessions: Sessions,
 }
 
 impl PostgresStore {
     /// On this pool's connections, each for a single transaction.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self { pool }
+        Self { sessions: Sessions::Pool(pool) }
+    }
+
+    /// On sessions of our own.
+    #[cfg_attr(not(feature = "gateway"), allow(dead_code))]
+    pub(crate) fn of_sessions(sessions: SessionPool) -> Self {
+        Self { sessions: Sessions::Own(sessions) }
     }
 
     /// Within a transaction of its own, which is committed before it is answered.
@@ -58,22 +65,35 @@ impl PostgresStore {
         + Send
         + 'static,
     ) -> Result<T, StoreError> {
-        let pool = self.pool.clone();
+        let sessions = self.sessions.clone();
         let said = tokio::spawn(async move {
             let until = Instant::now() + limit;
-            let silent = |_| {
+            let silent = || {
                 let text = format!("no answer within {limit:?}");
-                sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
+                store_error(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
             };
-            let mut connection = timeout_at(until, pool.acquire()).await.map_err(silent)??;
-            let said = timeout_at(until, committed(&mut connection, statement)).await.map_err(silent);
-            said.and_then(|said| said).unwrap_or_else(|error| {
+            let mut out = sessions.take(until).await.map_err(|none| match none {
+                NoneOut::Postgres(error) => store_error(error),
+                NoneOut::Silent => silent(),
+                NoneOut::Other(other) => StoreError::unavailable(other),
+            })?;
+            match timeout_at(until, committed(out.connection(), statement)).await {
+                Ok(Ok(answer)) => {
+                    out.give_back();
+                    answer.map_err(store_error)
+                }
                 // In whatever state: it goes.
-                drop(connection.detach());
-                Err(error)
-            })
+                Ok(Err(error)) => {
+                    out.end();
+                    Err(store_error(error))
+                }
+                Err(_) => {
+                    out.end();
+                    Err(silent())
+                }
+            }
         });
-        said.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed)).map_err(store_error)
+        said.await.unwrap_or_else(|_| Err(store_error(sqlx::Error::WorkerCrashed)))
     }
 }
 

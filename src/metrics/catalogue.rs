@@ -24,7 +24,7 @@ pub struct Metric {
     pub kind: Kind,
     /// Names of its labels.
     pub labels: &'static [&'static str],
-    /// Which program has it: `worker`, `relay` or `both`.
+    /// Which program has it: `worker`, `relay`, `both` of these, `gateway`, or `all`.
     pub of: &'static str,
     /// What it says.
     pub help: &'static str,
@@ -259,12 +259,12 @@ pub const CATALOGUE: &[Metric] = &[
         "worker",
         "1 while Redis is not asked, because it did not answer",
     ),
-    metric("oncely_connected", Gauge, &["server"], "both", "1 while the server answers"),
+    metric("oncely_connected", Gauge, &["server"], "all", "1 while the server answers"),
     metric(
         "oncely_reconnects_total",
         Counter,
         &["server"],
-        "both",
+        "all",
         "Connections that were lost and made again",
     ),
     metric(
@@ -416,14 +416,42 @@ pub const CATALOGUE: &[Metric] = &[
         "Subscriptions to a queue",
     ),
     metric("oncely_doctor_findings", Gauge, &["check", "severity"], "relay", "What the hourly doctor found"),
-    metric("oncely_ready", Gauge, &[], "both", "1 while /readyz says yes"),
-    metric("oncely_build_info", Gauge, &["version"], "both", "1"),
-    metric("oncely_config_info", Gauge, &["digest"], "both", "1; equal configurations have equal digests"),
+    metric(
+        "oncely_gateway_requests_total",
+        Counter,
+        &["keyed", "answer"],
+        "gateway",
+        "Requests that were answered, with a key (yes) or without one (no), by whose answer it was: the service's (upstream), the first request's (replayed), or the problem that the gateway told",
+    ),
+    metric(
+        "oncely_gateway_request_duration_seconds",
+        Histogram,
+        &["keyed"],
+        "gateway",
+        "From a request's head to its answer's head",
+    ),
+    metric("oncely_gateway_inflight_requests", Gauge, &[], "gateway", "Requests whose answer has not begun"),
+    metric(
+        "oncely_gateway_calls_total",
+        Counter,
+        &["keyed", "result"],
+        "gateway",
+        "Calls of the service: answered, not_sent (no connection), unknown (torn, or too late)",
+    ),
+    metric("oncely_gateway_connections", Gauge, &[], "gateway", "Connections of clients"),
+    metric("oncely_ready", Gauge, &[], "all", "1 while /readyz says yes"),
+    metric("oncely_build_info", Gauge, &["version"], "all", "1"),
+    metric("oncely_config_info", Gauge, &["digest"], "all", "1; equal configurations have equal digests"),
 ];
 
 /// Tells the recorder at hand what they are.
 pub(super) fn describe(of: &str) {
-    for metric in CATALOGUE.iter().filter(|metric| metric.of == "both" || metric.of == of) {
+    let is_of = |metric: &&Metric| match metric.of {
+        "all" => true,
+        "both" => of == "worker" || of == "relay",
+        one => one == of,
+    };
+    for metric in CATALOGUE.iter().filter(is_of) {
         let unit = if metric.name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
         match metric.kind {
             Counter => describe_counter!(metric.name, unit, metric.help),

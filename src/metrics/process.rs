@@ -1,4 +1,4 @@
-//! What worker and relay have in common.
+//! What processes have in common.
 
 use metrics::{Counter, Gauge, counter, gauge};
 
@@ -11,7 +11,7 @@ pub(crate) enum Server {
 }
 
 impl Server {
-    const ALL: [Self; 3] = [Self::Postgres, Self::Rabbitmq, Self::Redis];
+    pub(crate) const ALL: [Self; 3] = [Self::Postgres, Self::Rabbitmq, Self::Redis];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -48,14 +48,19 @@ pub(crate) struct ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    /// Makes the series; the configuration is named by its digest.
-    pub(crate) fn new(digest: &str) -> Self {
+    /// Makes the series, of servers that the process needs; the configuration is named by its digest.
+    pub(crate) fn new(digest: &str, servers: &[Server]) -> Self {
         gauge!("oncely_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
         gauge!("oncely_config_info", "digest" => digest.to_owned()).set(1.0);
         Self {
-            connected: Server::ALL.map(|server| gauge!("oncely_connected", "server" => server.as_str())),
-            reconnects: Server::ALL
-                .map(|server| counter!("oncely_reconnects_total", "server" => server.as_str())),
+            connected: Server::ALL.map(|server| match servers.contains(&server) {
+                true => gauge!("oncely_connected", "server" => server.as_str()),
+                false => Gauge::noop(),
+            }),
+            reconnects: Server::ALL.map(|server| match servers.contains(&server) {
+                true => counter!("oncely_reconnects_total", "server" => server.as_str()),
+                false => Counter::noop(),
+            }),
             ready: gauge!("oncely_ready"),
         }
     }

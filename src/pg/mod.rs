@@ -60,6 +60,8 @@ mod secret;
 mod seed;
 mod server;
 mod session;
+#[cfg_attr(not(feature = "gateway"), allow(dead_code))]
+mod session_pool;
 mod settings;
 mod stats;
 mod suspect;
@@ -186,6 +188,7 @@ pub(crate) use session::{
     limit_lock_wait, process, read_by_index, take_time,
 };
 pub use session::{Cell, Clock, Session};
+pub(crate) use session_pool::{SessionPool, Taken};
 pub use settings::PgSettings;
 pub(crate) use settings::Turn;
 pub(crate) use stats::{

@@ -5,15 +5,20 @@ use std::path::{Path, PathBuf};
 
 use super::Found;
 use crate::config::Config;
-use crate::pg;
+#[cfg(feature = "gateway")]
+use crate::config::GatewayConfig;
+use crate::pg::{self, PgSettings};
 use crate::tls::TlsSettings;
 
 const CHECK: &str = "config.files";
 
 /// Looks at the files that hold a private key or a URL with a password. One that is not there is told where it is used.
 pub(crate) fn secret_files(config: &Config, found: &mut Found) {
-    let files = named(config);
-    for (setting, path) in &files {
+    look(&named(config), found);
+}
+
+fn look(files: &[(&'static str, PathBuf)], found: &mut Found) {
+    for (setting, path) in files {
         if let Some(mode) = read_by_everybody(path) {
             let what = format!(
                 "{} may be read by everybody on this machine (mode {mode:04o}): `chmod o= {0}`",
@@ -28,8 +33,18 @@ pub(crate) fn secret_files(config: &Config, found: &mut Found) {
 
 /// The same for a process that starts: into its log, once.
 pub(crate) fn warn_of_secret_files(config: &Config) {
+    warn(&named(config));
+}
+
+/// The same for a gateway.
+#[cfg(feature = "gateway")]
+pub(crate) fn warn_of_gateway_files(config: &GatewayConfig) {
+    warn(&of_postgres(&config.postgres, config.gateway.tls.as_ref()));
+}
+
+fn warn(files: &[(&'static str, PathBuf)]) {
     let mut found = Found::default();
-    secret_files(config, &mut found);
+    look(files, &mut found);
     for finding in found.findings {
         tracing::warn!(place = finding.about, "{}", finding.text);
     }
@@ -37,14 +52,8 @@ pub(crate) fn warn_of_secret_files(config: &Config) {
 
 /// The files with secrets that a configuration names, by the setting that names them.
 fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
-    let key = |tls: Option<&TlsSettings>| tls.and_then(|tls| tls.key.clone());
     let mirror = config.mirror.as_ref();
-    // With a key that the URL names as libpq has it.
-    let postgres = pg::Address::of(&config.postgres).ok().and_then(|address| address.tls);
-    let postgres = postgres.as_ref().or(config.postgres.tls.as_ref());
     let files = [
-        ("postgres.url_file", config.postgres.url_file.clone()),
-        ("postgres.tls.key", key(postgres)),
         ("rabbitmq.url_file", config.rabbitmq.url_file.clone()),
         ("rabbitmq.tls.key", key(config.rabbitmq.tls.as_ref())),
         ("redis.url_file", mirror.and_then(|mirror| mirror.url_file.clone())),
@@ -53,7 +62,25 @@ fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
         ("encryption.keys", config.encryption.as_ref().and_then(|encryption| encryption.keys.clone())),
         ("traces.tls.key", key(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
     ];
+    let mut named = of_postgres(&config.postgres, config.gateway.tls.as_ref());
+    named.extend(files.into_iter().filter_map(|(setting, path)| Some((setting, path?))));
+    named
+}
+
+/// Those of a gateway.
+fn of_postgres(settings: &PgSettings, upstream: Option<&TlsSettings>) -> Vec<(&'static str, PathBuf)> {
+    // With a key that the URL names as libpq has it.
+    let postgres = pg::Address::of(settings).ok().and_then(|address| address.tls);
+    let files = [
+        ("postgres.url_file", settings.url_file.clone()),
+        ("postgres.tls.key", key(postgres.as_ref().or(settings.tls.as_ref()))),
+        ("gateway.tls.key", key(upstream)),
+    ];
     files.into_iter().filter_map(|(setting, path)| Some((setting, path?))).collect()
+}
+
+fn key(tls: Option<&TlsSettings>) -> Option<PathBuf> {
+    tls.and_then(|tls| tls.key.clone())
 }
 
 /// The mode of a file that everybody may read: its own mode allows it, and so do all folders on the way there.

@@ -7,16 +7,22 @@ mod postgres;
 mod rabbitmq;
 mod trust;
 
+#[cfg(feature = "gateway")]
+pub(crate) use files::warn_of_gateway_files;
 pub(crate) use files::{secret_files, warn_of_secret_files};
 pub use found::{Finding, Verdict};
 pub(crate) use found::{Found, Quoted};
 pub(crate) use handlers::{consumers, handlers};
+#[cfg(feature = "gateway")]
+use postgres::database;
 use postgres::pauses;
 pub(crate) use postgres::{postgres, read_secrets, read_tag_keys, unexpected};
 pub(crate) use rabbitmq::{close, queues, reach};
 pub(crate) use trust::{RABBITMQ, REDIS};
 
 use crate::config::{Config, Problems};
+#[cfg(feature = "gateway")]
+use crate::pg::PgSettings;
 use crate::pg::{Secrets, Session};
 
 /// What a process that starts has to know.
@@ -71,6 +77,14 @@ pub(crate) fn fit<T>(opened: Option<T>, found: Preflight) -> anyhow::Result<T> {
         return Err(found.problems.into());
     }
     opened.ok_or_else(|| Unreachable(found.unreachable.join("; ")).into())
+}
+
+/// Asks PostgreSQL alone. Changes nothing.
+#[cfg(feature = "gateway")]
+pub(crate) async fn fit_database(settings: &PgSettings, cell: &str) -> Preflight {
+    let mut found = Found::default();
+    let session = database(settings, cell, &mut found).await;
+    conclude(session, found)
 }
 
 /// Asks PostgreSQL and, for a worker, about its handlers and queues. Changes nothing.

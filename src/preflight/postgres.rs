@@ -6,7 +6,7 @@ use super::Found;
 use super::trust::POSTGRES;
 use crate::config::Config;
 use crate::fault::FaultClass;
-use crate::pg::{self, PgFault, Secrets, Session, classify};
+use crate::pg::{self, PgFault, PgSettings, Secrets, Session, classify};
 
 /// The oldest version that has all that we use.
 const OLDEST: i32 = 150_000;
@@ -14,8 +14,13 @@ const OLDEST: i32 = 150_000;
 /// Connects, and asks whether the database is the one that is meant. One question follows the other: the first that finds an error is the
 /// last.
 pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Session> {
-    let server = config.postgres.shown();
-    let mut connection = match config.postgres.connect("oncely preflight").await {
+    database(&config.postgres, &config.cell, found).await
+}
+
+/// The same by the settings that it needs. `cell`: the name of the one that is meant.
+pub(super) async fn database(settings: &PgSettings, cell: &str, found: &mut Found) -> Option<Session> {
+    let server = settings.shown();
+    let mut connection = match settings.connect("oncely preflight").await {
         Ok(connection) => connection,
         Err(error) if is_pooler(&error) => {
             found.error("pg.pooler", "postgres.url", format!("{server}: {error}; {POOLER}"));
@@ -23,7 +28,7 @@ pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Sessi
         }
         Err(error) => {
             let text = pg::describe(&error);
-            if let Some(fault) = pg::tls_fault(&error, &config.postgres) {
+            if let Some(fault) = pg::tls_fault(&error, settings) {
                 POSTGRES.broken(fault, &server, &text, found);
                 return None;
             }
@@ -36,10 +41,10 @@ pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Sessi
             return None;
         }
     };
-    if let Ok(address) = pg::Address::of(&config.postgres) {
-        POSTGRES.kept(address.tls.as_ref(), config.postgres.allow_plaintext, found);
+    if let Ok(address) = pg::Address::of(settings) {
+        POSTGRES.kept(address.tls.as_ref(), settings.allow_plaintext, found);
     }
-    match fitting(config, &server, &mut connection, found).await {
+    match fitting(settings, &server, &mut connection, found).await {
         Ok(true) => {}
         Ok(false) => return None,
         Err((check, error)) => {
@@ -47,7 +52,7 @@ pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Sessi
             return None;
         }
     }
-    let session = match Session::open(&config.postgres, "oncely preflight").await {
+    let session = match Session::open(settings, "oncely preflight").await {
         Ok(session) => session,
         Err(error) => {
             unexpected(found, "pg.cell", &server, error);
@@ -55,10 +60,10 @@ pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Sessi
         }
     };
     found.read("pg.cell", format!("the database is the cell {:?}", session.cell.name));
-    if session.cell.name != config.cell {
+    if session.cell.name != cell {
         let what = format!(
             "the database at {server} is the cell {:?}, not {:?}: a wrong URL would deduplicate in the wrong place",
-            session.cell.name, config.cell
+            session.cell.name, cell
         );
         found.error("pg.cell", "cell.name", what);
     }
@@ -68,13 +73,13 @@ pub(crate) async fn postgres(config: &Config, found: &mut Found) -> Option<Sessi
 
 /// May a session be opened? What can't be asked comes back with the check that asked.
 async fn fitting(
-    config: &Config,
+    settings: &PgSettings,
     server: &str,
     connection: &mut sqlx::PgConnection,
     found: &mut Found,
 ) -> Result<bool, (&'static str, sqlx::Error)> {
     let of = |check: &'static str| move |error| (check, error);
-    let pids = processes(config, connection).await.map_err(of("pg.pooler"))?;
+    let pids = processes(settings, connection).await.map_err(of("pg.pooler"))?;
     found.read("pg.pooler", format!("the server's processes of two connections: {pids:?}"));
     let [before, others, after] = pids;
     if before != after || before == others {
@@ -134,9 +139,9 @@ const POOLER: &str = "there is a pooler in between that shares a server's proces
 
 /// The server's process of a connection, of another one that is open beside it, and of the first again. A pooler gives the process that
 /// was free last to the next one who asks.
-async fn processes(config: &Config, first: &mut sqlx::PgConnection) -> Result<[i32; 3], sqlx::Error> {
-    let client_timeout = config.postgres.client_timeout();
-    let mut second = config.postgres.connect("oncely preflight").await?;
+async fn processes(settings: &PgSettings, first: &mut sqlx::PgConnection) -> Result<[i32; 3], sqlx::Error> {
+    let client_timeout = settings.client_timeout();
+    let mut second = settings.connect("oncely preflight").await?;
     let before = pg::within(client_timeout, pg::process(first)).await?;
     let others = pg::within(client_timeout, pg::process(&mut second)).await?;
     let after = pg::within(client_timeout, pg::process(first)).await?;

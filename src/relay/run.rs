@@ -16,13 +16,13 @@ use crate::config::{Config, Problems};
 use crate::doctor::CHECKS;
 use crate::heartbeat::Heartbeat;
 use crate::maintenance;
-use crate::metrics::{DoctorMetrics, GcMetrics, RelayMetrics};
+use crate::metrics::{DoctorMetrics, GcMetrics, RelayMetrics, Server};
 use crate::mirror::{Mirror, MirrorWatch};
 use crate::pg::{Clock, Door, Readiness, Timelines};
 use crate::preflight::{preflight, warn_of_secret_files};
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
-use crate::vitals::{Vitals, unheard};
+use crate::vitals::{Program, Vitals, unheard};
 use crate::watchdog;
 
 /// A relay: the way of mirror records to Redis, of events to RabbitMQ, and the maintenance of the tables. Several may run.
@@ -55,8 +55,16 @@ impl Relay {
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<Stopped, Problems> {
         let (stop, _waiting) = shutdown::when(stop);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
-        let vitals =
-            Vitals::start("relay", &self.config, self.config.relay.listen, self.tells_systemd, &stop).await?;
+        let program = Program {
+            kind: "relay",
+            name: &self.config.worker.name,
+            digest: &self.config.digest,
+            servers: &Server::ALL,
+            listen: self.config.relay.listen,
+            setting: "relay.listen",
+            tells_systemd: self.tells_systemd,
+        };
+        let vitals = Vitals::start(program, &stop).await?;
         let Some(vitals) = vitals else { return Ok(unheard(&stop)) };
         let Some(clock) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);

@@ -20,8 +20,8 @@ use uuid::Uuid;
 
 pub(crate) use liveness::{Beat, Liveness};
 
-use crate::config::{Config, Problems, host};
-use crate::metrics::{ProcessMetrics, Registry};
+use crate::config::{Problems, host};
+use crate::metrics::{ProcessMetrics, Registry, Server};
 use crate::pg::{Process, Readiness};
 use crate::shutdown::Stopped;
 
@@ -104,7 +104,23 @@ fn public(report: Value) -> Value {
 /// What `Vitals` is asked for a report by.
 type Report = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// The vital signs of a worker or a relay.
+/// A process that starts.
+pub(crate) struct Program<'a> {
+    /// `worker`, `relay` or `gateway`.
+    pub(crate) kind: &'static str,
+    /// Its own name.
+    pub(crate) name: &'a str,
+    /// Of its configuration.
+    pub(crate) digest: &'a str,
+    /// Servers that it needs.
+    pub(crate) servers: &'a [Server],
+    /// Where it tells metrics and health, and the setting that says so.
+    pub(crate) listen: Option<std::net::SocketAddr>,
+    pub(crate) setting: &'static str,
+    pub(crate) tells_systemd: bool,
+}
+
+/// The vital signs of a process.
 pub(crate) struct Vitals {
     pub(crate) process: Process,
     /// The loops that must go round.
@@ -139,19 +155,17 @@ impl Vitals {
     /// # Errors
     /// When it can't listen there.
     pub(crate) async fn start(
-        kind: &'static str,
-        config: &Config,
-        listen: Option<std::net::SocketAddr>,
-        tells_systemd: bool,
+        program: Program<'_>,
         stop: &CancellationToken,
     ) -> Result<Option<Arc<Self>>, Problems> {
+        let Program { kind, name, digest, servers, listen, setting, tells_systemd } = program;
         #[cfg(feature = "listener")]
         let (registry, listener) = match listen {
             None => (Registry::embedders(kind), None),
             Some(address) => {
                 let refused = |error: String| {
                     let mut problems = Problems::default();
-                    problems.add(format!("{kind}.listen"), format!("cannot listen on {address}: {error}"));
+                    problems.add(setting, format!("cannot listen on {address}: {error}"));
                     problems
                 };
                 let registry = Registry::own(kind).map_err(refused)?;
@@ -164,17 +178,17 @@ impl Vitals {
         #[cfg(not(feature = "listener"))]
         let registry = {
             // The configuration refuses it.
-            let _ = (listen, stop);
+            let _ = (listen, setting, stop);
             Registry::embedders(kind)
         };
-        let metrics = registry.with(|| ProcessMetrics::new(&config.digest));
+        let metrics = registry.with(|| ProcessMetrics::new(digest, servers));
         let vitals = Arc::new(Self {
             process: Process {
                 id: Uuid::now_v7(),
                 kind,
-                name: config.worker.name.clone(),
+                name: name.to_owned(),
                 host: host().unwrap_or_default(),
-                config_digest: config.digest.clone(),
+                config_digest: digest.to_owned(),
             },
             liveness: Liveness::default(),
             metrics,
@@ -198,7 +212,7 @@ impl Vitals {
         if let Some(listener) = listener {
             listener::serve(Arc::clone(&vitals), listener).map_err(|error| {
                 let mut problems = Problems::default();
-                problems.add(format!("{kind}.listen"), format!("cannot listen: {error}"));
+                problems.add(setting, format!("cannot listen: {error}"));
                 problems
             })?;
         }

@@ -24,13 +24,13 @@ use super::shared::{Common, Precheck, Shared};
 use super::subscribe::subscribe;
 use crate::backoff::Backoff;
 use crate::heartbeat::Heartbeat;
-use crate::metrics::{ConsumerMetrics, MirrorMetrics};
+use crate::metrics::{ConsumerMetrics, MirrorMetrics, Server};
 use crate::mirror::{DatabaseStatus, EpochWatch, Mirror, MirrorWatch};
 use crate::pg::{Pause, Readiness, Secrets, Session, Timelines};
 use crate::preflight::{preflight, warn_of_secret_files};
 use crate::shutdown::{self, Stopped};
 use crate::traces::Traces;
-use crate::vitals::{Vitals, unheard};
+use crate::vitals::{Program, Vitals, unheard};
 use crate::watchdog;
 
 /// After `worker.shutdown`: for taking marks back, and for closing. With the default of 25 seconds it ends within the 30 that
@@ -54,9 +54,16 @@ impl Worker {
         let (stop, _waiting) = shutdown::when(stop);
         crate::pg::tell_server_texts(self.config.log.server_errors);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
-        let vitals =
-            Vitals::start("worker", &self.config, self.config.worker.listen, self.tells_systemd, &stop)
-                .await?;
+        let program = Program {
+            kind: "worker",
+            name: &self.config.worker.name,
+            digest: &self.config.digest,
+            servers: &Server::ALL,
+            listen: self.config.worker.listen,
+            setting: "worker.listen",
+            tells_systemd: self.tells_systemd,
+        };
+        let vitals = Vitals::start(program, &stop).await?;
         let Some(vitals) = vitals else { return Ok(unheard(&stop)) };
         let Some((mut session, secrets)) = self.start(&vitals, &stop).await? else {
             return Ok(Stopped::Clean);

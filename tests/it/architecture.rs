@@ -39,7 +39,7 @@ const ROOMS: [&[&str]; 21] = [
     &["overview", "testing"],
     &["exit"],
     &["letters", "status", "story", "trail", "erasure"],
-    &["console"],
+    &["console", "gateway"],
     // A fuzzer looks into many rooms.
     &["cli", "lib", "fuzzing"],
 ];

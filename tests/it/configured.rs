@@ -146,7 +146,7 @@ fn config_docs_tells_each_setting_and_what_was_meant() {
         "{table}"
     );
     for (asked, meant) in [
-        ("retention", "did you mean audit.retention or consumers.retention?"),
+        ("retention", "did you mean audit.retention or gateway.retention or consumers.retention?"),
         ("mirror.tll", "did you mean mirror.ttl?"),
     ] {
         let unknown = oncely("", &["config", "docs", asked], &[]);

@@ -49,7 +49,7 @@ async fn every_metric_is_there_from_the_start_and_nothing_else() {
         let found = metrics(&told);
         let wanted: BTreeSet<(String, BTreeSet<String>)> = oncely::metrics::CATALOGUE
             .iter()
-            .filter(|metric| metric.of == of || metric.of == "both")
+            .filter(|metric| metric.of == of || ["all", "both"].contains(&metric.of))
             .map(|metric| {
                 (metric.name.to_owned(), metric.labels.iter().map(|label| (*label).to_owned()).collect())
             })

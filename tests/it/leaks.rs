@@ -166,10 +166,21 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
         vec!["check"],
         vec!["doctor"],
     ];
-    // worker and relay log, and print nothing; console: tests/it/console/looks.rs
+    // worker, relay and gateway log, and print nothing; console: tests/it/console/looks.rs
     assert_eq!(
         untried(verbs.iter().map(|verb| verb[0])),
-        ["worker", "relay", "migrate", "mirror", "console", "publish", "completions", "man", "help"]
+        [
+            "worker",
+            "relay",
+            "migrate",
+            "mirror",
+            "console",
+            "gateway",
+            "publish",
+            "completions",
+            "man",
+            "help"
+        ]
     );
     for verb in verbs {
         let output = world.oncely(&verb).await;

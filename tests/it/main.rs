@@ -32,6 +32,7 @@ mod failure_log;
 mod failures;
 mod fair;
 mod garbage;
+mod gateway;
 mod handler_test;
 mod health;
 mod hostile_redis;

@@ -7,6 +7,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use testbed::{Database, Redis};
 
 use crate::console::{console, crawl};
+use crate::gateway::every_statement;
 use crate::support::{World, message, program, servers, untried};
 
 /// All that a stranger could think of: for everything in pg_catalog that takes values of any type, or numbers or texts that a literal
@@ -249,7 +250,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     ];
     assert_eq!(
         untried(verbs.iter().filter_map(|(verb, _)| verb.split(' ').next())),
-        ["worker", "relay", "console", "publish", "completions", "man", "help"]
+        ["worker", "relay", "console", "gateway", "publish", "completions", "man", "help"]
     );
     for (verb, codes) in verbs {
         let arguments: Vec<&str> = verb.split(' ').collect();
@@ -260,6 +261,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     let (running, operator) = console(&world).await;
     crawl(&operator, &["/"], 400).await;
     drop(running);
+    every_statement(&world).await;
     world.stop(worker).await;
     world.stop(relay).await;
     // A client of the SQL protocol, with the search_path of its database.

@@ -18,7 +18,7 @@ use crate::servers::{Files, HOST, authority};
 use crate::support::{World, message};
 
 /// Answers 201 to whoever proves who he is. Its port, and how many requests it has read.
-async fn serve(credentials: &Credentials) -> (u16, Arc<AtomicUsize>) {
+pub(crate) async fn serve(credentials: &Credentials) -> (u16, Arc<AtomicUsize>) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(credentials.ca.as_bytes()).unwrap()).unwrap();

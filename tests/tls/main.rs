@@ -5,6 +5,7 @@
 
 mod endpoint;
 mod files;
+mod gateway;
 mod matrix;
 mod messages;
 mod recorder;

@@ -60,12 +60,7 @@ impl SourceCopy {
         let has_all = process::EXAMPLES.iter().all(|name| program(name).exists());
         let more = if has_all { &process::PROGRAMS[1..] } else { &[] };
         let mut command = process::cargo(&self.tree());
-        command
-            .arg("build")
-            .args(process::PRODUCT)
-            .args(["--locked", "--bins"])
-            .args(more)
-            .args(features);
+        command.arg("build").args(process::PRODUCT).args(["--locked", "--bins"]).args(more).args(features);
         self.share(&mut command, "build", &process::root().join("target"));
         let output = command.output()?;
         anyhow::ensure!(

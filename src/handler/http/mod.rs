@@ -9,11 +9,15 @@ mod endpoint;
 mod in_time;
 #[cfg(feature = "http-handler")]
 mod request;
+#[cfg(feature = "http-handler")]
+mod transport;
 
 pub use endpoint::HttpEndpoint;
 
 #[cfg(feature = "http-handler")]
 pub(crate) use post::HttpHandler;
+#[cfg(feature = "gateway")]
+pub(crate) use transport::{CONNECT, Failed, Transport};
 
 #[cfg(feature = "http-handler")]
 mod post {

@@ -17,7 +17,7 @@ struct Row {
 pub(super) fn page(source: &str) -> anyhow::Result<String> {
     let mut page = head("Metrics", "src/metrics/catalogue.rs");
     page.push_str(
-        "Served at `/metrics` of `worker.listen` and `relay.listen` ([how to monitor](../how-to/monitor.md)). Every series is there from the start, \
+        "Served at `/metrics` of `worker.listen`, `relay.listen` and `gateway.metrics` ([how to monitor](../how-to/monitor.md)). Every series is there from the start, \
          so zero\ndiffers from absent. Labels come from the configuration or from fixed lists, never from a message; what is not in the \
          configuration\nis `_other`. Every relay reports the same numbers of what they share (backlog, keys, queues): take their `max`, not their \
          `sum`. Times are\nin seconds. Histograms of durations have buckets from 0.5 ms to 60 s. Process metrics (`process_…`) are those of \

@@ -1,0 +1,115 @@
+//! What becomes of a request: refused, streamed through, or through the layer.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{Method, Request, Response};
+use hyper::body::Incoming;
+use metrics::Gauge;
+use tower_layer::Layer as _;
+use tower_service::Service as _;
+
+use super::body::Upload;
+use super::layer::{methods, tenant_of};
+use super::problem::{Kind, REPLAYED, UPSTREAM, problem};
+use super::request::{Peer, onward};
+use super::upstream::Upstream;
+use crate::config::{GatewaySettings, GatewayTenant, Network};
+use crate::http::{Body, Idempotency, IdempotencyLayer, KEY, ProblemName, REPLAYED as MARK, passed};
+use crate::metrics::GatewayMetrics;
+
+/// Where requests come in.
+pub(super) struct Door {
+    layer: IdempotencyLayer,
+    service: Idempotency<Upstream>,
+    methods: Vec<Method>,
+    required: bool,
+    tenant: GatewayTenant,
+    trusted: Vec<Network>,
+    pub(super) metrics: Arc<GatewayMetrics>,
+}
+
+impl Door {
+    /// Behind the layer the service.
+    ///
+    /// # Errors
+    /// Where a method is none.
+    pub(super) fn new(
+        settings: &GatewaySettings,
+        layer: IdempotencyLayer,
+        upstream: Upstream,
+        metrics: Arc<GatewayMetrics>,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            service: layer.layer(upstream),
+            layer,
+            methods: methods(settings)?,
+            required: settings.required,
+            tenant: settings.tenant.clone(),
+            trusted: settings.trusted_proxies.clone(),
+            metrics,
+        })
+    }
+
+    /// Answers a request.
+    pub(super) async fn answer(&self, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
+        let began = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let peer = Peer { address: peer, is_trusted: self.trusted.iter().any(|one| one.contains(peer)) };
+        let refused = onward(&mut parts, peer).err();
+        // As it goes on: what `Connection` names has no say here either.
+        let is_keyed =
+            self.methods.contains(&parts.method) && (self.required || parts.headers.contains_key(KEY));
+        let metrics = self.metrics.of(is_keyed);
+        let inflight = InFlight::new(&self.metrics.inflight);
+        let mut answer = match refused {
+            Some((kind, detail)) => problem(kind, detail),
+            None if is_keyed && tenant_of(&self.tenant, &parts.headers).is_none() => {
+                problem(Kind::TenantMissing, "The header with the tenant is missing, or was sent twice")
+            }
+            None => {
+                parts.extensions.clear();
+                let request = Request::from_parts(parts, passed(Upload::new(body)));
+                let Ok(answer) = self.service.clone().call(request).await;
+                answer
+            }
+        };
+        drop(inflight);
+        metrics.duration.record(began.elapsed().as_secs_f64());
+        metrics.answered(name_of(&answer));
+        tracing::debug!(status = answer.status().as_u16(), is_keyed, "answered");
+        answer.extensions_mut().clear();
+        answer
+    }
+
+    /// Waits until no request with a key is at work any more.
+    pub(super) async fn drain(&self) {
+        self.layer.drain().await;
+    }
+}
+
+/// A request whose answer has not begun; its client may leave.
+struct InFlight<'a>(&'a Gauge);
+
+impl<'a> InFlight<'a> {
+    fn new(gauge: &'a Gauge) -> Self {
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
+/// Whose answer it is.
+fn name_of(answer: &Response<Body>) -> &'static str {
+    match answer.extensions().get::<ProblemName>() {
+        Some(ProblemName(name)) => name,
+        None if answer.headers().contains_key(&MARK) => REPLAYED,
+        None => UPSTREAM,
+    }
+}

@@ -1,0 +1,131 @@
+//! Connections of clients: how many, and how patient with each.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_io_timeout::TimeoutStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::door::Door;
+
+/// From the first byte of a request to the end of its headers, and between two requests.
+const HEADERS: Duration = Duration::from_secs(30);
+/// A client that takes nothing of an answer for so long is not waited for.
+const WRITE: Duration = Duration::from_secs(30);
+/// Bytes of a request's line and headers.
+const HEAD: usize = 64 << 10;
+/// For whom there is no place.
+const FULL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
+/// How many of them get to read it at the same time, and for how long.
+const TURNED_AWAY: usize = 100;
+const LINGER: Duration = Duration::from_secs(1);
+/// After an error of the listener, such as too many open files.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Connections that are open when nobody else may come any more.
+pub(super) struct Open(TaskTracker);
+
+impl Open {
+    /// Waits for their end.
+    pub(super) async fn end(&self) {
+        self.0.wait().await;
+    }
+}
+
+/// Takes connections until it is told to stop; each finishes the request that it is at, and ends.
+pub(super) async fn serve(
+    door: &Arc<Door>,
+    listener: TcpListener,
+    connections: u32,
+    stop: CancellationToken,
+) -> Open {
+    let places = Arc::new(Semaphore::new(usize::try_from(connections).unwrap_or(Semaphore::MAX_PERMITS)));
+    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
+    let tasks = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, peer)) => match Arc::clone(&places).try_acquire_owned() {
+                Ok(place) => {
+                    let door = Arc::clone(door);
+                    tasks.spawn(connection(door, stream, peer.ip(), place, stop.clone()));
+                }
+                Err(_) => {
+                    door.metrics.plain.answered("full");
+                    if let Ok(place) = Arc::clone(&turned_away).try_acquire_owned() {
+                        tasks.spawn(turn_away(stream, place));
+                    }
+                }
+            },
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be taken");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    tasks.close();
+    Open(tasks)
+}
+
+/// Says that there is no place. What the client has sent is read first: else its system would throw the answer away.
+async fn turn_away(mut stream: TcpStream, _place: OwnedSemaphorePermit) {
+    let told = async {
+        stream.write_all(FULL).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    };
+    if let Ok(Err(error)) = tokio::time::timeout(LINGER, told).await {
+        tracing::debug!(%error, "a client left that was turned away");
+    }
+}
+
+async fn connection(
+    door: Arc<Door>,
+    stream: TcpStream,
+    peer: IpAddr,
+    _place: OwnedSemaphorePermit,
+    stop: CancellationToken,
+) {
+    let connections = door.metrics.connections.clone();
+    connections.increment(1.0);
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection waits for full packets");
+    }
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let door = Arc::clone(&door);
+        async move { Ok::<_, Infallible>(door.answer(peer, request).await) }
+    });
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS)
+        .max_buf_size(HEAD)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    connections.decrement(1.0);
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended");
+    }
+}

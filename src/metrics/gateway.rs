@@ -1,0 +1,89 @@
+//! What a gateway counts.
+
+use std::collections::BTreeMap;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use super::catalogue::OTHER;
+
+/// What came of a call of the service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Called {
+    Answered,
+    NotSent,
+    Unknown,
+}
+
+impl Called {
+    const ALL: [Self; 3] = [Self::Answered, Self::NotSent, Self::Unknown];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::NotSent => "not_sent",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Of requests with a key, or of those without one.
+#[derive(Debug)]
+pub(crate) struct RequestMetrics {
+    answers: BTreeMap<&'static str, Counter>,
+    calls: [Counter; 3],
+    pub(crate) duration: Histogram,
+}
+
+impl RequestMetrics {
+    fn new(keyed: &'static str, answers: &[&'static str]) -> Self {
+        let all = answers.iter().copied().chain([OTHER]);
+        let counted = |answer: &'static str| {
+            (answer, counter!("oncely_gateway_requests_total", "keyed" => keyed, "answer" => answer))
+        };
+        Self {
+            answers: all.map(counted).collect(),
+            calls: Called::ALL.map(
+                |result| counter!("oncely_gateway_calls_total", "keyed" => keyed, "result" => result.as_str()),
+            ),
+            duration: histogram!("oncely_gateway_request_duration_seconds", "keyed" => keyed),
+        }
+    }
+
+    /// A request has its answer.
+    pub(crate) fn answered(&self, answer: &str) {
+        if let Some(counter) = self.answers.get(answer).or_else(|| self.answers.get(OTHER)) {
+            counter.increment(1);
+        }
+    }
+
+    /// The service was called.
+    pub(crate) fn called(&self, result: Called) {
+        self.calls[result as usize].increment(1);
+    }
+}
+
+/// Handles of a gateway.
+#[derive(Debug)]
+pub(crate) struct GatewayMetrics {
+    pub(crate) keyed: RequestMetrics,
+    pub(crate) plain: RequestMetrics,
+    pub(crate) inflight: Gauge,
+    pub(crate) connections: Gauge,
+}
+
+impl GatewayMetrics {
+    /// Makes the series. `answers`: all that there are, by name.
+    pub(crate) fn new(answers: &[&'static str]) -> Self {
+        Self {
+            keyed: RequestMetrics::new("yes", answers),
+            plain: RequestMetrics::new("no", answers),
+            inflight: gauge!("oncely_gateway_inflight_requests"),
+            connections: gauge!("oncely_gateway_connections"),
+        }
+    }
+
+    /// Those of requests with a key, or of those without one.
+    pub(crate) fn of(&self, is_keyed: bool) -> &RequestMetrics {
+        if is_keyed { &self.keyed } else { &self.plain }
+    }
+}

@@ -1,0 +1,150 @@
+//! One call for all requests of a key, and one answer.
+
+use futures::future::join_all;
+
+use super::{SHORT, Site, post, state, with};
+
+#[tokio::test]
+async fn a_request_that_comes_again_is_one_call_and_gets_equal_bytes() {
+    let mut site = Site::start("").await;
+    let request = post("/do/201?a=%2F", "order-1", "{\"amount\": 7}");
+    let first = site.ask(&request).await;
+    assert_eq!((first.status, first.is_replayed()), (201, false), "{first:?}");
+    assert_eq!(first.header("set-cookie").as_deref(), Some("session=1"));
+    for _ in 0..5 {
+        let again = site.ask(&request).await;
+        assert_eq!((again.status, &again.body, again.is_replayed()), (201, &first.body, true));
+        assert_eq!(again.header("content-type").as_deref(), Some("application/json"));
+        assert_eq!(again.header("set-cookie"), None, "a session is not given to whoever repeats a key");
+    }
+    // Quoted, as the draft has it: the same key.
+    assert!(site.ask(&post("/do/201?a=%2F", "\"order-1\"", "{\"amount\": 7}")).await.is_replayed());
+    let calls = site.upstream.calls();
+    assert_eq!(calls.len(), 1, "{calls:?}");
+    assert_eq!(calls[0].headers("idempotency-key"), ["order-1"]);
+    assert_eq!((calls[0].target(), calls[0].body.as_slice()), ("/do/201?a=%2F", &b"{\"amount\": 7}"[..]));
+    assert_eq!(state(&mut site.world, "order-1").await.as_deref(), Some("COMPLETED"));
+    // A client's error is an answer, too.
+    for _ in 0..2 {
+        assert_eq!(site.ask(&post("/do/404", "order-2", "{}")).await.status, 404);
+    }
+    assert_eq!(site.upstream.calls_of("/do/404").len(), 1);
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn sixty_four_twins_at_two_gateways_are_one_call() {
+    let mut site = Site::start("wait = \"30s\"").await;
+    let (other, second) = site.another("second").await;
+    let request = post("/do/hang", "twins", "{}");
+    let asked: Vec<_> = (0..64)
+        .map(|number| {
+            let (request, client) = (request.clone(), if number % 2 == 0 { site.client } else { second });
+            tokio::spawn(async move { client.ask(&request).await })
+        })
+        .collect();
+    site.upstream.wait_for_calls(1).await;
+    site.upstream.go_on();
+    let replies: Vec<_> = join_all(asked).await.into_iter().map(Result::unwrap).collect();
+    assert!(
+        replies.iter().all(|reply| reply.status == 201 && reply.body == b"{\"late\": true}"),
+        "{replies:?}"
+    );
+    assert_eq!(replies.iter().filter(|reply| !reply.is_replayed()).count(), 1);
+    assert_eq!(site.upstream.calls().len(), 1);
+    assert_eq!(state(&mut site.world, "twins").await.as_deref(), Some("COMPLETED"));
+    site.world.stop(other).await;
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn a_twin_that_would_wait_too_long_is_told_when_to_come_back() {
+    let site = Site::start(&format!("wait = \"100ms\"\n{SHORT}")).await;
+    let request = post("/do/hang", "slow", "{}");
+    let (first, client) = (request.clone(), site.client);
+    let first = tokio::spawn(async move { client.ask(&first).await });
+    site.upstream.wait_for_calls(1).await;
+    let twin = site.ask(&request).await;
+    assert_eq!(twin.said(), (409, "in-flight".to_owned()), "{twin:?}");
+    assert!(["1", "2"].contains(&twin.header("retry-after").unwrap().as_str()), "{twin:?}");
+    site.upstream.go_on();
+    assert_eq!(first.await.unwrap().status, 201);
+    assert!(site.ask(&request).await.is_replayed());
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn the_same_key_is_another_request_with_another_body_path_or_principal() {
+    let site = Site::start("").await;
+    let of = |path: &str, principal: &str, body: &str| {
+        with(path, &format!("Idempotency-Key: k\r\nAuthorization: {principal}\r\n"), body)
+    };
+    let first = of("/do/201", "Bearer ana", "{}");
+    assert_eq!(site.ask(&first).await.status, 201);
+    for other in [
+        of("/do/201", "Bearer ana", "{ }"),
+        of("/do/201?x", "Bearer ana", "{}"),
+        of("/do/201", "Bearer bo", "{}"),
+        post("/do/201", "k", "{}"),
+    ] {
+        let refused = site.ask(&other).await;
+        assert_eq!(refused.said(), (422, "key-reused".to_owned()), "{other}");
+        assert!(!String::from_utf8_lossy(&refused.body).contains("call"), "nothing of the first answer");
+    }
+    assert!(site.ask(&first).await.is_replayed());
+    assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn a_tenant_is_a_headers_only_where_that_is_said() {
+    let site = Site::start("tenant = { header = \"X-Tenant\" }\nprincipal = []").await;
+    let of = |tenant: &str| with("/do/201", &format!("Idempotency-Key: k\r\n{tenant}"), "{}");
+    for tenant in ["acme", "bravo"] {
+        assert!(!site.ask(&of(&format!("X-Tenant: {tenant}\r\n"))).await.is_replayed(), "{tenant}");
+        assert!(site.ask(&of(&format!("X-Tenant: {tenant}\r\n"))).await.is_replayed(), "{tenant}");
+    }
+    // A client can't take it out of its own request either.
+    for wrong in [
+        "",
+        "X-Tenant: \r\n",
+        "X-Tenant: acme\r\nX-Tenant: bravo\r\n",
+        "X-Tenant: acme\r\nConnection: x-tenant\r\n",
+    ] {
+        assert_eq!(site.ask(&of(wrong)).await.said(), (400, "tenant-missing".to_owned()), "{wrong}");
+    }
+    assert_eq!(site.upstream.calls().len(), 2);
+    site.stop().await;
+    let site = Site::start("").await;
+    assert!(!site.ask(&of("X-Tenant: acme\r\n")).await.is_replayed());
+    assert!(site.ask(&of("X-Tenant: bravo\r\n")).await.is_replayed(), "nobody reads it");
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_to_be_kept_is_sent_whole_and_replayed_without_its_body() {
+    let site = Site::start("max_response = 100_000").await;
+    let request = post("/do/large", "k", "{}");
+    let first = site.ask(&request).await;
+    assert_eq!((first.status, first.body.len()), (201, 300_000));
+    let again = site.ask(&request).await;
+    assert_eq!((again.status, again.body.len(), again.is_replayed()), (201, 0, true));
+    assert_eq!(again.header("oncely-body-omitted").as_deref(), Some("true"));
+    assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_interrupts_nothing() {
+    let site = Site::start("").await;
+    let request = post("/do/hang", "k", "{}");
+    let (left, client) = (request.clone(), site.client);
+    let leaving = tokio::spawn(async move { client.ask(&left).await });
+    site.upstream.wait_for_calls(1).await;
+    leaving.abort();
+    site.upstream.go_on();
+    let again = site.ask(&request).await;
+    assert_eq!((again.status, again.is_replayed()), (201, true), "{again:?}");
+    assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
