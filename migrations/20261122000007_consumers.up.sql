@@ -195,8 +195,8 @@ end
 $$;
 comment on function oncely.register_consumer is
     'Notes what a worker starts with. The longest retention and the longest horizon stay; returns them, and the '
-    'fingerprint policy of before. ONC11: the retention is shorter than the horizon. A fingerprint or on_conflict that is '
-    'null leaves what is known (where nothing is: body, dead_letter).';
+    'fingerprint policy of before. ONC11: the retention is shorter than the horizon. A fingerprint or on_conflict that '
+    'is null leaves what is known (where nothing is: body, dead_letter).';
 revoke execute on function oncely.register_consumer from public;
 
 -- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every

@@ -32,7 +32,7 @@ pub struct GatewaySettings {
     /// Whose requests they are.
     pub tenant: GatewayTenant,
     /// Headers, in lower case, that say who sends a request.
-    pub principal: Vec<String>,
+    pub principal: Option<Vec<String>>,
     /// Methods of requests that have a key.
     pub methods: Vec<String>,
     /// Is such a request refused that has none?
@@ -169,7 +169,16 @@ fn of(values: Dict, problems: &mut Problems) -> Option<GatewayConfig> {
         root.take(other);
     }
     root.finish(problems);
-    if gateway.upstream.is_none() && problems.is_empty() {
+    // Without a default: where clients are told apart by a header that is not named, one would be given another's answer.
+    let is_well = problems.is_empty();
+    if gateway.principal.is_none() && is_well {
+        problems.add(
+            "gateway.principal",
+            "is missing: which headers say who sends a request? [\"authorization\"], [\"cookie\"], [\"x-api-key\"]: the same key with others is \
+             refused. [] where all clients of a tenant may be given each other's answers",
+        );
+    }
+    if gateway.upstream.is_none() && is_well {
         problems.add(
             "gateway.upstream",
             "is missing: say it here or with --upstream, like http://127.0.0.1:8080",
@@ -219,7 +228,7 @@ pub(super) fn gateway(mut section: Section, problems: &mut Problems) -> GatewayS
         metrics: tasks::listen(&mut section, "metrics", problems),
         consumer: part(consumer, &section.place("consumer"), problems),
         tenant: tenant(&mut section, problems),
-        principal: names(&mut section, "principal", &["authorization"], problems),
+        principal: principal(&mut section, problems),
         methods: methods(&mut section, problems),
         required: section.boolean("required", true, problems),
         wait: section.duration("wait", 2 * SECOND, SECOND / 1_000..=60 * SECOND, problems),
@@ -291,15 +300,13 @@ fn tenant(section: &mut Section, problems: &mut Problems) -> GatewayTenant {
     }
 }
 
-fn names(section: &mut Section, key: &'static str, default: &[&str], problems: &mut Problems) -> Vec<String> {
-    let place = section.place(key);
-    let Some(names) = section.texts(key, problems) else {
-        return default.iter().map(|name| (*name).to_owned()).collect();
-    };
+fn principal(section: &mut Section, problems: &mut Problems) -> Option<Vec<String>> {
+    let place = section.place("principal");
+    let names = section.texts("principal", problems)?;
     for name in names.iter().filter(|name| !is_name(name)) {
         problems.add(&place, format!("{name:?} can't be the name of a header"));
     }
-    names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
+    Some(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
 }
 
 fn is_name(text: &str) -> bool {
@@ -394,17 +401,18 @@ mod tests {
 
     #[test]
     fn what_is_said_is_read_and_the_rest_has_its_defaults() {
-        let (settings, problems) = read("upstream = \"http://127.0.0.1:8080\"");
+        let (settings, problems) =
+            read("upstream = \"http://127.0.0.1:8080\"\nprincipal = [\"Authorization\"]");
         assert!(problems.is_empty(), "{problems:?}");
         assert_eq!((settings.consumer.as_str(), settings.unknown), ("gateway", Unknown::Hold));
-        assert_eq!(settings.principal, ["authorization"]);
+        assert_eq!(settings.principal, Some(vec!["authorization".to_owned()]));
         assert_eq!(settings.methods, ["POST", "PATCH"]);
         let (settings, problems) = read(
             "upstream = \"http://shop:8080\"\nlisten = \"[::]:80\"\nallow_plaintext = true\ntenant = { header = \"X-Tenant\" }\nprincipal = []\nnot_done = [503, 500]",
         );
         assert!(problems.is_empty(), "{problems:?}");
         assert_eq!(settings.tenant, GatewayTenant::Header("x-tenant".to_owned()));
-        assert!(settings.principal.is_empty());
+        assert_eq!(settings.principal, Some(Vec::new()));
         assert_eq!(settings.not_done, [503, 500]);
     }
 }

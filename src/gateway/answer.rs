@@ -59,8 +59,9 @@ pub(super) enum Meaning {
 pub(super) fn meaning(status: StatusCode, not_done: &[u16]) -> Meaning {
     match status.as_u16() {
         _ if not_done.contains(&status.as_u16()) => Meaning::NotDone,
-        // As the layer has it, these may be others the next time.
-        401 | 403 | 407 | 409 | 421 | 423 | 425 | 429 | 501 | 505 => Meaning::NotDone,
+        // As the layer has it, these may be others the next time: they speak of headers, which are not compared, or of a route that is
+        // not there yet.
+        401 | 403..=407 | 409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431 | 501 | 505 => Meaning::NotDone,
         // Cut off while it was at work, as platforms say it that run functions.
         408 => Meaning::Unknown,
         200..=499 => Meaning::Final,
@@ -76,14 +77,16 @@ mod tests {
     fn a_status_says_what_happened() {
         for status in 100..=999 {
             let expected = match status {
-                401 | 403 | 407 | 409 | 421 | 423 | 425 | 429 | 501 | 503 | 505 => Meaning::NotDone,
-                200..=407 | 410..=499 => Meaning::Final,
+                401 | 403..=407 | 409 | 411..=417 | 421 | 423..=426 | 428 | 429 | 431 => Meaning::NotDone,
+                501 | 503 | 505 => Meaning::NotDone,
+                408 => Meaning::Unknown,
+                200..=499 => Meaning::Final,
                 _ => Meaning::Unknown,
             };
             let status = StatusCode::from_u16(status).unwrap();
             assert_eq!(meaning(status, &[503]), expected, "{status}");
         }
         assert_eq!(meaning(StatusCode::SERVICE_UNAVAILABLE, &[]), Meaning::Unknown);
-        assert_eq!(meaning(StatusCode::NOT_FOUND, &[404]), Meaning::NotDone);
+        assert_eq!(meaning(StatusCode::GONE, &[410]), Meaning::NotDone);
     }
 }

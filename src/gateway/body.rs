@@ -70,6 +70,38 @@ impl Body for Upload {
     }
 }
 
+/// A body that holds something until it was sent to its end.
+pub(super) struct Guarded<G> {
+    body: crate::http::Body,
+    _guard: G,
+}
+
+impl<G> Guarded<G> {
+    pub(super) fn new(body: crate::http::Body, guard: G) -> Self {
+        Self { body, _guard: guard }
+    }
+}
+
+impl<G: Unpin> Body for Guarded<G> {
+    type Data = Bytes;
+    type Error = crate::http::BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// A body of which the beginning is there.
 pub(super) struct Prefixed {
     first: Option<Bytes>,

@@ -1,8 +1,9 @@
 //! Requests to the service, over connections that are kept, or none.
 
+use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::uri::{Authority, Scheme};
-use http::{Request, Response, Uri};
-use hyper::body::Incoming;
+use http::{Method, Request, Response, Uri};
+use hyper::body::{Body as _, Incoming};
 
 use crate::config::GatewayConfig;
 use crate::handler::{CONNECT, Failed, Transport};
@@ -64,12 +65,26 @@ impl Calls {
         let mut onward = Request::new(body);
         *onward.method_mut() = parts.method;
         *onward.headers_mut() = parts.headers;
+        framed(&mut onward);
         let mut uri = parts.uri.into_parts();
         uri.scheme = Some(self.scheme.clone());
         uri.authority = Some(self.authority.clone());
         // A path with a scheme and a host is a URI.
         *onward.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
         onward
+    }
+}
+
+/// Says how long the body is, or that it comes in pieces. Left to itself hyper says nothing of an empty one, which some servers refuse, and takes
+/// the body of a GET for none.
+fn framed(request: &mut Request<Body>) {
+    let has_none = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    match request.body().size_hint().exact() {
+        Some(0) if has_none => {}
+        Some(length) => drop(request.headers_mut().insert(CONTENT_LENGTH, length.into())),
+        None => {
+            drop(request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked")));
+        }
     }
 }
 

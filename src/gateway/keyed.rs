@@ -4,14 +4,16 @@
 //! answer is none, the step has begun and is not over: under `unknown = "hold"` its key is given up as one whose outcome nobody knows, under
 //! `"forward"` the next request with the key calls the service again. Where certainly nothing was done, the step is taken back.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response};
+use http::header::TRANSFER_ENCODING;
+use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 
 use super::answer::{Meaning, is_endless, meaning, onward};
 use super::body::Prefixed;
@@ -71,16 +73,27 @@ impl Keyed {
             Unknown::Hold => Repeat::Never,
             Unknown::Forward => Repeat::Always,
         };
-        let mut came = None;
-        let kept = &mut came;
+        let (came, answered) = (Mutex::new(None), CancellationToken::new());
         let step = Step::new(STEP, repeat);
-        let stepped = run.step(&step, |_: Call| async move {
+        let stepped = run.step(&step, |_: Call| async {
             let found = self.ask(request).await;
             let said = said(&found);
-            *kept = Some(found);
+            *came.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+            answered.cancel();
             said
         });
-        match (stepped.await, came) {
+        // The step may not be recorded yet when the run is to end: the service's answer is not kept from the run's own end, which is said until
+        // it is stored.
+        let unrecorded = async {
+            run.lost().await;
+            answered.cancelled().await;
+        };
+        let stepped = tokio::select! {
+            biased;
+            stepped = stepped => stepped,
+            () = unrecorded => Err(HandlerError::environment("its step is not recorded yet")),
+        };
+        match (stepped, came.into_inner().unwrap_or_else(PoisonError::into_inner)) {
             // Of an earlier run, which died before it could say so.
             (Ok(stored), None) => stored_answer(&stored).unwrap_or_else(|| {
                 Failure::from(HandlerError::transient("what is stored of the answer is none")).answer()
@@ -136,6 +149,11 @@ impl Keyed {
                     .to_owned(),
             );
         }
+        if !tells_its_end(&answer) {
+            return broken(
+                "the service's answer does not tell where it ends: half of it would look whole".to_owned(),
+            );
+        }
         let (mut parts, mut body) = answer.into_parts();
         onward(&mut parts);
         let mut held = BytesMut::new();
@@ -152,6 +170,20 @@ impl Keyed {
         let stored = kept_answer(parts.status, &parts.headers, is_whole.then_some(&held));
         let body = if is_whole { whole(held) } else { passed(Prefixed::new(held, body)) };
         Came::Answer { meaning, answer: Response::from_parts(parts, body), stored }
+    }
+}
+
+/// Has an answer a length, or pieces with a last one? One that ends with its connection ends as well where its service dies in the middle.
+fn tells_its_end(answer: &Response<Incoming>) -> bool {
+    let mut codings = answer.headers().get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => {
+            answer.body().size_hint().exact().is_some()
+                || matches!(answer.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        }
+        (Some(coding), None) => coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        // What it is coded in is gone with the header.
+        (Some(_), Some(_)) => false,
     }
 }
 

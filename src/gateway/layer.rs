@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::HeaderMap;
+use http::header::{HOST, HeaderMap};
 use http::{Method, StatusCode};
 
 use super::answer::{Meaning, meaning};
@@ -27,7 +27,7 @@ pub(super) fn layer(config: &GatewayConfig, sessions: SessionPool) -> anyhow::Re
     let settings = &config.gateway;
     let limit = settings.max_run + SPARE;
     let tenant = settings.tenant.clone();
-    let principal = settings.principal.clone();
+    let principal = settings.principal.clone().unwrap_or_default();
     let not_done = settings.not_done.clone();
     let bytes = |most: u32| usize::try_from(most).unwrap_or(usize::MAX);
     let layer = IdempotencyLayer::leased(PostgresStore::of_sessions(sessions))
@@ -65,14 +65,16 @@ pub(super) fn tenant_of(tenant: &GatewayTenant, headers: &HeaderMap) -> Option<S
     }
 }
 
-/// Who sends it: the headers that say so, each with its name. The layer keeps no more of it than a hash.
+/// Who sends it, and to whom: the headers that say so, each with its name; `Host` always, since one service may have several. The layer keeps no
+/// more of it than a hash.
 fn principal_of(names: &[String], headers: &HeaderMap) -> Option<String> {
-    let mut said = String::new();
+    let host = headers.get(HOST).map(|host| host.as_bytes().to_ascii_lowercase()).unwrap_or_default();
+    let mut said = format!("host:{}\n", host.escape_ascii());
     for name in names {
         for value in headers.get_all(name) {
             let value = value.as_bytes().escape_ascii();
             said.push_str(&format!("{name}:{value}\n"));
         }
     }
-    Some(said).filter(|said| !said.is_empty())
+    Some(said)
 }

@@ -61,12 +61,14 @@ pub(super) fn onward(parts: &mut Parts, peer: Peer) -> Result<(), Refused> {
     let protocol = if parts.version == Version::HTTP_10 { "1.0 oncely" } else { "1.1 oncely" };
     headers.append(VIA, HeaderValue::from_static(protocol));
     if !peer.is_trusted {
-        let said = headers.keys().filter(|name| name.as_str().starts_with(SAID_BY_PROXIES));
+        // Many a service reads x_forwarded_for as the same name.
+        let said = headers.keys().filter(|name| {
+            let name = name.as_str().replace('_', "-");
+            name.starts_with(SAID_BY_PROXIES) || name == REAL.as_str() || name == FORWARDED.as_str()
+        });
         for name in said.cloned().collect::<Vec<_>>() {
             headers.remove(name);
         }
-        headers.remove(REAL);
-        headers.remove(FORWARDED);
     }
     let before: Vec<&str> = headers.get_all(FOR).iter().filter_map(|value| value.to_str().ok()).collect();
     let mut chain = before.join(", ");

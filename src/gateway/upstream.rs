@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::{Request, Response};
-use http_body_util::BodyExt as _;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::answer::streamed;
+use super::body::Guarded;
 use super::calls::{Calls, Sent};
 use super::keyed::Keyed;
 use super::problem::{Kind, problem};
@@ -48,12 +48,7 @@ impl Inner {
         let is_repeatable = request.method().is_safe();
         // Counted from the end of the request: an upload takes as long as it does.
         let (guard, sent) = oneshot::channel::<()>();
-        let request = request.map(|body| {
-            passed(body.map_frame(move |frame| {
-                let _until_its_end = &guard;
-                frame
-            }))
-        });
+        let request = request.map(|body| passed(Guarded::new(body, guard)));
         let late = async {
             let _ = sent.await;
             tokio::time::sleep(self.limit).await;

@@ -8,6 +8,7 @@ use http_body_util::BodyExt as _;
 use super::body::{Body, BoxError, followed, passed, whole};
 use super::failure::Failure;
 use super::on_large::OnLarge;
+use super::replay::OMITTED;
 use crate::handler::HandlerError;
 use crate::pg::HttpAnswer;
 
@@ -83,7 +84,8 @@ impl Answer {
             headers: kept
                 .map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec()))
                 .collect(),
-            body: self.rest.is_none().then(|| self.body.to_vec()),
+            // One whose body was omitted when it was stored as a step has none.
+            body: (self.rest.is_none() && !self.headers.contains_key(OMITTED)).then(|| self.body.to_vec()),
         }
     }
 

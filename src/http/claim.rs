@@ -8,7 +8,7 @@ use sqlx::{Postgres, Transaction};
 use super::problem::Problem;
 use super::request::Asked;
 use super::store::Store;
-use super::stored::{http_of, is_open};
+use super::stored::{http_of, opened};
 use crate::decide::{EARLY, KeyDecision, KeyRecord, OnConflict, decide, wait};
 use crate::failpoint::step;
 use crate::fingerprint::{Fingerprint, Likeness};
@@ -58,7 +58,7 @@ pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx:
         let refused = match decide(&record, fingerprint.as_ref(), OnConflict::DeadLetter) {
             KeyDecision::Duplicate => {
                 let Some(mut answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
-                answer.response.take_if(|response| !is_open(identity, response));
+                answer.response = answer.response.and_then(|response| opened(identity, response));
                 if http_of(&answer).is_some() && !is_same(&record, fingerprint.as_ref()) {
                     Problem::key_reused()
                 } else {

@@ -157,7 +157,7 @@ impl Settings {
             Keys::Transactions(store) => Place::Transactions(store),
             Keys::Leases(store) => Place::Leases(Arc::new(settings.runner(store))),
         };
-        let at_work = AtWork::new(&settings);
+        let at_work = AtWork::new(&settings.limits, settings.max_request);
         let (settings, in_flight, tasks) = (Arc::new(settings), InFlight::default(), TaskTracker::new());
         Ok(IdempotencyLayer { settings, keys, in_flight, at_work, tasks })
     }

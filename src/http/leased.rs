@@ -59,12 +59,14 @@ impl Leased {
     }
 
     /// Holds the key, or answers.
-    async fn claim(&self) -> Result<(Running<AnyStore>, Option<Turn>), Response<Body>> {
+    async fn claim(&self) -> Result<(Running<AnyStore>, Turn), Response<Body>> {
         let identity = &self.asked.identity;
         let until = tokio::time::Instant::now() + self.settings.wait;
-        // Those of this process wait for each other without asking. The store decides in any case: whose turn has not come asks once, how long
-        // the lease has to go.
-        let turn = self.in_flight.enter(identity, until).await;
+        // Those of this process wait for each other without asking. Whose turn has not come does not claim: the one before it is at work, and its
+        // lease may have run out while the store was away.
+        let Some(turn) = self.in_flight.enter(identity, until).await else {
+            return Err(Problem::in_flight(Duration::from_secs(1)).into());
+        };
         let mut pause = LOOK_AGAIN[0];
         loop {
             step("leased.claim.before");

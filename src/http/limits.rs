@@ -6,8 +6,6 @@ use std::time::Duration;
 use http_body::SizeHint;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::settings::Settings;
-
 /// Bytes of requests, where nobody says it and they are smaller than half of it.
 const BYTES: usize = 128 * 1_048_576;
 const MOST_REQUESTS: usize = 1_000_000;
@@ -16,8 +14,8 @@ const LONGEST_READ: Duration = Duration::from_secs(600);
 /// How much may be at work at once, and how long a request may take to arrive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    requests: usize,
-    bytes: Option<usize>,
+    pub(super) requests: usize,
+    pub(super) bytes: Option<usize>,
     pub(super) read: Duration,
 }
 
@@ -42,31 +40,6 @@ impl Limits {
     }
 }
 
-impl Settings {
-    /// How many requests with a key may be at work at once, those included whose client has left, which wait for another one or for a
-    /// connection, or are still arriving. One more gets a 503 `busy` with `Retry-After`, before its body is read. Default: 1,000.
-    #[must_use]
-    pub fn max_at_work(mut self, requests: usize) -> Self {
-        self.limits.requests = requests;
-        self
-    }
-
-    /// How many bytes the bodies of these requests may have together; one that does not say its length counts as
-    /// [`Settings::max_request`] until it is there. As [`Settings::max_at_work`]. Default: 128 MiB, or twice `max_request` where that is more.
-    #[must_use]
-    pub fn max_bytes_at_work(mut self, bytes: usize) -> Self {
-        self.limits.bytes = Some(bytes);
-        self
-    }
-
-    /// How long the body of a request with a key may take to arrive; then it is a 408, and nothing runs. Default: 30 s; at most 10 minutes.
-    #[must_use]
-    pub fn read_limit(mut self, limit: Duration) -> Self {
-        self.limits.read = limit;
-        self
-    }
-}
-
 /// What a layer has at work.
 #[derive(Clone)]
 pub(super) struct AtWork {
@@ -82,13 +55,12 @@ pub(super) struct Share {
 }
 
 impl AtWork {
-    pub(super) fn new(settings: &Settings) -> Self {
-        let Settings { limits, max_request, .. } = settings;
-        let bytes = limits.bytes(*max_request).min(Semaphore::MAX_PERMITS);
+    pub(super) fn new(limits: &Limits, max_request: usize) -> Self {
+        let bytes = limits.bytes(max_request).min(Semaphore::MAX_PERMITS);
         Self {
             requests: Arc::new(Semaphore::new(limits.requests)),
             bytes: Arc::new(Semaphore::new(bytes)),
-            max_request: *max_request,
+            max_request,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::pg::{HttpAnswer, StoredAnswer};
 /// Says that no handler ran.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Says that there was a body, which was not stored.
-const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
+pub(super) const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
 
 /// The answer of a run before, unless this request may not have it. `parts`: of the request; they may be left out where nobody looks at them
 /// ([`Settings::on_replay`]).

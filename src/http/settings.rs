@@ -218,6 +218,29 @@ impl Settings {
         self
     }
 
+    /// How many requests with a key may be at work at once, those included whose client has left, which wait for another one or for a
+    /// connection, or are still arriving. One more gets a 503 `busy` with `Retry-After`, before its body is read. Default: 1,000.
+    #[must_use]
+    pub fn max_at_work(mut self, requests: usize) -> Self {
+        self.limits.requests = requests;
+        self
+    }
+
+    /// How many bytes the bodies of these requests may have together; one that does not say its length counts as
+    /// [`Settings::max_request`] until it is there. As [`Settings::max_at_work`]. Default: 128 MiB, or twice `max_request` where that is more.
+    #[must_use]
+    pub fn max_bytes_at_work(mut self, bytes: usize) -> Self {
+        self.limits.bytes = Some(bytes);
+        self
+    }
+
+    /// How long the body of a request with a key may take to arrive; then it is a 408, and nothing runs. Default: 30 s; at most 10 minutes.
+    #[must_use]
+    pub fn read_limit(mut self, limit: Duration) -> Self {
+        self.limits.read = limit;
+        self
+    }
+
     /// Which answers are stored. Default: all but 5xx, 401, 403, 405 to 409, 411 to 417, 421, 423 to 426, 428, 429 and 431; for a
     /// [shared](Consumer::shared) consumer all but 4xx and 5xx, since its message may come yet. Never stored: a server's error (5xx), and a 3xx or 4xx
     /// of whoever has not used its [`Tx`](super::Tx) (under leases: not taken its [`Run`](super::Run)), such as a router or an extractor.

@@ -63,13 +63,14 @@ pub(super) fn of_response(identity: &Identity, response: Option<&Value>) -> Stor
     let is_refused = response
         .and_then(Value::as_object)
         .is_some_and(|object| object.len() == 1 && object.get("refused").is_some_and(Value::is_string));
-    let text = response.map(Value::to_string);
-    StoredAnswer { http, response: text.filter(|text| is_open(identity, text)), is_refused }
+    let text = response.and_then(|response| opened(identity, response.to_string()));
+    StoredAnswer { http, response: text, is_refused }
 }
 
-/// Not encrypted by a worker of the same consumer: that is nothing for a client.
-pub(super) fn is_open(identity: &Identity, response: &str) -> bool {
-    open_text(None, &Place::response(identity), response).is_ok()
+/// A response as its handler said it; `None` for one that a worker of the same consumer has encrypted: that is nothing for a client.
+pub(super) fn opened(identity: &Identity, response: String) -> Option<String> {
+    let opened = open_text(None, &Place::response(identity), &response).ok()?;
+    Some(opened.unwrap_or(response))
 }
 
 #[cfg(test)]

@@ -38,10 +38,16 @@ impl Sessions {
                 Ok(taken) => taken.map(Out::Pool).map_err(NoneOut::Postgres),
                 Err(_) => Err(NoneOut::Silent),
             },
-            Self::Own(sessions) => sessions.take().await.map(Out::Own).map_err(|error| match error {
-                NoSession::Postgres(error) => NoneOut::Postgres(error),
-                other => NoneOut::Other(other),
-            }),
+            Self::Own(sessions) => match sessions.take().await {
+                // It has come too late, and is as good as before.
+                Ok(taken) if until <= Instant::now() => {
+                    taken.give_back();
+                    Err(NoneOut::Silent)
+                }
+                Ok(taken) => Ok(Out::Own(taken)),
+                Err(NoSession::Postgres(error)) => Err(NoneOut::Postgres(error)),
+                Err(other) => Err(NoneOut::Other(other)),
+            },
         }
     }
 }

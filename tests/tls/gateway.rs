@@ -33,7 +33,7 @@ async fn a_gateway_sends_nothing_to_a_service_that_it_can_not_believe() {
     {
         let before = requests.load(Ordering::SeqCst);
         let text = format!(
-            "[gateway]\nupstream = \"https://{host}:{port}\"\nlisten = \"127.0.0.1:0\"\ntls = {{ {tls} }}\n"
+            "[gateway]\nupstream = \"https://{host}:{port}\"\nlisten = \"127.0.0.1:0\"\nprincipal = []\ntls = {{ {tls} }}\n"
         );
         std::fs::write(world.file(), text).unwrap();
         let gateway = world.start_verb("oncely", &["gateway"], &format!("gateway-{number}"), &[]);

@@ -4,6 +4,7 @@ use serde_json::Value;
 use testbed::{Prometheus, eventually};
 
 use super::{board, rules};
+use crate::gateway;
 use crate::support::http::{address, get, wait_for};
 use crate::support::{World, message, servers};
 
@@ -30,16 +31,20 @@ async fn query(prometheus: &Prometheus, expression: &str) -> anyhow::Result<Valu
 #[tokio::test]
 async fn a_handler_that_breaks_is_an_alert_until_it_is_mended() {
     let mut world = World::new().await;
-    world.configure("[worker]\nlisten = \"127.0.0.1:0\"\n[relay]\nlisten = \"127.0.0.1:0\"");
+    world.configure(
+        "[worker]\nlisten = \"127.0.0.1:0\"\n[relay]\nlisten = \"127.0.0.1:0\"\n[gateway]\nmetrics = \"127.0.0.1:0\"\nprincipal = []",
+    );
     world.consumer("payments", "");
     world.with_redis(servers().await.urls().redis.as_str(), "");
     world.apply_topology().await;
     let (worker, relay) = (world.start("worker"), world.start("relay"));
     let (worker_at, relay_at) = (address(&worker).await, address(&relay).await);
-    for at in [&worker_at, &relay_at] {
+    let (gateway, gateway_at) = gateway::alone(&world).await;
+    for at in [&worker_at, &relay_at, &gateway_at] {
         wait_for(at, "/readyz", 200, "ready").await;
     }
-    let prometheus = Prometheus::start(&[&worker_at, &relay_at], &rules::hurried()).await.unwrap();
+    let prometheus =
+        Prometheus::start(&[&worker_at, &relay_at, &gateway_at], &rules::hurried()).await.unwrap();
     world.publish("payments", message("acme", "good"), "{}").await;
     // Beside the other one it would be a witness that the environment is sound.
     let done = "oncely_messages_total{consumer=\"payments\",outcome=\"completed\"} 1\n";
@@ -93,4 +98,5 @@ async fn a_handler_that_breaks_is_an_alert_until_it_is_mended() {
     drop(prometheus);
     world.stop(worker).await;
     world.stop(relay).await;
+    world.stop(gateway).await;
 }

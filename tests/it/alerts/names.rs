@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::labels::{labels, selected};
 use super::{Query, board, rules};
+use crate::gateway;
 use crate::support::exposition::{Series, series};
 use crate::support::http::{address, get, wait_for};
 use crate::support::{World, servers};
@@ -17,17 +18,25 @@ fn made_up(name: &str, labels: &[(&str, &str)]) -> Series {
     Series { name: name.to_owned(), metric: name.to_owned(), labels: labels.collect() }
 }
 
-/// What Prometheus has of a worker and a relay, and what it adds.
+/// What Prometheus has of a worker, a relay and a gateway, and what it adds.
 async fn known() -> Vec<Series> {
     let mut world = World::new().await;
-    world.configure("[worker]\nlisten = \"127.0.0.1:0\"\n[relay]\nlisten = \"127.0.0.1:0\"");
+    world.configure(
+        "[worker]\nlisten = \"127.0.0.1:0\"\n[relay]\nlisten = \"127.0.0.1:0\"\n[gateway]\nmetrics = \"127.0.0.1:0\"\nprincipal = []",
+    );
     world.consumer("payments", "");
     world.with_redis(servers().await.urls().redis.as_str(), "");
     world.apply_topology().await;
     let mut known = Vec::new();
-    for program in ["worker", "relay"] {
-        let process = world.start(program);
-        let address = address(&process).await;
+    for program in ["worker", "relay", "gateway"] {
+        let (process, address) = match program {
+            "gateway" => gateway::alone(&world).await,
+            program => {
+                let process = world.start(program);
+                let address = address(&process).await;
+                (process, address)
+            }
+        };
         wait_for(&address, "/readyz", 200, "ready").await;
         known.extend(series(&get(&address, "/metrics").await.unwrap().1));
         world.stop(process).await;

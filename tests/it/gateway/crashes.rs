@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oncely::failpoint::STEPS;
 
-use super::{SHORT, Site, Upstream, post, reached, start, state};
+use super::{PRINCIPAL, SHORT, Site, Upstream, post, reached, start, state};
 use crate::support::World;
 
 async fn killed_in_the_call(unknown: &str) -> (Site, testbed::Process, super::Client) {
@@ -49,7 +49,7 @@ async fn a_gateway_that_is_killed_in_the_call_is_followed_by_one_with_the_same_k
 #[tokio::test]
 async fn a_gateway_that_dies_at_any_step_calls_once_or_says_that_nobody_knows() {
     let mut world = World::new().await;
-    world.configure(&format!("[gateway]\nwait = \"10s\"\n{SHORT}"));
+    world.configure(&format!("[gateway]\n{PRINCIPAL}wait = \"10s\"\n{SHORT}"));
     let upstream = Upstream::start().await;
     let survivor = start(&world, &upstream, "survivor", &[]);
     let client = reached(&survivor).await;

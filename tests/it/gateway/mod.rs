@@ -25,6 +25,7 @@ struct Site {
     client: Client,
 }
 
+const PRINCIPAL: &str = "principal = [\"authorization\"]\n";
 /// Short enough for a test to wait for.
 const SHORT: &str = "lease = \"2s\"\nmax_run = \"5s\"";
 
@@ -46,7 +47,8 @@ impl Site {
         settings: &str,
         more: &[(&'static str, String)],
     ) -> Self {
-        world.configure(&format!("[log]\nlevel = \"debug\"\n[gateway]\n{settings}"));
+        let principal = if settings.contains("principal") { "" } else { PRINCIPAL };
+        world.configure(&format!("[log]\nlevel = \"debug\"\n[gateway]\n{principal}{settings}"));
         let process = start(&world, &upstream, "gateway", more);
         let client = reached(&process).await;
         Self { world, upstream, process, client }
@@ -86,10 +88,19 @@ async fn reached(process: &Process) -> Client {
     Client(address.await.unwrap().parse().unwrap())
 }
 
+/// A gateway before nobody, and where it tells its metrics: the configuration says `metrics` and `principal`.
+pub(crate) async fn alone(world: &World) -> (Process, String) {
+    let arguments = ["gateway", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"];
+    let process = world.start_verb("oncely", &arguments, "gateway", &[]);
+    let address = health::health(&process).await;
+    (process, address)
+}
+
 /// Asks a gateway on this database for all that it can say to it.
 pub(crate) async fn every_statement(world: &World) {
     let upstream = Upstream::start().await;
-    let process = start(world, &upstream, "gateway", &[]);
+    let principal = [("ONCELY_GATEWAY__PRINCIPAL", "[\"authorization\"]".to_owned())];
+    let process = start(world, &upstream, "gateway", &principal);
     let client = reached(&process).await;
     for (path, status) in [
         ("/do/201", 201),

@@ -2,7 +2,7 @@
 
 use futures::future::join_all;
 
-use super::{SHORT, Site, post, state, with};
+use super::{SHORT, Site, get, post, state, with};
 
 #[tokio::test]
 async fn a_request_that_comes_again_is_one_call_and_gets_equal_bytes() {
@@ -26,9 +26,9 @@ async fn a_request_that_comes_again_is_one_call_and_gets_equal_bytes() {
     assert_eq!(state(&mut site.world, "order-1").await.as_deref(), Some("COMPLETED"));
     // A client's error is an answer, too.
     for _ in 0..2 {
-        assert_eq!(site.ask(&post("/do/404", "order-2", "{}")).await.status, 404);
+        assert_eq!(site.ask(&post("/do/410", "order-2", "{}")).await.status, 410);
     }
-    assert_eq!(site.upstream.calls_of("/do/404").len(), 1);
+    assert_eq!(site.upstream.calls_of("/do/410").len(), 1);
     site.stop().await;
 }
 
@@ -86,6 +86,7 @@ async fn the_same_key_is_another_request_with_another_body_path_or_principal() {
         of("/do/201?x", "Bearer ana", "{}"),
         of("/do/201", "Bearer bo", "{}"),
         post("/do/201", "k", "{}"),
+        first.replace("Host: shop", "Host: stall"),
     ] {
         let refused = site.ask(&other).await;
         assert_eq!(refused.said(), (422, "key-reused".to_owned()), "{other}");
@@ -93,6 +94,13 @@ async fn the_same_key_is_another_request_with_another_body_path_or_principal() {
     }
     assert!(site.ask(&first).await.is_replayed());
     assert_eq!(site.upstream.calls().len(), 1);
+    assert_eq!(site.upstream.calls()[0].headers("content-length"), ["2"]);
+    // An empty body is told as one, and the body of a GET goes on.
+    site.ask(&post("/do/202", "k2", "")).await;
+    site.ask(&get("/do/200", "Content-Length: 5\r\n\r\nquery")).await;
+    assert_eq!(site.upstream.calls_of("/do/202")[0].headers("content-length"), ["0"]);
+    let search = site.upstream.calls_of("/do/200").remove(0);
+    assert_eq!((search.headers("content-length"), &search.body[..]), (vec!["5"], &b"query"[..]));
     site.stop().await;
 }
 

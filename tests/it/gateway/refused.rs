@@ -90,9 +90,10 @@ async fn a_configuration_is_refused_with_all_that_is_wrong_with_it() {
     std::fs::write(world.file(), "").unwrap();
     let refused = world.oncely(&["gateway"]).await;
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("gateway.principal: is missing"), "{told}");
     assert!(told.contains("gateway.upstream: is missing") && refused.status.code() == Some(78), "{told}");
     // Another cell's database.
-    std::fs::write(world.file(), "[cell]\nname = \"other\"").unwrap();
+    std::fs::write(world.file(), "[cell]\nname = \"other\"\n[gateway]\nprincipal = []").unwrap();
     let refused =
         world.oncely(&["gateway", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"]).await;
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();

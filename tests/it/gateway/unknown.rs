@@ -1,5 +1,6 @@
 //! Where nobody knows whether a request took effect.
 
+use testbed::eventually;
 use testbed::proxy::Mode;
 use tokio::net::TcpListener;
 
@@ -20,6 +21,7 @@ async fn what_may_have_happened_is_held_until_somebody_has_looked() {
     let mut site = Site::start(&format!("wait = \"5s\"\n{SHORT}")).await;
     for (path, first) in [
         ("/do/torn,201", UNKNOWN),
+        ("/do/unsized,201", UNKNOWN),
         ("/do/nothing,201", UNKNOWN),
         ("/do/events,201", UNKNOWN),
         ("/do/hang,201", UNKNOWN),
@@ -82,7 +84,7 @@ async fn what_may_have_happened_is_sent_again_with_the_same_key_where_that_is_sa
 #[tokio::test]
 async fn a_no_of_the_service_is_no_effect_and_a_retry_is_sent_on() {
     let site = Site::start("wait = \"5s\"\nnot_done = [503]").await;
-    for status in [401, 403, 409, 423, 425, 429, 501, 503] {
+    for status in [401, 403, 404, 409, 412, 415, 423, 425, 429, 501, 503] {
         let path = format!("/do/{status},201");
         let request = post(&path, &key(&path), "{}");
         assert_eq!(site.ask(&request).await.said(), (status, String::new()), "{path}");
@@ -112,6 +114,31 @@ async fn a_service_that_can_not_be_reached_costs_nothing() {
     let done = site.ask(&request).await;
     assert_eq!((done.status, done.is_replayed()), (201, false), "{done:?}");
     assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_while_postgresql_is_away_is_kept() {
+    let mut world = World::new().await;
+    world.configure("[postgres]\nconnect_timeout = \"1s\"");
+    let (proxy, environment) = world.proxied_postgres().await;
+    let mut site = Site::of(world, Upstream::start().await, SHORT, &environment).await;
+    let request = post("/do/hang", "k", "{}");
+    let (client, ask) = (site.client, request.clone());
+    let first = tokio::spawn(async move { client.ask(&ask).await });
+    site.upstream.wait_for_calls(1).await;
+    proxy.set(Mode::Refuse);
+    proxy.cut();
+    site.upstream.go_on();
+    assert_eq!(first.await.unwrap().status, 503);
+    proxy.set(Mode::Pass);
+    let again = eventually("the answer is found", || async {
+        let again = site.ask(&request).await;
+        if again.status == 201 { Ok(again) } else { Err(again) }
+    });
+    assert!(again.await.unwrap().is_replayed());
+    assert_eq!(site.upstream.calls().len(), 1);
+    assert_eq!(state(&mut site.world, "k").await.as_deref(), Some("COMPLETED"));
     site.stop().await;
 }
 

@@ -147,6 +147,12 @@ impl Books {
                 stream.write_all(torn.as_bytes()).await?;
                 return Ok(false);
             }
+            // Half of it, or all: only the end of the connection tells.
+            "unsized" => {
+                let unsized_answer = format!("{}Connection: close\r\n\r\n{{\"half\":", head("201", ""));
+                stream.write_all(unsized_answer.as_bytes()).await?;
+                return Ok(false);
+            }
             "nothing" => return Ok(false),
             "hang" => {
                 self.step().await;

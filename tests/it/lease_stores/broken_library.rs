@@ -103,11 +103,12 @@ async fn a_library_without_one_of_its_cares_breaks_the_case_that_is_about_it() {
         assert!(library.contains(mutant.from), "{}: the library has changed", mutant.name);
         let mut connection = connect(&redis.url()).await;
         redis::cmd("FLUSHALL").query_async::<()>(&mut connection).await.unwrap();
-        // Of the same name: the store finds it there, and loads nothing.
+        redis::cmd("FUNCTION").arg("FLUSH").query_async::<()>(&mut connection).await.unwrap();
+        let store = RedisStore::open(RedisSettings::new(&redis.url())).await.unwrap();
+        // In its place, once the store has looked.
         let mut load = redis::cmd("FUNCTION");
         load.arg("LOAD").arg("REPLACE").arg(library.replace(mutant.from, mutant.to));
         load.query_async::<String>(&mut connection).await.unwrap();
-        let store = RedisStore::open(RedisSettings::new(&redis.url())).await.unwrap();
         let broken = conformance::all(&store, &clock).await;
         let cases: Vec<&str> = broken.iter().map(|broken| broken.case).collect();
         assert!(cases.contains(&mutant.breaks), "{}: {cases:?}", mutant.name);

@@ -40,6 +40,8 @@ fn rows(source: &str) -> anyhow::Result<Vec<Row>> {
 }
 
 fn row(call: &str) -> anyhow::Result<Row> {
+    // A quotation mark within a text is no end of it.
+    let call = &call.replace("\\\"", "\u{201d}");
     let texts: Vec<&str> = call.split('"').skip(1).step_by(2).collect();
     let kind = ["Counter", "Gauge", "Histogram"].into_iter().find(|kind| call.contains(&format!(" {kind},")));
     let kind = kind.with_context(|| format!("no kind in {call}"))?.to_lowercase();
@@ -50,7 +52,7 @@ fn row(call: &str) -> anyhow::Result<Row> {
         kind,
         labels: labels.join(", "),
         of: (*of).to_owned(),
-        help: (*help).to_owned(),
+        help: help.replace('\u{201d}', "\""),
     })
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncely::lease::PostgresStore;
 use sqlx::postgres::PgPoolOptions;
 use testbed::eventually;
-use testbed::proxy::{Direction, Mode, Proxy};
+use testbed::proxy::{Mode, OneShot, Proxy};
 
 use super::{Ask, EFFECTS, Server};
 use crate::support::World;
@@ -55,7 +55,7 @@ async fn a_lost_answer_of_the_store_is_found_out() {
     let gate = Gate::shut(&world).await;
     let ask = Ask::pay("lost", r#"{"do":"pause"}"#);
     let asked = paused(&mut world, &server, &ask).await;
-    proxy.set(Mode::CutAfter(Direction::Down, 3));
+    proxy.arm(Some(OneShot::LoseCommitReply));
     gate.open().await;
     let done = "select count(*) from oncely.idempotency_keys where key = 'lost' and status = 'COMPLETED'";
     world.wait_for(done, 1).await;
@@ -65,7 +65,6 @@ async fn a_lost_answer_of_the_store_is_found_out() {
     })
     .await
     .unwrap();
-    proxy.set(Mode::Pass);
     let first = asked.await.unwrap();
     assert_eq!((first.status, first.is_replayed()), (201, false), "{first:?}");
     assert!(first.header("set-cookie").is_some(), "the handler's own answer");
