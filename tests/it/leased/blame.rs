@@ -60,7 +60,7 @@ impl LeasedHandler for Odd {
                     Box::pin(async move {
                         // Longer than a statement of ours may take, and no statement of it is.
                         for _ in 0..8 {
-                            sqlx::query("select pg_sleep(0.9)").execute(&mut *connection).await?;
+                            sqlx::query("select pg_sleep(1.5)").execute(&mut *connection).await?;
                         }
                         Ok(())
                     })
@@ -184,7 +184,7 @@ async fn an_environments_error_of_all_spends_nothing() {
 #[tokio::test]
 async fn a_write_may_take_as_long_as_its_run() {
     let mut world =
-        world_with("", RETRY, "[postgres]\nstatement_timeout = \"1s\"\nlock_timeout = \"500ms\"").await;
+        world_with("", RETRY, "[postgres]\nstatement_timeout = \"3s\"\nlock_timeout = \"500ms\"").await;
     let odd = Odd::default();
     let running = Running::start(&world, &odd);
     world.publish("charges", message("acme", "slow-1"), "{}").await;

@@ -128,6 +128,20 @@ async fn standby(world: &mut World, names: &str) {
     let alter = format!("alter system set synchronous_standby_names = '{names}'");
     sqlx::query(sqlx::AssertSqlSafe(alter)).execute(&mut world.sql).await.unwrap();
     sqlx::query("select pg_reload_conf()").execute(&mut world.sql).await.unwrap();
+    // A commit waits from when the checkpointer has read it, too.
+    while !names.is_empty() {
+        let mut other = world.database.connect().await.unwrap();
+        let writing = tokio::spawn(async move {
+            sqlx::raw_sql("select pg_logical_emit_message(true, 'probe', '')").execute(&mut other).await
+        });
+        let waits = "select count(*) from pg_stat_activity where query like '%emit_message%' and wait_event = 'SyncRep'";
+        while !writing.is_finished() {
+            if world.count(waits).await > 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
 }
 
 const DEATHS: &str =
