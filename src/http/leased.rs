@@ -123,6 +123,8 @@ impl Leased {
             () = run.lost() => None,
             () = tokio::time::sleep(limit) => None,
         };
+        // Then nothing counts but what is done: its key was taken over, or an outage took its lease.
+        let is_lost = run.is_lost() && !run.is_too_long();
         let (reply, handled) = match in_time {
             Some(handled) => (Some(reply), Some(handled)),
             None => {
@@ -134,10 +136,13 @@ impl Leased {
         };
         drop(handling);
         step("leased.handle.after");
-        let word = match handled {
+        let mut word = match handled {
             Some(handled) => Word::of(&settings, &running, taken.is(), handled),
             None => Word::failed(format!("the handler is past its limit of {limit:?}")),
         };
+        if is_lost && matches!(word.ended, Ended::Failed(_)) {
+            word.ended = Ended::GivenBack;
+        }
         let is_given_back = matches!(word.ended, Ended::GivenBack);
         step("leased.end.before");
         let mut ending = pin!(runner.end(running, word.ended));

@@ -80,12 +80,12 @@ impl<S: LeaseStore> Run<S> {
         self.0.lost.cancelled().await;
     }
 
-    pub(super) fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.0.lost.is_cancelled()
     }
 
     /// Is its time over, as far as this process knows? Nobody else need have the key.
-    pub(super) fn is_too_long(&self) -> bool {
+    pub(crate) fn is_too_long(&self) -> bool {
         self.0.too_long.load(Ordering::Relaxed)
     }
 

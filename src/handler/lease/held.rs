@@ -270,6 +270,11 @@ impl Lease {
         self.0.belief.lock().unwrap_or_else(PoisonError::into_inner).holds(self.0.time.lease)
     }
 
+    /// Was the run told that its lease is lost?
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.lost.is_cancelled()
+    }
+
     /// The run is to end.
     pub(crate) fn give_up(&self) -> HandlerError {
         self.0.lost.cancel();

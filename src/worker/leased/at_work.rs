@@ -84,7 +84,11 @@ impl Runner {
         // In time for its failure to be recorded before somebody else may take the key over: the server counts from the claim.
         let ends = asked + shared.consumer.lease.max_run.saturating_sub(GRACE + RECORDED);
         let why = tokio::select! {
-            ended = &mut handler => return HandlerEnd::of(ended),
+            ended = &mut handler => return match HandlerEnd::of(ended) {
+                // That its lease is lost it may have heard before we do: no failure of its own.
+                HandlerEnd::Returned(Err(_)) if lease.is_lost() => HandlerEnd::Lost,
+                ended => ended,
+            },
             () = lease.lost() => HandlerEnd::Lost,
             () = tokio::time::sleep_until(ends.into()) => HandlerEnd::TooLong,
             () = stopping => HandlerEnd::Stopped,
