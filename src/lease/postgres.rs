@@ -12,7 +12,7 @@ use super::check::{check_claim, check_failure, check_json, check_lease, check_st
 use super::claim::{Claim, Claimed, Grant};
 use super::error::StoreError;
 use super::held::{BegunStep, Failed, Failure, Held, Known, Renewed};
-use super::sessions::{NoneOut, Sessions};
+use super::sessions::{CheckoutError, Sessions};
 use super::store::{Facts, Failover, LeaseStore, StoreClock};
 use crate::decide::KeyStatus;
 use crate::handler::lease::Step;
@@ -73,9 +73,9 @@ impl PostgresStore {
                 store_error(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
             };
             let mut out = sessions.take(until).await.map_err(|none| match none {
-                NoneOut::Postgres(error) => store_error(error),
-                NoneOut::Silent => silent(),
-                NoneOut::Other(other) => StoreError::unavailable(other),
+                CheckoutError::Postgres(error) => store_error(error),
+                CheckoutError::Silent => silent(),
+                CheckoutError::Other(other) => StoreError::unavailable(other),
             })?;
             match timeout_at(until, committed(out.connection(), statement)).await {
                 Ok(Ok(answer)) => {

@@ -17,13 +17,13 @@ pub(super) enum Sessions {
 }
 
 /// A session for one transaction.
-pub(super) enum Out {
+pub(super) enum CheckedOut {
     Pool(PoolConnection<Postgres>),
     Own(Taken),
 }
 
 /// Why there is none.
-pub(super) enum NoneOut {
+pub(super) enum CheckoutError {
     Postgres(sqlx::Error),
     /// None came in time.
     Silent,
@@ -32,27 +32,27 @@ pub(super) enum NoneOut {
 
 impl Sessions {
     /// Takes one. Our own come within limits of their own.
-    pub(super) async fn take(&self, until: Instant) -> Result<Out, NoneOut> {
+    pub(super) async fn take(&self, until: Instant) -> Result<CheckedOut, CheckoutError> {
         match self {
             Self::Pool(pool) => match timeout_at(until, pool.acquire()).await {
-                Ok(taken) => taken.map(Out::Pool).map_err(NoneOut::Postgres),
-                Err(_) => Err(NoneOut::Silent),
+                Ok(taken) => taken.map(CheckedOut::Pool).map_err(CheckoutError::Postgres),
+                Err(_) => Err(CheckoutError::Silent),
             },
             Self::Own(sessions) => match sessions.take().await {
                 // It has come too late, and is as good as before.
                 Ok(taken) if until <= Instant::now() => {
                     taken.give_back();
-                    Err(NoneOut::Silent)
+                    Err(CheckoutError::Silent)
                 }
-                Ok(taken) => Ok(Out::Own(taken)),
-                Err(NoSession::Postgres(error)) => Err(NoneOut::Postgres(error)),
-                Err(other) => Err(NoneOut::Other(other)),
+                Ok(taken) => Ok(CheckedOut::Own(taken)),
+                Err(NoSession::Postgres(error)) => Err(CheckoutError::Postgres(error)),
+                Err(other) => Err(CheckoutError::Other(other)),
             },
         }
     }
 }
 
-impl Out {
+impl CheckedOut {
     pub(super) fn connection(&mut self) -> &mut PgConnection {
         match self {
             Self::Pool(connection) => connection,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use testbed::eventually;
 
 use super::{Ask, EFFECTS, Server};
 use crate::support::World;
@@ -12,6 +13,19 @@ async fn all_are_done(server: &Server, name: &str) {
     for reply in join_all(asks.iter().map(|ask| server.client.ask(ask))).await {
         assert_eq!(reply.status, 201, "{}", String::from_utf8_lossy(&reply.body));
     }
+}
+
+/// Since when somebody waits for a lock who began to after that, in microseconds.
+async fn waiting_since(world: &World, before: i64) -> i64 {
+    let waiting = "select (extract(epoch from query_start) * 1000000)::bigint from pg_stat_activity
+        where wait_event_type = 'Lock' and datname = current_database() and pid <> pg_backend_pid()";
+    eventually("somebody waits for a lock", || async {
+        let mut looking = world.database.connect().await?;
+        let since: Option<i64> = sqlx::query_scalar(waiting).fetch_optional(&mut looking).await?;
+        since.filter(|since| *since > before).ok_or_else(|| anyhow::anyhow!("nobody"))
+    })
+    .await
+    .unwrap()
 }
 
 #[tokio::test]
@@ -29,8 +43,9 @@ async fn a_consumer_that_somebody_registers_just_now_is_waited_for() {
     let mut other = world.database.connect().await.unwrap();
     sqlx::raw_sql("begin; select from oncely.consumers for update").execute(&mut other).await.unwrap();
     let holding = async {
-        // Longer than a statement of the door waits for a lock, four times.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        // It waits for the lock, gives up, and asks again.
+        let first = waiting_since(&world, 0).await;
+        waiting_since(&world, first).await;
         sqlx::raw_sql("commit").execute(&mut other).await.unwrap();
     };
     tokio::join!(holding, all_are_done(&server, "warm"));

@@ -71,27 +71,6 @@ async fn a_copy_waits_for_the_first_and_is_told_to_come_again_where_that_takes_l
 
 /// The first requests of processes that have just started come together.
 #[tokio::test]
-async fn a_consumer_that_somebody_else_tells_the_database_of_is_waited_for() {
-    let mut world = World::new().await;
-    let server = Server::of(&world).await;
-    let mut telling = world.database.connect().await.unwrap();
-    sqlx::raw_sql("begin; lock table oncely.consumers in exclusive mode")
-        .execute(&mut telling)
-        .await
-        .unwrap();
-    let asks: Vec<_> = (0..16).map(|number| Ask::pay(&format!("first-{number}"), "{}")).collect();
-    let client = server.client;
-    let replies = tokio::spawn(async move { join_all(asks.iter().map(|ask| client.ask(ask))).await });
-    let stuck = "select count(*) from pg_locks where not granted and relation = 'oncely.consumers'::regclass";
-    world.wait_for(stuck, 1).await;
-    // Several times as long as a claim waits for a lock.
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    sqlx::raw_sql("commit").execute(&mut telling).await.unwrap();
-    assert!(replies.await.unwrap().iter().all(|reply| reply.status == 201));
-    assert_eq!(world.count(EFFECTS).await, 16);
-}
-
-#[tokio::test]
 async fn requests_that_wait_hold_no_connection() {
     let mut world = World::new().await;
     let long = |settings: oncely::http::Settings| settings.wait(Duration::from_secs(30));

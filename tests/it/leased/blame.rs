@@ -21,6 +21,15 @@ impl Default for Meeting {
     }
 }
 
+/// Shut, at first.
+struct Gates(tokio::sync::Semaphore);
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self(tokio::sync::Semaphore::new(0))
+    }
+}
+
 /// Does what the key says.
 #[derive(Clone, Default)]
 struct Odd {
@@ -34,6 +43,8 @@ struct Odd {
     go_on: Arc<Notify>,
     /// Where runs meet before they end.
     ending: Arc<Meeting>,
+    /// What a run that has begun needs to go on.
+    gate: Arc<Gates>,
     /// A message came as a copy of ours, or again.
     copied: Arc<AtomicBool>,
 }
@@ -50,6 +61,10 @@ impl LeasedHandler for Odd {
                 // Its work: long enough for the others to begin theirs.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 self.running.fetch_sub(1, Ordering::SeqCst);
+            }
+            "overdue" => {
+                self.gate.0.acquire().await.unwrap().forget();
+                lease.step(&CALL, async |_| Ok(calls.fetch_add(1, Ordering::SeqCst))).await?;
             }
             "astray" if !self.mended.load(Ordering::SeqCst) => {
                 return Err(HandlerError::environment("a service is away"));
@@ -179,6 +194,28 @@ async fn an_environments_error_of_all_spends_nothing() {
     running.end().await;
     assert_eq!(world.count("select max(attempts)::bigint from oncely.idempotency_keys").await, 1);
     assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 0);
+}
+
+#[tokio::test]
+async fn a_run_whose_lease_a_clock_took_is_not_charged() {
+    let mut world = world_with("", RETRY, "").await;
+    let odd = Odd::default();
+    let running = Running::start(&world, &odd);
+    for number in 0..8 {
+        world.publish("charges", message("acme", &format!("overdue-{number}")), "{}").await;
+    }
+    world.wait_for("select count(*) from oncely.idempotency_keys where owner is not null", 8).await;
+    // As after a clock has jumped: the runs' time is over, and nobody else has their keys.
+    let jump =
+        "update oncely.idempotency_keys set run_ends_at = clock_timestamp(), not_before = clock_timestamp()";
+    sqlx::raw_sql(jump).execute(&mut world.sql).await.unwrap();
+    // For these runs, and for those that come after them.
+    odd.gate.0.add_permits(100);
+    world.wait_for(COMPLETED, 8).await;
+    running.end().await;
+    assert_eq!(odd.calls.load(Ordering::SeqCst), 8);
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 0);
+    assert_eq!(world.count("select max(attempts)::bigint from oncely.idempotency_keys").await, 1);
 }
 
 #[tokio::test]
