@@ -82,8 +82,7 @@ impl Keyed {
             answered.cancel();
             said
         });
-        // The step may not be recorded yet when the run is to end: the service's answer is not kept from the run's own end, which is said until
-        // it is stored.
+        // If the run has to end before its step is recorded, the service's answer still ends the run: it is stored with the key instead.
         let unrecorded = async {
             run.lost().await;
             answered.cancelled().await;
@@ -98,7 +97,7 @@ impl Keyed {
             (Ok(stored), None) => stored_answer(&stored).unwrap_or_else(|| {
                 Failure::from(HandlerError::transient("what is stored of the answer is none")).answer()
             }),
-            // What it says is as true as it was, also where its step could not be stored: the run's end tells.
+            // It is passed on even where its step could not be recorded; the end of the run says whether it is stored.
             (_, Some(Came::Answer { answer, .. })) => answer,
             (_, Some(Came::Unsent(why))) => {
                 tracing::warn!(error = why, "the service can't be reached");
@@ -173,7 +172,7 @@ impl Keyed {
     }
 }
 
-/// Has an answer a length, or pieces with a last one? One that ends with its connection ends as well where its service dies in the middle.
+/// Has an answer a length, or is it chunked? One that ends with its connection also ends where the service dies half-way.
 fn tells_its_end(answer: &Response<Incoming>) -> bool {
     let mut codings = answer.headers().get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -182,7 +181,7 @@ fn tells_its_end(answer: &Response<Incoming>) -> bool {
                 || matches!(answer.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
         }
         (Some(coding), None) => coding.as_bytes().eq_ignore_ascii_case(b"chunked"),
-        // What it is coded in is gone with the header.
+        // The header that names the codings is removed, so nobody could read the bytes.
         (Some(_), Some(_)) => false,
     }
 }

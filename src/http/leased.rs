@@ -27,7 +27,7 @@ use crate::lease::{AnyStore, Claimed, Ended, LeaseRunner, Ran, Running, StoreErr
 
 /// Between two looks at a key that another process has.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
-/// How long a client waits for the word that its answer is stored. The word is said on.
+/// How long a client waits until its answer is stored. Storing goes on after that.
 const LOOK: Duration = Duration::from_secs(2);
 /// How long a handler past its limit may take to end by itself.
 const DROPPED_AFTER: Duration = Duration::from_secs(2);
@@ -123,7 +123,7 @@ impl Leased {
             () = run.lost() => None,
             () = tokio::time::sleep(limit) => None,
         };
-        // Then nothing counts but what is done: its key was taken over, or an outage took its lease.
+        // Its failure does not count then: another run has the key, or an outage or a clock has ended the lease.
         let is_lost = run.is_lost() && !run.is_too_long();
         let (reply, handled) = match in_time {
             Some(handled) => (Some(reply), Some(handled)),
@@ -151,7 +151,7 @@ impl Leased {
         if let Some(reply) = reply {
             send(reply, word.told.by(&asked, ended.as_ref().ok()));
         }
-        // Nobody waits for it any more, and it is said on.
+        // The client has its answer; storing goes on.
         let ended = match ended {
             Ok(ended) => ended,
             Err(_) => ending.await,

@@ -7,7 +7,7 @@ use sqlx::postgres::PgPoolOptions;
 use testbed::eventually;
 use testbed::proxy::{Mode, OneShot, Proxy};
 
-use super::{Ask, EFFECTS, Server};
+use super::{Ask, EFFECTS, Server, in_postgresql};
 use crate::support::World;
 use crate::support::gate::{Gate, WAITING};
 
@@ -72,6 +72,26 @@ async fn a_lost_answer_of_the_store_is_found_out() {
     assert_eq!((again.status, again.is_replayed(), again.body), (201, true, first.body));
     let completed = "select count(*) from oncely.audit where key = 'lost' and outcome = 'completed'";
     assert_eq!((world.count(completed).await, world.count(EFFECTS).await), (1, 2));
+}
+
+#[tokio::test]
+async fn a_run_whose_lease_a_clock_took_is_not_charged() {
+    let mut world = World::new().await;
+    let store = in_postgresql(&world).await;
+    let server = Server::leased(&world, store, |settings| settings.lease(Duration::from_secs(3))).await;
+    let gate = Gate::shut(&world).await;
+    let ask = Ask::pay("overdue", r#"{"do":"pause"}"#);
+    let asked = paused(&mut world, &server, &ask).await;
+    // As after a clock has jumped: the next renewal finds that the run's time is over, and nobody else has the key.
+    let jump =
+        "update oncely.idempotency_keys set run_ends_at = clock_timestamp(), not_before = clock_timestamp()";
+    sqlx::raw_sql(jump).execute(&mut world.sql).await.unwrap();
+    assert_eq!(asked.await.unwrap().status, 503);
+    world.wait_for("select count(*) from oncely.idempotency_keys where owner is null", 1).await;
+    assert_eq!(world.count("select attempts::bigint from oncely.idempotency_keys").await, 0);
+    gate.open().await;
+    assert_eq!(server.client.ask(&ask).await.status, 201);
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await), (2, 1), "its step was done");
 }
 
 #[tokio::test]
