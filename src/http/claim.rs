@@ -12,7 +12,7 @@ use super::stored::{http_of, opened};
 use crate::decide::{EARLY, KeyDecision, KeyRecord, OnConflict, decide, wait};
 use crate::failpoint::step;
 use crate::fingerprint::{Fingerprint, Likeness};
-use crate::pg::{self, StoredAnswer};
+use crate::pg::{self, RequestClaim, StoredAnswer};
 use crate::reason::{Reason, Rejection};
 
 /// Rounds of claim and look-up before a key that keeps appearing and disappearing is left for later.
@@ -23,7 +23,7 @@ const AFTER_LEASE: Duration = Duration::from_secs(1);
 
 /// What a claim says.
 pub(super) enum Claimed {
-    /// The key is this request's, in this transaction, since this moment.
+    /// The key is this request's, in this transaction, since this moment; what follows there is its handler's.
     Run(Transaction<'static, Postgres>, DateTime<Utc>),
     /// It took effect before.
     Done(StoredAnswer),
@@ -35,35 +35,29 @@ pub(super) enum Claimed {
 /// Claims the key, unless it is known.
 pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx::Error> {
     let Asked { identity, fingerprint, .. } = asked;
-    let consumer = &identity.consumer;
-    let mut transaction = pg::begin_on_pool(&store.pool).await?;
+    let mut transaction = pg::begin_request(&store.pool).await?;
     for _ in 0..ROUNDS {
         let now = store.now();
         step("http.claim.before");
-        let won = pg::claim(&mut transaction, consumer, now, &[(identity, *fingerprint)]).await;
+        let claimed = pg::claim_request(&mut transaction, identity, *fingerprint, now).await;
         step("http.claim.after");
-        match won {
-            Ok(won) if !won.is_empty() => return Ok(Claimed::Run(transaction, now)),
-            Ok(_) => {}
+        let (record, mut answer) = match claimed {
+            Ok(RequestClaim::Won) => return Ok(Claimed::Run(transaction, now)),
+            Ok(RequestClaim::Known(record, answer)) => (record, answer),
+            Ok(RequestClaim::Unseen) => continue,
             Err(error) if pg::is_locked(&error) => {
                 transaction.rollback().await?;
                 return Ok(Claimed::Locked);
             }
             Err(error) => return Err(error),
-        }
-        // A statement of its own, with a snapshot of its own: it sees the winner's row.
-        let records = pg::look_up(&mut transaction, consumer, &[identity]).await?;
-        // Collected in between: claimed in the next round.
-        let Some(record) = records.into_iter().flatten().next() else { continue };
+        };
         let refused = match decide(&record, fingerprint.as_ref(), OnConflict::DeadLetter) {
             KeyDecision::Duplicate => {
-                let Some(mut answer) = pg::http_answer(&mut transaction, identity).await? else { continue };
                 answer.response = answer.response.and_then(|response| opened(identity, response));
                 if http_of(&answer).is_some() && !is_same(&record, fingerprint.as_ref()) {
                     Problem::key_reused()
                 } else {
-                    // What a standby lacks would be lost by a failover, and run again.
-                    pg::await_standby(&mut transaction).await?;
+                    // Waits for a standby, where there is one.
                     transaction.commit().await?;
                     return Ok(Claimed::Done(answer));
                 }
@@ -119,10 +113,9 @@ async fn retake(
     if let Some(rest) = wait(record, now) {
         return Ok(Retaken::Wait(rest));
     }
-    let claims = [(&asked.identity, asked.fingerprint)];
-    match pg::retake(transaction, &asked.identity.consumer, now, now + EARLY, &claims).await {
-        Ok(won) if !won.is_empty() => Ok(Retaken::Yes(now)),
-        Ok(_) => Ok(Retaken::No),
+    match pg::retake_request(transaction, &asked.identity, asked.fingerprint, now, now + EARLY).await {
+        Ok(true) => Ok(Retaken::Yes(now)),
+        Ok(false) => Ok(Retaken::No),
         Err(error) if pg::is_locked(&error) => Ok(Retaken::Locked),
         Err(error) => Err(error),
     }

@@ -97,18 +97,12 @@ impl Transactional {
         Problem::unavailable()
     }
 
-    async fn handle(self, mut transaction: Transaction<'static, Postgres>, at: DateTime<Utc>, reply: Reply) {
+    async fn handle(self, transaction: Transaction<'static, Postgres>, at: DateTime<Utc>, reply: Reply) {
         let Self { settings, store, asked, parts, body, call, .. } = self;
         // For whoever decides about replays, where the answer to COMMIT is lost.
         let asked_by = settings.on_replay.is_some().then(|| parts.clone());
         let mut request = Request::from_parts(parts, whole(body));
         let began = Instant::now();
-        step("http.enter.before");
-        if let Err(error) = pg::enter_request(&mut transaction).await {
-            tracing::error!(consumer = %asked.identity.consumer, error = pg::describe(&error), "a request can't begin");
-            return send(reply, Problem::unavailable());
-        }
-        step("http.enter.after");
         let slot = Slot::new(transaction);
         request.extensions_mut().insert(slot.clone());
         step("http.handle.before");
@@ -176,19 +170,39 @@ struct Ending<'a> {
 
 impl Ending<'_> {
     /// Stores the answer and commits; then it may be given.
-    async fn end(&self, mut transaction: Transaction<'static, Postgres>, answer: Answer) -> Response<Body> {
+    async fn end(
+        mut self,
+        mut transaction: Transaction<'static, Postgres>,
+        answer: Answer,
+    ) -> Response<Body> {
         let (settings, asked) = (self.settings, self.asked);
         let consumer = &asked.identity.consumer;
         let is_refused = answer.status.is_client_error();
-        let left = match is_refused {
-            true => pg::undo_request(&mut transaction).await,
-            false => pg::leave_request(&mut transaction).await,
-        };
+        if is_refused {
+            // What the handler wrote goes with its claim. The refusal is stored under another one, which somebody else may have by now: then
+            // that one's answer is the key's.
+            if !take_back(self.store, asked, self.at, transaction).await {
+                return broken().into();
+            }
+            match claim(self.store, asked).await {
+                Ok(Claimed::Run(claimed, at)) => (transaction, self.at) = (claimed, at),
+                Ok(Claimed::Done(stored)) => return replay(settings, self.asked_by, stored),
+                Ok(Claimed::Refused(problem)) => return problem.into(),
+                Ok(Claimed::Locked) => return Problem::in_flight(Duration::from_secs(1)).into(),
+                Err(error) => {
+                    tracing::error!(%consumer, error = pg::describe(&error), "a refusal can't be stored");
+                    return Problem::unavailable().into();
+                }
+            }
+        }
+        step("http.leave.before");
+        let left = pg::leave_request(&mut transaction).await;
+        step("http.leave.after");
         if let Err(error) = left {
             // By an error that it ignored, or by a COMMIT or ROLLBACK of its own.
             tracing::error!(%consumer, error = pg::describe(&error), "a handler has broken its transaction");
-            take_back(self.store, asked, self.at, transaction).await;
-            return broken().into();
+            let is_taken_back = end_unkept(self.store, asked, self.at, transaction, &error).await;
+            return if is_taken_back { failed() } else { broken() }.into();
         }
         let kept = answer.kept(&settings.kept);
         let trace = AnswerTrace {
@@ -200,19 +214,20 @@ impl Ending<'_> {
             trace_id: asked.trace_id.as_deref(),
         };
         step("http.store.before");
+        let now = self.store.now();
         let stored =
-            pg::store_http_answer(&mut transaction, &asked.identity, &kept, trace, self.store.now()).await;
+            pg::store_http_answer(&mut transaction, &asked.identity, self.at, &kept, trace, now).await;
         step("http.store.after");
         match stored {
             Ok(true) => {}
             Ok(false) => {
                 tracing::error!(%consumer, "a request's key is not in its transaction any more");
-                undo(Some(transaction)).await;
+                undo(transaction).await;
                 return failed().into();
             }
             Err(error) => {
                 tracing::error!(%consumer, error = pg::describe(&error), "an answer can't be stored");
-                undo(Some(transaction)).await;
+                undo(transaction).await;
                 return failed().into();
             }
         }
@@ -252,7 +267,7 @@ impl Ending<'_> {
                 }
                 // It was not. Its handler has run, so its client asks again.
                 Ok(Claimed::Run(transaction, _)) => {
-                    undo(Some(transaction)).await;
+                    undo(transaction).await;
                     return Problem::unavailable().into();
                 }
                 Ok(Claimed::Refused(problem)) => return problem.into(),
@@ -277,23 +292,36 @@ fn broken() -> Problem {
     Problem::new(Kind::Failed, "It is not known what was done; ask whoever runs this service")
 }
 
-/// Takes back what a handler wrote. False: it has ended its transaction itself, by a COMMIT or ROLLBACK. What it has committed stands there with
-/// its key, which must not pass for one that took effect: it is given up as `outcome_unknown`.
+/// Takes back what a handler wrote. False: it has ended its transaction itself, and nobody knows what it did then.
 async fn take_back(
     store: &Store,
     asked: &Asked,
     at: DateTime<Utc>,
     mut transaction: Transaction<'static, Postgres>,
 ) -> bool {
-    let undone = pg::undo_request(&mut transaction).await;
-    undo(Some(transaction)).await;
-    match undone {
-        Ok(()) => return true,
-        // The session is gone, and what it did not commit with it.
-        Err(error) if pg::is_outage(&error) => return true,
-        Err(error) => {
-            tracing::error!(error = pg::describe(&error), "a handler's savepoint is not there any more");
+    match pg::leave_request(&mut transaction).await {
+        Ok(()) => {
+            undo(transaction).await;
+            true
         }
+        Err(error) => end_unkept(store, asked, at, transaction, &error).await,
+    }
+}
+
+/// Takes back a transaction that [`leave_request`](pg::leave_request) has found `error` in: aborted by a statement of the handler that failed, or
+/// ended by a COMMIT or ROLLBACK of its own. What it has committed stands there with its key, which must not pass for one that took effect:
+/// it is given up as `outcome_unknown`. False: it has ended it.
+async fn end_unkept(
+    store: &Store,
+    asked: &Asked,
+    at: DateTime<Utc>,
+    transaction: Transaction<'static, Postgres>,
+    error: &sqlx::Error,
+) -> bool {
+    undo(transaction).await;
+    // The session is gone, and what it did not commit with it.
+    if pg::is_outage(error) {
+        return true;
     }
     let disowned = async {
         let mut transaction = pg::begin_on_pool(&store.pool).await?;
@@ -303,23 +331,22 @@ async fn take_back(
     };
     let (consumer, key) = (&asked.identity.consumer, &asked.identity.key);
     match disowned.await {
-        Ok(false) => {}
+        Ok(false) => pg::is_aborted(error),
         Ok(true) => {
             tracing::error!(%consumer, %key, "a handler has committed its transaction itself: its key is given up as outcome_unknown");
+            false
         }
         Err(error) => {
             let error = pg::describe(&error);
             tracing::error!(%consumer, %key, error, "it is not known whether a handler has committed its transaction itself");
+            false
         }
     }
-    false
 }
 
 /// Takes all of it back; a session that can't is of no use any more, and PostgreSQL does it at its end.
-async fn undo(transaction: Option<Transaction<'static, Postgres>>) {
-    if let Some(transaction) = transaction
-        && let Err(error) = transaction.rollback().await
-    {
+async fn undo(transaction: Transaction<'static, Postgres>) {
+    if let Err(error) = transaction.rollback().await {
         tracing::debug!(error = %error, "a transaction could not be rolled back");
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
+use super::session::plan_anew;
 use crate::decide::{KeyRecord, KeyStatus};
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
@@ -82,6 +83,12 @@ pub(crate) fn is_taken(error: &sqlx::Error) -> bool {
         && error.as_database_error().is_some_and(|error| error.constraint().is_none_or(of_keys))
 }
 
+/// Was it said in a transaction that an earlier error has aborted (in_failed_sql_transaction)?
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) fn is_aborted(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some("25P02")
+}
+
 fn is_unique_violation(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("23505"))
 }
@@ -126,6 +133,7 @@ pub(crate) async fn claim(
 }
 
 /// Claims keys whose earlier runs failed, unless they are to wait until after `due`; returns the positions of those won and which run it is.
+/// Planned anew until [`enter_handler`](super::enter_handler): after an outage there are many such keys.
 pub(crate) async fn retake(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
@@ -135,6 +143,7 @@ pub(crate) async fn retake(
 ) -> Result<Vec<(usize, u32)>, sqlx::Error> {
     let Columns { tenants, keys, fingerprints } = columns(claims);
     let position = positions(claims);
+    plan_anew(connection).await?;
     let rows = sqlx::query_file!(
         "src/pg/retake.sql",
         consumer.as_str(),

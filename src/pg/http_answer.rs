@@ -41,11 +41,12 @@ pub(crate) struct AnswerTrace<'a> {
     pub(crate) trace_id: Option<&'a str>,
 }
 
-/// Stores an answer with the key that this transaction has claimed; then the transaction is as its handler's for COMMIT. False: it has not
-/// claimed the key, and must not be committed.
+/// Stores an answer with the key that this transaction has claimed at `claimed_at`; then the transaction is as its handler's for COMMIT. False:
+/// it has not claimed the key, and must not be committed.
 pub(crate) async fn store_http_answer(
     connection: &mut PgConnection,
     identity: &Identity,
+    claimed_at: DateTime<Utc>,
     answer: &HttpAnswer,
     trace: AnswerTrace<'_>,
     now: DateTime<Utc>,
@@ -55,6 +56,7 @@ pub(crate) async fn store_http_answer(
         identity.tenant.as_str(),
         identity.consumer.as_str(),
         identity.key.as_str(),
+        claimed_at,
         i16::try_from(answer.status).unwrap_or(i16::MAX),
         headers_json(&answer.headers),
         answer.body.as_deref(),
@@ -81,8 +83,8 @@ pub(crate) async fn disown_request(
         "update oncely.idempotency_keys
         set status = 'FAILED', reason = 'outcome_unknown',
             last_error = 'a handler has ended the transaction of its request itself'
-        where tenant = $1 and consumer = $2 and key = $3 and status = 'COMPLETED' and completed_at = $4
-            and http_status is null and response is null",
+        where tenant = $1 and consumer = $2 and key = $3 and completed_at = $4
+            and reason is null and http_status is null and response is null",
         identity.tenant.as_str(),
         identity.consumer.as_str(),
         identity.key.as_str(),
@@ -91,32 +93,6 @@ pub(crate) async fn disown_request(
     .execute(connection)
     .await?;
     Ok(disowned.rows_affected() > 0)
-}
-
-/// What a key was answered with; `None` where it has not taken effect.
-pub(crate) async fn http_answer(
-    connection: &mut PgConnection,
-    identity: &Identity,
-) -> Result<Option<StoredAnswer>, sqlx::Error> {
-    let row = sqlx::query!(
-        "select http_status, http_headers, http_body, response::text as response, reason
-        from oncely.idempotency_keys
-        where tenant = $1 and consumer = $2 and key = $3 and status = 'COMPLETED'",
-        identity.tenant.as_str(),
-        identity.consumer.as_str(),
-        identity.key.as_str()
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.map(|row| StoredAnswer {
-        http: row.http_status.map(|status| HttpAnswer {
-            status: u16::try_from(status).unwrap_or(500),
-            headers: row.http_headers.as_ref().map(header_pairs).unwrap_or_default(),
-            body: row.http_body,
-        }),
-        response: row.response,
-        is_refused: row.reason.is_some(),
-    }))
 }
 
 /// Headers as they are stored: one character a byte, because a header's value need not be UTF-8.

@@ -53,6 +53,8 @@ mod picture;
 mod process;
 mod refuse;
 mod reply;
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+mod request_claim;
 mod right;
 pub(crate) mod said;
 mod search_path;
@@ -80,7 +82,7 @@ pub(crate) use audit_seal::{
     Dropped, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit, seals,
 };
 pub(crate) use backlog::{Backlog, WaitingLetters, backlog, waiting_letters, waiting_letters_of};
-pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_locked, is_taken, look_up, retake};
+pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_aborted, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;
 pub(crate) use clock_check::{accept_clock, clock_refused_at, observe_clock};
 pub(crate) use collection::{
@@ -113,8 +115,7 @@ pub(crate) use event_relay::{
 pub(crate) use first_run::first_runs;
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use http_answer::{
-    AnswerTrace, HttpAnswer, StoredAnswer, disown_request, header_pairs, headers_json, http_answer,
-    store_http_answer,
+    AnswerTrace, HttpAnswer, StoredAnswer, disown_request, header_pairs, headers_json, store_http_answer,
 };
 pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
@@ -170,11 +171,12 @@ pub(crate) use process::{
 };
 pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};
+#[cfg_attr(not(feature = "http"), allow(unused_imports))]
+pub(crate) use request_claim::{RequestClaim, claim_request, retake_request};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use search_path::{
-    LockWait, begin, begin_anew, begin_on_pool, begin_to_claim, enter_handler, enter_request, leave_request,
-    undo_request,
+    LockWait, begin, begin_anew, begin_on_pool, begin_request, begin_to_claim, enter_handler, leave_request,
 };
 pub(crate) use secret::{
     SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,

@@ -31,20 +31,21 @@ pub(crate) async fn begin_to_claim(
         .await
 }
 
-/// Begins a transaction of ours in an application's own session, for a claim: a key that somebody holds is asked for again later, so it
-/// waits only for a moment. The session's search_path, its wait for locks and its role are remembered for the handler: an application may
-/// have set them with SET. A process that stands still in the transaction holds its key for two minutes at most, twice the longest limit of a handler.
+/// Begins a transaction of ours in an application's own session. It waits for locks only for a moment: who holds them is asked again later.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
     pool.begin_with(
         "begin isolation level read committed;
-        select pg_catalog.set_config('oncely.handler_path', pg_catalog.current_setting('search_path'), true),
-            pg_catalog.set_config('oncely.handler_lock_timeout', pg_catalog.current_setting('lock_timeout'), true),
-            pg_catalog.set_config('oncely.handler_role', pg_catalog.current_setting('role'), true);
-        set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms';
-        set local idle_in_transaction_session_timeout = '2min'",
+        set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms'",
     )
     .await
+}
+
+/// Begins the transaction of a request in an application's own session, for [`claim_request`](super::claim_request). It is the handler's, but for
+/// that statement and what follows [`leave_request`]: these say of each name where it is.
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) async fn begin_request(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+    pool.begin_with("begin isolation level read committed").await
 }
 
 /// Begins a transaction of ours in an application's own session. Whoever left that one inside a transaction would have ours in his, and
@@ -67,35 +68,19 @@ pub(crate) async fn begin_anew(
     })
 }
 
-/// What follows in a transaction of [`begin_on_pool`] is the handler's, until [`leave_request`] or [`undo_request`]. The savepoint is also
-/// how it is noticed that the handler has ended the transaction, or gone on after an error that aborted it: COMMIT would say that all is
-/// well.
-#[cfg_attr(not(feature = "http"), allow(dead_code))]
-pub(crate) async fn enter_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let entered = connection.execute(
-        "savepoint oncely_handler;
-        select pg_catalog.set_config('search_path', pg_catalog.current_setting('oncely.handler_path'), true),
-            pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('oncely.handler_lock_timeout'), true)",
-    );
-    entered.await.map(drop)
-}
-
-/// What the handler wrote stays. A role that it has set does not: neither for what follows, nor in the session behind COMMIT.
+/// A role that a handler has set ends here: neither what follows has it, nor the session behind COMMIT.
+///
+/// # Errors
+/// Where the handler has ended the transaction (its role is not remembered any more), and where it has gone on after an error that aborted
+/// it: COMMIT would say that all is well.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn leave_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let left = connection.execute(
-        "release savepoint oncely_handler;
-        select pg_catalog.set_config('role', pg_catalog.current_setting('oncely.handler_role'), false);
-        set local search_path = pg_catalog, pg_temp",
-    );
-    left.await.map(drop)
-}
-
-/// What the handler wrote is taken back, the claim stays.
-#[cfg_attr(not(feature = "http"), allow(dead_code))]
-pub(crate) async fn undo_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let undone = connection.execute("rollback to savepoint oncely_handler; release savepoint oncely_handler");
-    undone.await.map(drop)
+    sqlx::query!(
+        "select pg_catalog.set_config('role', pg_catalog.current_setting('oncely.handler_role'), false) as role"
+    )
+    .fetch_one(connection)
+    .await
+    .map(drop)
 }
 
 /// How long a handler waits for locks.

@@ -42,6 +42,7 @@ mod http_handler;
 mod identities;
 mod isolation;
 mod json;
+mod key_plans;
 mod keys;
 mod keys_seed;
 mod leaks;

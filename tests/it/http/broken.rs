@@ -13,9 +13,9 @@ use crate::support::gate::{Gate, WAITING};
 async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
     let mut world = World::new().await;
     let server = Server::of(&world).await;
-    // Panics, goes on after an error, ends its transaction, takes away what the layer tells that by, violates what is checked at COMMIT, keeps
-    // the transaction.
-    for what in ["panic", "swallow", "rollback", "release", "twice", "keep"] {
+    // Panics, goes on after an error, ends its transaction, ends it and begins another, violates what is checked at COMMIT, keeps the
+    // transaction.
+    for what in ["panic", "swallow", "rollback", "chain", "twice", "keep"] {
         for _ in 0..2 {
             let reply = server.client.ask(&Ask::pay(what, &format!("{{\"do\":{what:?}}}"))).await;
             assert_eq!((reply.status, reply.problem().as_str()), (500, "failed"), "{what}");

@@ -108,7 +108,7 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
                 _ => {}
             }
         }
-        "release" => drop(tx.execute("release savepoint oncely_handler").await),
+        "chain" => drop(tx.execute("rollback and chain").await),
         "rollback" => drop(tx.execute("rollback").await),
         // Found out at COMMIT.
         "twice" => drop(tx.execute("insert into app.numbers values ('7'), ('7')").await),
