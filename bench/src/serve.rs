@@ -46,6 +46,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let layer = IdempotencyLayer::transactional(pool)
                 .consumer(Consumer::route())
                 .tenant(|_| Some("acme".to_owned()))
+                .one_principal()
                 .build()?;
             Router::new().route("/orders", post(behind_the_door)).layer(layer)
         }
