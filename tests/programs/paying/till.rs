@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::post;
 use oncely::HandlerError;
 use oncely::http::{Consumer, IdempotencyLayer, Run, Settings};
@@ -36,6 +36,7 @@ pub(crate) fn app(layer: IdempotencyLayer, calls: Calls, books: PgPool) -> Route
         .route("/pay", post(pay).patch(pay))
         .route("/pay/{id}", post(pay))
         .route("/free", post(free))
+        .route("/moved", post(async || Redirect::permanent("/pay")))
         .layer(layer)
         .with_state((calls, books))
 }

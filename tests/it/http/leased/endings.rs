@@ -53,6 +53,22 @@ async fn another_refusal_is_stored() {
     assert_eq!((server.calls.count(), world.count(EFFECTS).await), (4, 4));
 }
 
+/// No handler has run, and none is to blame.
+#[tokio::test]
+async fn a_redirect_of_a_router_counts_as_no_run() {
+    let mut world = World::new().await;
+    let twice = |settings: oncely::http::Settings| settings.retry(vec![Duration::ZERO], 2, 3);
+    let server = changed(&world, twice).await;
+    let ask = Ask::pay("moved", "{}").to("POST", "/moved");
+    for _ in 0..4 {
+        let reply = server.client.ask(&ask).await;
+        assert_eq!((reply.status, reply.is_replayed()), (308, false));
+        assert_eq!(reply.header("location").as_deref(), Some("/pay"));
+    }
+    let free = "select count(*) from oncely.idempotency_keys where owner is null and attempts = 0";
+    assert_eq!(world.count(free).await, 1);
+}
+
 #[tokio::test]
 async fn a_failed_run_is_waited_for_or_told_with_its_delay_and_given_up_after_the_last() {
     let mut world = World::new().await;
