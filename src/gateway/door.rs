@@ -12,11 +12,11 @@ use tower_service::Service as _;
 
 use super::body::Upload;
 use super::layer::{methods, tenant_of};
-use super::problem::{Kind, REPLAYED, UPSTREAM, problem};
+use super::problem::{Kind, UPSTREAM, problem};
 use super::request::{Peer, onward};
 use super::upstream::Upstream;
 use crate::config::{GatewaySettings, GatewayTenant, Network};
-use crate::http::{Body, Idempotency, IdempotencyLayer, KEY, ProblemName, REPLAYED as MARK, passed};
+use crate::http::{AnswerName, Body, Idempotency, IdempotencyLayer, KEY, passed};
 use crate::metrics::GatewayMetrics;
 
 /// Where requests come in.
@@ -107,9 +107,5 @@ impl Drop for InFlight<'_> {
 
 /// Whose answer it is.
 fn name_of(answer: &Response<Body>) -> &'static str {
-    match answer.extensions().get::<ProblemName>() {
-        Some(ProblemName(name)) => name,
-        None if answer.headers().contains_key(&MARK) => REPLAYED,
-        None => UPSTREAM,
-    }
+    answer.extensions().get().map_or(UPSTREAM, |AnswerName(name)| *name)
 }

@@ -30,7 +30,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::door::Door;
 use self::layer::layer;
-use self::problem::ANSWERS;
+use self::problem::answers;
 use self::readiness::Watch;
 use self::upstream::Upstream;
 use crate::config::GatewayConfig;
@@ -86,7 +86,7 @@ impl Gateway {
         let name = format!("oncely gateway {}", config.worker.name);
         let door = pg::Door::new(config.postgres.clone(), config.cell.clone(), Timelines::default());
         let sessions = SessionPool::new(door, name, SESSIONS, config.postgres.connect_timeout);
-        let metrics = Arc::new(vitals.with_registry(|| GatewayMetrics::new(&ANSWERS)));
+        let metrics = Arc::new(vitals.with_registry(|| GatewayMetrics::new(answers)));
         let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
         let layer = layer(&config, sessions.clone())?;
         let door = Arc::new(Door::new(&config.gateway, layer, upstream, metrics)?);

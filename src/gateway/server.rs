@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::door::Door;
+use super::problem::FULL;
 
 /// From the first byte of a request to the end of its headers, and between two requests.
 const HEADERS: Duration = Duration::from_secs(30);
@@ -25,7 +26,7 @@ const WRITE: Duration = Duration::from_secs(30);
 /// Bytes of a request's line and headers.
 const HEAD: usize = 64 << 10;
 /// For whom there is no place.
-const FULL: &[u8] =
+const NO_PLACE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
 /// How many of them get to read it at the same time, and for how long.
 const TURNED_AWAY: usize = 100;
@@ -65,7 +66,7 @@ pub(super) async fn serve(
                     tasks.spawn(connection(door, stream, peer.ip(), place, stop.clone()));
                 }
                 Err(_) => {
-                    door.metrics.plain.answered("full");
+                    door.metrics.plain.answered(FULL);
                     if let Ok(place) = Arc::clone(&turned_away).try_acquire_owned() {
                         tasks.spawn(turn_away(stream, place));
                     }
@@ -84,7 +85,7 @@ pub(super) async fn serve(
 /// Says that there is no place. What the client has sent is read first: else its system would throw the answer away.
 async fn turn_away(mut stream: TcpStream, _place: OwnedSemaphorePermit) {
     let told = async {
-        stream.write_all(FULL).await?;
+        stream.write_all(NO_PLACE).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
     };

@@ -35,8 +35,8 @@ pub(crate) struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    fn new(keyed: &'static str, answers: &[&'static str]) -> Self {
-        let all = answers.iter().copied().chain([OTHER]);
+    fn new(keyed: &'static str, answers: impl Iterator<Item = &'static str>) -> Self {
+        let all = answers.chain([OTHER]);
         let counted = |answer: &'static str| {
             (answer, counter!("oncely_gateway_requests_total", "keyed" => keyed, "answer" => answer))
         };
@@ -73,10 +73,10 @@ pub(crate) struct GatewayMetrics {
 
 impl GatewayMetrics {
     /// Makes the series. `answers`: all that there are, by name.
-    pub(crate) fn new(answers: &[&'static str]) -> Self {
+    pub(crate) fn new<I: Iterator<Item = &'static str>>(answers: impl Fn() -> I) -> Self {
         Self {
-            keyed: RequestMetrics::new("yes", answers),
-            plain: RequestMetrics::new("no", answers),
+            keyed: RequestMetrics::new("yes", answers()),
+            plain: RequestMetrics::new("no", answers()),
             inflight: gauge!("oncely_gateway_inflight_requests"),
             connections: gauge!("oncely_gateway_connections"),
         }
