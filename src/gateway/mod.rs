@@ -86,13 +86,19 @@ impl Gateway {
         let name = format!("oncely gateway {}", config.worker.name);
         let door = pg::Door::new(config.postgres.clone(), config.cell.clone(), Timelines::default());
         let sessions = SessionPool::new(door, name, SESSIONS, config.postgres.connect_timeout);
-        let metrics = Arc::new(vitals.with_registry(|| GatewayMetrics::new(answers)));
+        let metrics = Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answers)));
         let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
         let layer = layer(&config, sessions.clone())?;
         let door = Arc::new(Door::new(&config.gateway, layer, upstream, metrics)?);
         let listener = listen(config.gateway.listen).await?;
         let watched = CancellationToken::new();
-        let watch = Watch { sessions, vitals: Arc::clone(&vitals), settings: config.postgres.clone() };
+        let watch = Watch {
+            sessions,
+            vitals: Arc::clone(&vitals),
+            metrics: Arc::clone(&door.metrics),
+            consumer: config.gateway.consumer.clone(),
+            settings: config.postgres.clone(),
+        };
         let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
         let limit = config.worker.shutdown;
         let open = server::serve(&door, listener, config.gateway.connections, stop).await;

@@ -68,6 +68,8 @@ mod suspect;
 mod tenant;
 mod timelines;
 mod trail;
+#[cfg(feature = "gateway")]
+mod unknown_keys;
 mod vacuum;
 mod written;
 
@@ -204,6 +206,8 @@ pub(crate) use timelines::Timelines;
 pub(crate) use trail::{
     Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, summarize_trail, trail_page,
 };
+#[cfg(feature = "gateway")]
+pub(crate) use unknown_keys::unknown_keys;
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
 pub(crate) use written::{
     EmittedEvent, TableChanges, begin_to_take_back, defer_again, events_since, keep_from_savepoint,
