@@ -63,6 +63,7 @@ mod session;
 #[cfg_attr(not(feature = "gateway"), allow(dead_code))]
 mod session_pool;
 mod settings;
+mod settle;
 mod stats;
 mod suspect;
 mod tenant;
@@ -193,6 +194,7 @@ pub use session::{Cell, Clock, Session};
 pub(crate) use session_pool::{SessionPool, Taken};
 pub use settings::PgSettings;
 pub(crate) use settings::Turn;
+pub(crate) use settle::settle_claim;
 pub(crate) use stats::{
     ConsumerStats, RelayStats, consumer_stats, prune_stats, record_relay_stats, record_stats, relay_stats,
     roll_up_stats,

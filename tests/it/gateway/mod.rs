@@ -7,6 +7,7 @@ mod health;
 mod once;
 mod refused;
 mod secrets;
+mod settled;
 mod stops;
 mod through;
 mod unknown;
