@@ -419,7 +419,7 @@ pub const CHECKS: &[Check] = &[
         "live.config",
         "All processes have one configuration",
         "`config_digest` of heartbeats, by kind",
-        "warning: processes of one kind were started with different configurations",
+        "warning: workers, or relays, were started with different configurations (gateways may differ: each has its service)",
         "restart those that have the old one",
     ),
     later(

@@ -11,6 +11,7 @@ mod answer;
 mod body;
 mod calls;
 mod door;
+mod heartbeat;
 mod keyed;
 mod layer;
 mod problem;
@@ -21,19 +22,22 @@ mod upstream;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use chrono::Utc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::door::Door;
+use self::heartbeat::Silent;
 use self::layer::layer;
 use self::problem::answers;
 use self::readiness::Watch;
 use self::upstream::Upstream;
 use crate::config::GatewayConfig;
+use crate::heartbeat::Heartbeat;
 use crate::metrics::{GatewayMetrics, Server};
 use crate::pg::{self, Readiness, SessionPool, Timelines};
 use crate::preflight::{Preflight, fit_database, warn_of_gateway_files};
@@ -84,13 +88,24 @@ impl Gateway {
             tracing::warn!("{away}: requests with a key are refused until it is there");
         }
         let name = format!("oncely gateway {}", config.worker.name);
-        let door = pg::Door::new(config.postgres.clone(), config.cell.clone(), Timelines::default());
+        let timelines = Timelines::default();
+        let door = pg::Door::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
         let sessions = SessionPool::new(door, name, SESSIONS, config.postgres.connect_timeout);
-        let metrics = Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answers)));
+        let metrics =
+            Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answers)));
         let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
         let layer = layer(&config, sessions.clone())?;
         let door = Arc::new(Door::new(&config.gateway, layer, upstream, metrics)?);
         let listener = listen(config.gateway.listen).await?;
+        let heartbeat = Heartbeat::start(
+            Arc::clone(&vitals),
+            &config.postgres,
+            &config.cell,
+            // Of stats, of which it writes none.
+            pg::Clock::new(Utc::now(), Instant::now()),
+            timelines,
+            Silent,
+        );
         let watched = CancellationToken::new();
         let watch = Watch {
             sessions,
@@ -117,7 +132,7 @@ impl Gateway {
         };
         watched.cancel();
         // A server that does not answer is not waited for: what asks it ends together with its session.
-        let _ = tokio::time::timeout(CLOSE, &mut watching).await;
+        let _ = tokio::join!(tokio::time::timeout(CLOSE, &mut watching), heartbeat.end());
         Ok(stopped)
     }
 }

@@ -33,7 +33,9 @@ impl Watch {
         let beat = self.vitals.liveness.watch("readiness");
         let mut asked: u32 = 0;
         while !stop.is_cancelled() {
-            beat.expect(INTERVAL + self.settings.longest_connect() + self.settings.client_timeout() * 3 + LIMIT);
+            beat.expect(
+                INTERVAL + self.settings.longest_connect() + self.settings.client_timeout() * 3 + LIMIT,
+            );
             let said = self.ask(asked.is_multiple_of(COUNT)).await;
             // After an outage it is counted at once.
             asked = if said.is_ok() { asked.wrapping_add(1) } else { 0 };
@@ -55,7 +57,9 @@ impl Watch {
         pg::within(LIMIT, pg::process(taken.connection())).await?;
         if counts {
             match pg::within(LIMIT, pg::unknown_keys(taken.connection(), &self.consumer)).await {
-                Ok(count) => self.metrics.unknown_keys.set(f64::from(i32::try_from(count).unwrap_or(i32::MAX))),
+                Ok(count) => {
+                    self.metrics.unknown_keys.set(f64::from(i32::try_from(count).unwrap_or(i32::MAX)))
+                }
                 Err(error) if pg::is_outage(&error) => return Err(error.into()),
                 // Keys are claimed all the same.
                 Err(error) => tracing::warn!(

@@ -132,7 +132,9 @@ impl Plan {
                 format!("given up as {}{ago}{error}", safe(reason.as_deref().unwrap_or("unknown")))
             }
             _ => match owner.as_deref().filter(|_| !self.is_open()) {
-                Some(owner) => format!("held by {}: wait for its end, or take it: oncely leases release", safe(owner)),
+                Some(owner) => {
+                    format!("held by {}: wait for its end, or take it: oncely leases release", safe(owner))
+                }
                 None if self.is_open() => format!("ran under a lease, and nobody holds it{error}"),
                 None => format!("it is tried again when its message comes{error}"),
             },

@@ -44,7 +44,10 @@ async fn each_answer_is_counted_by_what_it_was() {
         (post("/do/torn", "torn", "{}"), (409, "outcome-unknown")),
         (with("/do/201", "", "{}"), (400, "key-missing")),
         (post("/do/201", "", "{}"), (400, "key-invalid")),
-        (post("/do/201", "k", "{}").replace("Content-Length: 2", "Content-Length: 268435457"), (413, "too-large")),
+        (
+            post("/do/201", "k", "{}").replace("Content-Length: 2", "Content-Length: 268435457"),
+            (413, "too-large"),
+        ),
         (with("/do/201", "Idempotency-Key: k\r\nUpgrade: x\r\n", "{}"), (501, "unsupported")),
     ] {
         assert_eq!(site.ask(&request).await.said(), (said.0, said.1.to_owned()), "{request}");

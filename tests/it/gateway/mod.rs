@@ -1,5 +1,6 @@
 //! `oncely gateway`: the program, a service over real sockets, clients that write bytes.
 
+mod alive;
 mod answers;
 mod client;
 mod crashes;
