@@ -47,6 +47,8 @@ pub struct GatewaySettings {
     pub retention: Duration,
     /// Longest body of a request with a key, in bytes.
     pub max_request: u32,
+    /// How long such a body may take to arrive.
+    pub read_limit: Duration,
     /// Longest body of an answer that is kept, in bytes.
     pub max_response: u32,
     /// What is done where nobody knows whether a request took effect.
@@ -236,6 +238,7 @@ pub(super) fn gateway(mut section: Section, problems: &mut Problems) -> GatewayS
         max_run: section.duration("max_run", 20 * SECOND, SECOND / 10..=3_600 * SECOND, problems),
         retention: section.duration("retention", 7 * DAY, DAY..=3_650 * DAY, problems),
         max_request: section.integer("max_request", 1 << 20, 0..=(256 << 20), problems),
+        read_limit: section.duration("read_limit", 30 * SECOND, SECOND / 10..=600 * SECOND, problems),
         max_response: section.integer("max_response", 1 << 18, 0..=(64 << 20), problems),
         unknown: section.choice(
             "unknown",

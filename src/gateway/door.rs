@@ -70,7 +70,7 @@ impl Door {
             }
             None => {
                 parts.extensions.clear();
-                let request = Request::from_parts(parts, passed(Upload::new(body)));
+                let request = Request::from_parts(parts, passed(Upload::new(body, !is_keyed)));
                 let Ok(answer) = self.service.clone().call(request).await;
                 answer
             }

@@ -142,7 +142,7 @@ impl Problem {
         Self::new(Kind::Late, "Send the same request with the same key again, later").retry_after(rest)
     }
 
-    /// Nothing of this request was read.
+    /// Nothing of this request has run.
     pub(super) fn busy() -> Self {
         Self::new(Kind::Busy, "Send the same request with the same key again, later")
             .retry_after(Duration::from_secs(1))

@@ -23,7 +23,7 @@ async fn each_answer_is_counted_by_what_it_was() {
     let mut world = World::new().await;
     world.configure("[postgres]\nconnect_timeout = \"1s\"");
     let (proxy, environment) = world.proxied_postgres().await;
-    let settings = "metrics = \"127.0.0.1:0\"\nwait = \"100ms\"\nmax_request = 268435456";
+    let settings = "metrics = \"127.0.0.1:0\"\nwait = \"100ms\"\nmax_request = 67108864";
     let site = Site::of(world, Upstream::start().await, settings, &environment).await;
     let health = health(&site.process).await;
     wait_for(&health, "/readyz", 200, "ready").await;
@@ -45,25 +45,26 @@ async fn each_answer_is_counted_by_what_it_was() {
         (with("/do/201", "", "{}"), (400, "key-missing")),
         (post("/do/201", "", "{}"), (400, "key-invalid")),
         (
-            post("/do/201", "k", "{}").replace("Content-Length: 2", "Content-Length: 268435457"),
+            post("/do/201", "k", "{}").replace("Content-Length: 2", "Content-Length: 67108865"),
             (413, "too-large"),
         ),
         (with("/do/201", "Idempotency-Key: k\r\nUpgrade: x\r\n", "{}"), (501, "unsupported")),
     ] {
         assert_eq!(site.ask(&request).await.said(), (said.0, said.1.to_owned()), "{request}");
     }
-    // They say that they will send as much as may be held.
+    // Two of them fit, and wait for their end.
     let mut large = Vec::new();
-    for number in 0..2 {
+    for number in 0..3 {
         let mut stream = TcpStream::connect(site.client.0).await.unwrap();
         let head = format!(
-            "POST /do/201 HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: large-{number}\r\nContent-Length: 268435456\r\n\r\n"
+            "POST /do/201 HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: large-{number}\r\nContent-Length: 67108864\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
+        // One that is refused is not read to its end.
+        let _ = stream.write_all(&vec![b'x'; 60_000_000]).await;
         large.push(stream);
     }
-    wait_for(&health, "/metrics", 200, "oncely_gateway_inflight_requests 3\n").await;
-    assert_eq!(site.ask(&first).await.said(), (503, "busy".to_owned()));
+    wait_for(&health, "/metrics", 200, "{keyed=\"yes\",answer=\"busy\"} 1\n").await;
     drop(large);
     site.upstream.go_on();
     assert_eq!(slow.await.unwrap().status, 201);

@@ -9,6 +9,7 @@ mod once;
 mod refused;
 mod secrets;
 mod settled;
+mod slow;
 mod stops;
 mod through;
 mod unknown;
