@@ -53,10 +53,17 @@ impl Door {
     }
 
     /// Answers a request.
-    pub(super) async fn answer(&self, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
+    /// `is_secure`: it came by TLS.
+    pub(super) async fn answer(
+        &self,
+        peer: IpAddr,
+        is_secure: bool,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
         let began = Instant::now();
         let (mut parts, body) = request.into_parts();
-        let peer = Peer { address: peer, is_trusted: self.trusted.iter().any(|one| one.contains(peer)) };
+        let is_trusted = self.trusted.iter().any(|one| one.contains(peer));
+        let peer = Peer { address: peer, is_trusted, is_secure };
         let refused = onward(&mut parts, peer).err();
         // As it goes on: what `Connection` names has no say here either.
         let is_keyed =

@@ -4,7 +4,7 @@
 //! step, the call of the service ([`keyed`]): where the gateway dies in it, or its answer is torn, nobody knows whether it took effect, and the
 //! step's rule decides. All else streams through.
 //!
-//! connection ([`server`]) → what is refused, and which headers end here ([`door`], [`request`]) → the layer → [`upstream`] ([`keyed`],
+//! connection ([`server`], [`tls`]) → what is refused, and which headers end here ([`door`], [`request`]) → the layer → [`upstream`] ([`keyed`],
 //! [`answer`]).
 
 mod answer;
@@ -18,6 +18,7 @@ mod problem;
 mod readiness;
 mod request;
 mod server;
+mod tls;
 mod upstream;
 
 use std::net::SocketAddr;
@@ -35,6 +36,7 @@ use self::heartbeat::Silent;
 use self::layer::layer;
 use self::problem::answers;
 use self::readiness::Watch;
+use self::tls::Tls;
 use self::upstream::Upstream;
 use crate::config::GatewayConfig;
 use crate::heartbeat::Heartbeat;
@@ -96,7 +98,11 @@ impl Gateway {
         let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
         let layer = layer(&config, sessions.clone())?;
         let door = Arc::new(Door::new(&config.gateway, layer, upstream, metrics)?);
+        let tls =
+            config.gateway.listen_tls.as_ref().map(Tls::new).transpose().context("gateway.listen_tls")?;
         let listener = listen(config.gateway.listen).await?;
+        let _renewing =
+            tls.clone().map(|tls| AbortOnDropHandle::new(tokio::spawn(tls::renew(tls, stop.clone()))));
         let heartbeat = Heartbeat::start(
             Arc::clone(&vitals),
             &config.postgres,
@@ -116,7 +122,7 @@ impl Gateway {
         };
         let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
         let limit = config.worker.shutdown;
-        let open = server::serve(&door, listener, config.gateway.connections, stop).await;
+        let open = server::serve(&door, listener, tls, config.gateway.connections, stop).await;
         vitals.set_readiness(Readiness::Stopping);
         let finished = tokio::time::timeout(limit, async {
             open.end().await;
