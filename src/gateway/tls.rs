@@ -1,5 +1,6 @@
 //! TLS on the clients' side.
 
+#[cfg(feature = "tls")]
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -13,6 +14,7 @@ pub(super) use crate::tls::Server as Tls;
 pub(super) enum Tls {}
 
 /// How often the files of the certificate are read.
+#[cfg(feature = "tls")]
 const RENEW: Duration = Duration::from_secs(10);
 
 /// Shows clients what the files hold, until `stop`.
