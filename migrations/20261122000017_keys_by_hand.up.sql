@@ -3,7 +3,7 @@ set local search_path = pg_catalog, pg_temp;
 -- What a person may do to a key, beside freeing it with its dead letter.
 
 create function oncely.settle_claim(
-    tenant text, consumer text, key text, took_effect boolean, note text default null
+    tenant text, consumer text, key text, took_effect boolean, note text default null, os_user text default null
 ) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -52,7 +52,8 @@ begin
         end if;
         insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
         values (
-            settle_claim.tenant, oncely.uuid_v7(at), at, session_user, 'settle_claim',
+            settle_claim.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
+            'settle_claim',
             jsonb_build_object('consumer', settle_claim.consumer, 'key', settle_claim.key, 'took_effect', took_effect),
             1, left(note, 8000)
         );

@@ -19,7 +19,7 @@ create table oncely.processes (
     constraint processes_pkey primary key (id),
     -- It names all processes together in oncely.stats.
     constraint processes_id check (id <> '00000000-0000-0000-0000-000000000000'),
-    constraint processes_kind check (kind in ('worker', 'relay')),
+    constraint processes_kind check (kind in ('worker', 'relay', 'gateway')),
     constraint processes_state check (state in ('starting', 'ready', 'unready', 'stopping')),
     -- Whoever may beat fills no disk with it.
     constraint processes_size check (
@@ -37,10 +37,10 @@ create table oncely.processes (
     )
 );
 comment on table oncely.processes is
-    'Heartbeats of workers and relays: a process writes its row every five seconds, and removes it when it ends in '
-    'peace. Rows that are silent for an hour are removed by a relay.';
+    'Heartbeats of workers, relays and gateways: a process writes its row every five seconds, and removes it when it '
+    'ends in peace. Rows that are silent for an hour are removed by a relay.';
 comment on column oncely.processes.id is 'Random (version 7), made anew by each process.';
-comment on column oncely.processes.kind is 'worker or relay.';
+comment on column oncely.processes.kind is 'worker, relay or gateway.';
 comment on column oncely.processes.name is 'As in the audit trail (worker.name).';
 comment on column oncely.processes.version is 'Version of the program.';
 comment on column oncely.processes.host is 'Where it runs, in its own words.';
@@ -64,18 +64,19 @@ set search_path = pg_catalog, pg_temp
 as $$
     -- By what the user may do, so that it holds where the roles have other names, and for one that sets its role.
     select coalesce(
-        case is_kind.kind
-            when 'worker' then
+        case
+            -- A gateway claims keys as a worker does.
+            when is_kind.kind in ('worker', 'gateway') then
                 has_function_privilege(session_user, 'oncely.record_stats(uuid, timestamptz, jsonb)', 'execute')
                 or pg_has_role(session_user, to_regrole('oncely_worker')::oid, 'member')
-            when 'relay' then
+            when is_kind.kind = 'relay' then
                 has_function_privilege(session_user, 'oncely.record_relay_stats(uuid, timestamptz, jsonb)', 'execute')
                 or pg_has_role(session_user, to_regrole('oncely_relay')::oid, 'member')
         end,
         false
     )
 $$;
-comment on function oncely.is_kind is 'May the session''s user be a worker, or a relay? Internal.';
+comment on function oncely.is_kind is 'May the session''s user be a worker, a relay or a gateway? Internal.';
 revoke execute on function oncely.is_kind from public;
 
 create function oncely.beat(
@@ -130,8 +131,8 @@ begin
 end
 $$;
 comment on function oncely.beat is
-    'Writes the heartbeat of a process, as a worker or a relay as far as its user may be one. A row belongs to the '
-    'user that made it; a user has a hundred.';
+    'Writes the heartbeat of a process, as a worker, a relay or a gateway as far as its user may be one. A row belongs '
+    'to the user that made it; a user has a hundred.';
 revoke execute on function oncely.beat from public;
 
 create function oncely.leave(id uuid) returns void

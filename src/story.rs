@@ -167,6 +167,11 @@ pub(crate) fn verdict(story: &Story) -> String {
             "PARKED: set aside by hand. A later delivery is dead-lettered, not run, until it is requeued.".to_owned()
         }
         Some(("COMPLETED", _)) => "COMPLETED: it took effect, once.".to_owned(),
+        Some(("FAILED", d)) if d.reason.as_deref() == Some(Reason::OutcomeUnknown.as_str()) => format!(
+            "FAILED: given up after {}, reason outcome_unknown: nobody knows whether it took effect, and nothing of it runs until somebody \
+             has looked and settles it (oncely keys settle).",
+            counted(d.attempts, "attempt")
+        ),
         Some(("FAILED", d)) => format!(
             "FAILED: given up after {}, reason {}. A later delivery is dead-lettered, not run.",
             counted(d.attempts, "attempt"),

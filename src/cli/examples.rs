@@ -158,6 +158,13 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "oncely keys seed - --consumer invoices --tenant acme --retention 7d --json",
         ],
     ),
+    (
+        "keys settle",
+        &[
+            "oncely keys settle order-1182 --took-effect yes --note 'charge ch_71 is there'",
+            "oncely keys settle order-1182 --tenant acme --consumer shop --took-effect no --dry-run",
+        ],
+    ),
     ("leases", &["oncely leases list --over", "oncely leases release order-1182 --note 'host is gone'"]),
     (
         "leases list",

@@ -34,7 +34,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let config = Config::load(file)?;
+    let config = Config::load_without_broker(file)?;
     let mut session = session::open(&config).await?;
     pg::read_by_index(&mut session.connection).await?;
     let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());

@@ -41,7 +41,7 @@ enum Verb {
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let Verb::Run { dry_run, accept_clock, json } = arguments.verb;
-    let config = Config::load(file)?;
+    let config = Config::load_without_broker(file)?;
     // Refuses another cell than the configured one: nothing is deleted there.
     let mut session = session::open(&config).await?;
     if accept_clock {

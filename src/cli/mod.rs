@@ -107,7 +107,7 @@ enum Other {
     Outbox(outbox::Arguments),
     /// Consumers as they stand; pause one, let it go on
     Consumers(consumers::Arguments),
-    /// Keys, page by page, and all facts of one; keys that were processed before
+    /// Keys, page by page, and all facts of one; keys that were processed before; one that you settle
     Keys(keys::Arguments),
     /// Keys that runs hold for effects outside PostgreSQL: list them, take one from its run
     Leases(leases::Arguments),

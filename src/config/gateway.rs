@@ -9,7 +9,7 @@ use url::Url;
 
 use super::console::Network;
 use super::section::Section;
-use super::tls::{allow_plaintext, tls};
+use super::tls::{allow_plaintext, served, tls};
 use super::{LogSettings, Problems, WorkerSettings, digest, postgres, tasks, values};
 use crate::identity::IdentityPart;
 use crate::pg::PgSettings;
@@ -21,6 +21,8 @@ use crate::tls::{TlsSettings, of_scheme};
 pub struct GatewaySettings {
     /// Where clients reach it.
     pub listen: SocketAddr,
+    /// The certificate that they are shown there, and its key; nothing for plaintext.
+    pub listen_tls: Option<TlsSettings>,
     /// The service's origin; `None` where only the command line names it.
     pub upstream: Option<Url>,
     /// What of TLS is meant; nothing for a service that is called in plaintext.
@@ -47,6 +49,8 @@ pub struct GatewaySettings {
     pub retention: Duration,
     /// Longest body of a request with a key, in bytes.
     pub max_request: u32,
+    /// How long such a body may take to arrive.
+    pub read_limit: Duration,
     /// Longest body of an answer that is kept, in bytes.
     pub max_response: u32,
     /// What is done where nobody knows whether a request took effect.
@@ -198,12 +202,13 @@ pub(super) fn gateway(mut section: Section, problems: &mut Problems) -> GatewayS
     };
     let upstream = section.text("upstream", problems);
     let upstream = upstream.and_then(|text| origin(&text, &section.place("upstream"), problems));
+    let listen_tls = served("listen_tls", &mut section, problems);
     let given = tls(&mut section, problems);
     let allowed = allow_plaintext(&mut section, problems);
-    if !listen.ip().is_loopback() && !allowed {
+    if !listen.ip().is_loopback() && listen_tls.is_none() && !allowed {
         let what = format!(
-            "{listen} is reached from other machines, in plaintext: put something that has TLS in front of it on this machine, or write \
-             allow_plaintext = true in [gateway] if nobody else is on the way"
+            "{listen} is reached from other machines, in plaintext: write listen_tls, put something that has TLS in front of it on this machine, or \
+             write allow_plaintext = true in [gateway] if nobody else is on the way"
         );
         problems.add(section.place("listen"), what);
     }
@@ -223,6 +228,7 @@ pub(super) fn gateway(mut section: Section, problems: &mut Problems) -> GatewayS
     let consumer = section.text("consumer", problems).unwrap_or_else(|| "gateway".to_owned());
     let settings = GatewaySettings {
         listen,
+        listen_tls,
         upstream,
         tls,
         metrics: tasks::listen(&mut section, "metrics", problems),
@@ -236,6 +242,7 @@ pub(super) fn gateway(mut section: Section, problems: &mut Problems) -> GatewayS
         max_run: section.duration("max_run", 20 * SECOND, SECOND / 10..=3_600 * SECOND, problems),
         retention: section.duration("retention", 7 * DAY, DAY..=3_650 * DAY, problems),
         max_request: section.integer("max_request", 1 << 20, 0..=(256 << 20), problems),
+        read_limit: section.duration("read_limit", 30 * SECOND, SECOND / 10..=600 * SECOND, problems),
         max_response: section.integer("max_response", 1 << 18, 0..=(64 << 20), problems),
         unknown: section.choice(
             "unknown",
@@ -376,11 +383,12 @@ mod tests {
         let (_, problems) = read(
             "listen = \"0.0.0.0:80\"\nupstream = \"http://u:S3CR3T@shop.example.com/api\"\ntenant = { heather = \"x\" }\n\
              principal = [\"a b\"]\nmethods = [\"GET\"]\nnot_done = [200]\ntrusted_proxies = [\"10.0.0.0/33\"]\nunknown = \"guess\"\n\
-             lease = \"1ms\"\nconsumer = \"\"\nmax_rum = \"1s\"",
+             lease = \"1ms\"\nconsumer = \"\"\nmax_rum = \"1s\"\nlisten_tls = { cert = \"/nowhere/cert.pem\" }",
         );
         let told = problems.join("\n");
         for part in [
-            "gateway.listen: 0.0.0.0:80 is reached from other machines",
+            "gateway.listen_tls.key: is missing",
+            "gateway.listen_tls.cert: /nowhere/cert.pem: can't be read",
             "gateway.upstream: must hold no user",
             "gateway.upstream: must end with its host and port",
             "goes to shop.example.com in plaintext",
@@ -414,5 +422,10 @@ mod tests {
         assert_eq!(settings.tenant, GatewayTenant::Header("x-tenant".to_owned()));
         assert_eq!(settings.principal, Some(Vec::new()));
         assert_eq!(settings.not_done, [503, 500]);
+        let (_, problems) = read("listen = \"0.0.0.0:80\"");
+        assert!(
+            problems.join("\n").contains("gateway.listen: 0.0.0.0:80 is reached from other machines"),
+            "{problems:?}"
+        );
     }
 }

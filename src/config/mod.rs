@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use figment::Figment;
 use figment::providers::Serialized;
-use figment::value::Dict;
+use figment::value::{Dict, Value};
 use secrecy::{ExposeSecret as _, SecretString};
 
 pub use console::{ConsoleSettings, Network, ProxySecret, ProxySettings};
@@ -133,6 +133,35 @@ impl Config {
                 problems.add(file.display().to_string(), format!("cannot be read ({error}); {advice}"));
                 (None, problems)
             }
+        }
+    }
+
+    /// Reads as [`Config::load`] does, for what asks no broker: where there are gateways alone there is none, and the file may be missing.
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once.
+    pub(crate) fn load_without_broker(file: &Path) -> Result<Self, Problems> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut problems = Problems::default();
+        let config = match values(&text, true) {
+            Ok(mut values) => {
+                let broker = values.entry("rabbitmq".to_owned()).or_insert_with(|| Value::from(Dict::new()));
+                if let Value::Dict(_, broker) = broker
+                    && !["url", "url_file"].iter().any(|key| broker.contains_key(*key))
+                {
+                    // Nobody connects to it.
+                    broker.insert("url".to_owned(), Value::from("amqp://localhost"));
+                }
+                Self::of(values, &mut problems)
+            }
+            Err(error) => {
+                problems.add(file.display().to_string(), error);
+                None
+            }
+        };
+        match config {
+            Some(config) => problems.or(config),
+            None => Err(problems),
         }
     }
 

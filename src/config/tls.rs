@@ -42,6 +42,38 @@ pub(super) fn tls(section: &mut Section, problems: &mut Problems) -> Option<TlsS
     Some(settings)
 }
 
+/// Reads `{ cert, key }` of a listener: who this program is for its clients.
+pub(super) fn served(
+    key: &'static str,
+    section: &mut Section,
+    problems: &mut Problems,
+) -> Option<TlsSettings> {
+    let is_set = section.has(key);
+    let place = section.place(key);
+    let mut table = section.table(key, problems);
+    let mut file = |key| table.text(key, problems).map(Into::into);
+    let settings = TlsSettings { cert: file("cert"), key: file("key"), ..TlsSettings::default() };
+    table.finish(problems);
+    if !is_set {
+        return None;
+    }
+    if !cfg!(feature = "tls") {
+        problems.add(&place, NOT_BUILT);
+    }
+    for (name, file) in [("cert", &settings.cert), ("key", &settings.key)] {
+        if file.is_none() {
+            problems.add(
+                format!("{place}.{name}"),
+                "is missing: clients are shown a certificate, and it has a key",
+            );
+        }
+    }
+    for wrong in tls::problems(&settings) {
+        problems.add(format!("{place}.{}", wrong.setting), wrong.to_string());
+    }
+    Some(settings)
+}
+
 pub(super) fn allow_plaintext(section: &mut Section, problems: &mut Problems) -> bool {
     section.boolean("allow_plaintext", false, problems)
 }

@@ -224,7 +224,7 @@ pub const CHECKS: &[Check] = &[
         "Nobody has to look whether a call took effect",
         "`oncely.dead_letters` that wait with the reason `outcome_unknown`",
         "warning: there are some: a step that must not be repeated may have happened, and Oncely can't know",
-        "look at the other side by the step's key, then `oncely.settle_claim`, or `oncely failed requeue --repeat-unknown` (Effects outside PostgreSQL)",
+        "look at the other side by the step's key, then `oncely keys settle`, or `oncely failed requeue --repeat-unknown` (Effects outside PostgreSQL)",
     ),
     later(
         "letters.keys",
@@ -419,7 +419,7 @@ pub const CHECKS: &[Check] = &[
         "live.config",
         "All processes have one configuration",
         "`config_digest` of heartbeats, by kind",
-        "warning: processes of one kind were started with different configurations",
+        "warning: workers, or relays, were started with different configurations (gateways may differ: each has its service)",
         "restart those that have the old one",
     ),
     later(

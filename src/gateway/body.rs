@@ -15,7 +15,8 @@ const PAUSE: Duration = Duration::from_secs(30);
 /// What a client sends. Trailers end here: they are of this hop's coding.
 pub(super) struct Upload {
     body: Incoming,
-    until: Pin<Box<Sleep>>,
+    /// Of one that is streamed; one with a key has a limit for all of it (`gateway.read_limit`).
+    until: Option<Pin<Box<Sleep>>>,
 }
 
 /// Why a client's body has no end.
@@ -28,8 +29,9 @@ pub(super) enum UploadError {
 }
 
 impl Upload {
-    pub(super) fn new(body: Incoming) -> Self {
-        Self { body, until: Box::pin(tokio::time::sleep(PAUSE)) }
+    /// `is_streamed`: nobody else sees to it that it comes to an end.
+    pub(super) fn new(body: Incoming, is_streamed: bool) -> Self {
+        Self { body, until: is_streamed.then(|| Box::pin(tokio::time::sleep(PAUSE))) }
     }
 }
 
@@ -44,7 +46,9 @@ impl Body for Upload {
         loop {
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => {
-                    self.until.as_mut().reset(Instant::now() + PAUSE);
+                    if let Some(until) = &mut self.until {
+                        until.as_mut().reset(Instant::now() + PAUSE);
+                    }
                     if frame.is_data() {
                         return Poll::Ready(Some(Ok(frame)));
                     }
@@ -52,9 +56,9 @@ impl Body for Upload {
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error.into()))),
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending => {
-                    return match self.until.as_mut().poll(context) {
-                        Poll::Ready(()) => Poll::Ready(Some(Err(UploadError::Silent))),
-                        Poll::Pending => Poll::Pending,
+                    return match self.until.as_mut().map(|until| until.as_mut().poll(context)) {
+                        Some(Poll::Ready(())) => Poll::Ready(Some(Err(UploadError::Silent))),
+                        Some(Poll::Pending) | None => Poll::Pending,
                     };
                 }
             }

@@ -12,11 +12,11 @@ use tower_service::Service as _;
 
 use super::body::Upload;
 use super::layer::{methods, tenant_of};
-use super::problem::{Kind, REPLAYED, UPSTREAM, problem};
+use super::problem::{Kind, UPSTREAM, problem};
 use super::request::{Peer, onward};
 use super::upstream::Upstream;
 use crate::config::{GatewaySettings, GatewayTenant, Network};
-use crate::http::{Body, Idempotency, IdempotencyLayer, KEY, ProblemName, REPLAYED as MARK, passed};
+use crate::http::{AnswerName, Body, Idempotency, IdempotencyLayer, KEY, passed};
 use crate::metrics::GatewayMetrics;
 
 /// Where requests come in.
@@ -53,10 +53,17 @@ impl Door {
     }
 
     /// Answers a request.
-    pub(super) async fn answer(&self, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
+    /// `is_secure`: it came by TLS.
+    pub(super) async fn answer(
+        &self,
+        peer: IpAddr,
+        is_secure: bool,
+        request: Request<Incoming>,
+    ) -> Response<Body> {
         let began = Instant::now();
         let (mut parts, body) = request.into_parts();
-        let peer = Peer { address: peer, is_trusted: self.trusted.iter().any(|one| one.contains(peer)) };
+        let is_trusted = self.trusted.iter().any(|one| one.contains(peer));
+        let peer = Peer { address: peer, is_trusted, is_secure };
         let refused = onward(&mut parts, peer).err();
         // As it goes on: what `Connection` names has no say here either.
         let is_keyed =
@@ -70,7 +77,7 @@ impl Door {
             }
             None => {
                 parts.extensions.clear();
-                let request = Request::from_parts(parts, passed(Upload::new(body)));
+                let request = Request::from_parts(parts, passed(Upload::new(body, !is_keyed)));
                 let Ok(answer) = self.service.clone().call(request).await;
                 answer
             }
@@ -107,9 +114,5 @@ impl Drop for InFlight<'_> {
 
 /// Whose answer it is.
 fn name_of(answer: &Response<Body>) -> &'static str {
-    match answer.extensions().get::<ProblemName>() {
-        Some(ProblemName(name)) => name,
-        None if answer.headers().contains_key(&MARK) => REPLAYED,
-        None => UPSTREAM,
-    }
+    answer.extensions().get().map_or(UPSTREAM, |AnswerName(name)| *name)
 }

@@ -41,6 +41,7 @@ pub(super) fn layer(config: &GatewayConfig, sessions: SessionPool) -> anyhow::Re
         .retention(settings.retention)
         .max_request(bytes(settings.max_request))
         .max_response(bytes(settings.max_response))
+        .read_limit(settings.read_limit)
         .lease(settings.lease.min(limit))
         .retry(vec![AGAIN], TRIES, TRIES)
         .is_final(move |status: StatusCode| meaning(status, &not_done) == Meaning::Final);

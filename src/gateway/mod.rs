@@ -4,36 +4,42 @@
 //! step, the call of the service ([`keyed`]): where the gateway dies in it, or its answer is torn, nobody knows whether it took effect, and the
 //! step's rule decides. All else streams through.
 //!
-//! connection ([`server`]) → what is refused, and which headers end here ([`door`], [`request`]) → the layer → [`upstream`] ([`keyed`],
+//! connection ([`server`], [`tls`]) → what is refused, and which headers end here ([`door`], [`request`]) → the layer → [`upstream`] ([`keyed`],
 //! [`answer`]).
 
 mod answer;
 mod body;
 mod calls;
 mod door;
+mod heartbeat;
 mod keyed;
 mod layer;
 mod problem;
 mod readiness;
 mod request;
 mod server;
+mod tls;
 mod upstream;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use chrono::Utc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::door::Door;
+use self::heartbeat::Silent;
 use self::layer::layer;
-use self::problem::ANSWERS;
+use self::problem::answers;
 use self::readiness::Watch;
+use self::tls::Tls;
 use self::upstream::Upstream;
 use crate::config::GatewayConfig;
+use crate::heartbeat::Heartbeat;
 use crate::metrics::{GatewayMetrics, Server};
 use crate::pg::{self, Readiness, SessionPool, Timelines};
 use crate::preflight::{Preflight, fit_database, warn_of_gateway_files};
@@ -84,18 +90,39 @@ impl Gateway {
             tracing::warn!("{away}: requests with a key are refused until it is there");
         }
         let name = format!("oncely gateway {}", config.worker.name);
-        let door = pg::Door::new(config.postgres.clone(), config.cell.clone(), Timelines::default());
+        let timelines = Timelines::default();
+        let door = pg::Door::new(config.postgres.clone(), config.cell.clone(), timelines.clone());
         let sessions = SessionPool::new(door, name, SESSIONS, config.postgres.connect_timeout);
-        let metrics = Arc::new(vitals.with_registry(|| GatewayMetrics::new(&ANSWERS)));
+        let metrics =
+            Arc::new(vitals.with_registry(|| GatewayMetrics::new(&config.gateway.consumer, answers)));
         let upstream = Upstream::new(&config, Arc::clone(&metrics)).context("gateway.upstream")?;
         let layer = layer(&config, sessions.clone())?;
         let door = Arc::new(Door::new(&config.gateway, layer, upstream, metrics)?);
+        let tls =
+            config.gateway.listen_tls.as_ref().map(Tls::new).transpose().context("gateway.listen_tls")?;
         let listener = listen(config.gateway.listen).await?;
+        let _renewing =
+            tls.clone().map(|tls| AbortOnDropHandle::new(tokio::spawn(tls::renew(tls, stop.clone()))));
+        let heartbeat = Heartbeat::start(
+            Arc::clone(&vitals),
+            &config.postgres,
+            &config.cell,
+            // Of stats, of which it writes none.
+            pg::Clock::new(Utc::now(), Instant::now()),
+            timelines,
+            Silent,
+        );
         let watched = CancellationToken::new();
-        let watch = Watch { sessions, vitals: Arc::clone(&vitals), settings: config.postgres.clone() };
+        let watch = Watch {
+            sessions,
+            vitals: Arc::clone(&vitals),
+            metrics: Arc::clone(&door.metrics),
+            consumer: config.gateway.consumer.clone(),
+            settings: config.postgres.clone(),
+        };
         let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
         let limit = config.worker.shutdown;
-        let open = server::serve(&door, listener, config.gateway.connections, stop).await;
+        let open = server::serve(&door, listener, tls, config.gateway.connections, stop).await;
         vitals.set_readiness(Readiness::Stopping);
         let finished = tokio::time::timeout(limit, async {
             open.end().await;
@@ -111,7 +138,7 @@ impl Gateway {
         };
         watched.cancel();
         // A server that does not answer is not waited for: what asks it ends together with its session.
-        let _ = tokio::time::timeout(CLOSE, &mut watching).await;
+        let _ = tokio::join!(tokio::time::timeout(CLOSE, &mut watching), heartbeat.end());
         Ok(stopped)
     }
 }

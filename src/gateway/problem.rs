@@ -6,7 +6,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 use serde_json::json;
 
-use crate::http::{Body, ProblemName, whole};
+use crate::http::{AnswerName, Body, PROBLEMS, REPLAY, whole};
 
 /// Why a request is not sent on, or its answer not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,33 +47,27 @@ impl Kind {
     }
 }
 
-/// All answers by name, for metrics: the service's own, the first request's, and problems.
-pub(super) const ANSWERS: [&str; 20] = [
+/// The service's own answer, for metrics.
+pub(super) const UPSTREAM: &str = "upstream";
+/// There was no place for the connection.
+pub(super) const FULL: &str = "full";
+/// What else is no problem of the layer's.
+const OWN: [&str; 9] = [
     UPSTREAM,
-    REPLAYED,
+    REPLAY,
+    FULL,
     "malformed",
     "unsupported",
     "tenant-missing",
     "upstream-away",
     "upstream-broken",
     "upstream-late",
-    "key-missing",
-    "key-invalid",
-    "body-incomplete",
-    "too-large",
-    "key-reused",
-    "in-flight",
-    "given-up",
-    "outcome-unknown",
-    "failed",
-    "unavailable",
-    "key-too-old",
-    "full",
 ];
-/// The service's own answer.
-pub(super) const UPSTREAM: &str = "upstream";
-/// The first request's.
-pub(super) const REPLAYED: &str = "replayed";
+
+/// All answers by name, for metrics: the service's own, the first request's, and problems.
+pub(super) fn answers() -> impl Iterator<Item = &'static str> {
+    OWN.into_iter().chain(PROBLEMS)
+}
 
 /// A problem on its way to the client.
 pub(super) fn problem(kind: Kind, detail: &str) -> Response<Body> {
@@ -89,6 +83,6 @@ pub(super) fn problem(kind: Kind, detail: &str) -> Response<Body> {
     if kind == Kind::UpstreamAway {
         headers.insert(RETRY_AFTER, HeaderValue::from(Duration::from_secs(1).as_secs()));
     }
-    response.extensions_mut().insert(ProblemName(name));
+    response.extensions_mut().insert(AnswerName(name));
     response
 }

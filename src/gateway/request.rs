@@ -41,6 +41,8 @@ pub(super) struct Peer {
     pub(super) address: IpAddr,
     /// What it says of those before it is believed.
     pub(super) is_trusted: bool,
+    /// It has come by TLS.
+    pub(super) is_secure: bool,
 }
 
 /// Makes of a request as it came one as it is sent on: the same, without what was of its own hop, and with what a proxy says. Its target is
@@ -79,7 +81,8 @@ pub(super) fn onward(parts: &mut Parts, peer: Peer) -> Result<(), Refused> {
     if let Ok(chain) = HeaderValue::try_from(chain) {
         headers.insert(FOR, chain);
     }
-    headers.entry(BY_PROTO).or_insert(HeaderValue::from_static("http"));
+    let protocol = if peer.is_secure { "https" } else { "http" };
+    headers.entry(BY_PROTO).or_insert(HeaderValue::from_static(protocol));
     if let Some(host) = host {
         headers.entry(BY_HOST).or_insert(host.clone());
         headers.insert(HOST, host);
@@ -166,7 +169,7 @@ mod tests {
     use super::*;
 
     fn peer(is_trusted: bool) -> Peer {
-        Peer { address: "203.0.113.7".parse().unwrap(), is_trusted }
+        Peer { address: "203.0.113.7".parse().unwrap(), is_trusted, is_secure: false }
     }
 
     fn parts(target: &str, headers: &[(&str, &str)]) -> Parts {
@@ -252,6 +255,13 @@ mod tests {
             "{stranger:?}"
         );
         assert!(has(&stranger, "x-forwarded-proto", "http") && has(&stranger, "x-forwarded-host", "shop"));
+    }
+
+    #[test]
+    fn what_came_by_tls_is_said_to_have() {
+        let mut request = parts("/", &[("host", "shop")]);
+        onward(&mut request, Peer { is_secure: true, ..peer(false) }).unwrap();
+        assert!(said(&request).contains(&("x-forwarded-proto".to_owned(), "https".to_owned())));
     }
 
     #[test]

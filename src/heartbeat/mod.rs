@@ -9,7 +9,6 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::config::Config;
 use crate::pg::{
     self, Clock, ConsumerStats, Door, NoSession, Pause, PgSettings, RelayStats, Secrets, Session, Timelines,
 };
@@ -45,8 +44,8 @@ pub(crate) trait Member: Send + Sync + 'static {
     fn obey(&self, pauses: Vec<Pause>);
     /// These keys sign and are accepted.
     fn learn(&self, secrets: &Secrets);
-    /// What it has done.
-    fn totals(&self) -> Totals;
+    /// What it has done; `None`: it tells that elsewhere.
+    fn totals(&self) -> Option<Totals>;
 }
 
 /// The heartbeat of a process. On a connection of its own, outside of every transaction that does work: it waits for nobody, and nobody
@@ -62,16 +61,17 @@ impl Heartbeat {
     /// Starts it. What people say is heard where the process works, and nowhere else: `timelines` are the process's.
     pub(crate) fn start(
         vitals: Arc<Vitals>,
-        config: &Config,
+        postgres: &PgSettings,
+        cell: &str,
         clock: Clock,
         timelines: Timelines,
         member: impl Member,
     ) -> Self {
         let settings =
-            PgSettings { statement_timeout: STATEMENT, lock_timeout: STATEMENT, ..config.postgres.clone() };
+            PgSettings { statement_timeout: STATEMENT, lock_timeout: STATEMENT, ..postgres.clone() };
         let heart = Heart {
             application: format!("oncely {} {} heartbeat", vitals.process.kind, vitals.process.name),
-            door: Door::new(settings, config.cell.clone(), timelines),
+            door: Door::new(settings, cell.to_owned(), timelines),
             beat: vitals.liveness.watch("heartbeat"),
             vitals,
             clock,
@@ -202,7 +202,7 @@ impl Heart {
 
     async fn write_stats(&mut self, session: &mut Session, member: &impl Member) -> Result<(), sqlx::Error> {
         let connection = &mut session.connection;
-        let totals = member.totals();
+        let Some(totals) = member.totals() else { return Ok(()) };
         let (at, done) = self.spans.next(self.clock.now(), &totals);
         let process = self.vitals.process.id;
         match &done {

@@ -8,6 +8,7 @@ use http_body_util::BodyExt as _;
 use super::body::{Body, BoxError, followed, passed, whole};
 use super::failure::Failure;
 use super::on_large::OnLarge;
+use super::problem::AnswerName;
 use super::replay::OMITTED;
 use crate::handler::HandlerError;
 use crate::pg::HttpAnswer;
@@ -24,6 +25,8 @@ pub(super) struct Answer {
     /// What follows the body, where it is too large to be kept: it is passed on as it comes.
     rest: Option<Body>,
     failure: Option<Failure>,
+    /// Where it is no handler's.
+    name: Option<AnswerName>,
 }
 
 /// Why there is none.
@@ -63,12 +66,12 @@ impl Answer {
                 break;
             }
         }
-        let failure = parts.extensions.remove();
+        let (failure, name) = (parts.extensions.remove(), parts.extensions.remove());
         let mut headers = parts.headers;
         // Of the bytes as they were to be sent; the server says it of these.
         headers.remove(CONTENT_LENGTH);
         headers.remove(TRANSFER_ENCODING);
-        Ok(Self { status: parts.status, headers, body: read.freeze(), rest, failure })
+        Ok(Self { status: parts.status, headers, body: read.freeze(), rest, failure, name })
     }
 
     /// It stands for this failure. Taken once.
@@ -105,6 +108,9 @@ impl Answer {
         });
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
+        if let Some(name) = self.name {
+            response.extensions_mut().insert(name);
+        }
         response
     }
 }

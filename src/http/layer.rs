@@ -241,16 +241,20 @@ impl IdempotencyLayer {
             tracing::error!("a request has no tenant, or no route: nothing ran");
             return Problem::new(Kind::Failed, "Nothing was done").into();
         };
-        let Some(mut share) = self.at_work.enter(&body.size_hint()) else {
+        let Some(mut share) = self.at_work.enter() else {
             tracing::warn!(%consumer, "too many requests are at work: one more is refused");
             return Problem::busy().into();
         };
         // A client that leaves before all of it is there has asked for nothing.
-        let body = match read(body, settings.max_request, settings.limits.read).await {
+        let body = match read(body, settings.max_request, settings.limits.read, &mut share).await {
             Ok(body) => body,
-            Err(problem) => return problem.into(),
+            Err(problem) => {
+                if problem.kind == Kind::Busy {
+                    tracing::warn!(%consumer, "too many bytes are at work: a request is refused");
+                }
+                return problem.into();
+            }
         };
-        share.shrink(body.len());
         let made = match settings.refuse_old_keys.then(|| made_at(&parts.headers, key.as_str())) {
             None => None,
             Some(Ok(made)) => made,

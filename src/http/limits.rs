@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body::SizeHint;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of requests, where nobody says it and they are smaller than half of it.
@@ -45,38 +44,39 @@ impl Limits {
 pub(super) struct AtWork {
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    max_request: usize,
 }
 
 /// A request's share of it, until it is dropped.
 pub(super) struct Share {
     _request: OwnedSemaphorePermit,
-    bytes: OwnedSemaphorePermit,
+    /// Those of its body that are here.
+    held: Option<OwnedSemaphorePermit>,
+    bytes: Arc<Semaphore>,
 }
 
 impl AtWork {
     pub(super) fn new(limits: &Limits, max_request: usize) -> Self {
         let bytes = limits.bytes(max_request).min(Semaphore::MAX_PERMITS);
-        Self {
-            requests: Arc::new(Semaphore::new(limits.requests)),
-            bytes: Arc::new(Semaphore::new(bytes)),
-            max_request,
-        }
+        Self { requests: Arc::new(Semaphore::new(limits.requests)), bytes: Arc::new(Semaphore::new(bytes)) }
     }
 
-    /// A share for a request whose body is as long as that; `None` where there is too much at work.
-    pub(super) fn enter(&self, body: &SizeHint) -> Option<Share> {
-        let most = u64::try_from(self.max_request).unwrap_or(u64::MAX);
-        let bytes = u32::try_from(body.exact().unwrap_or(most).min(most)).ok()?;
+    /// A share for a request of whose body nothing is here yet; `None` where there is too much at work.
+    pub(super) fn enter(&self) -> Option<Share> {
         let request = Arc::clone(&self.requests).try_acquire_owned().ok()?;
-        let bytes = Arc::clone(&self.bytes).try_acquire_many_owned(bytes).ok()?;
-        Some(Share { _request: request, bytes })
+        Some(Share { _request: request, held: None, bytes: Arc::clone(&self.bytes) })
     }
 }
 
 impl Share {
-    /// The body is there, and this long.
-    pub(super) fn shrink(&mut self, body: usize) {
-        drop(self.bytes.split(self.bytes.num_permits().saturating_sub(body)));
+    /// So many more bytes of the body have come; false where there is no room for them. What is announced costs nothing: a client that
+    /// announces much and sends nothing keeps nobody out.
+    pub(super) fn grow(&mut self, bytes: usize) -> bool {
+        let Ok(bytes) = u32::try_from(bytes) else { return false };
+        let Ok(more) = Arc::clone(&self.bytes).try_acquire_many_owned(bytes) else { return false };
+        match &mut self.held {
+            Some(held) => held.merge(more),
+            held => *held = Some(more),
+        }
+        true
     }
 }

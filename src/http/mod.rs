@@ -82,7 +82,7 @@ pub(crate) use for_gateway::*;
 mod for_gateway {
     pub(crate) use super::body::{passed, whole};
     pub(crate) use super::key::HEADER as KEY;
-    pub(crate) use super::problem::ProblemName;
-    pub(crate) use super::replay::REPLAYED;
+    pub(crate) use super::problem::{AnswerName, PROBLEMS};
+    pub(crate) use super::replay::REPLAY;
     pub(crate) use super::step_result::{kept_answer, stored_answer};
 }

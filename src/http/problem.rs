@@ -77,9 +77,27 @@ impl Kind {
     }
 }
 
-/// In the extensions of an answer that is a problem: the last part of its type.
+/// In the extensions of an answer that is no handler's: by what name it is counted. Of a problem: the last part of its type.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ProblemName(pub(crate) &'static str);
+pub(crate) struct AnswerName(pub(crate) &'static str);
+
+/// Names of all problems.
+#[cfg(feature = "gateway")]
+pub(crate) const PROBLEMS: [&str; 13] = [
+    "key-missing",
+    "key-invalid",
+    "body-incomplete",
+    "busy",
+    "too-large",
+    "key-reused",
+    "in-flight",
+    "given-up",
+    "outcome-unknown",
+    "failed",
+    "unavailable",
+    "key-too-old",
+    "replay-refused",
+];
 
 /// A problem on its way to the client.
 #[derive(Clone, Debug)]
@@ -124,7 +142,7 @@ impl Problem {
         Self::new(Kind::Late, "Send the same request with the same key again, later").retry_after(rest)
     }
 
-    /// Nothing of this request was read.
+    /// Nothing of this request has run.
     pub(super) fn busy() -> Self {
         Self::new(Kind::Busy, "Send the same request with the same key again, later")
             .retry_after(Duration::from_secs(1))
@@ -162,7 +180,7 @@ impl From<Problem> for Response<Body> {
         });
         let mut response = Self::new(whole(Bytes::from(text.to_string())));
         *response.status_mut() = status;
-        response.extensions_mut().insert(ProblemName(name));
+        response.extensions_mut().insert(AnswerName(name));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -174,5 +192,40 @@ impl From<Problem> for Response<Body> {
             headers.insert(LINK, link);
         }
         response
+    }
+}
+
+#[cfg(all(test, feature = "gateway"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_problem_has_a_name_that_is_counted() {
+        use Kind::*;
+        let mut next = Some(KeyMissing);
+        let mut names = Vec::new();
+        while let Some(kind) = next {
+            names.push(kind.parts().1);
+            // One that is new has no place here until somebody gives it one.
+            next = match kind {
+                KeyMissing => Some(KeyInvalid),
+                KeyInvalid => Some(BodyIncomplete),
+                BodyIncomplete => Some(BodyLate),
+                BodyLate => Some(Busy),
+                Busy => Some(TooLarge),
+                TooLarge => Some(KeyReused),
+                KeyReused => Some(InFlight),
+                InFlight => Some(GivenUp),
+                GivenUp => Some(OutcomeUnknown),
+                OutcomeUnknown => Some(Failed),
+                Failed => Some(Late),
+                Late => Some(Unavailable),
+                Unavailable => Some(KeyTooOld),
+                KeyTooOld => Some(ReplayRefused(StatusCode::CONFLICT)),
+                ReplayRefused(_) => None,
+            };
+        }
+        let names: std::collections::BTreeSet<&str> = names.into_iter().collect();
+        assert_eq!(names, PROBLEMS.into());
     }
 }

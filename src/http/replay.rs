@@ -7,13 +7,15 @@ use http::{Response, StatusCode};
 
 use super::body::{Body, whole};
 use super::message_result::MessageResult;
-use super::problem::{Kind, Problem};
+use super::problem::{AnswerName, Kind, Problem};
 use super::settings::Settings;
 use super::stored;
 use crate::pg::{HttpAnswer, StoredAnswer};
 
 /// Says that no handler ran.
-pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// By what name a replay is counted.
+pub(crate) const REPLAY: &str = "replayed";
 /// Says that there was a body, which was not stored.
 pub(super) const OMITTED: HeaderName = HeaderName::from_static("oncely-body-omitted");
 
@@ -40,8 +42,14 @@ pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredA
             None => of_message(stored),
         },
     };
-    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    mark(&mut response);
     response
+}
+
+/// Says that no handler ran.
+pub(super) fn mark(response: &mut Response<Body>) {
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response.extensions_mut().insert(AnswerName(REPLAY));
 }
 
 /// An answer that was stored. Of its headers those that are kept, whoever has written the row.

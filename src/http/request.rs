@@ -1,14 +1,16 @@
 //! A request, whole, and what makes two of them the same.
 
+use std::pin::pin;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use chrono::{DateTime, Utc};
 use http::Uri;
 use http::request::Parts;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, LengthLimitError};
 
 use super::body::BoxError;
+use super::limits::Share;
 use super::problem::{Kind, Problem};
 use super::settings::{POLICY, Settings};
 use crate::fingerprint::{Fingerprint, FingerprintPolicy};
@@ -78,8 +80,13 @@ fn asked_for(parts: &Parts) -> &Uri {
     &parts.uri
 }
 
-/// The body, if all of it comes in time and it is no longer than `most`.
-pub(super) async fn read<B>(body: B, most: usize, limit: Duration) -> Result<Bytes, Problem>
+/// The body, if all of it comes in time, it is no longer than `most`, and there is room for it.
+pub(super) async fn read<B>(
+    body: B,
+    most: usize,
+    limit: Duration,
+    share: &mut Share,
+) -> Result<Bytes, Problem>
 where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<BoxError>,
@@ -89,12 +96,28 @@ where
     if body.size_hint().lower() > most as u64 {
         return Err(too_large());
     }
-    let Ok(read) = tokio::time::timeout(limit, Limited::new(body, most).collect()).await else {
+    let mut body = pin!(body);
+    let reading = async {
+        let mut read = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.into().is::<LengthLimitError>() {
+                // Of a layer before this one.
+                true => too_large(),
+                false => Problem::new(Kind::BodyIncomplete, "Nothing ran; send it again with the same key"),
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            if data.len() > most - read.len() {
+                return Err(too_large());
+            }
+            if !share.grow(data.len()) {
+                return Err(Problem::busy());
+            }
+            read.extend_from_slice(&data);
+        }
+        Ok(read.freeze())
+    };
+    let Ok(read) = tokio::time::timeout(limit, reading).await else {
         return Err(Problem::new(Kind::BodyLate, "Nothing ran; send it again with the same key"));
     };
-    match read {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(_) => Err(Problem::new(Kind::BodyIncomplete, "Nothing ran; send it again with the same key")),
-    }
+    read
 }

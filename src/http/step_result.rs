@@ -5,7 +5,7 @@ use http::{HeaderMap, Response, StatusCode};
 use serde_json::Value;
 
 use super::body::Body;
-use super::replay::answered;
+use super::replay::{answered, mark};
 use super::settings::KEPT;
 use super::stored::{of_json, to_json};
 use crate::pg::HttpAnswer;
@@ -20,7 +20,9 @@ pub(crate) fn kept_answer(status: StatusCode, headers: &HeaderMap, body: Option<
     })
 }
 
-/// The answer that was kept so, if it was one.
+/// The answer that was kept so, if it was one; marked as a replay, since its step is not called again.
 pub(crate) fn stored_answer(value: &Value) -> Option<Response<Body>> {
-    of_json(value).map(|answer| answered(answer, &KEPT))
+    let mut response = answered(of_json(value)?, &KEPT);
+    mark(&mut response);
+    Some(response)
 }

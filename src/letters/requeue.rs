@@ -44,7 +44,7 @@ pub(crate) fn requeue_refusal(letter: &Planned, named: bool, overrides: Override
     }
     if letter.reason == Reason::OutcomeUnknown.as_str() && !(named && overrides.repeat_unknown) {
         return Some(
-            "outcome_unknown: what they called outside may have happened; look, then settle their keys (oncely.settle_claim), or name \
+            "outcome_unknown: what they called outside may have happened; look, then settle their keys (oncely keys settle), or name \
              them by id, --key or --reason and say --repeat-unknown",
         );
     }

@@ -439,6 +439,13 @@ pub const CATALOGUE: &[Metric] = &[
         "Calls of the service: answered, not_sent (no connection), unknown (torn, or too late)",
     ),
     metric("oncely_gateway_connections", Gauge, &[], "gateway", "Connections of clients"),
+    metric(
+        "oncely_gateway_unknown_keys",
+        Gauge,
+        &["consumer"],
+        "gateway",
+        "Keys that were given up as outcome_unknown and wait for somebody to settle them, of the last 1,000 that were given up",
+    ),
     metric("oncely_ready", Gauge, &[], "all", "1 while /readyz says yes"),
     metric("oncely_build_info", Gauge, &["version"], "all", "1"),
     metric("oncely_config_info", Gauge, &["digest"], "all", "1; equal configurations have equal digests"),

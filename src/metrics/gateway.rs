@@ -35,8 +35,8 @@ pub(crate) struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    fn new(keyed: &'static str, answers: &[&'static str]) -> Self {
-        let all = answers.iter().copied().chain([OTHER]);
+    fn new(keyed: &'static str, answers: impl Iterator<Item = &'static str>) -> Self {
+        let all = answers.chain([OTHER]);
         let counted = |answer: &'static str| {
             (answer, counter!("oncely_gateway_requests_total", "keyed" => keyed, "answer" => answer))
         };
@@ -69,16 +69,18 @@ pub(crate) struct GatewayMetrics {
     pub(crate) plain: RequestMetrics,
     pub(crate) inflight: Gauge,
     pub(crate) connections: Gauge,
+    pub(crate) unknown_keys: Gauge,
 }
 
 impl GatewayMetrics {
-    /// Makes the series. `answers`: all that there are, by name.
-    pub(crate) fn new(answers: &[&'static str]) -> Self {
+    /// Makes the series. `consumer`: of the keys; `answers`: all that there are, by name.
+    pub(crate) fn new<I: Iterator<Item = &'static str>>(consumer: &str, answers: impl Fn() -> I) -> Self {
         Self {
-            keyed: RequestMetrics::new("yes", answers),
-            plain: RequestMetrics::new("no", answers),
+            keyed: RequestMetrics::new("yes", answers()),
+            plain: RequestMetrics::new("no", answers()),
             inflight: gauge!("oncely_gateway_inflight_requests"),
             connections: gauge!("oncely_gateway_connections"),
+            unknown_keys: gauge!("oncely_gateway_unknown_keys", "consumer" => consumer.to_owned()),
         }
     }
 

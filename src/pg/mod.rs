@@ -65,11 +65,14 @@ mod session;
 #[cfg_attr(not(feature = "gateway"), allow(dead_code))]
 mod session_pool;
 mod settings;
+mod settle;
 mod stats;
 mod suspect;
 mod tenant;
 mod timelines;
 mod trail;
+#[cfg(feature = "gateway")]
+mod unknown_keys;
 mod vacuum;
 mod written;
 
@@ -193,6 +196,7 @@ pub use session::{Cell, Clock, Session};
 pub(crate) use session_pool::{SessionPool, Taken};
 pub use settings::PgSettings;
 pub(crate) use settings::Turn;
+pub(crate) use settle::settle_claim;
 pub(crate) use stats::{
     ConsumerStats, RelayStats, consumer_stats, prune_stats, record_relay_stats, record_stats, relay_stats,
     roll_up_stats,
@@ -206,6 +210,8 @@ pub(crate) use timelines::Timelines;
 pub(crate) use trail::{
     Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, summarize_trail, trail_page,
 };
+#[cfg(feature = "gateway")]
+pub(crate) use unknown_keys::unknown_keys;
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};
 pub(crate) use written::{
     EmittedEvent, TableChanges, begin_to_take_back, defer_again, events_since, keep_from_savepoint,

@@ -10,7 +10,7 @@ use uuid::Uuid;
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) id: Uuid,
-    /// `worker` or `relay`.
+    /// `worker`, `relay` or `gateway`.
     pub(crate) kind: &'static str,
     pub(crate) name: String,
     pub(crate) host: String,

@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::Found;
-use crate::config::Config;
 #[cfg(feature = "gateway")]
 use crate::config::GatewayConfig;
+use crate::config::{Config, GatewaySettings};
 use crate::pg::{self, PgSettings};
 use crate::tls::TlsSettings;
 
@@ -39,7 +39,7 @@ pub(crate) fn warn_of_secret_files(config: &Config) {
 /// The same for a gateway.
 #[cfg(feature = "gateway")]
 pub(crate) fn warn_of_gateway_files(config: &GatewayConfig) {
-    warn(&of_postgres(&config.postgres, config.gateway.tls.as_ref()));
+    warn(&of_gateway(&config.postgres, &config.gateway));
 }
 
 fn warn(files: &[(&'static str, PathBuf)]) {
@@ -62,19 +62,20 @@ fn named(config: &Config) -> Vec<(&'static str, PathBuf)> {
         ("encryption.keys", config.encryption.as_ref().and_then(|encryption| encryption.keys.clone())),
         ("traces.tls.key", key(config.traces.as_ref().and_then(|traces| traces.tls.as_ref()))),
     ];
-    let mut named = of_postgres(&config.postgres, config.gateway.tls.as_ref());
+    let mut named = of_gateway(&config.postgres, &config.gateway);
     named.extend(files.into_iter().filter_map(|(setting, path)| Some((setting, path?))));
     named
 }
 
 /// Those of a gateway.
-fn of_postgres(settings: &PgSettings, upstream: Option<&TlsSettings>) -> Vec<(&'static str, PathBuf)> {
+fn of_gateway(settings: &PgSettings, gateway: &GatewaySettings) -> Vec<(&'static str, PathBuf)> {
     // With a key that the URL names as libpq has it.
     let postgres = pg::Address::of(settings).ok().and_then(|address| address.tls);
     let files = [
         ("postgres.url_file", settings.url_file.clone()),
         ("postgres.tls.key", key(postgres.as_ref().or(settings.tls.as_ref()))),
-        ("gateway.tls.key", key(upstream)),
+        ("gateway.tls.key", key(gateway.tls.as_ref())),
+        ("gateway.listen_tls.key", key(gateway.listen_tls.as_ref())),
     ];
     files.into_iter().filter_map(|(setting, path)| Some((setting, path?))).collect()
 }

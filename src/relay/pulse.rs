@@ -141,7 +141,7 @@ impl Member for Arc<Pulse> {
     // The mirror's lane asks for what it needs.
     fn learn(&self, _: &Secrets) {}
 
-    fn totals(&self) -> Totals {
-        Totals::Relay(Target::ALL.map(|target| Pulse::totals(self, target)).to_vec())
+    fn totals(&self) -> Option<Totals> {
+        Some(Totals::Relay(Target::ALL.map(|target| Pulse::totals(self, target)).to_vec()))
     }
 }

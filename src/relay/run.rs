@@ -117,7 +117,14 @@ impl Relay {
         tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(tokio::spawn(examining))));
         let watched = Watched { pulse: Arc::clone(&pulse), beat: vitals.liveness.watch("the mirror lane") };
         tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, watched, stop.clone()));
-        let heartbeat = Heartbeat::start(Arc::clone(&vitals), &self.config, clock, timelines, pulse);
+        let heartbeat = Heartbeat::start(
+            Arc::clone(&vitals),
+            &self.config.postgres,
+            &self.config.cell,
+            clock,
+            timelines,
+            pulse,
+        );
         let mut stopped = Stopped::Clean;
         let overdue = async {
             stop.cancelled().await;

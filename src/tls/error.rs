@@ -28,6 +28,8 @@ pub(crate) enum TlsError {
     Name(String),
     #[error("the server accepts connections, and did not answer the TLS handshake within {0:?}")]
     Silent(Duration),
+    #[error("the client did not finish the TLS handshake within {0:?}")]
+    ClientSilent(Duration),
     #[error("the server answers in plaintext, and not to a TLS handshake")]
     NotTls,
     /// What is refused, and both ways out.

@@ -9,6 +9,8 @@ mod files;
 mod plaintext;
 #[cfg(feature = "tls")]
 mod provider;
+#[cfg(all(feature = "tls", feature = "gateway"))]
+mod server;
 mod settings;
 
 #[cfg(feature = "tls")]
@@ -21,6 +23,8 @@ pub(crate) use files::Files;
 pub(crate) use plaintext::{is_local, of_scheme, refused};
 #[cfg(feature = "tls")]
 pub(crate) use provider::provider;
+#[cfg(all(feature = "tls", feature = "gateway"))]
+pub(crate) use server::Server;
 pub use settings::TlsSettings;
 
 /// All that is wrong with the files.

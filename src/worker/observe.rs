@@ -136,8 +136,8 @@ impl Member for Vec<Arc<Shared>> {
         }
     }
 
-    fn totals(&self) -> Totals {
-        Totals::Worker(self.iter().map(|shared| totals(shared)).collect())
+    fn totals(&self) -> Option<Totals> {
+        Some(Totals::Worker(self.iter().map(|shared| totals(shared)).collect()))
     }
 }
 

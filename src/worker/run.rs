@@ -189,7 +189,8 @@ impl Worker {
         };
         let heartbeat = Heartbeat::start(
             Arc::clone(&vitals),
-            config,
+            &config.postgres,
+            &config.cell,
             common.clock.clone(),
             common.timelines.clone(),
             consumers.clone(),

@@ -130,6 +130,16 @@ fn each_manifest_follows_what_kubernetes_publishes() {
     assert_eq!(seen, all.map(str::to_owned).into());
 }
 
+/// Where the container of a deployment listens.
+fn ports(objects: &[(String, Value)], deployment: &str) -> Vec<u64> {
+    let is_meant = |object: &&(String, Value)| {
+        object.1["kind"] == "Deployment" && object.1["metadata"]["name"] == deployment
+    };
+    let (_, object) = objects.iter().find(is_meant).unwrap();
+    let ports = object["spec"]["template"]["spec"]["containers"][0]["ports"].as_array().unwrap();
+    ports.iter().map(|port| port["containerPort"].as_u64().unwrap()).collect()
+}
+
 #[test]
 fn what_manifests_name_is_there_and_shut_in() {
     let objects = objects();
@@ -186,6 +196,10 @@ fn what_manifests_name_is_there_and_shut_in() {
                     .map(String::as_str)
                     .collect();
                 assert_eq!(queues, ["payments"]);
+                let gateway = &config.gateway;
+                assert!(gateway.upstream.is_some() && gateway.principal.is_some());
+                let listening = [gateway.listen.port(), gateway.metrics.unwrap().port()];
+                assert_eq!(listening.map(u64::from).as_slice(), ports(&objects, "oncely-gateway"), "{file}");
             }
             "Deployment" | "Job" => {
                 let pod = &object["spec"]["template"]["spec"];
@@ -222,6 +236,20 @@ fn what_manifests_name_is_there_and_shut_in() {
                     }
                     for from in container["envFrom"].as_array().into_iter().flatten() {
                         assert!(secrets.contains(text(from, "/secretRef/name")), "{from}");
+                    }
+                    // What a probe or a service asks for by name is there.
+                    let named: Vec<&str> = container["ports"]
+                        .as_array()
+                        .into_iter()
+                        .flatten()
+                        .map(|port| text(port, "/name"))
+                        .collect();
+                    for probe in ["livenessProbe", "readinessProbe"] {
+                        for way in ["httpGet", "tcpSocket"] {
+                            if let Some(port) = container[probe][way]["port"].as_str() {
+                                assert!(named.contains(&port), "{file}: {probe}: {port}");
+                            }
+                        }
                     }
                     for (probe, path) in [("livenessProbe", "/livez"), ("readinessProbe", "/readyz")] {
                         if let Some(said) = container[probe]["httpGet"]["path"].as_str() {

@@ -1,8 +1,9 @@
-//! `oncely keys list|show|seed`.
+//! `oncely keys list|show|seed|settle`.
 
 mod lines;
 mod list;
 mod seed;
+mod settle;
 mod show;
 
 use std::path::Path;
@@ -42,6 +43,11 @@ enum Verb {
                       lines were refused, keys are FAILED or IN_PROGRESS here, or it was broken off. 4: the login may not (role oncely_operator)."
     )]
     Seed(seed::Arguments),
+    /// Say of a key whether it took effect, where nobody but you can know
+    #[command(
+        after_help = "For a key that was given up as outcome_unknown (`oncely keys list --consumer CONSUMER --status failed`) or incomplete_claim, or that                       a run under a lease left open. Look first where it would have taken effect. A dead letter of it stays: discard it after                       yes, requeue it after no. Recorded in oncely.operator_actions, and yes in the trail. Exit 1: there is nothing to settle. 2: it is                       known for several tenants or consumers: name one. 4: nobody agreed, or the login may not (role oncely_operator)."
+    )]
+    Settle(settle::Arguments),
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
@@ -49,5 +55,6 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         Verb::List(arguments) => list::run(file, arguments, times).await,
         Verb::Show(arguments) => show::run(file, arguments, times).await,
         Verb::Seed(arguments) => seed::run(file, arguments).await,
+        Verb::Settle(arguments) => settle::run(file, arguments).await,
     }
 }

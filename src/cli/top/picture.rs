@@ -139,13 +139,17 @@ fn without(server: &str, error: &str) -> String {
 
 fn about(database: &Database, at: &str) -> Vec<String> {
     let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    vec![
+    let gateways = database.overview.living("gateway");
+    let mut told = vec![
         safe(&database.cell),
         at.to_owned(),
         many(database.overview.living("worker"), "worker"),
         many(database.overview.living("relay"), "relay"),
-        format!("PostgreSQL {}", seconds(database.latency.as_secs_f64())),
-    ]
+    ];
+    // Most have none.
+    told.extend((gateways > 0).then(|| many(gateways, "gateway")));
+    told.push(format!("PostgreSQL {}", seconds(database.latency.as_secs_f64())));
+    told
 }
 
 /// What is on its way to Redis and RabbitMQ.
@@ -222,6 +226,7 @@ pub(super) fn as_json(asked: &Asked, config: &Config) -> Value {
         "cell": known.map(|database| &database.cell).ok(),
         "workers": living("worker"),
         "relays": living("relay"),
+        "gateways": living("gateway"),
         "postgres": {
             "reachable": known.is_ok(), "latency": known.map(|database| database.latency.as_secs_f64()).ok(),
             "error": known.err().map(|missing| &missing.text),

@@ -1,11 +1,15 @@
 //! `oncely gateway`: the program, a service over real sockets, clients that write bytes.
 
+mod alive;
+mod answers;
 mod client;
 mod crashes;
 mod health;
 mod once;
 mod refused;
 mod secrets;
+mod settled;
+mod slow;
 mod stops;
 mod through;
 mod unknown;

@@ -67,10 +67,21 @@ async fn bodies_share_a_budget_of_bytes() {
     world.wait_for(WAITING, 1).await;
     let large = Ask::pay("large", &format!("\"{}\"", "x".repeat(798)));
     assert_eq!(server.client.ask(&large).await.problem(), "busy");
-    // One that does not say how long it is counts as the longest.
-    let head = "POST /pay HTTP/1.1\r\nHost: shop\r\nConnection: close\r\nX-Tenant: acme\r\nIdempotency-Key: chunks\r\n\
-        Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    // One that does not say how long it is counts as what comes of it.
+    let head = format!(
+        "POST /pay HTTP/1.1\r\nHost: shop\r\nConnection: close\r\nX-Tenant: acme\r\nIdempotency-Key: chunks\r\n\
+        Transfer-Encoding: chunked\r\n\r\n190\r\n\"{0}\r\n190\r\n{0}\"\r\n0\r\n\r\n",
+        "x".repeat(399)
+    );
     assert_eq!(server.client.send(head.as_bytes()).await.unwrap().problem(), "busy");
+    // And one that announces much, and sends nothing, as nothing.
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(server.client.address()).await.unwrap();
+        let announced = large.bytes();
+        stream.write_all(&announced[..announced.len() - 800]).await.unwrap();
+        silent.push(stream);
+    }
     assert_eq!(server.client.ask(&Ask::pay("small", "{}")).await.status, 201, "there is room for it");
     gate.open().await;
     eventually("there is room again", || async {
