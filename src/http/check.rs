@@ -16,7 +16,7 @@ use crate::lease::{AnyStore, LeaseRunner};
 use crate::retry::RetryPolicy;
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// A session that rests in a transaction for longer is ended by PostgreSQL (`pg::begin_on_pool`).
+/// A session that rests in a transaction for longer is ended by PostgreSQL (`claim_request.sql`).
 const LONGEST_HANDLER: Duration = Duration::from_secs(60);
 /// The same under a lease.
 const LONGEST_LEASED: Duration = Duration::from_secs(12 * 3_600);

@@ -32,10 +32,18 @@ pub(super) enum Claimed {
     Locked,
 }
 
-/// Claims the key, unless it is known.
+/// Claims the key in a transaction of its own, unless it is known.
 pub(super) async fn claim(store: &Store, asked: &Asked) -> Result<Claimed, sqlx::Error> {
+    claim_in(pg::begin_request(&store.pool).await?, store, asked).await
+}
+
+/// The same in a transaction of [`begin_request`](pg::begin_request) in which nothing was said yet.
+pub(super) async fn claim_in(
+    mut transaction: Transaction<'static, Postgres>,
+    store: &Store,
+    asked: &Asked,
+) -> Result<Claimed, sqlx::Error> {
     let Asked { identity, fingerprint, .. } = asked;
-    let mut transaction = pg::begin_request(&store.pool).await?;
     for _ in 0..ROUNDS {
         let now = store.now();
         step("http.claim.before");

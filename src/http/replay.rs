@@ -29,11 +29,6 @@ pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredA
     }
     let mut response = match stored::http_of(&stored) {
         Some(answer) => answered(answer, &settings.kept),
-        // No message comes for this consumer: a handler has committed its transaction itself, and nobody knows what it would have answered.
-        // (Of what ran under a lease a person may have said that it took effect.)
-        None if settings.is_in_transactions() && !settings.is_shared() && !stored.is_refused => {
-            return Problem::outcome_unknown().into();
-        }
         None => match &settings.from_message {
             Some(map) => {
                 let json = stored.response.as_deref().and_then(|text| serde_json::from_str(text).ok());

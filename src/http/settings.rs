@@ -259,11 +259,6 @@ impl Settings {
         is_final && !status.is_server_error() && (is_used || status.is_success())
     }
 
-    /// Are its keys in the transactions of their effects?
-    pub(super) fn is_in_transactions(&self) -> bool {
-        matches!(self.keys, Keys::Transactions(_))
-    }
-
     /// Do messages come for its consumer?
     pub(super) fn is_shared(&self) -> bool {
         self.consumer.as_ref().is_some_and(Consumer::is_shared)

@@ -9,11 +9,11 @@ use chrono::{DateTime, Utc};
 use futures::FutureExt as _;
 use http::request::Parts;
 use http::{Request, Response};
-use sqlx::{Postgres, Transaction};
+use sqlx::{PgConnection, Postgres, Transaction};
 
 use super::answer::Answer;
 use super::body::{Body, whole};
-use super::claim::{Claimed, claim};
+use super::claim::{Claimed, claim, claim_in};
 use super::in_flight::InFlight;
 use super::key_time::check_age;
 use super::problem::{Kind, Problem};
@@ -119,7 +119,7 @@ impl Transactional {
                 // Its statements are not cancelled: it may end by itself, and is rolled back.
                 let _ = tokio::time::timeout(limit, handling).await;
                 if let Some(transaction) = slot.take() {
-                    take_back(&store, &asked, at, transaction).await;
+                    undo(transaction).await;
                 }
                 return;
             }
@@ -141,17 +141,17 @@ impl Transactional {
             }
             // May be another one the next time.
             Ok(Ok(answer)) => {
-                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                let is_taken_back = end(transaction).await;
                 send(reply, if is_taken_back { answer.into_response() } else { broken().into() });
             }
             Ok(Err(error)) => {
                 tracing::error!(consumer = %asked.identity.consumer, error = %error, "a request has failed");
-                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                let is_taken_back = end(transaction).await;
                 send(reply, if is_taken_back { failed() } else { broken() });
             }
             Err(_) => {
                 tracing::error!(consumer = %asked.identity.consumer, "a handler has panicked");
-                let is_taken_back = take_back(&store, &asked, at, transaction).await;
+                let is_taken_back = end(transaction).await;
                 send(reply, if is_taken_back { failed() } else { broken() });
             }
         }
@@ -181,10 +181,12 @@ impl Ending<'_> {
         if is_refused {
             // What the handler wrote goes with its claim. The refusal is stored under another one, which somebody else may have by now: then
             // that one's answer is the key's.
-            if !take_back(self.store, asked, self.at, transaction).await {
-                return broken().into();
-            }
-            match claim(self.store, asked).await {
+            let claimed = match take_back(&mut transaction).await {
+                Ok(()) => claim_in(transaction, self.store, asked).await,
+                Err(Kept::Unknown) => return broken().into(),
+                Err(Kept::Away(error)) => Err(error),
+            };
+            match claimed {
                 Ok(Claimed::Run(claimed, at)) => (transaction, self.at) = (claimed, at),
                 Ok(Claimed::Done(stored)) => return replay(settings, self.asked_by, stored),
                 Ok(Claimed::Refused(problem)) => return problem.into(),
@@ -201,8 +203,8 @@ impl Ending<'_> {
         if let Err(error) = left {
             // By an error that it ignored, or by a COMMIT or ROLLBACK of its own.
             tracing::error!(%consumer, error = pg::describe(&error), "a handler has broken its transaction");
-            let is_taken_back = end_unkept(self.store, asked, self.at, transaction, &error).await;
-            return if is_taken_back { failed() } else { broken() }.into();
+            undo(transaction).await;
+            return broken().into();
         }
         let kept = answer.kept(&settings.kept);
         let trace = AnswerTrace {
@@ -287,61 +289,45 @@ fn failed() -> Problem {
     Problem::new(Kind::Failed, "Nothing was done; the same key may be used again")
 }
 
-/// The handler has ended its transaction itself.
+/// The handler has not left its transaction as it should, and may have ended it itself. The key tells: it is free where nothing was committed,
+/// and given up as `outcome_unknown` where the handler has committed its claim.
 fn broken() -> Problem {
-    Problem::new(Kind::Failed, "It is not known what was done; ask whoever runs this service")
+    Problem::new(Kind::Failed, "It is not known what was done; the same request with the same key tells")
 }
 
-/// Takes back what a handler wrote. False: it has ended its transaction itself, and nobody knows what it did then.
-async fn take_back(
-    store: &Store,
-    asked: &Asked,
-    at: DateTime<Utc>,
-    mut transaction: Transaction<'static, Postgres>,
-) -> bool {
-    match pg::leave_request(&mut transaction).await {
-        Ok(()) => {
-            undo(transaction).await;
-            true
-        }
-        Err(error) => end_unkept(store, asked, at, transaction, &error).await,
-    }
+/// Why it is not certain that nothing of a handler stays.
+enum Kept {
+    /// It has ended its transaction itself.
+    Unknown,
+    /// The session is gone, and what it did not commit with it.
+    Away(sqlx::Error),
 }
 
-/// Takes back a transaction that [`leave_request`](pg::leave_request) has found `error` in: aborted by a statement of the handler that failed, or
-/// ended by a COMMIT or ROLLBACK of its own. What it has committed stands there with its key, which must not pass for one that took effect:
-/// it is given up as `outcome_unknown`. False: it has ended it.
-async fn end_unkept(
-    store: &Store,
-    asked: &Asked,
-    at: DateTime<Utc>,
-    transaction: Transaction<'static, Postgres>,
-    error: &sqlx::Error,
-) -> bool {
-    undo(transaction).await;
-    // The session is gone, and what it did not commit with it.
-    if pg::is_outage(error) {
-        return true;
-    }
-    let disowned = async {
-        let mut transaction = pg::begin_on_pool(&store.pool).await?;
-        let disowned = pg::disown_request(&mut transaction, &asked.identity, at).await?;
-        transaction.commit().await?;
-        Ok::<_, sqlx::Error>(disowned)
-    };
-    let (consumer, key) = (&asked.identity.consumer, &asked.identity.key);
-    match disowned.await {
-        Ok(false) => pg::is_aborted(error),
-        Ok(true) => {
-            tracing::error!(%consumer, %key, "a handler has committed its transaction itself: its key is given up as outcome_unknown");
-            false
-        }
+/// Is all that a handler wrote still in its transaction?
+async fn whole_of(transaction: &mut PgConnection) -> Result<(), Kept> {
+    match pg::leave_request(transaction).await {
+        Ok(()) => Ok(()),
+        // By a statement of the handler that failed. Where it had ended its transaction before, its key tells.
+        Err(error) if pg::is_aborted(&error) => Ok(()),
+        Err(error) if pg::is_outage(&error) => Err(Kept::Away(error)),
         Err(error) => {
-            let error = pg::describe(&error);
-            tracing::error!(%consumer, %key, error, "it is not known whether a handler has committed its transaction itself");
-            false
+            tracing::error!(error = pg::describe(&error), "a handler has ended its transaction itself");
+            Err(Kept::Unknown)
         }
     }
+}
+
+/// Takes back what a handler wrote; the transaction has begun anew.
+async fn take_back(transaction: &mut PgConnection) -> Result<(), Kept> {
+    whole_of(transaction).await?;
+    pg::begin_request_anew(transaction).await.map_err(Kept::Away)
+}
+
+/// Takes back what a handler wrote, for good. False: it has ended its transaction itself.
+async fn end(mut transaction: Transaction<'static, Postgres>) -> bool {
+    let whole = whole_of(&mut transaction).await;
+    undo(transaction).await;
+    !matches!(whole, Err(Kept::Unknown))
 }
 
 /// Takes all of it back; a session that can't is of no use any more, and PostgreSQL does it at its end.

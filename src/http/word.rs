@@ -63,7 +63,7 @@ impl Word {
             // It is not this request's fault: nothing is counted.
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Ended::GivenBack,
             // Nothing has run: a router's 404 or redirect, an extractor's 422.
-            status if !status.is_server_error() && !is_taken => Ended::GivenBack,
+            status if (status.is_client_error() || status.is_redirection()) && !is_taken => Ended::GivenBack,
             status => Ended::Failed(HandlerError::transient(format!("answered with {}", status.as_u16()))),
         };
         Self { ended, told: Told::Passed(answer) }

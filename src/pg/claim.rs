@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::session::plan_anew;
+use super::session::{plan_anew, plan_as_usual};
 use crate::decide::{KeyRecord, KeyStatus};
 use crate::fingerprint::Fingerprint;
 use crate::identity::{Identity, IdentityPart};
@@ -133,7 +133,7 @@ pub(crate) async fn claim(
 }
 
 /// Claims keys whose earlier runs failed, unless they are to wait until after `due`; returns the positions of those won and which run it is.
-/// Planned anew until [`enter_handler`](super::enter_handler): after an outage there are many such keys.
+/// Planned anew: after an outage there are many such keys.
 pub(crate) async fn retake(
     connection: &mut PgConnection,
     consumer: &IdentityPart,
@@ -153,8 +153,9 @@ pub(crate) async fn retake(
         &fingerprints as &[Option<&[u8]>],
         due
     )
-    .fetch_all(connection)
+    .fetch_all(&mut *connection)
     .await?;
+    plan_as_usual(connection).await?;
     Ok(rows
         .into_iter()
         .filter_map(|row| {

@@ -1,15 +1,15 @@
 -- What is known of a request's key, and what it was answered with; unless somebody has it, it is claimed. In one round trip: most requests
 -- are the first of their keys, and of the others most come after the first has ended. Whoever loses a race sees neither its own row nor the
 -- winner's, whose commit is younger than this statement's snapshot: then nothing is known, and it is said again.
+-- A claim is born as FAILED with the reason outcome_unknown, and the answer makes it COMPLETED (http_store.sql): both are in one transaction, so
+-- nobody sees the first, unless the handler, whose code is not ours, has committed in between. Then that is what is true of the key.
 -- In an application's session, whose search_path may be anything: each name says where it is.
 with known as materialized (
     select i.* from oncely.idempotency_keys as i
     where i.tenant operator(pg_catalog.=) $1 and i.consumer operator(pg_catalog.=) $2 and i.key operator(pg_catalog.=) $3
 ),
 settings as materialized (
-    select pg_catalog.current_setting('lock_timeout') as lock_timeout,
-        -- Until the claim is done: a key that somebody holds is asked for again later.
-        pg_catalog.set_config('lock_timeout', '50ms', true) as claims_wait,
+    select
         -- A process that stands still in the transaction holds its key no longer, twice the longest limit of a handler.
         pg_catalog.set_config('idle_in_transaction_session_timeout', '2min', true) as rests,
         -- For pg::leave_request, which notices by it that a handler has ended the transaction.
@@ -17,13 +17,19 @@ settings as materialized (
     where not exists (select from known)
 ),
 claimed as (
-    insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint)
-    select $1, $2, $3, 'COMPLETED', 1, $4, $4, $5 from settings
+    insert into oncely.idempotency_keys (
+        tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, reason, last_error
+    )
+    select $1, $2, $3, 'FAILED', 1, $4, $4, $5, 'outcome_unknown',
+        'a handler has ended the transaction of its request itself'
+    from settings
     on conflict (tenant, consumer, key) do nothing
     returning key
 )
 select c.key is not null as "is_claimed!",
-    case when s.lock_timeout is not null then pg_catalog.set_config('lock_timeout', s.lock_timeout, true) end as lock_timeout,
+    -- Again the handler's (see pg::begin_request).
+    case when c.key is not null
+    then pg_catalog.set_config('lock_timeout', pg_catalog.current_setting('oncely.handler_lock_timeout'), true) end as lock_timeout,
     k.status::pg_catalog.text as "status?", k.fingerprint as "fingerprint?", k.attempts as "attempts?",
     k.crash_attempts as "crash_attempts?", k.reason as "reason?", k.last_error as "last_error?", k.error_code as "error_code?",
     k.not_before as "not_before?", k.fencing_token is not null as "is_leased!",

@@ -72,29 +72,6 @@ pub(crate) async fn store_http_answer(
     Ok(row.rows == 1)
 }
 
-/// A handler has committed its transaction itself: what it wrote stands there, with the key that this very transaction has claimed (at `now`),
-/// and no answer. That is no key that took effect: a person must look. False: the transaction was taken back.
-pub(crate) async fn disown_request(
-    connection: &mut PgConnection,
-    identity: &Identity,
-    now: DateTime<Utc>,
-) -> Result<bool, sqlx::Error> {
-    let disowned = sqlx::query!(
-        "update oncely.idempotency_keys
-        set status = 'FAILED', reason = 'outcome_unknown',
-            last_error = 'a handler has ended the transaction of its request itself'
-        where tenant = $1 and consumer = $2 and key = $3 and completed_at = $4
-            and reason is null and http_status is null and response is null",
-        identity.tenant.as_str(),
-        identity.consumer.as_str(),
-        identity.key.as_str(),
-        now
-    )
-    .execute(connection)
-    .await?;
-    Ok(disowned.rows_affected() > 0)
-}
-
 /// Headers as they are stored: one character a byte, because a header's value need not be UTF-8.
 pub(crate) fn headers_json(headers: &[(String, Vec<u8>)]) -> Value {
     let pair = |(name, value): &(String, Vec<u8>)| {

@@ -3,11 +3,11 @@
 -- Under the search_path of the handler, which COMMIT needs for what it has deferred: each name says where it is.
 with answered as (
     update oncely.idempotency_keys
-    set http_status = $5, http_headers = $6, http_body = $7,
+    set status = 'COMPLETED', last_error = null, http_status = $5, http_headers = $6, http_body = $7,
         response = case when $8 then oncely.try_jsonb($7) end,
         reason = case when $9 then 'refused' end
     where tenant operator(pg_catalog.=) $1 and consumer operator(pg_catalog.=) $2 and key operator(pg_catalog.=) $3
-        and completed_at operator(pg_catalog.=) $4
+        and completed_at operator(pg_catalog.=) $4 and reason operator(pg_catalog.=) 'outcome_unknown'
     returning attempts
 ),
 noted as (

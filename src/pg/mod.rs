@@ -118,7 +118,7 @@ pub(crate) use event_relay::{
 pub(crate) use first_run::first_runs;
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use http_answer::{
-    AnswerTrace, HttpAnswer, StoredAnswer, disown_request, header_pairs, headers_json, store_http_answer,
+    AnswerTrace, HttpAnswer, StoredAnswer, header_pairs, headers_json, store_http_answer,
 };
 pub(crate) use identity_sample::{IdentitySample, identity_sample};
 pub use inspect::{
@@ -179,7 +179,8 @@ pub(crate) use request_claim::{RequestClaim, claim_request, retake_request};
 pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use search_path::{
-    LockWait, begin, begin_anew, begin_on_pool, begin_request, begin_to_claim, enter_handler, leave_request,
+    LockWait, begin, begin_anew, begin_on_pool, begin_request, begin_request_anew, begin_to_claim,
+    enter_handler, leave_request,
 };
 pub(crate) use secret::{
     SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,

@@ -12,6 +12,11 @@ use super::error::describe;
 /// Ours. `pg_temp` last: else it would come first.
 pub(super) const PINNED: &str = "pg_catalog, pg_temp";
 
+/// Each statement that follows says of each name where it is: the search_path is the handler's.
+const BEGIN_REQUEST: &str = "begin isolation level read committed;
+    select pg_catalog.set_config('oncely.handler_lock_timeout', pg_catalog.current_setting('lock_timeout'), true),
+        pg_catalog.set_config('lock_timeout', '50ms', true)";
+
 /// Begins a transaction of ours, in one round trip.
 pub(crate) async fn begin(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
     connection.begin_with("begin; set local search_path = pg_catalog, pg_temp").await
@@ -36,16 +41,24 @@ pub(crate) async fn begin_to_claim(
 pub(crate) async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
     pool.begin_with(
         "begin isolation level read committed;
-        set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms'",
+        set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms';
+        set local idle_in_transaction_session_timeout = '2min'",
     )
     .await
 }
 
-/// Begins the transaction of a request in an application's own session, for [`claim_request`](super::claim_request). It is the handler's, but for
-/// that statement and what follows [`leave_request`]: these say of each name where it is.
+/// Begins the transaction of a request in an application's own session, for [`claim_request`](super::claim_request). That statement waits for locks
+/// only for a moment, also for one of the whole table; then the transaction is the handler's, whose wait is as its session has it.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn begin_request(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-    pool.begin_with("begin isolation level read committed").await
+    pool.begin_with(BEGIN_REQUEST).await
+}
+
+/// The same anew, in the session of a transaction that has ended, or is ended hereby with all that was written in it.
+#[cfg_attr(not(feature = "http"), allow(dead_code))]
+pub(crate) async fn begin_request_anew(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    connection.execute("rollback").await?;
+    connection.execute(BEGIN_REQUEST).await.map(drop)
 }
 
 /// Begins a transaction of ours in an application's own session. Whoever left that one inside a transaction would have ours in his, and
@@ -71,8 +84,8 @@ pub(crate) async fn begin_anew(
 /// A role that a handler has set ends here: neither what follows has it, nor the session behind COMMIT.
 ///
 /// # Errors
-/// Where the handler has ended the transaction (its role is not remembered any more), and where it has gone on after an error that aborted
-/// it: COMMIT would say that all is well.
+/// Where the handler has ended the transaction (its role is not remembered any more), and where it has gone on after an error that aborted it
+/// ([`is_aborted`](super::is_aborted)): COMMIT would say that all is well.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn leave_request(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query!(

@@ -206,6 +206,12 @@ pub(crate) async fn plan_anew(connection: &mut PgConnection) -> Result<(), sqlx:
     Ok(())
 }
 
+/// Takes [`plan_anew`] back: what follows in the transaction is a handler's, which may be long to plan.
+pub(crate) async fn plan_as_usual(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("set local plan_cache_mode to default").execute(connection).await?;
+    Ok(())
+}
+
 /// For a session of somebody who looks. Its questions have other filters each time, and a plan for any of them would read whole tables; so
 /// would statistics that are out of date, and a limit that is taken for a reason to begin anywhere. And no plan is compiled first: that
 /// takes longer than the answers.

@@ -254,6 +254,7 @@ async fn a_login_lives_as_what_it_is_and_under_an_id_of_its_own() {
     assert_eq!(tried(&mut as_relay, &beat(id, "relay", "r")).await, Ok(()));
     assert_eq!(tried(&mut as_worker, &beat(id, "relay", "w")).await, Err("ONC16".to_owned()));
     assert_eq!(tried(&mut as_relay, &beat(id, "worker", "r")).await, Err("ONC16".to_owned()));
+    assert_eq!(tried(&mut as_relay, &beat(id, "gateway", "r")).await, Err("ONC16".to_owned()));
     // It names the minutes of all processes together.
     let all = "'00000000-0000-0000-0000-000000000000'";
     assert_eq!(tried(&mut as_worker, &beat(all, "worker", "w")).await, Err("23514".to_owned()));

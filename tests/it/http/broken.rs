@@ -6,6 +6,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 use super::{Ask, EFFECTS, KEYS, Server, pool};
+use crate::support::Login;
 use crate::support::World;
 use crate::support::gate::{Gate, WAITING};
 
@@ -38,7 +39,14 @@ async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
 async fn what_a_handler_commits_by_itself_is_of_an_unknown_outcome() {
     let mut world = World::new().await;
     let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(500));
-    let server = Server::start(pool(world.database.url(), 4).await, short).await;
+    // With no more rights than a door needs.
+    let login = Login::create(&mut world, "oncely_worker").await;
+    let grant = format!(
+        "grant usage on schema app to {0}; grant insert on all tables in schema app to {0}",
+        login.name
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(grant)).execute(&mut world.sql).await.unwrap();
+    let server = Server::start(pool(&login.url, 4).await, short).await;
     for (number, then) in ["answer", "fail", "panic", "begin", "hang"].into_iter().enumerate() {
         let ask = Ask::pay(then, &format!(r#"{{"do":"commit","then":{then:?}}}"#));
         let status = if then == "hang" { 503 } else { 500 };
@@ -59,19 +67,48 @@ async fn what_a_handler_commits_by_itself_is_of_an_unknown_outcome() {
     }
 }
 
-/// Its process has died behind its COMMIT, before anybody could give the key up.
+/// As soon as the handler has committed, whatever becomes of its process: another server is asked while the handler stands still.
 #[tokio::test]
-async fn a_key_without_an_answer_is_not_told_as_done() {
+async fn what_a_handler_has_committed_is_of_an_unknown_outcome_at_once_until_a_person_says() {
     let mut world = World::new().await;
-    let server = Server::of(&world).await;
-    let ask = Ask::pay("k", "{}");
-    assert_eq!(server.client.ask(&ask).await.status, 201);
-    let died = "update oncely.idempotency_keys set http_status = null, http_headers = null, http_body = null";
-    sqlx::query(died).execute(&mut world.sql).await.unwrap();
-    let again = server.client.ask(&ask).await;
+    let (server, other) = (Server::of(&world).await, Server::of(&world).await);
+    let ask = Ask::pay("k", r#"{"do":"commit","then":"hang"}"#);
+    let client = server.client;
+    let first = tokio::spawn({
+        let bytes = ask.bytes();
+        async move { client.send(&bytes).await }
+    });
+    world.wait_for(EFFECTS, 1).await;
+    let again = other.client.ask(&ask).await;
     assert_eq!((again.status, again.problem().as_str()), (409, "outcome-unknown"));
     assert_eq!((again.is_replayed(), again.header("retry-after")), (false, None));
-    assert_eq!((server.calls.count(), world.count(EFFECTS).await), (1, 1));
+    first.abort();
+    let settled = "select count(*) from (select oncely.settle_claim(tenant, consumer, key, true) as settled
+        from oncely.idempotency_keys) as s where settled";
+    assert_eq!(world.count(settled).await, 1);
+    let again = other.client.ask(&ask).await;
+    assert_eq!((again.status, again.is_replayed()), (204, true));
+    assert_eq!((server.calls.count(), other.calls.count(), world.count(EFFECTS).await), (1, 0, 1));
+}
+
+/// A migration has the table: nobody waits for it with a connection of the application's in hand.
+#[tokio::test]
+async fn a_locked_table_is_not_waited_for() {
+    let world = World::new().await;
+    let server = Server::of(&world).await;
+    assert_eq!(server.client.ask(&Ask::pay("before", "{}")).await.status, 201);
+    let locking = pool(world.database.url(), 1).await;
+    let mut locked = locking.begin().await.unwrap();
+    sqlx::query("lock table oncely.idempotency_keys in access exclusive mode")
+        .execute(&mut *locked)
+        .await
+        .unwrap();
+    for key in ["before", "k"] {
+        let reply = server.client.ask(&Ask::pay(key, "{}")).await;
+        assert_eq!((reply.status, reply.problem().as_str()), (409, "in-flight"), "{key}");
+    }
+    locked.rollback().await.unwrap();
+    assert_eq!(server.client.ask(&Ask::pay("k", "{}")).await.status, 201);
 }
 
 #[tokio::test]
