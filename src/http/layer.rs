@@ -100,7 +100,7 @@ impl IdempotencyLayer {
     /// | the handler | what is recorded |
     /// | --- | --- |
     /// | answers, and the answer is [final](Settings::is_final) | done, with the answer: a retry gets it again |
-    /// | answers 429 or 503; or a 4xx is answered, and no handler has taken its [`Run`](super::Run) | nothing: the key is given back, and a retry runs at once |
+    /// | answers 429 or 503; or a 3xx or 4xx is answered, and no handler has taken its [`Run`](super::Run) | nothing: the key is given back, and a retry runs at once |
     /// | gives another answer that is not final, panics, or is past its limit | a failed run ([`Settings::retry`]); the results of its steps are kept |
     /// | answers by a [`Failure`](super::Failure) (a [`HandlerError`](crate::HandlerError)) | what that says |
     /// | dies with its process | nothing: its lease runs out, and the next one takes over |
