@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use sqlx::{Connection as _, PgConnection, Row as _};
@@ -147,7 +148,9 @@ impl Stage {
 
     pub(crate) async fn redis(&self) -> anyhow::Result<redis::aio::MultiplexedConnection> {
         let client = redis::Client::open(self.servers.urls().redis.as_str())?;
-        Ok(client.get_multiplexed_async_connection().await?)
+        // A million keys are emptied in seconds; the client's own limit is half of one.
+        let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
+        Ok(client.get_multiplexed_async_connection_with_config(&patient).await?)
     }
 
     pub(crate) fn postgres_pid(&self) -> anyhow::Result<u32> {
