@@ -3,7 +3,9 @@ set local search_path = pg_catalog, pg_temp;
 -- What a person may do to a key, beside freeing it with its dead letter.
 
 create function oncely.settle_claim(
-    tenant text, consumer text, key text, took_effect boolean, note text default null, os_user text default null
+    tenant text, consumer text, key text, took_effect boolean, note text default null, os_user text default null,
+    -- What was seen of the key by whoever says so; null: it is not compared.
+    seen_attempts integer default null, seen_token bigint default null
 ) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -35,6 +37,11 @@ begin
               i.status = 'IN_PROGRESS' and i.fencing_token is not null
               and (i.owner is null or i.not_before <= clock_timestamp())
           )
+      )
+      -- Another run may have ended since somebody looked, of which nobody knows either.
+      and (
+          seen_attempts is null
+          or (i.attempts = seen_attempts and i.fencing_token is not distinct from seen_token)
       )
     returning i.attempts into run;
     settled := found;

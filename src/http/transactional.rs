@@ -141,18 +141,18 @@ impl Transactional {
             }
             // May be another one the next time.
             Ok(Ok(answer)) => {
-                let is_taken_back = end(transaction).await;
-                send(reply, if is_taken_back { answer.into_response() } else { broken().into() });
+                let left = end(&store, &asked, transaction).await;
+                send(reply, if left.is_ended() { broken().into() } else { answer.into_response() });
             }
             Ok(Err(error)) => {
                 tracing::error!(consumer = %asked.identity.consumer, error = %error, "a request has failed");
-                let is_taken_back = end(transaction).await;
-                send(reply, if is_taken_back { failed() } else { broken() });
+                let left = end(&store, &asked, transaction).await;
+                send(reply, if left.is_whole() { failed() } else { broken() });
             }
             Err(_) => {
                 tracing::error!(consumer = %asked.identity.consumer, "a handler has panicked");
-                let is_taken_back = end(transaction).await;
-                send(reply, if is_taken_back { failed() } else { broken() });
+                let left = end(&store, &asked, transaction).await;
+                send(reply, if left.is_whole() { failed() } else { broken() });
             }
         }
     }
@@ -181,10 +181,16 @@ impl Ending<'_> {
         if is_refused {
             // What the handler wrote goes with its claim. The refusal is stored under another one, which somebody else may have by now: then
             // that one's answer is the key's.
-            let claimed = match take_back(&mut transaction).await {
-                Ok(()) => claim_in(transaction, self.store, asked).await,
-                Err(Kept::Unknown) => return broken().into(),
-                Err(Kept::Away(error)) => Err(error),
+            let claimed = match leave(&mut transaction).await {
+                Left::Whole | Left::Aborted => match pg::begin_request_anew(&mut transaction).await {
+                    Ok(()) => claim_in(transaction, self.store, asked).await,
+                    Err(error) => Err(error),
+                },
+                Left::Away(error) => Err(error),
+                Left::Ended(error) => {
+                    hold(self.store, asked, transaction, &error).await;
+                    return broken().into();
+                }
             };
             match claimed {
                 Ok(Claimed::Run(claimed, at)) => (transaction, self.at) = (claimed, at),
@@ -198,13 +204,19 @@ impl Ending<'_> {
             }
         }
         step("http.leave.before");
-        let left = pg::leave_request(&mut transaction).await;
+        let left = leave(&mut transaction).await;
         step("http.leave.after");
-        if let Err(error) = left {
-            // By an error that it ignored, or by a COMMIT or ROLLBACK of its own.
-            tracing::error!(%consumer, error = pg::describe(&error), "a handler has broken its transaction");
-            undo(transaction).await;
-            return broken().into();
+        match left {
+            Left::Whole => {}
+            Left::Aborted | Left::Away(_) => {
+                tracing::error!(%consumer, key = %asked.identity.key, "a handler has answered in a transaction that had failed");
+                undo(transaction).await;
+                return broken().into();
+            }
+            Left::Ended(error) => {
+                hold(self.store, asked, transaction, &error).await;
+                return broken().into();
+            }
         }
         let kept = answer.kept(&settings.kept);
         let trace = AnswerTrace {
@@ -290,44 +302,73 @@ fn failed() -> Problem {
 }
 
 /// The handler has not left its transaction as it should, and may have ended it itself. The key tells: it is free where nothing was committed,
-/// and given up as `outcome_unknown` where the handler has committed its claim.
+/// and else given up as `outcome_unknown`.
 fn broken() -> Problem {
     Problem::new(Kind::Failed, "It is not known what was done; the same request with the same key tells")
 }
 
-/// Why it is not certain that nothing of a handler stays.
-enum Kept {
-    /// It has ended its transaction itself.
-    Unknown,
+/// How a handler has left its transaction.
+enum Left {
+    /// All that it wrote is in it.
+    Whole,
+    /// A statement of it has failed. It may have ended the transaction before, and begun another: its key tells.
+    Aborted,
     /// The session is gone, and what it did not commit with it.
     Away(sqlx::Error),
+    /// It has ended the transaction itself.
+    Ended(sqlx::Error),
 }
 
-/// Is all that a handler wrote still in its transaction?
-async fn whole_of(transaction: &mut PgConnection) -> Result<(), Kept> {
-    match pg::leave_request(transaction).await {
-        Ok(()) => Ok(()),
-        // By a statement of the handler that failed. Where it had ended its transaction before, its key tells.
-        Err(error) if pg::is_aborted(&error) => Ok(()),
-        Err(error) if pg::is_outage(&error) => Err(Kept::Away(error)),
-        Err(error) => {
-            tracing::error!(error = pg::describe(&error), "a handler has ended its transaction itself");
-            Err(Kept::Unknown)
-        }
+impl Left {
+    fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole)
+    }
+
+    fn is_ended(&self) -> bool {
+        matches!(self, Self::Ended(_))
     }
 }
 
-/// Takes back what a handler wrote; the transaction has begun anew.
-async fn take_back(transaction: &mut PgConnection) -> Result<(), Kept> {
-    whole_of(transaction).await?;
-    pg::begin_request_anew(transaction).await.map_err(Kept::Away)
+async fn leave(transaction: &mut PgConnection) -> Left {
+    match pg::leave_request(transaction).await {
+        Ok(()) => Left::Whole,
+        Err(error) if pg::is_aborted(&error) => Left::Aborted,
+        Err(error) if pg::is_outage(&error) => Left::Away(error),
+        Err(error) => Left::Ended(error),
+    }
 }
 
-/// Takes back what a handler wrote, for good. False: it has ended its transaction itself.
-async fn end(mut transaction: Transaction<'static, Postgres>) -> bool {
-    let whole = whole_of(&mut transaction).await;
+/// Takes back what a handler wrote, for good.
+async fn end(store: &Store, asked: &Asked, mut transaction: Transaction<'static, Postgres>) -> Left {
+    let left = leave(&mut transaction).await;
+    match &left {
+        Left::Ended(error) => hold(store, asked, transaction, error).await,
+        _ => undo(transaction).await,
+    }
+    left
+}
+
+/// A handler has ended its transaction itself, and the claim with it: by a COMMIT, which has given the key up, or by a ROLLBACK. What it wrote
+/// after that is nobody's to take back, so the key is given up then, too: a retry would do it again.
+async fn hold(
+    store: &Store,
+    asked: &Asked,
+    transaction: Transaction<'static, Postgres>,
+    error: &sqlx::Error,
+) {
+    let (consumer, key) = (&asked.identity.consumer, &asked.identity.key);
+    tracing::error!(%consumer, %key, error = pg::describe(error),
+        "a handler has ended its transaction itself: its key is given up as outcome_unknown");
     undo(transaction).await;
-    !matches!(whole, Err(Kept::Unknown))
+    let held = match claim(store, asked).await {
+        Ok(Claimed::Run(transaction, _)) => transaction.commit().await,
+        // Known already, or somebody's.
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = held {
+        tracing::error!(%consumer, %key, error = pg::describe(&error), "a key can't be given up, and may be free");
+    }
 }
 
 /// Takes all of it back; a session that can't is of no use any more, and PostgreSQL does it at its end.

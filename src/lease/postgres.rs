@@ -271,9 +271,10 @@ impl LeaseStore for PostgresStore {
         let (held, response) = (held.clone(), response.cloned());
         self.say(move |connection| {
             Box::pin(async move {
+                // Not for the mirror: there may be no relay, and copies that come as messages are found in PostgreSQL.
                 let done =
-                    pg::complete_lease(connection, lease_of(&held), response.as_ref(), false, trace()).await;
-                done.map(drop)
+                    pg::complete_lease(connection, lease_of(&held), response.as_ref(), false, false, trace());
+                done.await.map(drop)
             })
         })
         .await

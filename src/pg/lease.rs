@@ -355,17 +355,19 @@ pub(crate) struct LeaseTrace<'a> {
     pub(crate) trace_id: Option<&'a str>,
 }
 
-/// Completes a held key, first in the caller's transaction. False: an earlier transaction of this lease did it already, and nothing may
+/// Completes a held key, first in the caller's transaction. `is_mirrored`: a relay takes the record that it leaves for the mirror; where none runs,
+/// the record would keep all younger keys from their collection. False: an earlier transaction of this lease did it already, and nothing may
 /// be written.
 pub(crate) async fn complete_lease(
     connection: &mut PgConnection,
     held: Held<'_>,
     response: Option<&Value>,
     refused: bool,
+    is_mirrored: bool,
     trace: LeaseTrace<'_>,
 ) -> Result<bool, sqlx::Error> {
     let outcome = sqlx::query_scalar!(
-        r#"select oncely.complete_lease($1, $2, $3, $4, $5, $6, $7, $8, true, $9) as "outcome!""#,
+        r#"select oncely.complete_lease($1, $2, $3, $4, $5, $6, $7, $8, $10, $9) as "outcome!""#,
         held.identity.tenant.as_str(),
         held.identity.consumer.as_str(),
         held.identity.key.as_str(),
@@ -374,7 +376,8 @@ pub(crate) async fn complete_lease(
         trace.queue,
         trace.worker,
         trace.trace_id,
-        refused
+        refused,
+        is_mirrored
     )
     .fetch_one(connection)
     .await?;

@@ -199,7 +199,7 @@ async fn complete_with(
     let mut transaction = pg::within(limit, pg::begin(&mut session.connection)).await?;
     at("lease.complete.before");
     let completed =
-        pg::complete_lease(&mut transaction, me.held(), response.as_ref(), refused, me.0.trail.of());
+        pg::complete_lease(&mut transaction, me.held(), response.as_ref(), refused, true, me.0.trail.of());
     if !pg::within(limit, completed).await? {
         // Done by a COMMIT of before, whose answer was lost. This one waits for a synchronous standby, if there is one.
         pg::within(limit, transaction.commit()).await?;

@@ -43,6 +43,10 @@ async fn what_may_have_happened_is_held_until_somebody_has_looked() {
         let state = state(&mut site.world, &key).await;
         assert_eq!(state.as_deref(), Some("FAILED outcome_unknown"), "{path}");
     }
+    // Somebody has looked, but at another run.
+    let settle = "select count(*) from (select oncely.settle_claim(tenant, consumer, key, false, null, null, attempts, fencing_token - 1)
+        as settled from oncely.idempotency_keys where key = 'torn') as s where settled";
+    assert_eq!(site.world.count(settle).await, 0);
     // Somebody has looked: it did not happen.
     let settle = "select oncely.settle_claim('main', 'gateway', 'torn', false)::integer::bigint";
     assert_eq!(site.world.count(settle).await, 1);

@@ -14,9 +14,8 @@ use crate::support::gate::{Gate, WAITING};
 async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
     let mut world = World::new().await;
     let server = Server::of(&world).await;
-    // Panics, goes on after an error, ends its transaction, ends it and begins another, violates what is checked at COMMIT, keeps the
-    // transaction.
-    for what in ["panic", "swallow", "rollback", "chain", "twice", "keep"] {
+    // Panics, goes on after an error, violates what is checked at COMMIT, keeps the transaction.
+    for what in ["panic", "swallow", "twice", "keep"] {
         for _ in 0..2 {
             let reply = server.client.ask(&Ask::pay(what, &format!("{{\"do\":{what:?}}}"))).await;
             assert_eq!((reply.status, reply.problem().as_str()), (500, "failed"), "{what}");
@@ -27,7 +26,28 @@ async fn a_handler_that_fails_commits_nothing_and_may_run_again() {
             }
         }
     }
-    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (11, 0, 0));
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await, world.count(KEYS).await), (7, 0, 0));
+    // Whatever they left in their sessions: the next one is well.
+    for number in 0..8 {
+        assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);
+    }
+}
+
+/// What it wrote after that is committed by itself: a retry would do it again.
+#[tokio::test]
+async fn a_handler_that_rolls_its_transaction_back_itself_has_an_unknown_outcome() {
+    let mut world = World::new().await;
+    let server = Server::of(&world).await;
+    for what in ["rollback", "chain", "rewrite"] {
+        for (status, problem) in [(500, "failed"), (409, "outcome-unknown")] {
+            let reply = server.client.ask(&Ask::pay(what, &format!("{{\"do\":{what:?}}}"))).await;
+            assert_eq!((reply.status, reply.problem().as_str()), (status, problem), "{what}");
+        }
+    }
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await), (3, 1));
+    let given_up =
+        "select count(*) from oncely.idempotency_keys where status = 'FAILED' and reason = 'outcome_unknown'";
+    assert_eq!(world.count(given_up).await, 3);
     // Whatever they left in their sessions: the next one is well.
     for number in 0..8 {
         assert_eq!(server.client.ask(&Ask::pay(&format!("well-{number}"), "{}")).await.status, 201);

@@ -110,6 +110,14 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
         }
         "chain" => drop(tx.execute("rollback and chain").await),
         "rollback" => drop(tx.execute("rollback").await),
+        // And writes it again, by itself.
+        "rewrite" => {
+            drop(tx.execute("rollback").await);
+            let again = "insert into app.effects (tenant, consumer, key) values ('acme', 'http', 'rewrite')";
+            if let Err(error) = tx.execute(again).await {
+                return failed(error);
+            }
+        }
         // Found out at COMMIT.
         "twice" => drop(tx.execute("insert into app.numbers values ('7'), ('7')").await),
         "large" => return "x".repeat(300_000).into_response(),
