@@ -20,7 +20,7 @@
 //! | the key's own time is before the retention, where that is asked for | 412 | `key-too-old` |
 //! | the first one is at work for longer than `wait` | 409, `Retry-After` (under a lease: its rest) | `in-flight` |
 //! | a run under a lease has failed, and its delay is longer than `wait` | 503, `Retry-After` (its rest) | `failed` |
-//! | the key was given up; its outcome is not known, or a handler has committed its transaction itself | 409 | `given-up`, `outcome-unknown` |
+//! | the key was given up; its outcome is not known, or a handler has ended its transaction itself | 409 | `given-up`, `outcome-unknown` |
 //! | a replay that [`Settings::on_replay`] refuses | as it says | `replay-refused` |
 //! | the handler panicked, or its answer can't be stored: nothing was committed; what was done under a lease stays | 500 | `failed` |
 //! | the handler is past its limit: nothing is committed; what was done under a lease stays | 503, `Retry-After` | `failed` |

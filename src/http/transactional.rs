@@ -113,13 +113,13 @@ impl Transactional {
             handled = &mut handling => handled,
             () = tokio::time::sleep(limit) => {
                 let consumer = &asked.identity.consumer;
-                tracing::error!(%consumer, ?limit, "a handler is past its limit: nothing of it is committed");
-                let detail = "Nothing was done; send the same request with the same key again";
+                tracing::error!(%consumer, ?limit, "a handler is past its limit: its transaction is rolled back");
+                let detail = "Send the same request with the same key again";
                 send(reply, Problem::new(Kind::Late, detail).retry_after(Duration::from_secs(1)));
                 // Its statements are not cancelled: it may end by itself, and is rolled back.
                 let _ = tokio::time::timeout(limit, handling).await;
                 if let Some(transaction) = slot.take() {
-                    undo(transaction).await;
+                    end(&store, &asked, transaction).await;
                 }
                 return;
             }

@@ -37,7 +37,7 @@ impl Slot {
 ///
 /// It must end before the answer is given: a handler that keeps it in a task or in a streamed body gets a 500, and nothing is committed.
 /// A handler must not end the transaction by a COMMIT or ROLLBACK of its own, nor go on after a statement that failed: that is noticed, and
-/// the request fails; what it committed itself stays, and the key with it, whose retries get 409 `outcome-unknown`. Savepoints (`begin()` on it)
+/// the request fails; where it has ended it, the key is given up, and retries get 409 `outcome-unknown`. Savepoints (`begin()` on it)
 /// are its own affair. A role that it sets is the session's former one again after it.
 ///
 /// With the feature `axum` it is an extractor, and `Option<Tx>` is one where the key is optional; else [`Tx::of`] takes it.

@@ -54,6 +54,20 @@ async fn a_handler_that_rolls_its_transaction_back_itself_has_an_unknown_outcome
     }
 }
 
+#[tokio::test]
+async fn a_handler_that_rolls_back_itself_and_hangs_has_an_unknown_outcome_too() {
+    let mut world = World::new().await;
+    let short = |settings: oncely::http::Settings| settings.handler_limit(Duration::from_millis(500));
+    let server = Server::start(pool(world.database.url(), 4).await, short).await;
+    let ask = Ask::pay("k", r#"{"do":"rewrite","then":"hang"}"#);
+    let reply = server.client.ask(&ask).await;
+    assert_eq!((reply.status, reply.problem().as_str()), (503, "failed"));
+    server.layer.drain().await;
+    let again = server.client.ask(&ask).await;
+    assert_eq!((again.status, again.problem().as_str()), (409, "outcome-unknown"));
+    assert_eq!((server.calls.count(), world.count(EFFECTS).await), (1, 1));
+}
+
 /// Nobody can take it back, and it is not told as done.
 #[tokio::test]
 async fn what_a_handler_commits_by_itself_is_of_an_unknown_outcome() {

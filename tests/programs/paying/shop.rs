@@ -117,6 +117,9 @@ async fn pay(State(calls): State<Calls>, mut tx: Tx, headers: HeaderMap, body: B
             if let Err(error) = tx.execute(again).await {
                 return failed(error);
             }
+            if order["then"] == "hang" {
+                std::future::pending::<()>().await;
+            }
         }
         // Found out at COMMIT.
         "twice" => drop(tx.execute("insert into app.numbers values ('7'), ('7')").await),
