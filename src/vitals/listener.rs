@@ -1,12 +1,14 @@
 //! `/metrics`, `/livez`, `/readyz`, `/statusz`: on a thread of their own, so that whoever asks takes nothing from messages, whatever he asks.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
@@ -94,6 +96,10 @@ async fn answer(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationTo
         .route("/readyz", get(readyz))
         .route("/statusz", get(statusz))
         .with_state(Arc::clone(&told));
+    let router = match listener.local_addr() {
+        Ok(address) if address.ip().is_loopback() => router.layer(from_fn(local)),
+        _ => router,
+    };
     let mut upkeep = tokio::time::interval(UPKEEP);
     upkeep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut connections = JoinSet::new();
@@ -144,6 +150,26 @@ async fn connection(router: Router, stream: TcpStream) {
     }
 }
 
+/// What listens for this machine alone answers to no other name: a page of another site, whose name leads to this machine, could read it in a
+/// browser here. Addresses are no such names.
+async fn local(request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST);
+    if host.is_none_or(|host| host.to_str().is_ok_and(is_local)) {
+        return next.run(request).await;
+    }
+    let told = "This listens on a loopback address, and is reached by an address or as localhost.\n";
+    (StatusCode::MISDIRECTED_REQUEST, told).into_response()
+}
+
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
 async fn metrics(State(told): State<Arc<Told>>) -> Response {
     let text = told.metrics.get(|| {
         told.vitals.with_registry(|| told.collector.collect());
@@ -178,4 +204,21 @@ async fn readyz(State(told): State<Arc<Told>>) -> Response {
 async fn statusz(State(told): State<Arc<Told>>) -> Response {
     let text = told.status.get(|| format!("{:#}\n", told.vitals.status()));
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_local;
+
+    #[test]
+    fn addresses_and_localhost_are_no_names_of_others() {
+        for host in ["127.0.0.1:9464", "localhost", "LocalHost:9464", "[::1]:9464", "[::1]", "10.0.0.7"] {
+            assert!(is_local(host), "{host}");
+        }
+        for host in
+            ["", "evil.example:9464", "localhost.evil.example", "127.0.0.1.evil.example", "[evil]:9464"]
+        {
+            assert!(!is_local(host), "{host}");
+        }
+    }
 }

@@ -426,3 +426,30 @@ async fn metrics_are_rendered_once_a_second_on_a_thread_of_their_own() {
     .unwrap();
     world.stop(worker).await;
 }
+
+#[tokio::test]
+async fn what_listens_for_this_machine_alone_answers_to_no_other_name() {
+    let world = world("").await;
+    world.apply_topology().await;
+    let worker = world.start("worker");
+    let address = address(&worker).await;
+    wait_for(&address, "/readyz", 200, "ready").await;
+    let port = address.rsplit(':').next().unwrap();
+    for (host, status) in [
+        (address.as_str(), "200"),
+        (&format!("localhost:{port}"), "200"),
+        (&format!("rebound.example.com:{port}"), "421"),
+        ("metrics.internal", "421"),
+    ] {
+        for path in ["/metrics", "/statusz", "/livez"] {
+            let mut stream = TcpStream::connect(&address).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{host} {path}: {answer}");
+            assert_eq!(answer.contains("oncely_"), status == "200" && path == "/metrics", "{host} {path}");
+        }
+    }
+    world.stop(worker).await;
+}
