@@ -245,7 +245,12 @@ begin
             when 'duplicate' then
                 perform oncely.await_standby();
                 outcome := 'duplicate';
-                if known.fingerprint is null or take_lease.knows_payload then
+                -- Prints of two policies say nothing of who asks: it is done, and its response is told to nobody.
+                if take_lease.knows_payload and take_lease.on_conflict = 'dead_letter'
+                    and substr(known.fingerprint, 1, 4) <> substr(print, 1, 4)
+                then
+                    reason := 'key_conflict';
+                elsif known.fingerprint is null or take_lease.knows_payload then
                     response := known.response;
                 end if;
                 return;
@@ -519,7 +524,7 @@ $$;
 comment on function oncely.claim_lease is
     'Holds a key for a time: granted (COMMIT, do the work under the token, oncely.complete_lease), in_flight (another '
     'run holds it) or retry (its delay is not over): COMMIT, wait, requeue, no attempt is spent; duplicate (with the '
-    'response), conflict or given_up (dead-letter it). Owner: a name made anew for each acquisition; claimed again by '
+    'response; without it, for key_conflict, where another fingerprint policy has stored it), conflict or given_up (dead-letter it). Owner: a name made anew for each acquisition; claimed again by '
     'the same one, after a lost reply, it is granted again. Lease protocol version 1.';
 revoke execute on function oncely.claim_lease from public;
 

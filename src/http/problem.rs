@@ -155,7 +155,8 @@ impl Problem {
 
     /// The key is another request's.
     pub(super) fn key_reused() -> Self {
-        let detail = "Use a new key for another request; the same request must be sent again byte for byte";
+        let detail = "Use a new key for another request; the same request must be sent again byte for byte: keep the body of the first try, since a \
+                      multipart boundary or the time in a gzip header is another one when it is made again";
         Self::new(Kind::KeyReused, detail)
     }
 

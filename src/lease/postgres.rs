@@ -179,6 +179,8 @@ impl LeaseStore for PostgresStore {
             }),
             "in_flight" => Claimed::InFlight(delay),
             "retry" => Claimed::Wait(delay),
+            // Stored under another fingerprint policy: whether this is the same request is not known, and its answer is not told.
+            "duplicate" if answer.reason.is_some() => Claimed::Conflict,
             "duplicate" => Claimed::Done(answer.response),
             "conflict" => Claimed::Conflict,
             "given_up" => Claimed::GivenUp {

@@ -156,3 +156,39 @@ async fn a_client_that_hangs_up_interrupts_nothing() {
     assert_eq!(site.upstream.calls().len(), 1);
     site.stop().await;
 }
+
+#[tokio::test]
+async fn a_multipart_body_that_is_made_again_is_another_one_and_its_client_is_told_why() {
+    let site = Site::start("").await;
+    let form = |boundary: &str| {
+        let body = format!(
+            "--{boundary}\r\nContent-Disposition: form-data; name=\"amount\"\r\n\r\n7\r\n--{boundary}--\r\n"
+        );
+        let headers =
+            format!("Idempotency-Key: form\r\nContent-Type: multipart/form-data; boundary={boundary}\r\n");
+        with("/do/201", &headers, &body)
+    };
+    assert_eq!(site.ask(&form("first")).await.status, 201);
+    assert!(site.ask(&form("first")).await.is_replayed(), "the same bytes");
+    let other = site.ask(&form("other")).await;
+    assert_eq!(other.said(), (422, "key-reused".to_owned()));
+    assert!(String::from_utf8_lossy(&other.body).contains("multipart boundary"), "{other:?}");
+    assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_was_stored_under_another_policy_is_told_to_nobody() {
+    let mut site = Site::start("").await;
+    let request = post("/do/201", "k", "{}");
+    assert_eq!(site.ask(&request).await.status, 201);
+    // As a queue's consumer of the same name stores it that compares canonical JSON.
+    let stored = "update oncely.idempotency_keys set fingerprint = '\\x5601d651'::bytea || substr(fingerprint, 5)";
+    sqlx::query(stored).execute(&mut site.world.sql).await.unwrap();
+    for request in [request, post("/do/201", "k", "{ }")] {
+        let refused = site.ask(&request).await;
+        assert_eq!(refused.said(), (422, "key-reused".to_owned()), "{refused:?}");
+    }
+    assert_eq!(site.upstream.calls().len(), 1);
+    site.stop().await;
+}
