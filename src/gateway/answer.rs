@@ -3,9 +3,9 @@
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
 use http::response::Parts;
 use http::{Response, StatusCode};
-use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 
+use super::body::Data;
 use super::request::strip;
 use crate::http::{Body, passed};
 
@@ -23,18 +23,7 @@ pub(super) fn onward(parts: &mut Parts) {
 pub(super) fn streamed(answer: Response<Incoming>) -> Response<Body> {
     let (mut parts, body) = answer.into_parts();
     onward(&mut parts);
-    Response::from_parts(parts, passed(without_trailers(body)))
-}
-
-/// Data alone.
-pub(super) fn without_trailers(
-    body: Incoming,
-) -> impl http_body::Body<Data = bytes::Bytes, Error = hyper::Error> + Send + 'static {
-    // An empty piece is no end.
-    body.map_frame(|frame| match frame.is_data() {
-        true => frame,
-        false => http_body::Frame::data(bytes::Bytes::new()),
-    })
+    Response::from_parts(parts, passed(Data(body)))
 }
 
 /// Events that come one by one, for as long as there are some: no answer that ends.

@@ -1,6 +1,7 @@
 //! A client's body: without trailers, and no longer waited for than a client may take.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,14 +10,44 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
+use super::places::Place;
+
 /// Longest pause between two pieces of a request's body.
 const PAUSE: Duration = Duration::from_secs(30);
+/// Bytes a second that come at least, counted from `PAUSE` after its beginning on.
+const SLOWEST: u64 = 1 << 10;
 
 /// What a client sends. Trailers end here: they are of this hop's coding.
 pub(super) struct Upload {
     body: Incoming,
     /// Of one that is streamed; one with a key has a limit for all of it (`gateway.read_limit`).
-    until: Option<Pin<Box<Sleep>>>,
+    pace: Option<Pace>,
+    place: Arc<Place>,
+}
+
+struct Pace {
+    until: Pin<Box<Sleep>>,
+    began: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        let began = Instant::now();
+        Self { until: Box::pin(tokio::time::sleep_until(began + PAUSE)), began, bytes: 0 }
+    }
+
+    fn went_on(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+        let slowest = self.began + PAUSE + Duration::from_secs(self.bytes / SLOWEST);
+        self.until.as_mut().reset(slowest.min(Instant::now() + PAUSE));
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.place.has_arrived();
+    }
 }
 
 /// Why a client's body has no end.
@@ -24,14 +55,19 @@ pub(super) struct Upload {
 pub(super) enum UploadError {
     #[error(transparent)]
     Torn(#[from] hyper::Error),
-    #[error("nothing of the body came for {PAUSE:?}")]
-    Silent,
+    #[error(
+        "it came too slowly: {SLOWEST} bytes a second at least, after {PAUSE:?}, and no longer pause than that"
+    )]
+    Slow,
 }
 
 impl Upload {
     /// `is_streamed`: nobody else sees to it that it comes to an end.
-    pub(super) fn new(body: Incoming, is_streamed: bool) -> Self {
-        Self { body, until: is_streamed.then(|| Box::pin(tokio::time::sleep(PAUSE))) }
+    pub(super) fn new(body: Incoming, is_streamed: bool, place: Arc<Place>) -> Self {
+        if body.is_end_stream() {
+            place.has_arrived();
+        }
+        Self { body, pace: is_streamed.then(Pace::new), place }
     }
 }
 
@@ -46,18 +82,21 @@ impl Body for Upload {
         loop {
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => {
-                    if let Some(until) = &mut self.until {
-                        until.as_mut().reset(Instant::now() + PAUSE);
-                    }
-                    if frame.is_data() {
+                    if let Some(data) = frame.data_ref() {
+                        if let Some(pace) = &mut self.pace {
+                            pace.went_on(data.len());
+                        }
                         return Poll::Ready(Some(Ok(frame)));
                     }
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error.into()))),
-                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(None) => {
+                    self.place.has_arrived();
+                    return Poll::Ready(None);
+                }
                 Poll::Pending => {
-                    return match self.until.as_mut().map(|until| until.as_mut().poll(context)) {
-                        Some(Poll::Ready(())) => Poll::Ready(Some(Err(UploadError::Silent))),
+                    return match self.pace.as_mut().map(|pace| pace.until.as_mut().poll(context)) {
+                        Some(Poll::Ready(())) => Poll::Ready(Some(Err(UploadError::Slow))),
                         Some(Poll::Pending) | None => Poll::Pending,
                     };
                 }
@@ -106,19 +145,10 @@ impl<G: Unpin> Body for Guarded<G> {
     }
 }
 
-/// A body of which the beginning is there.
-pub(super) struct Prefixed {
-    first: Option<Bytes>,
-    rest: Incoming,
-}
+/// What a service sends, as long as it says. Trailers end here, too.
+pub(super) struct Data(pub(super) Incoming);
 
-impl Prefixed {
-    pub(super) fn new(first: Bytes, rest: Incoming) -> Self {
-        Self { first: Some(first), rest }
-    }
-}
-
-impl Body for Prefixed {
+impl Body for Data {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -126,15 +156,19 @@ impl Body for Prefixed {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let Some(first) = self.first.take() {
-            return Poll::Ready(Some(Ok(Frame::data(first))));
-        }
         loop {
-            match Pin::new(&mut self.rest).poll_frame(context) {
-                // Trailers end here, too.
+            match Pin::new(&mut self.0).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) if !frame.is_data() => {}
                 polled => return polled,
             }
         }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
     }
 }

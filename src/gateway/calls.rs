@@ -25,6 +25,8 @@ pub(super) enum Sent {
     Unsent(String),
     /// Perhaps it was; no answer came.
     Torn(String),
+    /// Its client has broken it off.
+    Cut(String),
     Late,
 }
 
@@ -54,8 +56,9 @@ impl Calls {
                 Sent::Torn("the service has changed the protocol, unasked".to_owned())
             }
             Ok(answer) => Sent::Answer(answer),
-            Err(Failed { is_unsent: true, text }) => Sent::Unsent(text),
-            Err(Failed { is_unsent: false, text }) => Sent::Torn(text),
+            Err(Failed { is_cut: true, text, .. }) => Sent::Cut(text),
+            Err(Failed { is_unsent: true, text, .. }) => Sent::Unsent(text),
+            Err(Failed { text, .. }) => Sent::Torn(text),
         }
     }
 
@@ -95,6 +98,7 @@ impl Sent {
             Self::Answer(_) => Called::Answered,
             Self::Unsent(_) => Called::NotSent,
             Self::Torn(_) | Self::Late => Called::Unknown,
+            Self::Cut(_) => Called::Cut,
         }
     }
 }

@@ -10,8 +10,10 @@ use metrics::Gauge;
 use tower_layer::Layer as _;
 use tower_service::Service as _;
 
-use super::body::Upload;
+use super::body::{Guarded, Upload};
+use super::browser::Asker;
 use super::layer::{methods, tenant_of};
+use super::places::Place;
 use super::problem::{Kind, UPSTREAM, problem};
 use super::request::{Peer, onward};
 use super::upstream::Upstream;
@@ -59,11 +61,12 @@ impl Door {
         peer: IpAddr,
         is_secure: bool,
         request: Request<Incoming>,
+        place: &Arc<Place>,
     ) -> Response<Body> {
         let began = Instant::now();
         let (mut parts, body) = request.into_parts();
-        let is_trusted = self.trusted.iter().any(|one| one.contains(peer));
-        let peer = Peer { address: peer, is_trusted, is_secure };
+        let asker = Asker::of(&parts.headers);
+        let peer = Peer { address: peer, is_trusted: self.trusts(peer), is_secure };
         let refused = onward(&mut parts, peer).err();
         // As it goes on: what `Connection` names has no say here either.
         let is_keyed =
@@ -77,17 +80,28 @@ impl Door {
             }
             None => {
                 parts.extensions.clear();
-                let request = Request::from_parts(parts, passed(Upload::new(body, !is_keyed)));
+                let upload = Upload::new(body, !is_keyed, Arc::clone(place));
+                let request = Request::from_parts(parts, passed(upload));
                 let Ok(answer) = self.service.clone().call(request).await;
                 answer
             }
         };
         drop(inflight);
+        // Whatever is left of the body is not waited for.
+        place.has_arrived();
         metrics.duration.record(began.elapsed().as_secs_f64());
-        metrics.answered(name_of(&answer));
+        let name = name_of(&answer);
+        metrics.answered(name);
         tracing::debug!(status = answer.status().as_u16(), is_keyed, "answered");
         answer.extensions_mut().clear();
-        answer
+        asker.let_read(name, &mut answer);
+        let place = Answering(Arc::clone(place));
+        answer.map(|body| passed(Guarded::new(body, place)))
+    }
+
+    /// Are there other clients behind this one, as it says?
+    pub(super) fn trusts(&self, peer: IpAddr) -> bool {
+        self.trusted.iter().any(|one| one.contains(peer))
     }
 
     /// Waits until no request with a key is at work any more.
@@ -109,6 +123,15 @@ impl<'a> InFlight<'a> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.decrement(1.0);
+    }
+}
+
+/// A connection whose answer is not over.
+struct Answering(Arc<Place>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.is_idle();
     }
 }
 

@@ -16,12 +16,12 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Meaning, is_endless, meaning, onward};
-use super::body::Prefixed;
+use super::body::Data;
 use super::calls::{Calls, Sent};
 use super::problem::{Kind, problem};
 use crate::config::{GatewaySettings, Unknown};
 use crate::handler::HandlerError;
-use crate::http::{Body, Failure, Run, kept_answer, passed, stored_answer, whole};
+use crate::http::{Body, Failure, Run, followed, kept_answer, passed, stored_answer, whole};
 use crate::lease::{Call, Repeat, Step, StepError};
 use crate::metrics::{Called, GatewayMetrics};
 
@@ -121,7 +121,8 @@ impl Keyed {
             match self.calls.send(request, false).await {
                 Sent::Answer(answer) => self.read(answer).await,
                 Sent::Unsent(why) => Came::Unsent(why),
-                Sent::Torn(why) => Came::Nothing { kind: Kind::UpstreamBroken, why },
+                // Its body is here as a whole.
+                Sent::Torn(why) | Sent::Cut(why) => Came::Nothing { kind: Kind::UpstreamBroken, why },
                 Sent::Late => self.late(),
             }
         });
@@ -167,7 +168,7 @@ impl Keyed {
         let held: Bytes = held.freeze();
         let is_whole = held.len() <= self.most;
         let stored = kept_answer(parts.status, &parts.headers, is_whole.then_some(&held));
-        let body = if is_whole { whole(held) } else { passed(Prefixed::new(held, body)) };
+        let body = if is_whole { whole(held) } else { followed(held, passed(Data(body))) };
         Came::Answer { meaning, answer: Response::from_parts(parts, body), stored }
     }
 }

@@ -9,11 +9,13 @@
 
 mod answer;
 mod body;
+mod browser;
 mod calls;
 mod door;
 mod heartbeat;
 mod keyed;
 mod layer;
+mod places;
 mod problem;
 mod readiness;
 mod request;

@@ -16,6 +16,8 @@ pub(super) enum Kind {
     /// Upgrades, tunnels, codings.
     Unsupported,
     TenantMissing,
+    /// A body that was sent on as it came has no end.
+    BodyIncomplete,
     /// There was no connection: nothing was sent.
     UpstreamAway,
     /// The service's answer broke off, or can't be passed on.
@@ -33,6 +35,10 @@ impl Kind {
             }
             Self::TenantMissing => {
                 (StatusCode::BAD_REQUEST, "tenant-missing", "The request does not say whose it is")
+            }
+            // As of a body with a key.
+            Self::BodyIncomplete => {
+                (StatusCode::BAD_REQUEST, "body-incomplete", "The request did not arrive whole")
             }
             Self::UpstreamAway => {
                 (StatusCode::SERVICE_UNAVAILABLE, "upstream-away", "The service can't be reached")

@@ -3,9 +3,12 @@
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hyper::body::Incoming;
+use http::Version;
+use http::header::CONTENT_LENGTH;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::door::Door;
+use super::places::{Place, Places};
 use super::problem::FULL;
 use super::tls::Tls;
 
@@ -56,7 +60,7 @@ pub(super) async fn serve(
     connections: u32,
     stop: CancellationToken,
 ) -> Open {
-    let places = Arc::new(Semaphore::new(usize::try_from(connections).unwrap_or(Semaphore::MAX_PERMITS)));
+    let places = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
     let tasks = TaskTracker::new();
     loop {
@@ -65,12 +69,13 @@ pub(super) async fn serve(
             () = stop.cancelled() => break,
         };
         match accepted {
-            Ok((stream, peer)) => match Arc::clone(&places).try_acquire_owned() {
-                Ok(place) => {
-                    let client = Client { door: Arc::clone(door), peer: peer.ip(), stop: stop.clone() };
-                    tasks.spawn(connection(client, stream, tls.clone(), place));
+            Ok((stream, peer)) => match places.enter(peer.ip(), door.trusts(peer.ip())) {
+                Some(place) => {
+                    let client =
+                        Client { door: Arc::clone(door), peer: peer.ip(), place, stop: stop.clone() };
+                    tasks.spawn(connection(client, stream, tls.clone()));
                 }
-                Err(_) => {
+                None => {
                     door.metrics.plain.answered(FULL);
                     // Without a handshake there is nothing to be said by TLS: the connection ends.
                     if tls.is_none()
@@ -106,10 +111,29 @@ async fn turn_away(mut stream: TcpStream, _place: OwnedSemaphorePermit) {
 struct Client {
     door: Arc<Door>,
     peer: IpAddr,
+    place: Arc<Place>,
     stop: CancellationToken,
 }
 
-async fn connection(client: Client, stream: TcpStream, tls: Option<Tls>, _place: OwnedSemaphorePermit) {
+/// A client's bytes, and the socket that they go through.
+trait Wire: AsyncRead + AsyncWrite + Send + 'static {
+    fn socket(&self) -> &TcpStream;
+}
+
+impl Wire for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Wire for tokio_rustls::server::TlsStream<TcpStream> {
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().0
+    }
+}
+
+async fn connection(client: Client, stream: TcpStream, tls: Option<Tls>) {
     let connections = client.door.metrics.connections.clone();
     connections.increment(1.0);
     if let Err(error) = stream.set_nodelay(true) {
@@ -122,6 +146,7 @@ async fn connection(client: Client, stream: TcpStream, tls: Option<Tls>, _place:
             let shaken = tokio::select! {
                 shaken = tls.handshake(stream, HANDSHAKE) => Some(shaken),
                 () = client.stop.cancelled() => None,
+                () = client.place.lost() => None,
             };
             match shaken {
                 Some(Ok(stream)) => client.talk(stream, true).await,
@@ -136,33 +161,54 @@ async fn connection(client: Client, stream: TcpStream, tls: Option<Tls>, _place:
 }
 
 impl Client {
-    /// Answers its requests, until one of the two has enough.
-    async fn talk<S>(self, stream: S, is_secure: bool)
-    where
-        S: AsyncRead + AsyncWrite + Send + 'static,
-    {
-        let Self { door, peer, stop } = self;
+    /// Answers its requests, until one of the two has enough, or another client has its place.
+    async fn talk<S: Wire>(self, stream: S, is_secure: bool) {
+        let Self { door, peer, place, stop } = self;
+        // An answer whose end is that of the connection is on its way.
+        let is_unsized = Arc::new(AtomicBool::new(false));
+        let (seen, at) = (Arc::clone(&is_unsized), Arc::clone(&place));
         let service = service_fn(move |request: hyper::Request<Incoming>| {
-            let door = Arc::clone(&door);
-            async move { Ok::<_, Infallible>(door.answer(peer, is_secure, request).await) }
+            let (door, place, is_unsized) = (Arc::clone(&door), Arc::clone(&at), Arc::clone(&seen));
+            async move {
+                if !place.begin() {
+                    // The connection ends.
+                    std::future::pending::<()>().await;
+                }
+                let is_old = request.version() == Version::HTTP_10;
+                let answer = door.answer(peer, is_secure, request, &place).await;
+                let has_length = answer.headers().contains_key(CONTENT_LENGTH)
+                    || answer.body().size_hint().exact().is_some();
+                is_unsized.store(is_old && !has_length, Ordering::Relaxed);
+                Ok::<_, Infallible>(answer)
+            }
         });
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(WRITE));
-        let connection = http1::Builder::new()
+        let mut connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADERS)
             .max_buf_size(HEAD)
             .serve_connection(TokioIo::new(Box::pin(stream)), service);
-        let mut connection = std::pin::pin!(connection);
         let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
+            ended = &mut connection => ended,
+            () = place.lost() => return,
             () = stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+                Pin::new(&mut connection).graceful_shutdown();
+                tokio::select! {
+                    ended = &mut connection => ended,
+                    () = place.lost() => return,
+                }
             }
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended");
+        let Err(error) = ended else { return };
+        tracing::debug!(%error, "a connection ended");
+        // What was passed on has broken off. A client of HTTP/1.0 that was told no length takes the end of the connection for the end of the answer,
+        // unless it is no ordinary one.
+        if error.is_user() && is_unsized.load(Ordering::Relaxed) {
+            let stream = connection.into_parts().io.into_inner();
+            if let Err(error) = stream.get_ref().socket().set_zero_linger() {
+                tracing::warn!(%error, "half of an answer may look whole to its client");
+            }
         }
     }
 }

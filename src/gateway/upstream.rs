@@ -69,6 +69,10 @@ impl Inner {
                 tracing::warn!(error = why, "the service's answer broke off");
                 problem(Kind::UpstreamBroken, "Whether the request took effect is not known")
             }
+            Sent::Cut(why) => {
+                tracing::debug!(error = why, "a client's request broke off");
+                problem(Kind::BodyIncomplete, "It broke off, is malformed, or came too slowly")
+            }
             Sent::Late => problem(Kind::UpstreamLate, "Whether the request took effect is not known"),
         }
     }

@@ -10,6 +10,7 @@ use super::failure::Failure;
 use super::on_large::OnLarge;
 use super::problem::AnswerName;
 use super::replay::OMITTED;
+use super::settings::is_kept;
 use crate::handler::HandlerError;
 use crate::pg::HttpAnswer;
 
@@ -80,8 +81,8 @@ impl Answer {
     }
 
     /// What is kept of it. Pairs in their order: a name may come twice.
-    pub(super) fn kept(&self, names: &[HeaderName]) -> HttpAnswer {
-        let kept = self.headers.iter().filter(|(name, _)| names.contains(name));
+    pub(super) fn kept(&self, omitted: &[HeaderName]) -> HttpAnswer {
+        let kept = self.headers.iter().filter(|(name, _)| is_kept(name, omitted));
         HttpAnswer {
             status: self.status.as_u16(),
             headers: kept

@@ -1,10 +1,12 @@
 //! What goes through the layer.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use bytes::Bytes;
-use futures::StreamExt as _;
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, BodyStream, Full, StreamBody};
+use http_body_util::{BodyExt as _, Full};
 
 /// What a body, or a service, of the program fails with.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -31,8 +33,42 @@ where
     body.map_err(|error| BodyError(error.into())).boxed_unsync()
 }
 
-/// Bytes that are there, and what comes after them.
-pub(super) fn followed(bytes: Bytes, rest: Body) -> Body {
-    let first = futures::stream::once(std::future::ready(Ok(Frame::data(bytes))));
-    StreamBody::new(first.chain(BodyStream::new(rest))).boxed_unsync()
+/// Bytes that are there, and what comes after them. As long as both: where the rest breaks off, a length that was told shows it.
+pub(crate) fn followed(bytes: Bytes, rest: Body) -> Body {
+    Followed { first: Some(bytes), rest }.boxed_unsync()
+}
+
+struct Followed {
+    first: Option<Bytes>,
+    rest: Body,
+}
+
+impl http_body::Body for Followed {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+            None => Pin::new(&mut self.rest).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let first = self.first.as_ref().map_or(0, Bytes::len) as u64;
+        let rest = self.rest.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(first));
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(first)) {
+            hint.set_upper(upper);
+        }
+        hint
+    }
 }

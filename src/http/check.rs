@@ -8,7 +8,7 @@ use http::Method;
 use super::consumer::{Consumer, Name};
 use super::keys::Keys;
 use super::on_large::OnLarge;
-use super::settings::{NEVER_KEPT, POLICY, Settings};
+use super::settings::{POLICY, Settings};
 use super::store::Told;
 use crate::fingerprint::FingerprintPolicy;
 use crate::identity::IdentityPart;
@@ -61,11 +61,6 @@ impl Settings {
         check(
             self.principal.is_some() != self.is_one_principal,
             "principal: who sends a request? Either principal, or one_principal, which gives an answer to whoever repeats its request",
-        );
-        check(
-            !self.kept.iter().any(|name| NEVER_KEPT.contains(&name.as_str())),
-            "keep_headers: set-cookie is never kept, because it would give one session to whoever repeats a key; \
-             nor is www-authenticate, content-length, or a header of the connection",
         );
         self.limits.check(self.max_request, &mut check);
         let at_most = |time: Duration, most: Duration| !time.is_zero() && time <= most;

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -241,20 +241,14 @@ impl IdempotencyLayer {
             tracing::error!("a request has no tenant, or no route: nothing ran");
             return Problem::new(Kind::Failed, "Nothing was done").into();
         };
-        let Some(mut share) = self.at_work.enter() else {
-            tracing::warn!(%consumer, "too many requests are at work: one more is refused");
-            return Problem::busy().into();
-        };
         // A client that leaves before all of it is there has asked for nothing.
-        let body = match read(body, settings.max_request, settings.limits.read, &mut share).await {
+        let mut arrived = self.at_work.arriving();
+        let body = match read(body, settings.max_request, settings.limits.read, &mut arrived).await {
             Ok(body) => body,
-            Err(problem) => {
-                if problem.kind == Kind::Busy {
-                    tracing::warn!(%consumer, "too many bytes are at work: a request is refused");
-                }
-                return problem.into();
-            }
+            Err(problem) if problem.kind == Kind::Busy => return self.busy(&consumer, "bytes"),
+            Err(problem) => return problem.into(),
         };
+        let Some(share) = self.at_work.enter(arrived) else { return self.busy(&consumer, "requests") };
         let made = match settings.refuse_old_keys.then(|| made_at(&parts.headers, key.as_str())) {
             None => None,
             Some(Ok(made)) => made,
@@ -294,6 +288,14 @@ impl IdempotencyLayer {
             // A server that does not answer: whether it has committed is not known.
             Err(_) => Problem::unavailable().into(),
         }
+    }
+
+    /// `what` there is too much of. Whoever is refused may ask again at any rate, so the log is told now and then.
+    fn busy(&self, consumer: &IdentityPart, what: &str) -> Response<Body> {
+        if let Some(refused) = self.at_work.refuse(Instant::now()) {
+            tracing::warn!(%consumer, refused, "too many {what} are at work: requests are refused");
+        }
+        Problem::busy().into()
     }
 
     /// In a task of its own, with its share of what may be at work.

@@ -1,7 +1,7 @@
 //! How much may be at work at once.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -9,6 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const BYTES: usize = 128 * 1_048_576;
 const MOST_REQUESTS: usize = 1_000_000;
 const LONGEST_READ: Duration = Duration::from_secs(600);
+/// Between two lines of the log about requests that are refused.
+const TOLD: Duration = Duration::from_secs(10);
 
 /// How much may be at work at once, and how long a request may take to arrive.
 #[derive(Clone, Copy, Debug)]
@@ -44,39 +46,89 @@ impl Limits {
 pub(super) struct AtWork {
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    refused: Arc<Mutex<Refused>>,
 }
 
-/// A request's share of it, until it is dropped.
+/// Requests that are refused, of which the log tells now and then.
+#[derive(Default)]
+struct Refused {
+    told: Option<Instant>,
+    since: u64,
+}
+
+/// The bytes of a request's body that are here, until it is dropped. Before the body is whole it is no place: a client that announces a body and sends
+/// none of it keeps nobody out.
+pub(super) struct Arrived {
+    held: Option<OwnedSemaphorePermit>,
+    of: Arc<Semaphore>,
+}
+
+/// The place of a whole request, and its bytes, until it is dropped.
 pub(super) struct Share {
     _request: OwnedSemaphorePermit,
-    /// Those of its body that are here.
-    held: Option<OwnedSemaphorePermit>,
-    bytes: Arc<Semaphore>,
+    _bytes: Arrived,
 }
 
 impl AtWork {
     pub(super) fn new(limits: &Limits, max_request: usize) -> Self {
         let bytes = limits.bytes(max_request).min(Semaphore::MAX_PERMITS);
-        Self { requests: Arc::new(Semaphore::new(limits.requests)), bytes: Arc::new(Semaphore::new(bytes)) }
+        Self {
+            requests: Arc::new(Semaphore::new(limits.requests)),
+            bytes: Arc::new(Semaphore::new(bytes)),
+            refused: Arc::default(),
+        }
     }
 
-    /// A share for a request of whose body nothing is here yet; `None` where there is too much at work.
-    pub(super) fn enter(&self) -> Option<Share> {
+    /// For a body of which nothing is here yet.
+    pub(super) fn arriving(&self) -> Arrived {
+        Arrived { held: None, of: Arc::clone(&self.bytes) }
+    }
+
+    /// A place for a request that is whole; `None` where too many are at work.
+    pub(super) fn enter(&self, bytes: Arrived) -> Option<Share> {
         let request = Arc::clone(&self.requests).try_acquire_owned().ok()?;
-        Some(Share { _request: request, held: None, bytes: Arc::clone(&self.bytes) })
+        Some(Share { _request: request, _bytes: bytes })
+    }
+
+    /// Counts a request that is refused for what is at work; how many there were since it was told last, where it is time to tell.
+    pub(super) fn refuse(&self, now: Instant) -> Option<u64> {
+        // Every change leaves it whole.
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.since += 1;
+        let is_time = refused.told.is_none_or(|told| now.duration_since(told) >= TOLD);
+        is_time.then(|| {
+            refused.told = Some(now);
+            std::mem::take(&mut refused.since)
+        })
     }
 }
 
-impl Share {
+impl Arrived {
     /// So many more bytes of the body have come; false where there is no room for them. What is announced costs nothing: a client that
     /// announces much and sends nothing keeps nobody out.
     pub(super) fn grow(&mut self, bytes: usize) -> bool {
         let Ok(bytes) = u32::try_from(bytes) else { return false };
-        let Ok(more) = Arc::clone(&self.bytes).try_acquire_many_owned(bytes) else { return false };
+        let Ok(more) = Arc::clone(&self.of).try_acquire_many_owned(bytes) else { return false };
         match &mut self.held {
             Some(held) => held.merge(more),
             held => *held = Some(more),
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_told_once_in_a_while_and_counted() {
+        let at_work = AtWork::new(&Limits::default(), 1);
+        let began = Instant::now();
+        let told: Vec<_> =
+            (0..25).map(|second| at_work.refuse(began + Duration::from_secs(second))).collect();
+        let told: Vec<_> =
+            told.into_iter().enumerate().filter_map(|(at, count)| Some((at, count?))).collect();
+        assert_eq!(told, [(0, 1), (10, 10), (20, 10)]);
     }
 }

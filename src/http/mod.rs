@@ -3,10 +3,10 @@
 //! In a transaction of [`IdempotencyLayer::transactional`] the key, what the handler writes through [`Tx`], and the answer are one commit;
 //! the client gets its answer after it. For effects outside PostgreSQL [`IdempotencyLayer::leased`] holds the key in a store of leases while the
 //! handler runs, by whose [`Run`] it takes its steps; the client gets its answer once it is stored. A retry gets the same status, body and
-//! kept headers, marked `Idempotent-Replayed: true`, and no handler runs. Key and header are those of
+//! headers (but cookies, credentials and those of a connection), marked `Idempotent-Replayed: true`, and no handler runs. Key and header are those of
 //! draft-ietf-httpapi-idempotency-key-header-07; errors are RFC 9457 problems with types of ours, `urn:oncely:problem:…`.
 //!
-//! The layer belongs behind authentication and inside compression. It holds requests and answers in memory, so neither streams nor
+//! The layer belongs behind authentication, and inside compression and CORS. It holds requests and answers in memory, so neither streams nor
 //! upgrades go through it; methods without a key (all but POST and PATCH) pass untouched.
 //!
 //! | situation | status | type |
@@ -80,7 +80,7 @@ pub(crate) use for_gateway::*;
 /// What the gateway builds on.
 #[cfg(feature = "gateway")]
 mod for_gateway {
-    pub(crate) use super::body::{passed, whole};
+    pub(crate) use super::body::{followed, passed, whole};
     pub(crate) use super::key::HEADER as KEY;
     pub(crate) use super::problem::{AnswerName, PROBLEMS};
     pub(crate) use super::replay::REPLAY;

@@ -8,7 +8,7 @@ use http::{Response, StatusCode};
 use super::body::{Body, whole};
 use super::message_result::MessageResult;
 use super::problem::{AnswerName, Kind, Problem};
-use super::settings::Settings;
+use super::settings::{Settings, is_kept};
 use super::stored;
 use crate::pg::{HttpAnswer, StoredAnswer};
 
@@ -28,7 +28,7 @@ pub(super) fn replay(settings: &Settings, parts: Option<&Parts>, stored: StoredA
         return Problem::new(Kind::ReplayRefused(status), "").into();
     }
     let mut response = match stored::http_of(&stored) {
-        Some(answer) => answered(answer, &settings.kept),
+        Some(answer) => answered(answer, &settings.omitted),
         None => match &settings.from_message {
             Some(map) => {
                 let json = stored.response.as_deref().and_then(|text| serde_json::from_str(text).ok());
@@ -48,7 +48,7 @@ pub(super) fn mark(response: &mut Response<Body>) {
 }
 
 /// An answer that was stored. Of its headers those that are kept, whoever has written the row.
-pub(super) fn answered(answer: HttpAnswer, kept: &[HeaderName]) -> Response<Body> {
+pub(super) fn answered(answer: HttpAnswer, omitted: &[HeaderName]) -> Response<Body> {
     let is_omitted = answer.body.is_none();
     let mut response = Response::new(whole(Bytes::from(answer.body.unwrap_or_default())));
     *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
@@ -57,7 +57,7 @@ pub(super) fn answered(answer: HttpAnswer, kept: &[HeaderName]) -> Response<Body
         // What was stored was a header: nothing that is kept is lost here.
         if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(&value))
-            && kept.contains(&name)
+            && is_kept(&name, omitted)
         {
             headers.append(name, value);
         }

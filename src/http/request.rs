@@ -10,7 +10,7 @@ use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError};
 
 use super::body::BoxError;
-use super::limits::Share;
+use super::limits::Arrived;
 use super::problem::{Kind, Problem};
 use super::settings::{POLICY, Settings};
 use crate::fingerprint::{Fingerprint, FingerprintPolicy};
@@ -85,7 +85,7 @@ pub(super) async fn read<B>(
     body: B,
     most: usize,
     limit: Duration,
-    share: &mut Share,
+    arrived: &mut Arrived,
 ) -> Result<Bytes, Problem>
 where
     B: http_body::Body<Data = Bytes> + Send,
@@ -109,7 +109,7 @@ where
             if data.len() > most - read.len() {
                 return Err(too_large());
             }
-            if !share.grow(data.len()) {
+            if !arrived.grow(data.len()) {
                 return Err(Problem::busy());
             }
             read.extend_from_slice(&data);

@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LOCATION, CONTENT_TYPE, ETAG, HeaderName,
-    HeaderValue, LAST_MODIFIED, LINK, LOCATION,
-};
+use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
@@ -19,18 +16,6 @@ use super::on_large::OnLarge;
 use crate::fingerprint::FingerprintPolicy;
 use crate::retry::RetryPolicy;
 
-/// Headers of an answer that a retry gets again.
-pub(super) const KEPT: [HeaderName; 9] = [
-    CONTENT_TYPE,
-    CONTENT_ENCODING,
-    CONTENT_LANGUAGE,
-    CONTENT_LOCATION,
-    LOCATION,
-    ETAG,
-    LAST_MODIFIED,
-    LINK,
-    CACHE_CONTROL,
-];
 /// Policy of the fingerprints of requests.
 pub(super) const POLICY: &str = "http_request";
 const DAY: Duration = Duration::from_secs(86_400);
@@ -59,7 +44,7 @@ pub struct Settings {
     pub(super) max_response: usize,
     pub(super) limits: Limits,
     is_final: Option<Arc<dyn Fn(StatusCode) -> bool + Send + Sync>>,
-    pub(super) kept: Vec<HeaderName>,
+    pub(super) omitted: Vec<HeaderName>,
     pub(super) described_by: Option<HeaderValue>,
     pub(super) retention: Duration,
     pub(super) redelivery_horizon: Option<Duration>,
@@ -79,20 +64,37 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// Never kept: they are one client's, one connection's, or the server's to say.
-pub(super) const NEVER_KEPT: [&str; 11] = [
+/// Headers of an answer that no retry gets again: they are one client's session or credentials, one connection's, the server's to say, or ours. All
+/// others are kept: what a browser needs to read an answer, or to treat it with care, is lost by no list that forgot it.
+const NEVER_KEPT: [&str; 22] = [
     "set-cookie",
+    "set-cookie2",
+    "authorization",
+    "authentication-info",
+    "proxy-authentication-info",
+    "www-authenticate",
+    "proxy-authenticate",
+    "clear-site-data",
     "content-length",
     "transfer-encoding",
     "connection",
     "keep-alive",
-    "proxy-authenticate",
     "proxy-connection",
     "te",
     "trailer",
     "upgrade",
-    "www-authenticate",
+    "via",
+    "date",
+    "age",
+    "alt-svc",
+    "idempotent-replayed",
+    "oncely-body-omitted",
 ];
+
+/// Does a retry get this header of an answer again?
+pub(super) fn is_kept(name: &HeaderName, omitted: &[HeaderName]) -> bool {
+    !NEVER_KEPT.contains(&name.as_str()) && !omitted.contains(name)
+}
 
 /// May not be another one the next time: neither who asks is its reason, nor a header, which is not compared, nor what passes by.
 fn is_final(status: StatusCode) -> bool {
@@ -117,7 +119,7 @@ impl Settings {
             max_response: 262_144,
             limits: Limits::default(),
             is_final: None,
-            kept: KEPT.to_vec(),
+            omitted: Vec::new(),
             described_by: None,
             retention: 7 * DAY,
             redelivery_horizon: None,
@@ -165,7 +167,9 @@ impl Settings {
 
     /// What is compared when a key comes back, as of the queue of a shared consumer: of the body alone, and so with
     /// [`Settings::one_principal`]. Default: method, path, query, body and principal. The path is the client's, also in a router of axum that is
-    /// nested in another one (feature `axum`).
+    /// nested in another one (feature `axum`). The body is compared byte for byte, whatever it is coded with: a multipart body that is made again has
+    /// another boundary, and a gzip header another time, so clients keep the bytes of the first try. What its parts mean is the handler's to judge, and
+    /// two that a comparison of ours took for the same would be one effect too few.
     #[must_use]
     pub fn fingerprint(mut self, policy: FingerprintPolicy) -> Self {
         self.fingerprint = Some(policy);
@@ -218,8 +222,8 @@ impl Settings {
         self
     }
 
-    /// How many requests with a key may be at work at once, those included whose client has left, which wait for another one or for a
-    /// connection, or are still arriving. One more gets a 503 `busy` with `Retry-After`, before its body is read. Default: 1,000.
+    /// How many requests with a key may be at work at once, those included whose client has left, or which wait for another one or for a
+    /// connection. One more gets a 503 `busy` with `Retry-After`, once its body is there: one that is still arriving has no place. Default: 1,000.
     #[must_use]
     pub fn max_at_work(mut self, requests: usize) -> Self {
         self.limits.requests = requests;
@@ -264,11 +268,11 @@ impl Settings {
         self.consumer.as_ref().is_some_and(Consumer::is_shared)
     }
 
-    /// Further headers that a retry gets again. Kept in any case: content-type, content-encoding, content-language, content-location,
-    /// location, etag, last-modified, link, cache-control. Never: set-cookie, www-authenticate, content-length, and those of a connection.
+    /// Headers of an answer that a retry does not get again. Kept are all but these, cookies and credentials (set-cookie, authorization,
+    /// www-authenticate, …), content-length, date, and those of a connection.
     #[must_use]
-    pub fn keep_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.kept.extend(names);
+    pub fn omit_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.omitted.extend(names);
         self
     }
 

@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use super::body::Body;
 use super::replay::{answered, mark};
-use super::settings::KEPT;
+use super::settings::is_kept;
 use super::stored::{of_json, to_json};
 use crate::pg::HttpAnswer;
 
 /// An answer as JSON. `body`: none where it is not kept; one that is too large for a store is not.
 pub(crate) fn kept_answer(status: StatusCode, headers: &HeaderMap, body: Option<&Bytes>) -> Value {
-    let kept = headers.iter().filter(|(name, _)| KEPT.contains(name));
+    let kept = headers.iter().filter(|(name, _)| is_kept(name, &[]));
     to_json(&HttpAnswer {
         status: status.as_u16(),
         headers: kept.map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec())).collect(),
@@ -22,7 +22,7 @@ pub(crate) fn kept_answer(status: StatusCode, headers: &HeaderMap, body: Option<
 
 /// The answer that was kept so, if it was one; marked as a replay, since its step is not called again.
 pub(crate) fn stored_answer(value: &Value) -> Option<Response<Body>> {
-    let mut response = answered(of_json(value)?, &KEPT);
+    let mut response = answered(of_json(value)?, &[]);
     mark(&mut response);
     Some(response)
 }

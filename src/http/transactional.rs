@@ -218,7 +218,7 @@ impl Ending<'_> {
                 return broken().into();
             }
         }
-        let kept = answer.kept(&settings.kept);
+        let kept = answer.kept(&settings.omitted);
         let trace = AnswerTrace {
             is_response: settings.consumer.as_ref().is_some_and(|one| one.is_shared())
                 && answer.is_response(),
@@ -272,7 +272,7 @@ impl Ending<'_> {
             match claim(self.store, self.asked).await {
                 Ok(Claimed::Done(stored)) => {
                     // The same as this one: this one's, with all its headers.
-                    let is_own = stored.http.as_ref() == Some(&answer.kept(&self.settings.kept));
+                    let is_own = stored.http.as_ref() == Some(&answer.kept(&self.settings.omitted));
                     return if is_own {
                         answer.into_response()
                     } else {

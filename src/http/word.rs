@@ -52,7 +52,7 @@ impl Word {
             return Self::of_failure(error);
         }
         if settings.is_stored(answer.status, is_taken) {
-            let response = stored::to_json(&answer.kept(&settings.kept));
+            let response = stored::to_json(&answer.kept(&settings.omitted));
             return Self { ended: Ended::Done(Some(response)), told: Told::Stored(answer) };
         }
         // What a step said, and the handler said in other words.

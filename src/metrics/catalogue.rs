@@ -436,7 +436,7 @@ pub const CATALOGUE: &[Metric] = &[
         Counter,
         &["keyed", "result"],
         "gateway",
-        "Calls of the service: answered, not_sent (no connection), unknown (torn, or too late)",
+        "Calls of the service: answered, not_sent (no connection), unknown (torn, or too late), cut (its client broke off the body)",
     ),
     metric("oncely_gateway_connections", Gauge, &[], "gateway", "Connections of clients"),
     metric(

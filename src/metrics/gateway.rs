@@ -12,16 +12,18 @@ pub(crate) enum Called {
     Answered,
     NotSent,
     Unknown,
+    Cut,
 }
 
 impl Called {
-    const ALL: [Self; 3] = [Self::Answered, Self::NotSent, Self::Unknown];
+    const ALL: [Self; 4] = [Self::Answered, Self::NotSent, Self::Unknown, Self::Cut];
 
     fn as_str(self) -> &'static str {
         match self {
             Self::Answered => "answered",
             Self::NotSent => "not_sent",
             Self::Unknown => "unknown",
+            Self::Cut => "cut",
         }
     }
 }
@@ -30,7 +32,7 @@ impl Called {
 #[derive(Debug)]
 pub(crate) struct RequestMetrics {
     answers: BTreeMap<&'static str, Counter>,
-    calls: [Counter; 3],
+    calls: [Counter; 4],
     pub(crate) duration: Histogram,
 }
 

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use testbed::eventually;
 use tokio::net::TcpListener;
 
+use crate::support::rude::Rude;
 use crate::support::{World, message};
 
 const COMPLETED: &str =
@@ -222,6 +223,40 @@ async fn an_endpoint_that_is_away_costs_no_attempt() {
     world.wait_for(COMPLETED, 2).await;
     assert_eq!(world.count("select max(attempts)::bigint from oncely.idempotency_keys").await, 1);
     assert_eq!(endpoint.calls_of("a")[0].header("oncely-attempt"), "1");
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_body_that_an_endpoint_leaves_unread_is_never_the_beginning_of_another_message() {
+    let rude = Rude::deaf();
+    let mut world = world(&rude.address.to_string(), "\"always\"", "").await;
+    let worker = world.start("worker");
+    for number in 0..12 {
+        let key = format!("order-{number}");
+        world.publish("charges", message("acme", &key), "POST /gone HTTP/1.1\r\nx-rest: ").await;
+        world.wait_for(COMPLETED, number + 1).await;
+    }
+    let heads = rude.heads();
+    assert!(!heads.iter().any(|head| head.contains("/gone")), "{heads:?}");
+    assert_eq!(heads.len(), 12);
+    world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_before_the_body_was_read_decides() {
+    let rude = Rude::early();
+    let mut world = world(&rude.address.to_string(), "\"never\"", "").await;
+    let worker = world.start("worker");
+    let body = "x".repeat(900_000);
+    for number in 0..40 {
+        let status = [413, 422, 201, 201][number % 4];
+        world.publish("charges", message("acme", &format!("{status}-{number}")), &body).await;
+    }
+    world.wait_for(COMPLETED, 20).await;
+    world.wait_for("select count(*) from oncely.dead_letters where reason = 'handler_rejected'", 20).await;
+    assert_eq!(world.count("select count(*) from oncely.dead_letters").await, 20);
+    assert_eq!(world.count("select max(attempts)::bigint from oncely.idempotency_keys").await, 1);
+    assert_eq!(rude.heads().len(), 40);
     world.stop(worker).await;
 }
 

@@ -8,6 +8,8 @@ use futures::future::BoxFuture;
 use hyper::Uri;
 use tower_service::Service;
 
+use super::stream::Stream;
+
 /// Connects in time, or not at all.
 #[derive(Clone)]
 pub(super) struct InTime<C> {
@@ -24,7 +26,7 @@ where
     C::Error: Into<Failed>,
     C::Future: Send + 'static,
 {
-    type Response = C::Response;
+    type Response = Stream<C::Response>;
     type Error = Failed;
     type Future = BoxFuture<'static, Result<Self::Response, Failed>>;
 
@@ -36,7 +38,7 @@ where
         let (connecting, limit) = (self.connector.call(uri), self.limit);
         Box::pin(async move {
             match tokio::time::timeout(limit, connecting).await {
-                Ok(connected) => connected.map_err(Into::into),
+                Ok(connected) => connected.map(Stream::new).map_err(Into::into),
                 Err(_) => Err(format!("no connection within {limit:?}").into()),
             }
         })

@@ -10,6 +10,8 @@ mod in_time;
 #[cfg(feature = "http-handler")]
 mod request;
 #[cfg(feature = "http-handler")]
+mod stream;
+#[cfg(feature = "http-handler")]
 mod transport;
 
 pub use endpoint::HttpEndpoint;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Buf;
 use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::{Request, Response};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{self, Error};
@@ -21,9 +22,19 @@ const REST: Duration = Duration::from_secs(3);
 /// worth knowing soon.
 pub(crate) const CONNECT: Duration = Duration::from_secs(5);
 
+/// Headers of an answer; one with more can't be read, and its outcome is not known. More than twice of what servers themselves allow.
+const MOST_HEADERS: usize = 1_000;
+
 /// Sends requests to one endpoint.
+///
+/// A request with a body is the last one of its connection (`Connection: close`), so a connection that is used again has carried none. A server may
+/// answer and leave the body unread: what it takes for the next request then are bytes that a stranger has chosen, and the next sender's request, with
+/// its secrets, is a part of them, or gets the answer to them. That a body was left unread can't be seen from here: it was written as a whole, into
+/// the buffer of the server's socket; the answer came behind it, and says nothing of it. Neither do chunks help: the size of the first one is read as
+/// a request that is malformed, and the next sender gets the answer to that.
 pub(crate) struct Transport<B> {
     way: Way<B>,
+    keeps: bool,
     /// Is a certificate of ours configured?
     has_certificate: bool,
     /// Where its settings stand, for people.
@@ -41,6 +52,9 @@ enum Way<B> {
 pub(crate) struct Failed {
     /// Certainly nothing was sent.
     pub(crate) is_unsent: bool,
+    /// The request itself broke off: its body has no end.
+    #[cfg_attr(not(feature = "gateway"), allow(dead_code))]
+    pub(crate) is_cut: bool,
     /// For people: addresses, and no secrets.
     pub(crate) text: String,
 }
@@ -51,8 +65,8 @@ where
     B::Data: Buf + Send,
     B::Error: Into<Box<dyn StdError + Send + Sync>>,
 {
-    /// Reads the certificates. `connect`: longest wait for a connection. `keeps`: a connection is used again; what may not be repeated goes on
-    /// none that the other side may be about to close.
+    /// Reads the certificates. `connect`: longest wait for a connection. `keeps`: a connection is used again, unless a body was sent on it; what
+    /// may not be repeated goes on none that the other side may be about to close.
     pub(crate) fn new(
         tls: Option<&TlsSettings>,
         connect: Duration,
@@ -71,11 +85,15 @@ where
             #[cfg(not(feature = "tls"))]
             Some(_) => return Err(TlsError::NotBuilt),
         };
-        Ok(Self { way, has_certificate: tls.is_some_and(|settings| settings.cert.is_some()), section })
+        let has_certificate = tls.is_some_and(|settings| settings.cert.is_some());
+        Ok(Self { way, keeps, has_certificate, section })
     }
 
     /// Sends a request, without a limit of its own beyond the connection's.
-    pub(crate) async fn send(&self, request: Request<B>) -> Result<Response<Incoming>, Failed> {
+    pub(crate) async fn send(&self, mut request: Request<B>) -> Result<Response<Incoming>, Failed> {
+        if !self.keeps || !request.body().is_end_stream() {
+            request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         let asked = match &self.way {
             Way::Plain(client) => client.request(request).await,
             #[cfg(feature = "tls")]
@@ -89,7 +107,8 @@ where
                 Some(TlsFault::ClientCertificateMissing | TlsFault::ClientCertificateRefused)
             );
             let text = fault.map_or_else(|| told(&error), |fault| fault.told(self.section));
-            Failed { is_unsent: error.is_connect() || is_refused || is_unsent(&error), text }
+            let is_unsent = error.is_connect() || is_refused || has_cause(&error, hyper::Error::is_canceled);
+            Failed { is_unsent, is_cut: has_cause(&error, hyper::Error::is_user), text }
         })
     }
 }
@@ -98,14 +117,16 @@ fn builder(keeps: bool) -> legacy::Builder {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
     builder.pool_idle_timeout(REST).pool_timer(TokioTimer::new());
     builder.pool_max_idle_per_host(if keeps { usize::MAX } else { 0 });
+    // What a server says is judged, in whatever form it may say it.
+    builder.http1_max_headers(MOST_HEADERS).http1_allow_obsolete_multiline_headers_in_responses(true);
     builder
 }
 
-/// The connection was closed before the request was written.
-fn is_unsent(error: &Error) -> bool {
+/// Canceled: the connection was closed before the request was written. User: the request's body has failed.
+fn has_cause(error: &Error, is: fn(&hyper::Error) -> bool) -> bool {
     let mut cause = StdError::source(error);
     while let Some(one) = cause {
-        if one.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
+        if one.downcast_ref::<hyper::Error>().is_some_and(is) {
             return true;
         }
         cause = one.source();

@@ -113,3 +113,20 @@ async fn a_service_that_gave_no_answer_is_not_counted_as_if_it_had() {
     counted(&health, "no", &[("upstream", 1), ("upstream-late", 1), ("upstream-away", 1)]).await;
     site.stop().await;
 }
+
+#[tokio::test]
+async fn a_body_that_its_client_breaks_off_is_not_counted_as_the_services_fault() {
+    let site = Site::start("metrics = \"127.0.0.1:0\"\nrequired = false").await;
+    let health = health(&site.process).await;
+    wait_for(&health, "/readyz", 200, "ready").await;
+    let malformed =
+        "POST /do/200 HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nnot a size\r\n";
+    assert_eq!(site.ask(malformed).await.said(), (400, "body-incomplete".to_owned()));
+    counted(&health, "no", &[("body-incomplete", 1), ("upstream-broken", 0), ("upstream", 0)]).await;
+    for (result, count) in [("cut", 1), ("unknown", 0)] {
+        let sample = format!("oncely_gateway_calls_total{{keyed=\"no\",result=\"{result}\"}} {count}\n");
+        wait_for(&health, "/metrics", 200, &sample).await;
+    }
+    let log = site.stop().await;
+    assert!(!log.contains("WARN oncely::gateway"), "{log}");
+}

@@ -2,16 +2,19 @@
 
 mod alive;
 mod answers;
+mod browser;
 mod client;
 mod crashes;
 mod health;
 mod once;
+mod places;
 mod refused;
 mod secrets;
 mod settled;
 mod slow;
 mod stops;
 mod through;
+mod transport;
 mod unknown;
 mod upstream;
 

@@ -50,26 +50,6 @@ async fn what_can_not_be_kept_is_refused() {
 }
 
 #[tokio::test]
-async fn whoever_comes_when_all_places_are_taken_is_told_so() {
-    let site = Site::start("connections = 2").await;
-    let holding = [
-        tokio::net::TcpStream::connect(site.client.0).await.unwrap(),
-        tokio::net::TcpStream::connect(site.client.0).await.unwrap(),
-    ];
-    // Taken in the order in which they came.
-    let full = site.ask(&get("/do/200", "")).await;
-    assert_eq!((full.status, full.header("retry-after").as_deref()), (503, Some("1")), "{full:?}");
-    drop(holding);
-    testbed::eventually("a place", || async {
-        let reply = site.client.send(&get("/do/200", "")).await?;
-        if reply.status == 200 { Ok(()) } else { Err(anyhow::anyhow!("{reply:?}")) }
-    })
-    .await
-    .unwrap();
-    site.stop().await;
-}
-
-#[tokio::test]
 async fn a_configuration_is_refused_with_all_that_is_wrong_with_it() {
     let mut world = World::new().await;
     world.configure("[gateway]\nlisten = \"0.0.0.0:0\"\nupstream = \"http://u:S3CR3T@shop.example.com\"\nunknown = \"guess\"\n[gatway]\nx = 1");

@@ -168,6 +168,39 @@ impl Books {
             "large" => {
                 stream.write_all(whole("201", &"x".repeat(300_000)).as_bytes()).await?;
             }
+            "headers" => {
+                let more = "Access-Control-Allow-Origin: https://app.example\r\nAccess-Control-Expose-Headers: X-Count\r\nVary: Origin\r\n\
+                            Content-Disposition: attachment\r\nContent-Security-Policy: default-src 'none'\r\nX-Content-Type-Options: nosniff\r\n\
+                            WWW-Authenticate: Basic\r\nAge: 7\r\nDate: Thu, 01 Jan 2026 00:00:00 GMT\r\n";
+                let answer = format!("{}Content-Length: 2\r\n\r\n{{}}", head("201", more));
+                stream.write_all(answer.as_bytes()).await?;
+            }
+            "large-torn" => {
+                let torn = format!("{}Content-Length: 600000\r\n\r\n", head("201", ""));
+                stream.write_all(torn.as_bytes()).await?;
+                stream.write_all(&vec![b'x'; 400_000]).await?;
+                return Ok(false);
+            }
+            "large-chunked" | "large-chunked-torn" => {
+                stream.write_all(head("201", "Transfer-Encoding: chunked\r\n\r\n").as_bytes()).await?;
+                for _ in 0..if action == "large-chunked" { 60 } else { 40 } {
+                    stream
+                        .write_all(format!("{:x}\r\n{}\r\n", 10_000, "y".repeat(10_000)).as_bytes())
+                        .await?;
+                }
+                if action == "large-chunked-torn" {
+                    return Ok(false);
+                }
+                stream.write_all(b"0\r\n\r\n").await?;
+            }
+            "many" | "folded" => {
+                let more = match action {
+                    "many" => (0..300).map(|number| format!("X-Many-{number}: {number}\r\n")).collect(),
+                    _ => "X-Folded: one\r\n two\r\n".to_owned(),
+                };
+                let answer = format!("{}Content-Length: 2\r\n\r\n{{}}", head("201", &more));
+                stream.write_all(answer.as_bytes()).await?;
+            }
             "drip" => {
                 stream.write_all(head("200", "Transfer-Encoding: chunked\r\n\r\n").as_bytes()).await?;
                 for piece in ["5\r\nfirst\r\n", "6\r\nsecond\r\n", "0\r\nX-Trailer: 1\r\n\r\n"] {

@@ -113,3 +113,26 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     assert_eq!(server.client.ask(&Ask::pay("next", "{}")).await.status, 201);
     assert_eq!((server.calls.count(), world.count(KEYS).await), (1, 1));
 }
+
+#[tokio::test]
+async fn a_body_that_is_announced_and_not_sent_takes_nobodys_place() {
+    let mut world = World::new().await;
+    let one = |settings: oncely::http::Settings| settings.max_at_work(1);
+    let server = Server::start(patient(&world, 2), one).await;
+    let mut silent = Vec::new();
+    for number in 0..3 {
+        let bytes = Ask::pay(&format!("silent-{number}"), r#"{"amount":7}"#).bytes();
+        let mut stream = TcpStream::connect(server.client.address()).await.unwrap();
+        stream.write_all(&bytes[..bytes.len() - 3]).await.unwrap();
+        silent.push((stream, bytes[bytes.len() - 3..].to_vec()));
+    }
+    assert_eq!(server.client.ask(&Ask::pay("whole", "{}")).await.status, 201);
+    // Each of them has its turn when it is whole.
+    for (mut stream, rest) in silent {
+        stream.write_all(&rest).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 201 "), "{}", String::from_utf8_lossy(&answer));
+    }
+    assert_eq!(world.count(KEYS).await, 4);
+}

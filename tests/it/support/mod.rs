@@ -6,6 +6,7 @@ mod handler;
 pub(crate) mod http;
 mod login;
 pub(crate) mod otlp;
+pub(crate) mod rude;
 mod world;
 
 pub(crate) use handler::HANDLER;

@@ -61,6 +61,32 @@ pub(crate) const TESTED: &[Tested] = &[
         &["http::table::another_refusal_is_stored_and_what_the_handler_wrote_is_rolled_back"],
     ),
     it("http_replays_cookies", &["http::table::a_request_again_gets_the_same_bytes_and_no_handler_runs"]),
+    it(
+        "replays_lose_headers",
+        &[
+            "http::kept::a_stored_answer_keeps_its_headers_but_those_that_are_nobody_elses",
+            "gateway::browser::an_answer_that_comes_again_has_the_headers_that_a_browser_needs",
+        ],
+    ),
+    it(
+        "unread_body_is_shared",
+        &[
+            "gateway::transport::a_body_that_a_service_leaves_unread_is_never_the_beginning_of_anothers_request",
+            "http_handler::a_body_that_an_endpoint_leaves_unread_is_never_the_beginning_of_another_message",
+        ],
+    ),
+    it(
+        "early_answer_is_unheard",
+        &["gateway::transport::an_answer_that_comes_before_the_body_was_read_is_judged"],
+    ),
+    it(
+        "broken_answer_looks_whole",
+        &["gateway::transport::an_answer_that_breaks_off_looks_broken_to_each_client"],
+    ),
+    it(
+        "passed_answer_loses_its_length",
+        &["gateway::transport::an_answer_that_breaks_off_looks_broken_to_each_client"],
+    ),
     it("redis_takeover_keeps_the_token", &[REDIS]),
     it("redis_complete_without_token", &[REDIS]),
     it(
