@@ -524,7 +524,8 @@ $$;
 comment on function oncely.claim_lease is
     'Holds a key for a time: granted (COMMIT, do the work under the token, oncely.complete_lease), in_flight (another '
     'run holds it) or retry (its delay is not over): COMMIT, wait, requeue, no attempt is spent; duplicate (with the '
-    'response; without it, for key_conflict, where another fingerprint policy has stored it), conflict or given_up (dead-letter it). Owner: a name made anew for each acquisition; claimed again by '
+    'response; without it, for key_conflict, where another fingerprint policy has stored it), conflict or given_up '
+    '(dead-letter it). Owner: a name made anew for each acquisition; claimed again by '
     'the same one, after a lost reply, it is granted again. Lease protocol version 1.';
 revoke execute on function oncely.claim_lease from public;
 

@@ -183,7 +183,8 @@ async fn an_answer_that_was_stored_under_another_policy_is_told_to_nobody() {
     let request = post("/do/201", "k", "{}");
     assert_eq!(site.ask(&request).await.status, 201);
     // As a queue's consumer of the same name stores it that compares canonical JSON.
-    let stored = "update oncely.idempotency_keys set fingerprint = '\\x5601d651'::bytea || substr(fingerprint, 5)";
+    let stored =
+        "update oncely.idempotency_keys set fingerprint = '\\x5601d651'::bytea || substr(fingerprint, 5)";
     sqlx::query(stored).execute(&mut site.world.sql).await.unwrap();
     for request in [request, post("/do/201", "k", "{ }")] {
         let refused = site.ask(&request).await;
