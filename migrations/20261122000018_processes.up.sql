@@ -15,6 +15,7 @@ create table oncely.processes (
     login text not null,
     started_at timestamptz not null,
     last_seen_at timestamptz not null,
+    has_succeeded boolean not null default false,
     consumers jsonb not null,
     constraint processes_pkey primary key (id),
     -- It names all processes together in oncely.stats.
@@ -54,6 +55,8 @@ comment on column oncely.processes.login is 'The database''s user that it really
 comment on column oncely.processes.started_at is 'When it was first seen.';
 comment on column oncely.processes.last_seen_at is
     'When it was seen last. More than 12 seconds ago: it is dead, stopped, or cut off.';
+comment on column oncely.processes.has_succeeded is
+    'It has taken the place of one that ended without a word (killed and started again), whose row it removed.';
 comment on column oncely.processes.consumers is
     'Of each consumer of a worker: counters since its start, last completion, unacknowledged deliveries by queue, '
     'the last failure, and since when and why it is stalled.';
@@ -79,6 +82,36 @@ $$;
 comment on function oncely.is_kind is 'May the session''s user be a worker, a relay or a gateway? Internal.';
 revoke execute on function oncely.is_kind from public;
 
+-- Killed and started again: the row of the one before is removed by the one that came after it, on the same host and
+-- under the same name. One for one: where two were killed and one came back, the other is still missed.
+create function oncely.succeed(id uuid, at timestamptz) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    with gone as (
+        delete from oncely.processes as p
+        where p.id = (
+            select o.id
+            from oncely.processes as n
+            join oncely.processes as o on o.login = n.login and o.kind = n.kind and o.host = n.host and o.name = n.name
+            where n.id = succeed.id and not n.has_succeeded and n.started_at > o.last_seen_at
+              and o.last_seen_at < succeed.at - interval '12 seconds'
+              and jsonb_path_query_array(o.consumers, '$[*].consumer')
+                  = jsonb_path_query_array(n.consumers, '$[*].consumer')
+            order by o.last_seen_at desc
+            limit 1
+            for update of o skip locked
+        )
+        returning 1
+    )
+    update oncely.processes as p
+    set has_succeeded = true
+    where p.id = succeed.id and exists (select from gone)
+$$;
+comment on function oncely.succeed is
+    'Removes the row of a silent process whose place another has taken. For oncely.beat.';
+revoke execute on function oncely.succeed from public;
+
 create function oncely.beat(
     id uuid, kind text, name text, version text, host text, pid integer, config_digest text, state text, reason text,
     consumers jsonb
@@ -99,6 +132,7 @@ begin
     set last_seen_at = at, state = beat.state, reason = beat.reason, consumers = beat.consumers
     where p.id = beat.id and p.login = session_user;
     if found then
+        perform oncely.succeed(beat.id, at);
         return;
     end if;
     -- A worker that says it were a relay hides that none lives.
@@ -163,3 +197,34 @@ $$;
 comment on function oncely.bury_processes is
     'Removes the rows of processes that were last seen before a time; returns how many.';
 revoke execute on function oncely.bury_processes from public;
+
+-- A host that is gone for good has no successor.
+create function oncely.forget_processes(host text, name text, pid integer, os_user text, reason text) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    gone bigint;
+begin
+    delete from oncely.processes as p
+    where p.last_seen_at < clock_timestamp() - interval '12 seconds'
+      and (forget_processes.host is null or p.host = forget_processes.host)
+      and (forget_processes.name is null or p.name = forget_processes.name)
+      and (forget_processes.pid is null or p.pid = forget_processes.pid);
+    get diagnostics gone = row_count;
+    if gone > 0 then
+        perform oncely.record_action(
+            '', 'forget processes',
+            jsonb_strip_nulls(jsonb_build_object(
+                'host', forget_processes.host, 'name', forget_processes.name, 'pid', forget_processes.pid
+            )), gone, forget_processes.reason, forget_processes.os_user
+        );
+    end if;
+    return gone;
+end
+$$;
+comment on function oncely.forget_processes is
+    'Removes the rows of silent processes, where null matches any; returns how many. One that lives after all writes '
+    'its row again. Recorded in operator_actions. For operators.';
+revoke execute on function oncely.forget_processes from public;

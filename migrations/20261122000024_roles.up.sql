@@ -138,7 +138,7 @@ begin
                 'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention, oncely.accept_clock, '
                 'oncely.set_retention, oncely.set_tenant_retention, '
                 'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
-                'oncely.free_keys, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
+                'oncely.free_keys, oncely.forget_processes, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
                 'oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
                 -- It requeues, and looks for what is mirrored.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, IsTerminal as _};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::Args;
 
@@ -128,8 +129,55 @@ pub(super) fn agree(yes: bool, word: &str) -> anyhow::Result<bool> {
     Ok(agreed)
 }
 
-/// The user of the operating system.
+/// Who acts, as the command line says.
+static OPERATOR: OnceLock<String> = OnceLock::new();
+
+/// From now on the process acts for this person; the first one counts.
+pub(super) fn act_as(operator: String) {
+    OPERATOR.get_or_init(|| operator);
+}
+
+/// A name that a record may hold.
+pub(super) fn operator(name: &str) -> Result<String, String> {
+    match name.trim() {
+        "" => Err("it is empty".to_owned()),
+        name if name.len() > 255 => Err("it has more than 255 bytes".to_owned()),
+        name => Ok(name.to_owned()),
+    }
+}
+
+/// Who acts, for the record: as was said, else the user of the operating system. A service or a container names none in its environment:
+/// then the name that /etc/passwd has for the process's user, or the user's number.
 pub(super) fn user() -> String {
-    let user = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
-    user.unwrap_or_else(|| "unknown user".to_owned())
+    let said = || OPERATOR.get().cloned();
+    let named = || ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
+    let numbered = || {
+        let uid = rustix::process::getuid().as_raw();
+        let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+        user_of(&users, uid).unwrap_or_else(|| format!("uid {uid}"))
+    };
+    said().or_else(|| named().filter(|name| !name.is_empty())).unwrap_or_else(numbered)
+}
+
+/// The name of a user's number in the form of /etc/passwd.
+fn user_of(users: &str, uid: u32) -> Option<String> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        let found = fields.nth(1)?.parse() == Ok(uid);
+        found.then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_users_number_has_the_name_of_its_line() {
+        let users = "root:x:0:0:root:/root:/bin/bash\nbroken\n:x:7:7::/:\noncely:x:999:999::/var/lib/oncely:/usr/sbin/nologin\n";
+        assert_eq!(user_of(users, 999).as_deref(), Some("oncely"));
+        assert_eq!(user_of(users, 0).as_deref(), Some("root"));
+        assert_eq!(user_of(users, 7), None);
+    }
 }

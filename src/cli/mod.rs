@@ -33,6 +33,7 @@ mod mirror;
 mod observer_bindings;
 mod outbox;
 mod output;
+mod processes;
 mod publish;
 pub mod relay;
 mod retention;
@@ -65,6 +66,9 @@ pub struct Arguments {
     /// Show times in UTC
     #[arg(long, global = true)]
     utc: bool,
+    /// Who acts, for the record; by default the user of the operating system
+    #[arg(long, global = true, env = "ONCELY_OPERATOR", value_name = "NAME", value_parser = consent::operator)]
+    operator: Option<String>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -107,6 +111,8 @@ enum Other {
     Outbox(outbox::Arguments),
     /// Consumers as they stand; pause one, let it go on
     Consumers(consumers::Arguments),
+    /// Workers, relays and gateways: forget those that ended without a word
+    Processes(processes::Arguments),
     /// Keys, page by page, and all facts of one; keys that were processed before; one that you settle
     Keys(keys::Arguments),
     /// Keys that runs hold for effects outside PostgreSQL: list them, take one from its run
@@ -160,7 +166,10 @@ pub fn parse() -> Arguments {
 /// # Errors
 /// Whatever kept it from being done; [`crate::exit::code`] says what that means for the exit code.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let Arguments { config, utc, verb } = arguments;
+    let Arguments { config, utc, operator, verb } = arguments;
+    if let Some(operator) = operator {
+        consent::act_as(operator);
+    }
     match verb {
         // How many threads it has is a matter of its configuration.
         Verb::Worker => worker::run(&config),
@@ -185,6 +194,7 @@ impl Other {
             Self::Failed(arguments) => failed::run(config, arguments, times).await,
             Self::Outbox(arguments) => outbox::run(config, arguments, times).await,
             Self::Consumers(arguments) => consumers::run(config, arguments, times).await,
+            Self::Processes(arguments) => processes::run(config, arguments).await,
             Self::Keys(arguments) => keys::run(config, arguments, times).await,
             Self::Leases(arguments) => leases::run(config, arguments, times).await,
             Self::Adopt(arguments) => adopt::run(config, arguments, times).await,

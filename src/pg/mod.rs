@@ -170,7 +170,8 @@ pub(crate) use picture::{
     ConsumerState, FailingKey, QueueLetters, consumer_states, failing_keys, queue_letters,
 };
 pub(crate) use process::{
-    Process, ProcessRow, Readiness, SILENT, beat, bury as bury_processes, commit_casually, leave, processes,
+    Process, ProcessRow, Readiness, SILENT, beat, bury as bury_processes, commit_casually,
+    forget as forget_processes, leave, processes,
 };
 pub(crate) use refuse::{Refusal, refuse};
 pub(crate) use reply::{Reply, write_replies};

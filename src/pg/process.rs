@@ -96,6 +96,25 @@ pub(crate) async fn leave(connection: &mut PgConnection, id: Uuid) -> Result<(),
     Ok(())
 }
 
+/// Removes the rows of silent processes, each filter off where it is `None`, on behalf of a person. Returns how many.
+pub(crate) async fn forget(
+    connection: &mut PgConnection,
+    (host, name, pid): (Option<&str>, Option<&str>, Option<i32>),
+    user: &str,
+    note: Option<&str>,
+) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar!(
+        r#"select oncely.forget_processes($1, $2, $3, $4, $5) as "gone!""#,
+        host,
+        name,
+        pid,
+        user,
+        note
+    )
+    .fetch_one(connection)
+    .await
+}
+
 /// Removes the rows of processes that nobody has seen since. Returns how many.
 pub(crate) async fn bury(connection: &mut PgConnection, before: DateTime<Utc>) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar!(r#"select oncely.bury_processes($1) as "buried!""#, before)

@@ -166,6 +166,48 @@ async fn no_worker_a_silent_one_and_a_missing_queue_are_told() {
 }
 
 #[tokio::test]
+async fn a_killed_worker_is_missed_until_one_has_taken_its_place_or_somebody_forgets_it() {
+    let mut world = world("").await;
+    let (mut first, mut other) = (world.start("worker"), world.start("worker"));
+    world.wait_for(PROCESSES, 2).await;
+    world.kill(&mut first);
+    world.kill(&mut other);
+    sqlx::query(
+        "update oncely.processes set started_at = started_at - interval '1 minute', last_seen_at = last_seen_at - interval '20 seconds'",
+    )
+    .execute(&mut world.sql)
+    .await
+    .unwrap();
+    told(&world, "has been silent for").await;
+    let successor = world.start("worker");
+    // It takes the place of one, and not of both: the other is still missed.
+    world.wait_for("select count(*) from oncely.processes where has_succeeded", 1).await;
+    world.wait_for(PROCESSES, 2).await;
+    let beaten = "select (last_seen_at > clock_timestamp() - interval '2 seconds')::int::bigint from oncely.processes where has_succeeded";
+    for _ in 0..2 {
+        world.wait_for(beaten, 0).await;
+        world.wait_for(beaten, 1).await;
+    }
+    assert_eq!(world.count(PROCESSES).await, 2);
+    let (_, findings) = told(&world, "has been silent for").await;
+    assert!(findings.contains("oncely processes forget"), "{findings}");
+    let forget = async |arguments: &[&str]| {
+        let all = [&["processes", "forget", "--json"], arguments].concat();
+        let output = world.oncely(&all).await;
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), said["forgotten"].clone())
+    };
+    assert_eq!(forget(&["--host", "elsewhere"]).await, (Some(1), json!(0)));
+    assert_eq!(forget(&["--operator", "Ann", "--note", "scaled down"]).await, (Some(0), json!(1)));
+    assert_eq!(forget(&[]).await, (Some(1), json!(0)), "none that lives");
+    let recorded = "select concat_ws(' ', actor like '% (Ann)', count, reason) from oncely.operator_actions";
+    assert_eq!(world.text(recorded).await.as_deref(), Some("t 1 scaled down"));
+    let (_, object) = status(&world).await;
+    assert!(!object["findings"].to_string().contains("silent"), "{object}");
+    world.stop(successor).await;
+}
+
+#[tokio::test]
 async fn a_frozen_worker_leaves_its_queue_to_nobody_although_it_is_subscribed() {
     let mut world = world("").await;
     let worker = world.start("worker");
