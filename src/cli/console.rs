@@ -34,7 +34,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let config = Config::load(file)?;
+    let config = Config::load_to_look(file)?;
     telemetry::start(&config.log);
     let stop = shutdown::on_signal()?;
     let options = Options {

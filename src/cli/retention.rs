@@ -60,7 +60,7 @@ const SHORTEST_HORIZON: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let config = Config::load(file)?;
+    let config = Config::load_to_look(file)?;
     let mut session = session::open(&config).await?;
     let known = pg::known_consumers(&mut session.connection).await?;
     let code = match arguments.verb {

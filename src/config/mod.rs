@@ -79,6 +79,8 @@ pub struct Config {
     pub postgres: PgSettings,
     /// How to reach RabbitMQ.
     pub rabbitmq: RabbitSettings,
+    /// Is there a RabbitMQ? Not where there are gateways alone.
+    pub(crate) has_broker: bool,
     /// How to reach Redis and how to use it; `None` without a Redis.
     pub mirror: Option<MirrorSettings>,
     /// The worker process.
@@ -143,6 +145,7 @@ impl Config {
     pub(crate) fn load_without_broker(file: &Path) -> Result<Self, Problems> {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         let mut problems = Problems::default();
+        let mut has_broker = true;
         let config = match values(&text, true) {
             Ok(mut values) => {
                 let broker = values.entry("rabbitmq".to_owned()).or_insert_with(|| Value::from(Dict::new()));
@@ -150,6 +153,7 @@ impl Config {
                     && !["url", "url_file"].iter().any(|key| broker.contains_key(*key))
                 {
                     // Nobody connects to it.
+                    has_broker = false;
                     broker.insert("url".to_owned(), Value::from("amqp://localhost"));
                 }
                 Self::of(values, &mut problems)
@@ -160,8 +164,20 @@ impl Config {
             }
         };
         match config {
-            Some(config) => problems.or(config),
+            Some(config) => problems.or(Self { has_broker, ..config }),
             None => Err(problems),
+        }
+    }
+
+    /// Reads as [`Config::load`] does, for a look at everything: where no consumer is configured and no broker is named, gateways are all
+    /// there is, and the file may be missing.
+    ///
+    /// # Errors
+    /// All that is wrong with it, at once.
+    pub(crate) fn load_to_look(file: &Path) -> Result<Self, Problems> {
+        match Self::load_without_broker(file) {
+            Ok(config) if !config.has_broker && config.consumers.is_empty() => Ok(config),
+            _ => Self::load(file),
         }
     }
 
@@ -341,6 +357,7 @@ impl Config {
             known_keys,
             postgres,
             rabbitmq,
+            has_broker: true,
             mirror,
             worker,
             relay,

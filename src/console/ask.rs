@@ -157,7 +157,7 @@ async fn nav(ask: &Ask) -> Nav {
     Nav {
         failed: failed.map(super::html::capped),
         paused: view.picture.postgres.as_ref().map_or(0, |database| database.pauses.len()),
-        findings: view.findings.len(),
+        findings: view.findings.iter().filter(|finding| !finding.has_page).count(),
         danger: view.findings.iter().any(|finding| finding.severity == Severity::Danger),
     }
 }

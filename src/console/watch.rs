@@ -63,6 +63,7 @@ impl View {
     pub(crate) fn broken_off() -> Self {
         let picture = Picture {
             postgres: Err(Missing { text: "it broke off".to_owned(), is_away: false }),
+            has_broker: true,
             rabbitmq: Err("it broke off".to_owned()),
             redis: None,
         };
@@ -124,7 +125,7 @@ impl Watch {
                 (Err(Missing { text: pg::describe(&error), is_away }), None)
             }
         };
-        let picture = Picture { postgres, rabbitmq, redis };
+        let picture = Picture { postgres, has_broker: config.has_broker, rabbitmq, redis };
         let findings = judge(&picture, Times { utc: true });
         View { picture, findings, lately }
     }

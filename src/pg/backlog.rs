@@ -57,7 +57,7 @@ pub(crate) async fn waiting_letters_of(
     .await
 }
 
-/// Dead letters that wait, by consumer.
+/// Dead letters that are open, by consumer.
 pub(crate) async fn waiting_letters(
     connection: &mut PgConnection,
 ) -> Result<Vec<WaitingLetters>, sqlx::Error> {
@@ -65,7 +65,7 @@ pub(crate) async fn waiting_letters(
         WaitingLetters,
         r#"select consumer, count(*) as "waiting!", oncely.bounded(min(updated_at)) as "oldest!"
         from oncely.dead_letters
-        where state = 'waiting'
+        where state in ('waiting', 'requeueing')
         group by consumer"#
     )
     .fetch_all(connection)

@@ -27,6 +27,9 @@ pub(crate) struct Finding {
     /// A consumer, or what else is concerned.
     pub(crate) about: String,
     pub(crate) text: String,
+    /// The console counts it on the page where it belongs.
+    #[serde(skip)]
+    pub(crate) has_page: bool,
 }
 
 /// Records and events that wait longer than this are late.
@@ -73,7 +76,7 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
         found.quotas(database);
         found.leases(database);
         found.processes(database);
-        found.relay(database);
+        found.relay(database, picture.has_broker);
     }
     if let Some(Err(error)) = &picture.redis {
         found.look(
@@ -100,11 +103,15 @@ struct Found(Vec<Finding>);
 
 impl Found {
     fn danger(&mut self, about: &str, text: String) {
-        self.0.push(Finding { severity: Severity::Danger, about: safe(about), text });
+        self.0.push(Finding { severity: Severity::Danger, about: safe(about), text, has_page: false });
     }
 
     fn look(&mut self, about: &str, text: String) {
-        self.0.push(Finding { severity: Severity::Look, about: safe(about), text });
+        self.0.push(Finding { severity: Severity::Look, about: safe(about), text, has_page: false });
+    }
+
+    fn look_on_its_page(&mut self, about: &str, text: String) {
+        self.0.push(Finding { severity: Severity::Look, about: safe(about), text, has_page: true });
     }
 
     fn queue(&mut self, picture: &Picture, state: &QueueState) {
@@ -151,7 +158,7 @@ impl Found {
                 age(pause.paused_at, database.now),
                 safe(&pause.reason)
             );
-            self.look(&pause.consumer, text);
+            self.look_on_its_page(&pause.consumer, text);
         }
     }
 
@@ -251,7 +258,7 @@ impl Found {
             let dead = queues.iter().find(|state| state.queue == letters.queue).and_then(|state| state.dead);
             let about = queues.iter().find(|state| state.queue == letters.queue).map_or("", |s| &s.consumer);
             let about = if about.is_empty() { &letters.queue } else { about };
-            self.look(
+            self.look_on_its_page(
                 about,
                 format!("{} waiting (`oncely failed groups`)", counted(letters.waiting, "dead letter")),
             );
@@ -302,7 +309,8 @@ impl Found {
         for seen in database.processes.iter().filter(|seen| seen.silent) {
             let row = &seen.row;
             let text = format!(
-                "has been silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL",
+                "has been silent for {} (host {}, process {}): it died, hangs, or can't reach PostgreSQL; if it does not come back: \
+                 oncely processes forget",
                 age(row.last_seen_at, database.now),
                 safe(&row.host),
                 row.pid
@@ -311,10 +319,11 @@ impl Found {
         }
     }
 
-    fn relay(&mut self, database: &Database) {
+    fn relay(&mut self, database: &Database, has_broker: bool) {
         let relays = database.processes.iter().any(|seen| seen.row.kind == "relay" && !seen.silent);
         let late = |since: Option<DateTime<Utc>>| since.filter(|at| database.now - *at > LATE);
-        if !relays {
+        // Without a broker there is none.
+        if !relays && has_broker {
             let text =
                 "no relay runs: no event is published, nothing is mirrored, nothing is collected".to_owned();
             self.look("relay", text);

@@ -35,6 +35,8 @@ pub(crate) struct Missing {
 /// Everything that is known at one time; a server's part is its error where it does not answer.
 pub(crate) struct Picture {
     pub(crate) postgres: Result<Database, Missing>,
+    /// Is one configured?
+    pub(crate) has_broker: bool,
     pub(crate) rabbitmq: Result<Vec<QueueState>, String>,
     /// `None` where there is no mirror.
     pub(crate) redis: Option<Result<(), String>>,
@@ -87,7 +89,8 @@ impl Picture {
             }
             Ok(database) => Ok(database),
         };
-        Ok(Self { postgres, rabbitmq: rabbitmq.map_err(|error| error.to_string()), redis })
+        let rabbitmq = rabbitmq.map_err(|error| error.to_string());
+        Ok(Self { postgres, has_broker: config.has_broker, rabbitmq, redis })
     }
 
     /// Workers that live, with what they say of a consumer.
@@ -162,6 +165,12 @@ impl Database {
         })
     }
 
+    /// Dead letters of a queue that are open: what `DEAD` means everywhere.
+    pub(crate) fn dead(&self, queue: &str) -> u64 {
+        let letters = self.letters.iter().find(|letters| letters.queue == queue);
+        letters.map_or(0, |letters| u64::try_from(letters.waiting).unwrap_or_default())
+    }
+
     /// The pause of a consumer, where it has one.
     pub(crate) fn pause(&self, consumer: &str) -> Option<&Pause> {
         self.pauses.iter().find(|pause| pause.consumer == consumer)
@@ -174,6 +183,9 @@ impl Database {
 }
 
 async fn queues(config: &Config) -> Result<Vec<QueueState>, AmqpError> {
+    if !config.has_broker {
+        return Ok(Vec::new());
+    }
     let connection = connect(&config.rabbitmq, "oncely status").await?;
     let states = queue_states(&connection, config).await?;
     if let Err(error) = connection.close(200, "done".into()).await {

@@ -38,7 +38,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let config = Config::load(file)?;
+    let config = Config::load_to_look(file)?;
     let Some(seconds) = arguments.watch else {
         let picture = Picture::take(&config).await?;
         let findings = judge(&picture, times);

@@ -23,7 +23,9 @@ pub(super) fn show(config: &Config, picture: &Picture, findings: &[Finding], tim
         lines.push("✓ nothing needs a look".to_owned());
     }
     let now = picture.postgres.as_ref().map_or_else(|_| Utc::now(), |database| database.now);
-    if let Ok(queues) = &picture.rabbitmq {
+    if let Ok(queues) = &picture.rabbitmq
+        && picture.has_broker
+    {
         lines.push(String::new());
         lines.push(consumers(picture, queues, now));
     }
@@ -50,7 +52,10 @@ fn servers(config: &Config, picture: &Picture) -> Vec<String> {
             // It names the server.
             Err(missing) => format!("✗ PostgreSQL  {}", safe(&missing.text)),
         },
-        line("RabbitMQ", config.rabbitmq.shown(), picture.rabbitmq.as_ref().err()),
+        match picture.has_broker {
+            true => line("RabbitMQ", config.rabbitmq.shown(), picture.rabbitmq.as_ref().err()),
+            false => "– RabbitMQ    not configured: gateways and doors need none".to_owned(),
+        },
         redis,
     ]
 }
@@ -64,9 +69,9 @@ fn consumers(picture: &Picture, queues: &[QueueState], now: DateTime<Utc>) -> St
         "RETRYING",
         "DEAD",
         "WORKERS",
-        "LAST COMPLETION",
-        "DONE",
-        "DUPLICATES",
+        "LAST DONE",
+        "DONE SINCE START",
+        "DUPLICATES SINCE START",
     ]);
     let shown = |count: Option<u64>| count.map_or_else(|| "–".to_owned(), |count| count.to_string());
     for state in queues {
@@ -83,14 +88,19 @@ fn consumers(picture: &Picture, queues: &[QueueState], now: DateTime<Utc>) -> St
             there(state.ready),
             shown(picture.unacknowledged(consumer, &state.queue)),
             state.retrying.to_string(),
-            there(state.dead),
+            shown(dead(picture, state)),
             workers.to_string(),
             completed.map_or_else(|| "none known".to_owned(), |at| format!("{} ago", age(at, now))),
             shown(sum(|report| report.counts.done())),
             shown(sum(|report| report.counts.duplicates())),
         ]);
     }
-    format!("{table}\n(DONE and DUPLICATES since the workers' starts)")
+    table.to_string()
+}
+
+/// Dead letters that are open, where PostgreSQL says so.
+fn dead(picture: &Picture, state: &QueueState) -> Option<u64> {
+    picture.postgres.as_ref().ok().map(|database| database.dead(&state.queue))
 }
 
 fn processes(database: &Database) -> String {
@@ -181,7 +191,7 @@ pub(super) fn as_json(picture: &Picture, findings: &[Finding], code: u8) -> Valu
             json!({
                 "consumer": state.consumer, "queue": state.queue, "ready": state.ready,
                 "unacknowledged": picture.unacknowledged(&state.consumer, &state.queue), "retrying": state.retrying,
-                "dead": state.dead, "subscriptions": state.subscriptions, "missing": state.missing,
+                "letters": dead(picture, state), "dead": state.dead, "subscriptions": state.subscriptions, "missing": state.missing,
                 "workers": picture.workers(&state.consumer).count(), "completed_at": picture.completed_at(&state.consumer),
             })
         })

@@ -46,7 +46,7 @@ pub(super) struct Arguments {
 const SCHEMA: &str = "oncely.top/1";
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let config = Config::load(file)?;
+    let config = Config::load_to_look(file)?;
     let every = Duration::from_secs(arguments.every);
     match (arguments.once, arguments.json) {
         (false, false) => live::run(config, every, times).await,

@@ -115,7 +115,7 @@ fn servers(view: &View, width: usize) -> Vec<Line<'static>> {
         }
     }
     match &asked.rabbitmq {
-        Ok(_) => title.push("RabbitMQ ok".to_owned()),
+        Ok(_) => title.extend(asked.has_broker.then(|| "RabbitMQ ok".to_owned())),
         Err(error) => away.push(format!("✗ RabbitMQ: {}", without("RabbitMQ", error))),
     }
     match &asked.redis {
@@ -231,7 +231,8 @@ pub(super) fn as_json(asked: &Asked, config: &Config) -> Value {
             "reachable": known.is_ok(), "latency": known.map(|database| database.latency.as_secs_f64()).ok(),
             "error": known.err().map(|missing| &missing.text),
         },
-        "rabbitmq": { "reachable": asked.rabbitmq.is_ok(), "error": asked.rabbitmq.as_ref().err() },
+        "rabbitmq": asked.has_broker
+            .then(|| json!({ "reachable": asked.rabbitmq.is_ok(), "error": asked.rabbitmq.as_ref().err() })),
         "redis": asked.redis.as_ref().map(|answer| json!({ "reachable": answer.is_ok(), "error": answer.as_ref().err() })),
         "consumers": consumers,
         "targets": overview.map(|overview| json!(overview.targets)).unwrap_or_else(|_| json!([])),

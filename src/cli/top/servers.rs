@@ -39,6 +39,8 @@ pub(super) struct Asked {
     /// By this machine's clock.
     pub(super) at: DateTime<Utc>,
     pub(super) postgres: Result<Database, Missing>,
+    /// Is a broker configured?
+    pub(super) has_broker: bool,
     pub(super) rabbitmq: Result<Depths, String>,
     /// `None` where there is no mirror.
     pub(super) redis: Option<Result<(), String>>,
@@ -86,6 +88,7 @@ impl Servers {
         Ok(Asked {
             at: Utc::now(),
             postgres: postgres.map_err(missing),
+            has_broker: self.config.has_broker,
             rabbitmq: rabbitmq.map_err(told),
             redis: redis.map(|answer| answer.map_err(told)),
         })
@@ -122,6 +125,9 @@ impl Postgres {
 
 impl RabbitMq {
     async fn ask(&mut self) -> anyhow::Result<Depths> {
+        if !self.config.has_broker {
+            return Ok(Depths::new());
+        }
         let settings = &self.config.rabbitmq;
         let connection = match self.connection.take() {
             Some(open) => open,

@@ -117,6 +117,7 @@ fn asked() -> Asked {
             letters: BTreeMap::from([("payments".to_owned(), 3)]),
             latency: Duration::from_micros(800),
         }),
+        has_broker: true,
         rabbitmq: Ok(BTreeMap::from([
             ("payments".to_owned(), Some(depth(1_204))),
             ("ledger".to_owned(), None),

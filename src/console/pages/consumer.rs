@@ -60,7 +60,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
                 (plots::durations(&wanted, &series, Some(&name)))
             }
         }
-        (queues(&view, &name))
+        (queues(&view, database, &name))
         (workers(&view, database, &name))
     };
     page.below = html! { (memory(known.as_ref())) (configuration(&ask.app.config, &name)) };
@@ -125,7 +125,7 @@ fn troubles(ask: &Ask, view: &View, database: &Database, name: &str) -> Markup {
     }
 }
 
-fn queues(view: &View, name: &str) -> Markup {
+fn queues(view: &View, database: &Database, name: &str) -> Markup {
     let Ok(states) = &view.picture.rabbitmq else {
         return html! { p.said { "RabbitMQ does not answer, so queues are not counted here." } };
     };
@@ -144,7 +144,7 @@ fn queues(view: &View, name: &str) -> Markup {
                                 td.number { (shown(state.ready)) }
                                 td.number { (view.picture.unacknowledged(name, &state.queue).map_or_else(|| "–".to_owned(), count)) }
                                 td.number { (count(state.retrying)) }
-                                td.number { (shown(state.dead)) }
+                                td.number { (count(database.dead(&state.queue))) }
                                 td.number { (shown(state.subscriptions)) }
                                 td { (text_or(&state.missing.join(", "), "none")) }
                             }

@@ -77,7 +77,9 @@ fn servers(config: &Config, view: &View, database: &Database) -> Markup {
                     thead { tr { th scope="col" { "Server" } th scope="col" { "State" } th scope="col" { "URL" } th scope="col" { "" } } }
                     tbody {
                         (row("PostgreSQL", config.postgres.shown(), None, html! { "epoch " (code(&database.epoch)) }))
-                        (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
+                        @if config.has_broker {
+                            (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
+                        }
                         @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
                             (row("Redis", mirror.shown(), answer.as_ref().err(), html! { "only makes duplicates cheaper" }))
                         }

@@ -117,6 +117,7 @@ fn row(ask: &Ask, view: &View, database: &Database, lately: &Lately, name: &str)
         .iter()
         .filter_map(|state| picture.unacknowledged(name, &state.queue))
         .reduce(u64::saturating_add);
+    let dead = queues.iter().map(|state| database.dead(&state.queue)).reduce(u64::saturating_add);
     let minute = minute(lately, Some(name));
     let within = |share: f64| minute.quantile(share).map_or_else(|| "–".to_owned(), duration);
     let link = ask.link("/consumer").with("name", name);
@@ -127,7 +128,7 @@ fn row(ask: &Ask, view: &View, database: &Database, lately: &Lately, name: &str)
             td.number { (shown(summed(|state| state.ready.map(u64::from)))) }
             td.number { (shown(unacknowledged)) }
             td.number { (shown(summed(|state| Some(state.retrying)))) }
-            td.number { (shown(summed(|state| state.dead.map(u64::from)))) }
+            td.number { (shown(dead)) }
             td.number { (rate(per_second(minute.done))) }
             td.number { (minute.duplicate_share().map_or_else(|| "–".to_owned(), percent)) }
             td.number { (within(0.5)) }

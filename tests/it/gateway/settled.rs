@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::health::health;
 use super::{Reply, Site, with};
+use crate::console::Running;
 use crate::support::http::wait_for;
 use crate::support::{Login, program};
 
@@ -112,4 +113,29 @@ async fn a_key_that_was_given_up_is_seen_and_settled_either_way() {
     worker.drop_now(&mut site.world).await;
     operator.drop_now(&mut site.world).await;
     site.stop().await;
+}
+
+#[tokio::test]
+async fn where_there_are_gateways_alone_status_top_and_console_are_there() {
+    let mut site = Site::start("").await;
+    site.world.wait_for("select count(*) from oncely.processes where state = 'ready'", 1).await;
+    let (code, status) = told(&site, "status", &[]).await;
+    assert_eq!(code, 0, "{status}");
+    for part in ["✓ nothing needs a look", "RabbitMQ    not configured", "gateway  gateway"] {
+        assert!(status.contains(part), "no {part:?} in\n{status}");
+    }
+    let (code, top) = told(&site, "top --once", &[]).await;
+    assert!(code == 0 && top.contains("1 gateway") && !top.contains("RabbitMQ"), "{top}");
+    let (code, retention) = told(&site, "retention list", &[]).await;
+    assert!(code != 78 && !retention.contains("rabbitmq"), "{retention}");
+    let running = Running::start(&site.world, &[], &[("AMQP_URL", String::new())]).await;
+    let operator = running.operator().await;
+    for path in ["/", "/keys", "/doctor"] {
+        let page = operator.page(path).await;
+        assert!(!page.body.contains("RabbitMQ does not answer"), "{path}: {}", page.body);
+    }
+    // A consumer needs one.
+    site.world.consumer("payments", "");
+    let (code, status) = told(&site, "status", &[]).await;
+    assert!(code == 78 && status.contains("rabbitmq.url"), "{status}");
 }
