@@ -363,6 +363,38 @@ async fn a_workers_login_is_enough_and_a_key_that_the_database_knows_runs_and_sa
 }
 
 #[tokio::test]
+async fn a_body_that_is_no_json_is_text_or_base64() {
+    let mut world = World::new().await;
+    let length = "create function app.length(message oncely.message) returns jsonb language sql
+        as $$ select jsonb_build_object('bytes', octet_length(message.body), 'is_json', message.payload is not null) $$";
+    sqlx::raw_sql(length).execute(&mut world.sql).await.unwrap();
+    world.consumer("payments", "handler = { function = \"app.length\" }\nbody = \"bytes\"");
+    let path = world.file().with_file_name("bodies.jsonl");
+    let lines = [
+        json!({ "tenant": "t", "message_id": "json", "payload": { "a": 1 } }),
+        json!({ "tenant": "t", "message_id": "text", "body": "<é/>" }),
+        json!({ "tenant": "t", "message_id": "bytes", "body_base64": "/wD+" }),
+    ];
+    std::fs::write(&path, lines.map(|line| line.to_string()).join("\n")).unwrap();
+    let output = world.oncely(&["handler", "test", path.to_str().unwrap(), "--json"]).await;
+    let object: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    let bytes: Vec<_> =
+        object["messages"].as_array().unwrap().iter().map(|one| &one["response"]["bytes"]).collect();
+    assert_eq!(bytes, [&json!(7), &json!(5), &json!(3)], "{object}");
+    for (line, why) in [
+        (json!({ "tenant": "t" }), "there is no payload (JSON), body (text) or body_base64"),
+        (json!({ "body": "x", "payload": 1 }), "exclude each other"),
+        (json!({ "body_base64": "-" }), "line 1: body_base64: "),
+    ] {
+        std::fs::write(&path, line.to_string()).unwrap();
+        let output = world.oncely(&["handler", "test", path.to_str().unwrap()]).await;
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && told.contains(why), "{line}: {told}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_wrong_with_file_or_choice_is_said_before_anything_runs() {
     let mut world = World::new().await;
     world.consumer("orders", "handler = { function = \"app.not_there\" }");

@@ -32,7 +32,8 @@ use crate::worker::{BrokenOff, Common, DryRun};
 )]
 pub(super) struct Arguments {
     /// JSON Lines ("-": standard input), a message each, as `oncely publish --lines` takes them: {"tenant", "message_id",
-    /// "correlation_id", "user_id", "app_id", "type", "routing_key", "headers", "payload"}, of which only the payload must be there
+    /// "correlation_id", "user_id", "app_id", "type", "routing_key", "headers", "payload"}, of which only the payload must be there; a body that
+    /// is no JSON is "body" (text) or "body_base64" instead
     file: PathBuf,
     /// Whose function runs; may be left out where only one consumer has one
     #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(completions::consumers))]

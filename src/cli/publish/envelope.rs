@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde::Deserialize;
@@ -25,7 +27,11 @@ pub(super) struct Envelope<'a> {
     headers: BTreeMap<String, String>,
     /// Its very bytes are the body: numbers keep their spelling, fields their order.
     #[serde(borrow)]
-    payload: &'a RawValue,
+    payload: Option<&'a RawValue>,
+    /// A body that is no JSON: the text's bytes.
+    body: Option<String>,
+    /// A body that is no text.
+    body_base64: Option<String>,
 }
 
 /// What all messages of a file have in common.
@@ -41,8 +47,22 @@ pub(in crate::cli) struct Frame {
 }
 
 impl Envelope<'_> {
+    /// What it says, in one of three ways.
+    fn body(&self) -> Result<Vec<u8>, String> {
+        match (&self.payload, &self.body, &self.body_base64) {
+            (Some(payload), None, None) => Ok(payload.get().as_bytes().to_vec()),
+            (None, Some(text), None) => Ok(text.as_bytes().to_vec()),
+            (None, None, Some(encoded)) => {
+                BASE64_STANDARD.decode(encoded).map_err(|error| format!("body_base64: {error}"))
+            }
+            (None, None, None) => Err("there is no payload (JSON), body (text) or body_base64".to_owned()),
+            _ => Err("payload, body and body_base64 exclude each other".to_owned()),
+        }
+    }
+
     /// The message to publish, or what is wrong with it.
     pub(super) fn message(self, frame: &Frame) -> Result<Copy, String> {
+        let body = self.body()?;
         let Frame { exchange, routing_key, tenant_header, properties } = frame;
         let mut properties = properties.clone();
         let mut headers: FieldTable = properties.headers().clone().unwrap_or_default();
@@ -80,7 +100,7 @@ impl Envelope<'_> {
             exchange: exchange.clone(),
             routing_key: routing_key.clone(),
             properties: properties.with_headers(headers),
-            body: self.payload.get().as_bytes().to_vec().into(),
+            body: body.into(),
         })
     }
 }

@@ -25,7 +25,8 @@ pub(super) struct Arguments {
     #[arg(required_unless_present = "lines")]
     body: Option<String>,
     /// A file of JSON Lines instead ("-": standard input), a message each: {"tenant", "message_id", "correlation_id", "user_id",
-    /// "app_id", "type", "routing_key", "headers", "payload"}, of which only the payload, the body, must be there
+    /// "app_id", "type", "routing_key", "headers", "payload"}, of which only the payload, the body, must be there; one that is no JSON
+    /// is "body" (text) or "body_base64" instead
     #[arg(long, value_name = "FILE", conflicts_with_all = ["body", "message_id"])]
     lines: Option<PathBuf>,
     /// With --lines: the header that carries the tenant
