@@ -272,7 +272,13 @@ impl Topology {
             Ok(found) => found.is_some(),
             Err(error) => return Err((format!("queue {}", self.queue), error)),
         };
-        applied.is_unbound = !existed && self.bindings.is_empty();
+        // What is around it outlives a queue that is deleted.
+        applied.is_unbound = !existed
+            && self.bindings.is_empty()
+            && self.beside.is_none()
+            && is_exchange(connection, limit, &Self::return_exchange(&self.queue), ExchangeKind::Fanout)
+                .await
+                .map_err(|error| (format!("exchange {}", Self::return_exchange(&self.queue)), error))?;
         for step in self.steps() {
             let name = step.to_string();
             match step.declare(connection, limit).await {
@@ -330,27 +336,13 @@ impl Topology {
             }
         }
         for (name, kind) in self.exchanges() {
-            let channel = answer("channel.open", limit, connection.create_channel()).await?;
-            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-            let declared =
-                channel.exchange_declare(name.as_str().into(), kind, options, FieldTable::default());
-            match answer("exchange.declare", limit, declared).await {
-                Ok(()) => answer("channel.close", limit, channel.close(200, "done".into())).await?,
-                Err(error) if error.reply_code() == Some(404) => report.missing_exchanges.push(name),
-                Err(error) => return Err(error),
+            if !is_exchange(connection, limit, &name, kind).await? {
+                report.missing_exchanges.push(name);
             }
         }
         for QueueBinding { exchange, .. } in &self.bindings {
-            let channel = answer("channel.open", limit, connection.create_channel()).await?;
-            let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-            let (name, kind) = (exchange.as_str().into(), ExchangeKind::Topic);
-            let declared = channel.exchange_declare(name, kind, options, FieldTable::default());
-            match answer("exchange.declare", limit, declared).await {
-                Ok(()) => answer("channel.close", limit, channel.close(200, "done".into())).await?,
-                Err(error) if error.reply_code() == Some(404) => {
-                    report.missing_sources.push(exchange.clone())
-                }
-                Err(error) => return Err(error),
+            if !is_exchange(connection, limit, exchange, ExchangeKind::Topic).await? {
+                report.missing_sources.push(exchange.clone());
             }
         }
         Ok(report)
@@ -373,6 +365,23 @@ async fn look(connection: &Connection, limit: Duration, name: &str) -> Result<Op
     }
 }
 
+/// Is there an exchange of this name?
+async fn is_exchange(
+    connection: &Connection,
+    limit: Duration,
+    name: &str,
+    kind: ExchangeKind,
+) -> Result<bool, AmqpError> {
+    let channel = answer("channel.open", limit, connection.create_channel()).await?;
+    let options = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+    let declared = channel.exchange_declare(name.into(), kind, options, FieldTable::default());
+    match answer("exchange.declare", limit, declared).await {
+        Ok(()) => answer("channel.close", limit, channel.close(200, "done".into())).await.map(|()| true),
+        Err(error) if error.reply_code() == Some(404) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// What [`Topology::apply`] did.
 #[derive(Debug, Default)]
 pub struct Applied {
@@ -380,7 +389,7 @@ pub struct Applied {
     pub done: Vec<String>,
     /// There with other arguments, and left as it is.
     pub refused: Vec<(String, AmqpError)>,
-    /// The work queue was not there, and the configuration names no bindings for it.
+    /// The work queue was not there, though what belongs around it was, and the configuration names no bindings for it.
     pub is_unbound: bool,
 }
 

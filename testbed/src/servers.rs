@@ -17,6 +17,11 @@ pub struct Urls {
     pub redis: String,
 }
 
+/// A URL that the environment names.
+fn given(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|url| !url.is_empty())
+}
+
 /// The three servers: given by their URLs, or private ones that end with this value.
 #[derive(Debug)]
 pub struct Servers {
@@ -32,23 +37,27 @@ pub struct Servers {
 impl Servers {
     /// Takes the servers named by `DATABASE_URL`, `AMQP_URL` and `REDIS_URL`, and starts private ones for the rest.
     pub async fn start() -> anyhow::Result<Self> {
-        let given = |name: &str| std::env::var(name).ok().filter(|url| !url.is_empty());
-        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), &[]).await
+        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), &[], false).await
+    }
+
+    /// The same, and a broker of ours has its HTTP API.
+    pub async fn start_with_management() -> anyhow::Result<Self> {
+        Self::with(given("DATABASE_URL"), given("AMQP_URL"), given("REDIS_URL"), &[], true).await
     }
 
     /// Starts three private servers, whatever the environment says: for what kills them.
     pub async fn start_private() -> anyhow::Result<Self> {
-        Self::with(None, None, None, &[]).await
+        Self::with(None, None, None, &[], false).await
     }
 
     /// Starts a private PostgreSQL and Redis, and uses the broker at `rabbitmq`: it takes the longest to start.
     pub async fn start_private_except_rabbitmq(rabbitmq: &str) -> anyhow::Result<Self> {
-        Self::with(None, Some(rabbitmq.to_owned()), None, &[]).await
+        Self::with(None, Some(rabbitmq.to_owned()), None, &[], false).await
     }
 
     /// Starts three private servers, PostgreSQL with these settings (`name=value`) beside its defaults.
     pub async fn start_private_with(settings: &[&str]) -> anyhow::Result<Self> {
-        Self::with(None, None, None, settings).await
+        Self::with(None, None, None, settings, false).await
     }
 
     async fn with(
@@ -56,6 +65,7 @@ impl Servers {
         amqp: Option<String>,
         redis: Option<String>,
         settings: &[&str],
+        has_management: bool,
     ) -> anyhow::Result<Self> {
         let mut needed = Vec::new();
         for (url, server) in
@@ -76,6 +86,7 @@ impl Servers {
             },
             async {
                 match amqp {
+                    None if has_management => RabbitMq::start_with_management().await.map(Some),
                     None => RabbitMq::start().await.map(Some),
                     Some(_) => Ok(None),
                 }

@@ -214,6 +214,32 @@ fn every_include_of_the_book_is_there() {
 }
 
 #[test]
+fn the_tour_reads_in_the_clone_and_shows_what_the_test_runs() {
+    let text = std::fs::read_to_string(root().join("docs/src/tutorial/tour.md")).unwrap();
+    assert!(
+        !text.contains("{{#"),
+        "the tour's commands stand in the page: who reads it in the clone sees no includes"
+    );
+    let tour = root().join("examples/tour");
+    for (file, name) in [
+        ("tour.sh", "setup"),
+        ("tour.sh", "run"),
+        ("tour.sh", "other"),
+        ("tour.sh", "look"),
+        ("tour.sh", "stop"),
+        ("oncely.toml", "consumer"),
+        ("payments.sql", "handler"),
+    ] {
+        let run = part(&tour.join(file), name).unwrap();
+        assert!(text.contains(&run), "{file}:{name} in docs/src/tutorial/tour.md:\n{run}");
+    }
+    for file in ["check.txt", "explain.txt"] {
+        let printed = std::fs::read_to_string(tour.join(file)).unwrap();
+        assert!(text.contains(printed.trim_end()), "{file} in docs/src/tutorial/tour.md:\n{printed}");
+    }
+}
+
+#[test]
 fn the_readme_is_short_and_its_examples_are_those_that_run() {
     let text = std::fs::read_to_string(root().join("README.md")).unwrap();
     assert!(text.lines().count() <= 170, "{}", text.lines().count());

@@ -120,6 +120,8 @@ async fn bindings_come_back_with_a_queue_that_is_declared_anew() {
     let (code, told) = checked(&world).await;
     assert_eq!(code, Some(78));
     assert!(told.contains(&format!("there is no exchange {exchange}")), "{told}");
+    let told = String::from_utf8_lossy(&applied.stderr);
+    assert!(!told.contains("is new"), "there was no earlier queue: {told}");
     world.broker.declare_exchange(&exchange, ExchangeKind::Topic).await.unwrap();
     world.apply_topology().await;
     let worker = world.start("worker");

@@ -2,20 +2,22 @@
 
 use std::io::Write as _;
 
-use testbed::Servers;
+use testbed::{RabbitMq, Servers};
 
 use crate::servers::Choice;
 
 /// Starts the servers, prints their URLs as shell exports on stdout, and keeps them until Ctrl-C.
 pub(crate) async fn run(choice: &Choice) -> anyhow::Result<()> {
     choice.apply()?;
-    let servers = Servers::start().await?;
+    let servers = Servers::start_with_management().await?;
     let urls = servers.urls().clone();
-    print_exports(&[
-        ("DATABASE_URL", urls.postgres),
-        ("AMQP_URL", urls.rabbitmq),
-        ("REDIS_URL", urls.redis),
-    ])?;
+    let mut exports =
+        vec![("DATABASE_URL", urls.postgres), ("AMQP_URL", urls.rabbitmq), ("REDIS_URL", urls.redis)];
+    // For what asks RabbitMQ's HTTP API: observing consumers, `adopt`, the doctor.
+    if let Some(url) = servers.rabbitmq.as_ref().and_then(RabbitMq::management_url) {
+        exports.push(("ONCELY_RABBITMQ__MANAGEMENT", url));
+    }
+    print_exports(&exports)?;
     until_interrupted().await
 }
 
