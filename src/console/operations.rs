@@ -323,6 +323,7 @@ impl Operation {
                     Outcome::Published | Outcome::FromQueue | Outcome::Discarded | Outcome::TookEffect
                 )
             })
+            .filter(|letter| !letter.from_client)
             .map(|letter| letter.queue.clone())
             .collect();
             let in_queue: Vec<Named> =

@@ -243,7 +243,7 @@ fn who(site: &Site, visitor: &Visitor, polls: bool) -> Markup {
         div.who {
             span { (person.role.as_str()) " " b { (text(&person.name)) } }
             button #zone type="button" hidden {}
-            @if polls { button #pause type="button" aria-pressed="false" hidden { "Pause" } }
+            @if polls { button #pause type="button" aria-pressed="false" hidden { "Stop refreshing" } }
             form method="post" action=(site.path("/logout")) { (csrf(visitor)) button.plain { "Sign out" } }
         }
     }
@@ -262,7 +262,7 @@ fn elsewhere(elsewhere: &Elsewhere) -> Markup {
     html! {
         @if !elsewhere.cli.is_empty() || !elsewhere.sql.is_empty() {
             section.elsewhere aria-labelledby="elsewhere" {
-                h2 #elsewhere { "The same elsewhere" }
+                h2 #elsewhere { "On the command line and in SQL" }
                 @for (index, line) in elsewhere.cli.iter().enumerate() {
                     div.copy { pre id=(format!("cli-{index}")) tabindex="0" { code { (crate::shown::lines(line)) } } }
                 }

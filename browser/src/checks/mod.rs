@@ -65,6 +65,7 @@ pub(crate) fn all() -> Vec<Check> {
         ),
         check!("keys that mean harm are text on every page, and their links lead to them", hostile::is_text),
         check!("no page scrolls sideways at 360 pixels", narrow::fits),
+        check!("at 360 pixels all pages and a group's actions are on the screen", narrow::shows_what_can_be_done),
         check!("axe-core finds nothing serious on any page, by day and by night", axe::finds_nothing),
         check!(
             "no page complained: no error in the console, nothing that the content policy stopped",

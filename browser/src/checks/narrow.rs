@@ -37,3 +37,24 @@ pub(super) async fn fits(ground: &Ground) -> anyhow::Result<()> {
     anyhow::ensure!(wide.is_empty(), "{}", wide.join("\n  "));
     tab.close().await
 }
+
+/// Every page's name, and what can be done about a group, are on the screen: nothing that only a sideways scroll would show.
+pub(super) async fn shows_what_can_be_done(ground: &Ground) -> anyhow::Result<()> {
+    let tab = ground.chromium.tab(Look { width: 360, ..Look::DESK }).await?;
+    tab.go(&ground.site.url("/failed")).await?;
+    let (seen, hidden): (usize, Vec<String>) = tab
+        .ask(
+            "(() => {
+                const wanted = Array.from(document.querySelectorAll('#nav a, #groups td.do a'));
+                const wide = document.documentElement.clientWidth;
+                const hidden = wanted.filter(element => {
+                    const box = element.getBoundingClientRect();
+                    return box.left < 0 || box.right > wide + 1;
+                });
+                return [wanted.length, hidden.map(element => element.outerHTML.slice(0, 100))];
+            })()",
+        )
+        .await?;
+    anyhow::ensure!(seen > 7 && hidden.is_empty(), "{seen} links, and off the screen: {}", hidden.join("\n  "));
+    tab.close().await
+}

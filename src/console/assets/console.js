@@ -185,7 +185,7 @@
       pause.addEventListener("click", () => {
         paused = !paused;
         pause.setAttribute("aria-pressed", String(paused));
-        pause.textContent = paused ? "Paused" : "Pause";
+        pause.textContent = paused ? "Refresh again" : "Stop refreshing";
       });
     }
     const following = find("[data-follow]");

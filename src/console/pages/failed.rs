@@ -196,7 +196,7 @@ fn table(
 ) -> Markup {
     html! {
         div.scroll tabindex="0" role="group" aria-label="Groups" {
-            table #groups {
+            table #groups.rows {
                 caption.unseen { "Dead letters by what failed alike: reason, SQLSTATE and detail without what differs from message to message" }
                 thead {
                     tr {
@@ -233,14 +233,14 @@ fn row(
     html! {
         tr {
             th scope="row" { a id=(format!("group-{index}")) href=(own.link(ask, "/failed/letters")) { (text(&group.reason)) } }
-            td { (text(group.error_code.as_deref().unwrap_or("–"))) }
+            td data-label="SQLSTATE" { (text(group.error_code.as_deref().unwrap_or("–"))) }
             td.wide { (text(group.detail.as_deref().unwrap_or_default())) }
-            td.keys { (text(&group.consumer)) }
-            td.number { b { (count(waiting)) } @if group.requeueing > 0 { " " span.look title="A requeue was broken off: requeue again" { "(" (group.requeueing) " half done)" } } }
-            td { (ago(group.first_at, now)) }
-            td { (ago(group.last_at, now)) }
+            td.keys data-label="Consumer" { (text(&group.consumer)) }
+            td.number data-label="Waiting" { b { (count(waiting)) } @if group.requeueing > 0 { " " span.look title="A requeue was broken off: requeue again" { "(" (group.requeueing) " half done)" } } }
+            td data-label="First" { (ago(group.first_at, now)) }
+            td data-label="Last" { (ago(group.last_at, now)) }
             td { (spark("Dead letters", "dead", &course(group, trends))) }
-            td {
+            td data-label=[(decided > 0).then_some("Came back")] {
                 @if decided > 0 { (count(group.came_back)) " of " (count(decided)) }
                 @if group.discarded > 0 { " " span.quiet { (count(group.discarded)) " discarded" } }
             }

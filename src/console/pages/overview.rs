@@ -113,7 +113,7 @@ fn numbers(database: &Database, lately: &Lately) -> Markup {
     html! {
         dl.numbers {
             div {
-                dt { "Done per second" }
+                dt { "Done per second, last minute" }
                 dd { b { (rate(per_second(minute.done))) } (spark("Done", "done", &course(lately, None, |s| s.completed + s.refused))) }
             }
             div {

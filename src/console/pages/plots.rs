@@ -98,10 +98,13 @@ fn figure(
 ) -> Markup {
     let is_empty = parts.iter().all(|part| part.values.iter().all(|value| value.unwrap_or(0.0) == 0.0));
     let written = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), caption.written);
+    #[allow(clippy::cast_precision_loss)] // seconds of a span
+    let width = series.width as f64;
     html! {
         figure id=(caption.id) {
             figcaption {
-                span.title { (caption.title) }
+                // What the legend's numbers are of.
+                span.title { (caption.title) " " small { "last " (duration(width)) } }
                 ul.legend {
                     @for part in parts {
                         li {

@@ -18,8 +18,8 @@ pub(super) enum Standing<'a> {
     /// No worker takes from its queue.
     Unattended,
     Running,
-    /// RabbitMQ does not answer, and no worker says anything.
-    Unknown,
+    /// No worker lives that has it, and of its queue nothing is known here.
+    NoWorker,
 }
 
 impl<'a> Standing<'a> {
@@ -47,7 +47,7 @@ impl<'a> Standing<'a> {
         }
         match (picture.rabbitmq.is_ok(), picture.workers(consumer).count()) {
             (true, _) if own().next().is_some() => Self::Running,
-            (_, 0) => Self::Unknown,
+            (_, 0) => Self::NoWorker,
             _ => Self::Running,
         }
     }
@@ -60,7 +60,8 @@ impl<'a> Standing<'a> {
             Self::Failing => ("bad", "■", "failing"),
             Self::Unattended => ("bad", "○", "nobody takes"),
             Self::Running => ("fine", "●", "running"),
-            Self::Unknown => ("look", "?", "unknown"),
+            // As `oncely top` has it.
+            Self::NoWorker => ("bad", "○", "no worker"),
         }
     }
 
