@@ -110,16 +110,30 @@ app.use(express.raw({ type: () => true }), idempotency({
   principal: (request) => request.headers.authorization ?? "",
 }));
 
+// The body, where it is a JSON object.
+function parsed(request) {
+  try {
+    const value = JSON.parse(request.body);
+    return typeof value === "object" ? value : null;
+  } catch {
+    return null;
+  }
+}
+
 app.post("/payments", async (request, response) => {
-  const order = JSON.parse(request.body);
-  if (!Number.isInteger(order.cents)) return response.status(422).json({ error: "cents is no number" });
+  const order = parsed(request);
+  if (order === null) return response.status(400).json({ error: "the body is no JSON object" });
+  if (typeof order.order !== "string" || !Number.isInteger(order.cents)) {
+    return response.status(422).json({ error: "order is no text, or cents no number" });
+  }
   await request.tx.query("insert into shop.payments (tenant, order_id, charge) values ('acme', $1, $2)", [order.order, order]);
   response.status(201).location(`/payments/${order.order}`).json({ paid: order.order, receipt: randomUUID() });
 });
 
 // An answer in pieces is stored as a whole, and sent after COMMIT, like any other.
 app.post("/payments/bulk", async (request, response) => {
-  const { orders } = JSON.parse(request.body);
+  const orders = parsed(request)?.orders;
+  if (!Array.isArray(orders)) return response.status(400).json({ error: "the body has no list of orders" });
   response.status(201).type("text/csv");
   for (const order of orders) {
     await request.tx.query("insert into shop.payments (tenant, order_id, charge) values ('acme', $1, $2)", [order, { order }]);

@@ -175,11 +175,26 @@ app.add_middleware(
 )
 
 
+def refusal(status: int, error: str) -> Response:
+    return Response(json.dumps({"error": error}), status, media_type="application/json")
+
+
+async def parsed(request: Request) -> dict | None:
+    """The body, where it is a JSON object."""
+    try:
+        value = await request.json()
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 @app.post("/payments")
 async def pay(request: Request):
-    order = await request.json()
-    if not isinstance(order.get("cents"), int):
-        return Response('{"error": "cents is no number"}', 422, media_type="application/json")
+    order = await parsed(request)
+    if order is None:
+        return refusal(400, "the body is no JSON object")
+    if not isinstance(order.get("order"), str) or not isinstance(order.get("cents"), int):
+        return refusal(422, "order is no text, or cents no number")
     await request.state.tx.execute(
         "insert into shop.payments (tenant, order_id, charge) values ('acme', %s, %s)", (order["order"], Jsonb(order))
     )
@@ -190,7 +205,9 @@ async def pay(request: Request):
 @app.post("/payments/bulk")
 async def pay_all(request: Request):
     """An answer in pieces is stored as a whole, and sent after COMMIT, like any other."""
-    orders = (await request.json())["orders"]
+    orders = (await parsed(request) or {}).get("orders")
+    if not isinstance(orders, list):
+        return refusal(400, "the body has no list of orders")
     for order in orders:
         await request.state.tx.execute(
             "insert into shop.payments (tenant, order_id, charge) values ('acme', %s, %s)", (order, Jsonb({"order": order}))

@@ -89,8 +89,23 @@ async fn pays_once(command: &Path, script: &Path) {
     let (no, again) = (client.ask(&refused).await, client.ask(&refused).await);
     assert_eq!((no.status, no.is_replayed(), again.is_replayed(), &again.body), (422, false, true, &no.body));
     assert!(serde_json::from_slice::<Value>(&no.body).unwrap()["error"].is_string(), "{no:?}");
+    // What is no JSON is the client's mistake.
+    for (number, body) in ["{", "[]", "1", "\u{0}"].into_iter().enumerate() {
+        for path in ["/payments", "/payments/bulk"] {
+            let key = format!("bad-{number}-{}", path.len());
+            let told = client.ask(&pay(&key, body).to("POST", path)).await;
+            assert!(matches!(told.status, 400 | 422), "{path} {body}: {told:?}");
+        }
+    }
+    let bad = client.ask(&pay("k4", "{")).await;
+    assert_eq!(bad.status, 400, "{bad:?}");
+    sqlx::query("delete from oncely.idempotency_keys where key like 'bad%' or key = 'k4'")
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
     for _ in 0..2 {
-        let failed = client.ask(&pay("k4", "{")).await;
+        // Not a text that PostgreSQL holds.
+        let failed = client.ask(&pay("k4", r#"{"order": "a\u0000", "cents": 1}"#)).await;
         assert!(failed.status >= 500 && !failed.is_replayed(), "{failed:?}");
     }
     assert_eq!(client.ask(&Ask::bare("{}").to("POST", "/payments")).await.status, 400, "no key");
