@@ -4,4 +4,5 @@ drop function oncely.revoke_rights;
 drop function oncely.grant_right;
 drop function oncely.readable_tenants;
 drop function oncely.check_right;
+drop function oncely.has_right;
 drop table oncely.rights;

@@ -11,11 +11,15 @@ create table oncely.rights (
     granted_at timestamptz not null,
     granted_by text collate "C" not null,
     constraint rights_pkey primary key (tenant, verb, object, login),
-    constraint rights_verb check (verb in ('consume', 'emit', 'read')),
+    constraint rights_verb check (verb in ('consume', 'requeue', 'emit', 'read')),
     -- The default exchange has no name. Who may read all tenants has the role oncely_auditor instead.
     constraint rights_object check (
         octet_length(tenant) between 1 and 255 and octet_length(object) <= 255
-        and case verb when 'consume' then object <> '' when 'read' then object = '' and tenant <> '*' else true end
+        and case
+            when verb in ('consume', 'requeue') then object <> ''
+            when verb = 'read' then object = '' and tenant <> '*'
+            else true
+        end
     ),
     constraint rights_login check (octet_length(login) between 1 and 63),
     constraint rights_times check (
@@ -23,37 +27,45 @@ create table oncely.rights (
     )
 );
 comment on table oncely.rights is
-    'What logins may do by oncely.claim, complete, fail (consume) and oncely.emit, and whose rows members of '
-    'oncely_tenant_auditor see (read). Without a row: nothing. Workers and the schema''s owner need none.';
+    'What logins may do by oncely.claim, complete, fail (consume) and oncely.emit, to which queues their dead letters '
+    'are requeued (requeue), and whose rows members of oncely_tenant_auditor see (read). Without a row: nothing. '
+    'Workers and the schema''s owner need none.';
 comment on column oncely.rights.tenant is 'For messages of which tenant; * is any, but for read.';
 comment on column oncely.rights.verb is
-    'consume: claim, complete and fail. emit: write events. read: see the rows of the tenant.';
+    'consume: claim, complete and fail. requeue: store the messages of a queue as dead letters, which operators have '
+    'published to that queue again. emit: write events. read: see the rows of the tenant.';
 comment on column oncely.rights.object is
-    'consume: the consumer. emit: the exchange; empty for the default exchange, through which every queue can be '
-    'reached. read: empty.';
+    'consume: the consumer. requeue: the queue. emit: the exchange; empty for the default exchange, through which '
+    'every queue can be reached. read: empty.';
 comment on column oncely.rights.login is
     'The login, or a role that logins are members of. By its name: revoke before the role is dropped.';
 comment on column oncely.rights.granted_at is 'When, by the database''s clock.';
 comment on column oncely.rights.granted_by is 'The session''s user who granted it.';
 
 -- Only for functions that run with their owner's rights: there current_user is the owner.
+create function oncely.has_right(verb text, object text, tenant text) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    -- What runs inside a worker is the operator's own code, and a worker writes keys, effects and events of every
+    -- tenant anyway. No role of that name: null.
+    select coalesce(pg_has_role(session_user, to_regrole('oncely_worker'), 'member'), false)
+        or pg_has_role(session_user, current_user, 'member')
+        or exists (
+            select from oncely.rights as r
+            where r.tenant in (has_right.tenant, '*') and r.verb = has_right.verb and r.object = has_right.object
+              and (r.login = session_user or pg_has_role(session_user, to_regrole(quote_ident(r.login)), 'member'))
+        )
+$$;
+comment on function oncely.has_right is 'Has the session''s user a right?';
+revoke execute on function oncely.has_right from public;
+
 create function oncely.check_right(verb text, object text, tenant text) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- What runs inside a worker is the operator's own code, and a worker writes keys, effects and events of every
-    -- tenant anyway. No role of that name: null.
-    if pg_has_role(session_user, to_regrole('oncely_worker'), 'member')
-        or pg_has_role(session_user, current_user, 'member')
-    then
-        return;
-    end if;
-    if exists (
-        select from oncely.rights as r
-        where r.tenant in (check_right.tenant, '*') and r.verb = check_right.verb and r.object = check_right.object
-          and (r.login = session_user or pg_has_role(session_user, to_regrole(quote_ident(r.login)), 'member'))
-    ) then
+    if oncely.has_right(check_right.verb, check_right.object, check_right.tenant) then
         return;
     end if;
     raise exception using errcode = 'ONC16',
@@ -103,8 +115,9 @@ declare
     at timestamptz := clock_timestamp();
     written boolean;
 begin
-    if grant_right.verb is null or grant_right.verb not in ('consume', 'emit', 'read') then
-        raise exception using errcode = 'ONC11', message = 'oncely: a right is to consume, to emit or to read';
+    if grant_right.verb is null or grant_right.verb not in ('consume', 'requeue', 'emit', 'read') then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: a right is to consume, to requeue, to emit or to read';
     end if;
     if grant_right.verb = 'read' and (grant_right.tenant = '*' or grant_right.object <> '') then
         raise exception using errcode = 'ONC11',
@@ -113,9 +126,9 @@ begin
     end if;
     if grant_right.object is null or octet_length(grant_right.object) > 255
         or grant_right.tenant is null or octet_length(grant_right.tenant) not between 1 and 255
-        or (grant_right.verb = 'consume' and grant_right.object = '')
+        or (grant_right.verb in ('consume', 'requeue') and grant_right.object = '')
     then
-        raise exception using errcode = 'ONC11', message = 'oncely: no such consumer, exchange or tenant',
+        raise exception using errcode = 'ONC11', message = 'oncely: no such consumer, queue, exchange or tenant',
             hint = 'A tenant is a name or * for any; names have up to 255 bytes.';
     end if;
     if to_regrole(quote_ident(grant_right.login)) is null then
@@ -141,8 +154,8 @@ begin
 end
 $$;
 comment on function oncely.grant_right is
-    'Lets a login consume as a consumer, or emit to an exchange, for a tenant (* for any), or read the rows of a '
-    'tenant. False where it might already. For operators.';
+    'Lets a login consume as a consumer, have dead letters requeued to a queue, or emit to an exchange, for a tenant '
+    '(* for any), or read the rows of a tenant. False where it might already. For operators.';
 revoke execute on function oncely.grant_right from public;
 
 create function oncely.revoke_rights(

@@ -27,6 +27,7 @@ create table oncely.dead_letters (
     body bytea,
     encrypted_by text collate "C",
     body_size bigint not null,
+    from_client boolean not null default false,
     whole boolean generated always as (body is not null) stored,
     stored_size bigint generated always as (
         coalesce(octet_length(body), 0) + coalesce(octet_length(headers::text), 0)
@@ -39,7 +40,7 @@ create table oncely.dead_letters (
     -- Only a message that is stored whole is published again from here.
     constraint dead_letters_whole check (body is null or properties is not null),
     constraint dead_letters_omitted check (
-        omitted is null or body is null and omitted in ('max_body', 'headers', 'cipher', 'quota', 'room')
+        omitted is null or body is null and omitted in ('max_body', 'headers', 'cipher', 'quota', 'right', 'room')
     ),
     constraint dead_letters_encrypted_by check (octet_length(encrypted_by) between 1 and 255),
     constraint dead_letters_times check (
@@ -88,6 +89,9 @@ comment on column oncely.dead_letters.encrypted_by is
     'The id of the key that encrypted the body ([encryption] keys); null where it is as it came. The database never '
     'sees the key.';
 comment on column oncely.dead_letters.body_size is 'Bytes of the body, as it came.';
+comment on column oncely.dead_letters.from_client is
+    'Stored by oncely.fail: where it is whole, this row alone has the message, and no dead-letter queue a copy that '
+    'Oncely knows. It is published through the default exchange.';
 comment on column oncely.dead_letters.whole is
     'The row holds the message, so that it is published again from here; else from the queue.';
 comment on column oncely.dead_letters.stored_size is
@@ -95,7 +99,7 @@ comment on column oncely.dead_letters.stored_size is
 comment on column oncely.dead_letters.omitted is
     'Why the body is not stored: max_body (it is over dead_letters.max_body); headers (they nest too deep to be '
     'stored); cipher (it could not be encrypted); quota (it would not have fitted into what its tenant may have '
-    'stored; neither headers nor body are); '
+    'stored; neither headers nor body are); right (the login that stored it has no right to requeue to the queue); '
     'room (the letter was closed, and made room for others of its tenant).';
 comment on column oncely.dead_letters.updated_at is 'When the state last changed.';
 comment on column oncely.dead_letters.swept_at is
@@ -408,8 +412,6 @@ as $$
         case
             when d.tenant = '' or d.key = '' then 'NONE'
             when i.status is not null then i.status::text
-            -- No key of the consumer is ever collected.
-            when c.retention is null then 'NONE'
             -- Asked whatever the letter's age: a key may have been collected by a retention that was shorter than
             -- today's, or by its claim's own. What took effect longer before than a key is remembered is nobody's
             -- promise.
@@ -446,8 +448,9 @@ as $$
     cross join lateral (
         select case
                 when i.status is not null then null
-                -- Claimed anew: what was completed before is another message's.
-                when d.reason = 'incomplete_claim' then d.dead_lettered_at
+                -- Claimed anew: what was completed before is another message's. Of a consumer that is not registered, a
+                -- client's, each key says itself how long it is remembered: it was when the letter was stored.
+                when d.reason = 'incomplete_claim' or c.retention is null then d.dead_lettered_at
                 -- Under a retention of before its key was known for longer; a clock may have been ahead.
                 else oncely.forgotten_before(
                     least(d.dead_lettered_at, letter_memories.at),

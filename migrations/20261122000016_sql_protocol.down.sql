@@ -1,6 +1,12 @@
 set local search_path = pg_catalog, pg_temp;
 
 drop function oncely.fail;
+drop function oncely.store_letter;
+drop function oncely.check_message;
+drop function oncely.stored_headers;
+drop function oncely.stored_header;
+drop function oncely.failure_group;
+drop function oncely.letter_id;
 drop function oncely.complete;
 drop function oncely.claim;
 drop function oncely.claimed_retention;

@@ -324,6 +324,279 @@ comment on function oncely.complete is
     'mirror. Protocol version 1.';
 revoke execute on function oncely.complete from public;
 
+-- A message that a client gives up is stored as a worker stores it, and lives on as that one does: in its group, until
+-- an operator has it requeued or discarded. In the transaction of the verdict, so that both are there or neither is: a
+-- client that dies before it acknowledges gets the message again, is told that it was given up, and stores the same
+-- row. From then on the row alone is the message, and the client acknowledges: a copy in its own dead-letter queue
+-- could not be told from another message.
+
+create function oncely.letter_id(tenant text, consumer text, key text, body bytea) returns uuid
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select encode(
+        set_byte(
+            set_byte(d.digest, 6, (get_byte(d.digest, 6) & 15) | 128), 8, (get_byte(d.digest, 8) & 63) | 128
+        ), 'hex'
+    )::uuid
+    from (
+        select substr(
+            sha256(
+                string_agg(int8send(octet_length(p.part)) || convert_to(p.part, 'UTF8'), '' order by p.place) || body
+            ), 1, 16
+        ) as digest
+        from (values (1, tenant), (2, consumer), (3, key)) as p (place, part)
+    ) as d
+$$;
+comment on function oncely.letter_id is
+    'The id of a dead letter: the same one however often the message is dead-lettered, by workers too.';
+revoke execute on function oncely.letter_id from public;
+
+-- As letter.rs does it, but for rare signs.
+create function oncely.failure_group(reason text, error_code text, detail text) returns text
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select concat(
+        reason, '/', coalesce(nullif(error_code, ''), '-'), '/',
+        left(
+            encode(
+                sha256(convert_to(
+                    regexp_replace(
+                        regexp_replace(
+                            detail, '"[^"]*"|`[^`]*`|“[^”]*”|«[^»]*»|(?<!\w)''[^'']*''', '"…"', 'g'
+                        ),
+                        '[-+]?(?=[-\w.:,+]*\d)\w+(?:[-.:,+]+\w+)*', '#', 'g'
+                    ), 'UTF8'
+                )), 'hex'
+            ), 8
+        )
+    )
+$$;
+comment on function oncely.failure_group is
+    'A stable name for what failed alike: reason, SQLSTATE and a hash of the detail without its numbers and quoted '
+    'values.';
+revoke execute on function oncely.failure_group from public;
+
+create function oncely.stored_header(value jsonb, depth integer default 0) returns jsonb
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    -- As deep as workers store them (amqp/stored.rs).
+    if depth > 40 then
+        raise exception using errcode = 'program_limit_exceeded', message = 'oncely: headers nest too deep';
+    end if;
+    return case jsonb_typeof(value)
+        when 'object' then jsonb_build_object('F', oncely.stored_headers(value, depth + 1))
+        when 'array' then (
+            select coalesce(jsonb_agg(oncely.stored_header(e.value, depth + 1) order by e.place), '[]')
+            from jsonb_array_elements(value) with ordinality as e (value, place)
+        )
+        when 'number' then case
+            when scale((value #>> '{}')::numeric) = 0
+                and (value #>> '{}')::numeric between -9223372036854775808 and 9223372036854775807 then value
+            else jsonb_build_object('d', value #>> '{}')
+        end
+        else value
+    end;
+end
+$$;
+comment on function oncely.stored_header is
+    'A header''s value in the form of dead_letters.headers, from plain JSON: an object is a table, a number that is no '
+    'integer of 64 bits a double.';
+revoke execute on function oncely.stored_header from public;
+
+create function oncely.stored_headers(headers jsonb, depth integer default 0) returns jsonb
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    every jsonb;
+begin
+    select coalesce(jsonb_object_agg(h.name, oncely.stored_header(h.value, depth + 1)), '{}')
+    into every
+    from jsonb_each(headers) as h (name, value);
+    if exists (select from jsonb_object_keys(headers) as k (name) where octet_length(k.name) > 255) then
+        raise exception using errcode = 'program_limit_exceeded', message = 'oncely: a header''s name is too long';
+    end if;
+    return every;
+end
+$$;
+comment on function oncely.stored_headers is 'Headers in the form of dead_letters.headers, from plain JSON.';
+revoke execute on function oncely.stored_headers from public;
+
+create function oncely.check_message(queue text, exchange text, routing_key text, properties json, headers json)
+returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    other text;
+begin
+    if coalesce(queue, '') = '' then
+        raise exception using errcode = 'ONC11', message = 'oncely: a message has a body and no queue',
+            hint = 'queue => the queue that it came from: a requeue publishes it there.';
+    end if;
+    if greatest(octet_length(exchange), octet_length(routing_key)) > 255 then
+        raise exception using errcode = 'ONC11', message = 'oncely: exchange and routing_key have 255 bytes at most';
+    end if;
+    if json_typeof(properties) not in ('object', 'null') or json_typeof(headers) not in ('object', 'null') then
+        raise exception using errcode = 'ONC11', message = 'oncely: properties and headers are JSON objects, or null';
+    end if;
+    if json_typeof(properties) = 'object' then
+        select p.name into other
+        from json_each(properties) as p (name, value)
+        where json_typeof(p.value) <> 'null' and json_typeof(p.value) is distinct from case
+            when p.name in ('delivery_mode', 'priority', 'timestamp') then 'number'
+            when p.name in (
+                'content_type', 'content_encoding', 'correlation_id', 'reply_to', 'expiration', 'message_id', 'type',
+                'user_id', 'app_id', 'cluster_id'
+            ) then 'string'
+        end
+        limit 1;
+        if found then
+            raise exception using errcode = 'ONC11',
+                message = format('oncely: %L is no property of AMQP, or has another type', other),
+                hint = 'Properties have AMQP''s names (content_type, message_id, …); headers go into headers.';
+        end if;
+    end if;
+end
+$$;
+comment on function oncely.check_message is
+    'Refuses a message that can''t be published as it is given (SQLSTATE ONC11).';
+revoke execute on function oncely.check_message from public;
+
+-- The quota and max_body are those of an unchanged configuration ([dead_letters]), which the database does not know, or
+-- what an operator has said of the tenant (oncely tenant limit). As keep_dead_letters.sql has it: what does not fit is
+-- kept without body and headers; where nothing ran this time, why it failed stays.
+create function oncely.store_letter(
+    tenant text, consumer text, key text, fingerprint bytea, reason text, error_code text, detail text,
+    attempt integer, at timestamptz, queue text, worker text, trace_id text, body bytea, properties json,
+    headers json, exchange text, routing_key text
+) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    letter uuid := oncely.letter_id(store_letter.tenant, store_letter.consumer, store_letter.key, store_letter.body);
+    why text := left(regexp_replace(store_letter.detail, '^(given up before: )+', ''), 1000);
+    failed_alike text := oncely.failure_group(
+        store_letter.reason, store_letter.error_code, coalesce(why, '')
+    );
+    kept_properties jsonb := '{}';
+    kept_headers jsonb;
+    left_out text;
+    size bigint;
+    size_before bigint;
+    known record;
+    is_stored boolean;
+begin
+    begin
+        if json_typeof(store_letter.properties) = 'object' then
+            -- The publisher's user is the broker's word, and signed as such when a letter is requeued.
+            kept_properties := jsonb_strip_nulls(store_letter.properties::jsonb) - 'user_id';
+        end if;
+        if json_typeof(store_letter.headers) = 'object' then
+            kept_headers := oncely.stored_headers(store_letter.headers::jsonb);
+        end if;
+        -- Ten short strings and three numbers.
+        if octet_length(kept_properties::text) > 16384 then
+            raise exception using errcode = 'program_limit_exceeded', message = 'oncely: properties are too long';
+        end if;
+    exception
+        -- What no jsonb holds (a NUL), or what nests too deep: the publisher's doing, and no reason to fail.
+        when program_limit_exceeded or untranslatable_character or statement_too_complex
+            or numeric_value_out_of_range or invalid_text_representation
+        then
+            left_out := 'headers';
+            kept_properties := '{}';
+            kept_headers := null;
+    end;
+    left_out := case
+        when not oncely.has_right('requeue', store_letter.queue, store_letter.tenant) then 'right'
+        when left_out is null and octet_length(store_letter.body) > 262144 then 'max_body'
+        else left_out
+    end;
+    size := octet_length(store_letter.body) + coalesce(octet_length(kept_headers::text), 0);
+    select d.stored_size, d.whole, d.queue, d.state = 'waiting' and not d.from_client as is_workers into known
+    from oncely.dead_letters as d
+    where d.tenant = store_letter.tenant and d.id = letter
+    for no key update;
+    -- Nobody but a worker changes a worker's letter, and who may not say where it goes none.
+    if found and (known.is_workers or left_out = 'right') then
+        return known.whole and known.queue = store_letter.queue;
+    end if;
+    size_before := coalesce(known.stored_size, 0);
+    if left_out is null and size > size_before then
+        left_out := (
+            select case
+                when coalesce(l.letters, 100000) - coalesce(u.letters, 0) - g.letters < (size_before = 0)::integer
+                    or coalesce(l.letter_bytes, 1073741824) - coalesce(u.bytes, 0) - g.bytes < size - size_before
+                then 'quota'
+            end
+            from (
+                select coalesce(sum(s.letters), 0) as letters, coalesce(sum(s.bytes), 0) as bytes
+                from oncely.letter_growth as s
+                where s.tenant = store_letter.tenant
+            ) as g
+            left join oncely.tenant_limits as l on l.tenant = store_letter.tenant
+            left join oncely.letter_usage as u on u.tenant = store_letter.tenant
+        );
+        if left_out is null then
+            insert into oncely.letter_growth (tenant, letters, bytes)
+            values (store_letter.tenant, (size_before = 0)::integer, size - size_before);
+        end if;
+    end if;
+    insert into oncely.dead_letters as d (
+        tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id,
+        state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body,
+        body_size, from_client, omitted, updated_at
+    )
+    values (
+        store_letter.tenant, letter, store_letter.consumer, store_letter.key, store_letter.at, store_letter.reason,
+        store_letter.error_code, why, store_letter.attempt, store_letter.queue, store_letter.worker,
+        store_letter.trace_id, 'waiting', 1, 1, failed_alike, coalesce(store_letter.exchange, ''),
+        coalesce(store_letter.routing_key, ''), store_letter.fingerprint, kept_properties,
+        case when left_out is null then kept_headers end, case when left_out is null then store_letter.body end,
+        octet_length(store_letter.body), true, left_out, store_letter.at
+    )
+    on conflict (tenant, id) do update
+    set (error_code, detail, attempt, failure_group) = (
+            select n.error_code, n.detail, n.attempt, n.failure_group
+            from (
+                values
+                (true, excluded.error_code, excluded.detail, excluded.attempt, excluded.failure_group),
+                (false, d.error_code, d.detail, d.attempt, d.failure_group)
+            ) as n (has_run, error_code, detail, attempt, failure_group)
+            where n.has_run = (excluded.attempt > 0 or excluded.reason <> d.reason)
+        ),
+        -- The same body. What a worker stored of it may be encrypted, and knows who published it.
+        (properties, headers, body, encrypted_by, omitted) = (
+            select n.properties, n.headers, n.body, n.encrypted_by, n.omitted
+            from (
+                values
+                (true, d.properties, d.headers, d.body, d.encrypted_by, d.omitted),
+                (false, excluded.properties, excluded.headers, excluded.body, null, excluded.omitted)
+            ) as n (is_kept, properties, headers, body, encrypted_by, omitted)
+            where n.is_kept = (d.whole and d.queue = excluded.queue)
+        ),
+        dead_lettered_at = excluded.dead_lettered_at, reason = excluded.reason, queue = excluded.queue,
+        worker = excluded.worker, trace_id = excluded.trace_id, state = 'waiting',
+        generation = case when d.state = 'waiting' then d.generation else d.generation + 1 end, times = d.times + 1,
+        exchange = excluded.exchange, routing_key = excluded.routing_key, fingerprint = excluded.fingerprint,
+        from_client = true,
+        updated_at = case when d.state = 'waiting' then d.updated_at else excluded.updated_at end, swept_at = null
+    returning d.whole into is_stored;
+    return is_stored;
+end
+$$;
+comment on function oncely.store_letter is
+    'Keeps a message that a client gives up as a dead letter; false where its body is not stored (the column omitted '
+    'says why). For oncely.fail.';
+revoke execute on function oncely.store_letter from public;
+
 create function oncely.fail(
     tenant text,
     consumer text,
@@ -340,9 +613,15 @@ create function oncely.fail(
     worker text default null,
     trace_id text default null,
     delay interval default null,
+    body bytea default null,
+    properties json default null,
+    headers json default null,
+    exchange text default '',
+    routing_key text default '',
     out outcome text,
     out attempts integer,
-    out final_reason text
+    out final_reason text,
+    out stored boolean
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -362,6 +641,7 @@ declare
     given_up boolean := why is not null or fail.attempt >= fail.max_attempts;
     is_charged boolean := false;
 begin
+    stored := false;
     perform oncely.check_call(fail.tenant, fail.consumer, fail.key, fail.fingerprint, fail.retention, fail.on_conflict);
     if fail.attempt is null or fail.attempt not between 0 and 10000
         or fail.max_attempts is null or fail.max_attempts not between 1 and 10000
@@ -374,6 +654,9 @@ begin
             hint = 'Five digits and capitals, or null.';
     end if;
     perform oncely.check_short(fail.queue, fail.worker, fail.trace_id);
+    if fail.body is not null then
+        perform oncely.check_message(fail.queue, fail.exchange, fail.routing_key, fail.properties, fail.headers);
+    end if;
     if fail.delay < interval '0' or fail.delay > interval '3650 days'
         or extract(year from fail.delay) not between -200 and 200
     then
@@ -482,10 +765,17 @@ begin
         case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
         oncely.worker_name(fail.worker), session_user, fail.trace_id
     );
+    if outcome <> 'retry' then
+        stored := fail.body is not null and oncely.store_letter(
+            fail.tenant, fail.consumer, fail.key, print, final_reason, fail.error_code, detail,
+            case when is_charged then fail.attempts else 0 end, at, fail.queue, oncely.worker_name(fail.worker),
+            fail.trace_id, fail.body, fail.properties, fail.headers, fail.exchange, fail.routing_key
+        );
+    end if;
 end
 $$;
 comment on function oncely.fail is
     'Records that a message failed, after its work was rolled back: retry (with delay: not before it is over), or '
-    'given_up or conflict (dead-letter it), or duplicate (acknowledge it); reserved: elsewhere (not in this '
-    'cell: requeue it). ONC16: no right. Protocol version 1.';
+    'given_up or conflict (acknowledge it where stored, by its body, else dead-letter it), or duplicate (acknowledge '
+    'it); reserved: elsewhere (not in this cell: requeue it). ONC16: no right. Protocol version 1.';
 revoke execute on function oncely.fail from public;

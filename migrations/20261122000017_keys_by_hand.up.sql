@@ -31,7 +31,7 @@ begin
         fencing_token = case when took_effect or oncely.has_done(i.steps) then i.fencing_token end
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and (
-          (i.status = 'FAILED' and i.reason in ('incomplete_claim', 'outcome_unknown'))
+          i.status = 'FAILED'
           -- Ran under a lease, and nobody holds it any more.
           or (
               i.status = 'IN_PROGRESS' and i.fencing_token is not null
@@ -69,9 +69,9 @@ begin
 end
 $$;
 comment on function oncely.settle_claim is
-    'Says of a claim that was committed without oncely.complete, of a key that was given up as outcome_unknown, or of '
-    'one that runs under leases left open, whether it took effect (COMPLETED) or not (may run again, and the steps '
-    'that began with it), after somebody has looked. False where the key is none of these. For operators.';
+    'Says of a key that was given up, for whatever reason, or of one that runs under leases left open, whether it took '
+    'effect (COMPLETED) or not (may run again, and the steps that began with it), after somebody has looked. False '
+    'where the key is none of these. For operators.';
 revoke execute on function oncely.settle_claim from public;
 
 -- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes

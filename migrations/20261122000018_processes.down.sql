@@ -4,5 +4,6 @@ drop function oncely.forget_processes;
 drop function oncely.bury_processes;
 drop function oncely.leave;
 drop function oncely.beat;
+drop function oncely.succeed;
 drop function oncely.is_kind;
 drop table oncely.processes;

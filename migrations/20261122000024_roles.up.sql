@@ -30,11 +30,11 @@ declare
         'marked_backend_start, owner, fencing_token, run_ends_at, http_status';
     letter_changed constant text := 'dead_lettered_at, reason, error_code, detail, attempt, queue, worker, trace_id, '
         'state, generation, times, failure_group, exchange, routing_key, fingerprint, properties, headers, body, '
-        'encrypted_by, body_size, omitted, updated_at, swept_at';
+        'encrypted_by, body_size, omitted, updated_at, swept_at, from_client';
     -- Neither headers nor body.
     letter_seen constant text := 'tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, '
         'queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, '
-        'properties, encrypted_by, body_size, whole, stored_size, omitted, updated_at, swept_at';
+        'properties, encrypted_by, body_size, whole, stored_size, omitted, updated_at, swept_at, from_client';
     -- Neither headers nor payload.
     event_seen constant text := 'tenant, id, created_at, available_at, ordering_number, attempts, state, exchange, '
         'routing_key, ordering_key, message_id, content_type, type, correlation_id, reply_to, app_id, reason, '

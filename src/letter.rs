@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
 use crate::identity::Identity;
@@ -42,6 +43,9 @@ pub(crate) fn why_not_stored(omitted: Option<&str>) -> &'static str {
         Some("quota") => {
             "its tenant has no more room (oncely tenant limit), so only the dead-letter queue has it"
         }
+        Some("right") => {
+            "its login has no right to that queue (oncely grant LOGIN --queue QUEUE), so only its own dead-letter queue has it"
+        }
         Some("room") => "the letter was closed, and made room for others of its tenant",
         _ => "only the dead-letter queue has it",
     }
@@ -74,18 +78,17 @@ impl Memory {
 }
 
 /// The id of a message whose identity is known: the same one however often the message is dead-lettered. Two payloads
-/// under one key are two messages.
+/// under one key are two messages. As `oncely.letter_id` makes it.
 #[must_use]
 pub fn letter_id(identity: &Identity, body: &[u8]) -> Uuid {
-    let mut hasher = blake3::Hasher::new_derive_key("oncely 2026-11-20 dead letter id v1");
+    let mut hasher = Sha256::new();
     for part in [&identity.tenant, &identity.consumer, &identity.key] {
-        hasher.update(&(part.as_str().len() as u64).to_be_bytes());
+        hasher.update((part.as_str().len() as u64).to_be_bytes());
         hasher.update(part.as_str().as_bytes());
     }
-    hasher.update(&(body.len() as u64).to_be_bytes());
     hasher.update(body);
     let mut id = [0; 16];
-    id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    id.copy_from_slice(&hasher.finalize()[..16]);
     uuid::Builder::from_custom_bytes(id).into_uuid()
 }
 

@@ -1,11 +1,17 @@
 // Writes one invoice for each order, however often its event comes: claim, work and complete are one transaction.
 import { createHash } from "node:crypto";
-import { setTimeout as pause } from "node:timers/promises";
 import amqp from "amqplib";
 import pg from "pg";
 
 const CONSUMER = "invoices.js"; // Part of the identity: choose it once.
 const QUEUE = "shop.invoices.js";
+const DELAY = 5; // Seconds until a message that failed runs again.
+// The client's names of AMQP's properties.
+const PROPERTIES = {
+  content_type: "contentType", content_encoding: "contentEncoding", delivery_mode: "deliveryMode", priority: "priority",
+  correlation_id: "correlationId", reply_to: "replyTo", expiration: "expiration", message_id: "messageId", timestamp: "timestamp",
+  type: "type", user_id: "userId", app_id: "appId",
+};
 
 // One client, not a pool: a pool's query() takes any connection, and claim and complete must be on the same one.
 const sql = new pg.Client({ connectionString: process.env.DATABASE_URL, application_name: "consumer.js" });
@@ -33,13 +39,11 @@ async function transaction(work) {
 async function outcomeOf(message) {
   const tenant = message.properties.headers["x-tenant-id"];
   const key = message.properties.messageId;
-  const fingerprint = createHash("sha256").update(message.content).digest();
+  const identity = [tenant, CONSUMER, key, createHash("sha256").update(message.content).digest()];
   let attempt = 0;
   try {
-    return await transaction(async () => {
-      const { rows } = await sql.query("select outcome, attempt from oncely.claim($1, $2, $3, $4)", [
-        tenant, CONSUMER, key, fingerprint,
-      ]);
+    const outcome = await transaction(async () => {
+      const { rows } = await sql.query("select outcome, attempt from oncely.claim($1, $2, $3, $4)", identity);
       attempt = rows[0].attempt;
       if (rows[0].outcome === "granted") {
         await sql.query(
@@ -52,27 +56,42 @@ async function outcomeOf(message) {
       }
       return rows[0].outcome;
     });
+    return ["given_up", "conflict"].includes(outcome) ? await fail(identity, attempt, null, message) : outcome;
   } catch (error) {
     if (error.code === "ONC11") return "invalid"; // No tenant or no key: it will never have one.
-    if (error.code === "ONC17") return "elsewhere";
-    // Somebody holds the key, or a deadlock: nobody's failure.
-    if (error.code === "55P03" || error.code === "40P01") return "retry";
-    // The work was rolled back; that it failed is counted.
-    const { rows } = await sql.query(
-      "select outcome from oncely.fail($1, $2, $3, $4, $5, $6, error_code => $7, queue => $8)",
-      [tenant, CONSUMER, key, fingerprint, attempt, error.message, error.code, QUEUE],
-    );
-    return rows[0].outcome;
+    // Somebody holds the key, or a deadlock: nobody's failure. Or another cell's tenant, once there are cells.
+    if (["55P03", "40P01", "ONC17"].includes(error.code)) return "retry";
+    return await fail(identity, attempt, error.code ?? null, message);
   }
+}
+
+// Counts the failure of a message whose work was rolled back. One that is given up becomes a dead letter in the same transaction, and
+// this row is the message from then on: `oncely failed requeue` publishes it to the queue again.
+async function fail(identity, attempt, code, message) {
+  const { fields, properties, content } = message;
+  // The kind of the error alone: PostgreSQL's text may hold what the message held, and the trail keeps what it is told.
+  const said = code && `SQLSTATE ${code}`;
+  const named = Object.fromEntries(Object.entries(PROPERTIES).map(([name, own]) => [name, properties[own]]));
+  const { rows } = await sql.query(
+    `select outcome, stored from oncely.fail($1, $2, $3, $4, $5, $6, error_code => $7, delay => make_interval(secs => $8), queue => $9,
+       body => $10, properties => $11, headers => $12, exchange => $13, routing_key => $14)`,
+    [...identity, attempt, said, code, DELAY, QUEUE, content, JSON.stringify(named), JSON.stringify(properties.headers), fields.exchange,
+      fields.routingKey],
+  );
+  return rows[0].stored ? "stored" : rows[0].outcome;
 }
 
 const broker = await amqp.connect(process.env.AMQP_URL);
 broker.on("close", () => process.exit(1));
 broker.on("error", (error) => console.error(error.message));
 const channel = await broker.createChannel();
+const delayed = await broker.createConfirmChannel();
 await channel.assertExchange("shop", "topic", { durable: true });
 const quorum = { "x-queue-type": "quorum" };
 await channel.assertQueue(`${QUEUE}.dead`, { arguments: quorum });
+await channel.assertQueue(`${QUEUE}.wait`, {
+  arguments: { ...quorum, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": QUEUE, "x-message-ttl": DELAY * 1000 },
+});
 await channel.assertQueue(QUEUE, {
   arguments: { ...quorum, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": `${QUEUE}.dead` },
 });
@@ -86,12 +105,15 @@ await channel.consume(QUEUE, (message) => {
   turn = turn.then(async () => {
     const outcome = await outcomeOf(message);
     // Only now: what was granted is known to be committed.
-    if (outcome === "granted" || outcome === "duplicate") {
+    if (["granted", "duplicate", "stored"].includes(outcome)) {
       channel.ack(message);
-    } else if (outcome === "retry" || outcome === "elsewhere") {
-      // Too early; or another cell's tenant, once there are cells.
-      await pause(1000);
-      channel.nack(message, false, true);
+    } else if (outcome === "retry") {
+      // Into the delay queue, from where it comes back; the others go on meanwhile. A crash before the acknowledgement leaves a copy too
+      // many, which is a duplicate. The broker takes a user's own name only.
+      const { userId, expiration, ...properties } = message.properties;
+      delayed.sendToQueue(`${QUEUE}.wait`, message.content, properties);
+      await delayed.waitForConfirms();
+      channel.ack(message);
     } else {
       channel.nack(message, false, false); // To the dead-letter queue.
     }

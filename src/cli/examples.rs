@@ -165,6 +165,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "oncely keys settle order-1182 --tenant acme --consumer shop --took-effect no --dry-run",
         ],
     ),
+    ("processes", &["oncely processes forget --host shop-3"]),
+    (
+        "processes forget",
+        &[
+            "oncely processes forget",
+            "oncely processes forget --host shop-3 --name worker --note 'scaled down'",
+        ],
+    ),
     ("leases", &["oncely leases list --over", "oncely leases release order-1182 --note 'host is gone'"]),
     (
         "leases list",

@@ -21,6 +21,9 @@ pub(super) struct Arguments {
     /// May claim, complete and fail as this consumer
     #[arg(long)]
     consumer: Vec<String>,
+    /// May have the dead letters that it stores requeued to this queue
+    #[arg(long)]
+    queue: Vec<String>,
     /// Of this tenant; '*' for any, but not with --read
     #[arg(long, required_unless_present_any = ["list", "revoke"])]
     tenant: Option<String>,
@@ -47,9 +50,10 @@ impl Arguments {
     /// What is meant, one right each; with `None` where a consumer or an exchange is not named.
     fn objects(&self) -> Vec<(&'static str, Option<String>)> {
         let consumers = self.consumer.iter().map(|name| ("consume", Some(name.clone())));
+        let queues = self.queue.iter().map(|name| ("requeue", Some(name.clone())));
         let exchanges = self.exchange.iter().map(|name| ("emit", Some(name.clone())));
         let read = self.read.then(|| ("read", Some(String::new())));
-        let mut objects: Vec<_> = consumers.chain(exchanges).chain(read).collect();
+        let mut objects: Vec<_> = consumers.chain(queues).chain(exchanges).chain(read).collect();
         if self.emit && self.exchange.is_empty() {
             objects.push(("emit", None));
         }
@@ -79,7 +83,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         arguments.objects().into_iter().map(|(verb, object)| Some((verb, object?))).collect();
     let named = named.filter(|named| !named.is_empty());
     if granting && named.is_none() {
-        output::note("grant what? Name a --consumer, or --emit with each --exchange, or --read");
+        output::note("grant what? Name a --consumer, a --queue, or --emit with each --exchange, or --read");
         return Ok(ExitCode::from(exit::USAGE));
     }
     if granting && arguments.read && arguments.tenant.as_deref() == Some("*") {

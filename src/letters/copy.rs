@@ -20,6 +20,8 @@ pub(crate) struct Owner<'a> {
     pub(crate) consumer: &'a str,
     pub(crate) key: &'a str,
     pub(crate) user_id: Option<&'a str>,
+    /// A client of the SQL protocol has stored it: its queue need not have the exchanges that a worker's queue has.
+    pub(crate) from_client: bool,
     pub(crate) letter: Letter,
 }
 
@@ -55,7 +57,12 @@ pub(crate) fn returned(
         put(&mut headers, own_headers::LETTER, &owner.letter.to_string());
         put(&mut headers, own_headers::LETTER_MARK, &signing_keys.mark(owner.letter, owner.tenant, &body));
     }
-    let exchange = Topology::return_exchange(queue);
+    let (exchange, routing_key) = if owner.from_client {
+        put(&mut headers, own_headers::ROUTING_KEY, routing_key);
+        (String::new(), queue)
+    } else {
+        (Topology::return_exchange(queue), routing_key)
+    };
     Ok(Copy::of(properties, headers, exchange, routing_key.to_owned(), body))
 }
 
@@ -89,8 +96,14 @@ pub(crate) fn stored(
     };
     let user_id = properties.user_id().as_ref().map(|user_id| user_id.as_str());
     let letter = Letter { id: message.id, generation: u32::try_from(message.generation).unwrap_or(0) };
-    let owner =
-        Owner { tenant: &message.tenant, consumer: &message.consumer, key: &message.key, user_id, letter };
+    let owner = Owner {
+        tenant: &message.tenant,
+        consumer: &message.consumer,
+        key: &message.key,
+        user_id,
+        from_client: message.from_client,
+        letter,
+    };
     let body = Bytes::from(body.into_owned());
     returned(signing_keys, &owner, &message.queue, &message.routing_key, &properties, &headers, body)
         .map(|copy| Held::InRow(Box::new(copy)))

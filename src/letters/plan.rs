@@ -134,9 +134,10 @@ impl Plan {
         self.letters.iter().map(Planned::named).collect()
     }
 
-    /// The queues that the letters came from.
+    /// The queues that the letters came from, as far as their dead-letter queues have copies.
     pub(crate) fn queues(&self) -> Vec<String> {
-        let mut queues: Vec<String> = self.letters.iter().map(|letter| letter.queue.clone()).collect();
+        let copied = self.letters.iter().filter(|letter| !letter.from_client);
+        let mut queues: Vec<String> = copied.map(|letter| letter.queue.clone()).collect();
         queues.sort();
         queues.dedup();
         queues

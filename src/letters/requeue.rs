@@ -37,6 +37,12 @@ pub(crate) fn requeue_refusal(letter: &Planned, named: bool, overrides: Override
              key of their own",
         );
     }
+    if letter.from_client && !letter.whole {
+        return Some(
+            "a client of the SQL protocol has them in a dead-letter queue of its own (oncely failed show says why they are not \
+             stored): once that is mended, move them back to their queue, and the client stores them",
+        );
+    }
     if letter.reason == Reason::IncompleteClaim.as_str() && !named {
         return Some(
             "incomplete_claim: they may have taken effect, and would run again; look, and name them by id, --key or --reason",

@@ -292,6 +292,7 @@ impl Walk<'_> {
             consumer: &row.consumer,
             key: &row.key,
             user_id: row.user_id.as_deref(),
+            from_client: false,
             letter: Letter { id: row.id, generation: u32::try_from(row.generation).unwrap_or(0) },
         };
         let headers = taken.properties.headers().clone().unwrap_or_default();

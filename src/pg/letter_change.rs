@@ -28,6 +28,8 @@ pub(crate) struct Planned {
     pub(crate) failure_group: String,
     pub(crate) body_size: i64,
     pub(crate) whole: bool,
+    /// Stored by a client of the SQL protocol: no dead-letter queue has a copy that we know.
+    pub(crate) from_client: bool,
     pub(crate) key_status: Option<String>,
     pub(crate) same_payload: bool,
     /// See [`Memory::from_column`].
@@ -173,6 +175,7 @@ pub(crate) struct StoredMessage {
     pub(crate) key: String,
     pub(crate) queue: String,
     pub(crate) routing_key: String,
+    pub(crate) from_client: bool,
     /// JSON, as PostgreSQL writes it: what Rust can't read is the matter of this one letter.
     pub(crate) properties: Option<String>,
     pub(crate) headers: Option<String>,
@@ -206,7 +209,7 @@ pub(crate) async fn messages(
 ) -> Result<Vec<StoredMessage>, sqlx::Error> {
     let (tenants, ids, generations) = columns(letters);
     let rows = sqlx::query!(
-        "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.properties::text as properties,
+        "select d.tenant, d.id, d.generation, d.consumer, d.key, d.queue, d.routing_key, d.from_client, d.properties::text as properties,
              d.headers::text as headers, d.body, d.encrypted_by
          from unnest($1::text[], $2::uuid[], $3::integer[]) as l (tenant, id, generation)
          join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id and d.generation = l.generation
@@ -225,6 +228,7 @@ pub(crate) async fn messages(
         key: row.key,
         queue: row.queue,
         routing_key: row.routing_key,
+        from_client: row.from_client,
         properties: row.properties,
         headers: row.headers,
         body: row.body.map(|bytes| Stored::read(bytes, row.encrypted_by)),

@@ -9,7 +9,9 @@ with meant as materialized (
     for update of d
 )
 update oncely.dead_letters as d
-set state = $5, updated_at = $6, swept_at = null
+set state = $5, updated_at = $6::timestamptz,
+    -- No dead-letter queue has a copy of what a client stored.
+    swept_at = case when d.from_client and $5 in ('requeued', 'discarded') then $6::timestamptz end
 from meant as m
 where d.tenant = m.tenant and d.id = m.id
 returning d.tenant, d.id, d.generation

@@ -2,7 +2,7 @@
 -- its own, so that no table of keys is read as a whole for a few letters.
 with wanted as materialized (
     select d.tenant, d.id, d.consumer, d.key, d.dead_lettered_at, d.reason, d.detail, d.queue, d.state, d.generation,
-        d.failure_group, d.body_size, d.whole, d.fingerprint
+        d.failure_group, d.body_size, d.whole, d.from_client, d.fingerprint
     from oncely.dead_letters as d
     where d.state = any ($10)
       and ($1::text is null or d.tenant = $1)
@@ -20,7 +20,7 @@ with wanted as materialized (
 select d.tenant as "tenant!", d.id as "id!", d.consumer as "consumer!", d.key as "key!",
     oncely.bounded(d.dead_lettered_at) as "dead_lettered_at!", d.reason as "reason!", d.detail, d.queue as "queue!",
     d.state as "state!", d.generation as "generation!", d.failure_group as "failure_group!", d.body_size as "body_size!",
-    d.whole as "whole!", i.status::text as "key_status?",
+    d.whole as "whole!", d.from_client, i.status::text as "key_status?",
     coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true) as "same_payload!", m.memory as "memory!"
 from (select array_agg(w.tenant) as tenants, array_agg(w.id) as ids from wanted as w) as a
 cross join lateral oncely.letter_memories(a.tenants, a.ids, $12::timestamptz) as m

@@ -84,9 +84,9 @@ pub(crate) async fn failing_keys(
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct QueueLetters {
     pub(crate) queue: String,
-    /// Wait for somebody.
+    /// Open: they wait for somebody, or for the end of a requeue.
     pub(crate) waiting: i64,
-    /// Those of them that are not of this moment: their copies have arrived in the queue.
+    /// Those of them whose copies the dead-letter queue has: not of this moment, and not stored by a client.
     pub(crate) settled: i64,
 }
 
@@ -97,7 +97,7 @@ pub(crate) async fn queue_letters(
 ) -> Result<Vec<QueueLetters>, sqlx::Error> {
     sqlx::query_as!(
         QueueLetters,
-        r#"select queue, count(*) as "waiting!", count(*) filter (where dead_lettered_at < $1) as "settled!"
+        r#"select queue, count(*) as "waiting!", count(*) filter (where dead_lettered_at < $1 and not from_client) as "settled!"
         from oncely.dead_letters
         where state in ('waiting', 'requeueing')
         group by queue

@@ -8,9 +8,9 @@ use sqlx::PgConnection;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RightFilter {
     pub(crate) login: Option<String>,
-    /// `consume`, `emit` or `read`.
+    /// `consume`, `requeue`, `emit` or `read`.
     pub(crate) verb: Option<&'static str>,
-    /// A consumer or an exchange; empty for `read`.
+    /// A consumer, a queue or an exchange; empty for `read`.
     pub(crate) object: Option<String>,
     pub(crate) tenant: Option<String>,
 }

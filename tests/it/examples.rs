@@ -120,6 +120,42 @@ impl Shop {
             0
         );
     }
+
+    /// One order fails once and comes back from the delay queue; one is given up, and requeued once its cause is mended.
+    async fn gives_up_and_runs_again(&mut self, consume: impl Fn(&Self) -> Process) -> Process {
+        let fragile = "create sequence shop.tries;
+            create function shop.fragile() returns trigger language plpgsql as $$
+            begin
+                case new.order_id
+                    when 'late' then
+                        if nextval('shop.tries') = 1 then raise exception 'secret %', new.cents; end if;
+                    when 'bad' then raise exception using errcode = '22023', message = 'secret ' || new.cents;
+                    else null;
+                end case;
+                return new;
+            end $$;
+            create trigger fragile before insert on shop.invoices for each row execute function shop.fragile()";
+        sqlx::raw_sql(fragile).execute(&mut self.world.sql).await.unwrap();
+        let consumer = consume(self);
+        for key in ["late", "bad", "good"] {
+            let order = serde_json::json!({ "order": key, "cents": 4711 }).to_string();
+            let message = crate::support::message("acme", key);
+            self.world.broker.publish("shop", "order.placed", message, order.as_bytes()).await.unwrap();
+        }
+        self.world.wait_for("select count(*) from shop.invoices where order_id in ('late', 'good')", 2).await;
+        let waiting = "select count(*) from oncely.dead_letters where state = 'waiting' and reason = 'poison' and whole and key = 'bad'";
+        self.world.wait_for(waiting, 1).await;
+        let retried = "select count(*) from oncely.audit where outcome = 'retried' and key = 'late'";
+        assert_eq!(self.world.count(retried).await, 1);
+        let told = "select count(*) from oncely.audit where detail ~ 'secret|4711'";
+        assert_eq!(self.world.count(told).await, 0, "what a row held is not in the trail");
+        sqlx::raw_sql("drop trigger fragile on shop.invoices").execute(&mut self.world.sql).await.unwrap();
+        let requeued = self.world.oncely(&["failed", "requeue", "--key", "bad", "--yes"]).await;
+        assert!(requeued.status.success(), "{requeued:?}");
+        self.world.wait_for("select count(*) from shop.invoices where order_id = 'bad'", 1).await;
+        self.world.wait_for("select count(*) from oncely.dead_letters where state <> 'requeued'", 0).await;
+        consumer
+    }
 }
 
 #[tokio::test]
@@ -135,6 +171,10 @@ async fn the_shop_in_python_is_killed_and_invoices_each_order_once() {
         |shop| shop.start("consumer.py", &python, &[&consumer]),
     )
     .await;
+
+    let mut worker =
+        shop.gives_up_and_runs_again(|shop| shop.start("consumer.py", &python, &[&consumer])).await;
+    shop.world.kill(&mut worker);
 
     // Request and reply: killed between request and reply, asked again, each copy of the request gets the same bytes.
     let mut impatient = shop.start("request.py", &python, &[&request, "request-1", "3"]);
@@ -202,6 +242,7 @@ async fn the_shop_in_node_is_killed_and_invoices_each_order_once() {
         |shop| shop.start("consumer.js", &node, &[&consumer]),
     )
     .await;
+    shop.gives_up_and_runs_again(|shop| shop.start("consumer.js", &node, &[&consumer])).await;
 }
 
 #[tokio::test]

@@ -368,7 +368,7 @@ async fn a_body_that_is_no_json_is_text_or_base64() {
     let length = "create function app.length(message oncely.message) returns jsonb language sql
         as $$ select jsonb_build_object('bytes', octet_length(message.body), 'is_json', message.payload is not null) $$";
     sqlx::raw_sql(length).execute(&mut world.sql).await.unwrap();
-    world.consumer("payments", "handler = { function = \"app.length\" }\nbody = \"bytes\"");
+    world.consumer("payments", "handler = { function = \"app.length\" }");
     let path = world.file().with_file_name("bodies.jsonl");
     let lines = [
         json!({ "tenant": "t", "message_id": "json", "payload": { "a": 1 } }),

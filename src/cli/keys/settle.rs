@@ -16,7 +16,6 @@ use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, KeyDetails};
-use crate::reason::Reason;
 
 const SCHEMA: &str = "oncely.key_settlement/1";
 
@@ -111,11 +110,10 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
 impl Plan {
     /// Is it for a person to say? As `oncely.settle_claim` has it.
     fn is_open(&self) -> bool {
-        let KeyDetails { status, reason, owner, fencing_token, not_before, .. } = &self.key;
-        let reasons = [Reason::IncompleteClaim.as_str(), Reason::OutcomeUnknown.as_str()];
+        let KeyDetails { status, owner, fencing_token, not_before, .. } = &self.key;
         let is_held = owner.is_some() && not_before.is_some_and(|until| until > self.now);
         match status.as_str() {
-            "FAILED" => reason.as_deref().is_some_and(|reason| reasons.contains(&reason)),
+            "FAILED" => true,
             "IN_PROGRESS" => fencing_token.is_some() && !is_held,
             _ => false,
         }

@@ -1,11 +1,12 @@
 //! A key of which nobody knows whether its request took effect: an operator sees it, and settles it.
 
 use serde_json::Value;
+use testbed::Process;
 
 use super::health::health;
 use super::{Reply, Site, with};
-use crate::console::Running;
-use crate::support::http::wait_for;
+use crate::console;
+use crate::support::http::{address, wait_for};
 use crate::support::{Login, program};
 
 /// Of the tenant `acme`.
@@ -128,7 +129,14 @@ async fn where_there_are_gateways_alone_status_top_and_console_are_there() {
     assert!(code == 0 && top.contains("1 gateway") && !top.contains("RabbitMQ"), "{top}");
     let (code, retention) = told(&site, "retention list", &[]).await;
     assert!(code != 78 && !retention.contains("rabbitmq"), "{retention}");
-    let running = Running::start(&site.world, &[], &[("AMQP_URL", String::new())]).await;
+    let (file, log) =
+        (site.world.file().display().to_string(), site.world.file().with_file_name("console.log"));
+    let program = program("oncely").display().to_string();
+    let verb = ["-u", "AMQP_URL", "-u", "REDIS_URL", &program, "console", "--listen", "127.0.0.1:0"];
+    let environment = [("ONCELY_CONFIG", file.as_str()), ("DATABASE_URL", site.world.database.url())];
+    let process = Process::start("/usr/bin/env".as_ref(), &verb, &environment, &log).unwrap();
+    let stranger = console::Client::new(&address(&process).await);
+    let running = console::Running { process, stranger };
     let operator = running.operator().await;
     for path in ["/", "/keys", "/doctor"] {
         let page = operator.page(path).await;

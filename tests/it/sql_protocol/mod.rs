@@ -6,6 +6,7 @@ mod decisions;
 mod keys;
 mod lease_groups;
 mod leases;
+mod letters;
 
 use serde_json::{Value, json};
 use sqlx::{Connection as _, PgConnection, Row as _};
