@@ -44,6 +44,7 @@ create table oncely.idempotency_keys (
     http_status smallint,
     http_headers jsonb,
     http_body bytea,
+    grace_ends_at timestamptz,
     constraint idempotency_keys_pkey primary key (tenant, consumer, key),
     -- A missing end must never read as "never ends" (nor the other way round).
     constraint idempotency_keys_completed_at check ((status = 'IN_PROGRESS') = (completed_at is null)),
@@ -124,6 +125,9 @@ comment on column oncely.idempotency_keys.fencing_token is
     'Number of the last lease of the key, greater than that of every lease of it before: only the holder of this one '
     'may change the row.';
 comment on column oncely.idempotency_keys.run_ends_at is 'No renewal makes the lease end later than this.';
+comment on column oncely.idempotency_keys.grace_ends_at is
+    'Until when a lease that had run out was made longer, once, for a claim that could not know for how long nobody had '
+    'reached the server.';
 comment on column oncely.idempotency_keys.steps is
     'What runs under leases have begun and done, by the name of the step: oncely.begin_step. A key that has any is run '
     'under a lease only.';

@@ -137,6 +137,7 @@ create function oncely.claim(
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
 declare
@@ -257,7 +258,8 @@ $$;
 comment on function oncely.claim is
     'Claims a message for this transaction: granted (do the work, then oncely.complete, then COMMIT), duplicate '
     '(with the response), retry (its delay is not over: COMMIT, wait, requeue), conflict or given_up (dead-letter '
-    'it); reserved: elsewhere (not in this cell: ROLLBACK, requeue). ONC16: no right. Protocol version 1.';
+    'it); reserved: elsewhere (not in this cell: ROLLBACK, requeue). 55P03: another transaction has the key: ROLLBACK, '
+    'requeue. ONC16: no right. Protocol version 1.';
 revoke execute on function oncely.claim from public;
 
 create function oncely.complete(

@@ -140,6 +140,76 @@ as $$
 $$;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
+-- A key was given up because nobody knew what became of a call. Whoever made that call may know it after all: its run lost
+-- the key while nobody could reach the server, say.
+create function oncely.hold_unknown(tenant text, consumer text, key text, token bigint)
+returns oncely.idempotency_keys
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select i.*
+    from oncely.idempotency_keys as i
+    where i.tenant = hold_unknown.tenant and i.consumer = hold_unknown.consumer and i.key = hold_unknown.key
+        and i.status = 'FAILED' and i.reason = 'outcome_unknown' and i.fencing_token > hold_unknown.token
+        and exists (
+            select from jsonb_each(i.steps) as s (name, step)
+            where s.step ->> 'state' = 'started' and (s.step ->> 'token')::bigint = hold_unknown.token
+        )
+    for update
+$$;
+comment on function oncely.hold_unknown is
+    'Locks and returns a key that was given up as outcome_unknown and has a step that this lease began; null where it is '
+    'none.';
+revoke execute on function oncely.hold_unknown from public;
+
+create function oncely.resolve_unknown(held oncely.idempotency_keys, step text, known jsonb, token bigint) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    all_steps jsonb := held.steps || jsonb_build_object(step, known);
+    is_open boolean := oncely.steps_begun(held.steps || jsonb_build_object(step, known)) is null;
+begin
+    update oncely.idempotency_keys as i
+    set steps = all_steps,
+        -- It runs again, and goes on behind the step.
+        status = case when is_open then 'IN_PROGRESS' else i.status end,
+        completed_at = case when not is_open then i.completed_at end,
+        reason = case when not is_open then i.reason end,
+        last_error = case when not is_open then i.last_error end,
+        error_code = case when not is_open then i.error_code end
+    where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
+    insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login)
+    values (
+        held.tenant, clock_timestamp(), held.attempts, held.consumer, held.key, '', 'fenced',
+        format('lost the lease %s, and knows what became of its call all the same: %s is %s', token, step, known ->> 'state'),
+        oncely.worker_name(null), session_user
+    );
+end
+$$;
+comment on function oncely.resolve_unknown is
+    'Stores what became of a step of a key that was given up as outcome_unknown; where that was the last one of which '
+    'nobody knew, the key may run again.';
+revoke execute on function oncely.resolve_unknown from public;
+
+-- Remembered in the session.
+create function oncely.asking_since() returns timestamptz
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    since text := current_setting('oncely.asking_since', true);
+begin
+    if coalesce(since, '') = '' then
+        since := extract(epoch from clock_timestamp())::text;
+        perform set_config('oncely.asking_since', since, false);
+    end if;
+    return to_timestamp(since::double precision);
+end
+$$;
+comment on function oncely.asking_since is 'Since when this session claims by leases.';
+revoke execute on function oncely.asking_since from public;
+
 create function oncely.check_claim(lease interval, max_run interval, max_crashes integer) returns void
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -200,6 +270,7 @@ begin
     perform oncely.check_short(take_lease.queue, take_lease.worker, take_lease.trace_id);
     taken_over := false;
     crashes := 0;
+    perform oncely.asking_since();
     for round in 1..8 loop
         at := clock_timestamp();
         micros := extract(epoch from at) * 1000000;
@@ -223,7 +294,7 @@ begin
         end if;
         -- A statement of its own, with a snapshot of its own: it sees the winner's row.
         select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.owner, i.fencing_token, i.not_before,
-            i.run_ends_at, i.attempts, i.crash_attempts, i.steps
+            i.run_ends_at, i.attempts, i.crash_attempts, i.steps, i.grace_ends_at
         into known
         from oncely.idempotency_keys as i
         where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
@@ -291,7 +362,25 @@ begin
         if known.owner is not null and not take_lease.may_take_over then
             outcome := 'retry';
             delay := take_lease.lease;
+            detail := 'whoever holds the key may have been cut off, too';
             return;
+        end if;
+        -- Nor can a session of now know for how long nobody could reach the server: a holder that lives renews, or ends,
+        -- within one more lease. It gets that once, and within its run.
+        if known.owner is not null and known.not_before is distinct from known.grace_ends_at
+            and known.run_ends_at > clock_timestamp()
+            and oncely.asking_since() > clock_timestamp() - take_lease.lease / 2
+        then
+            update oncely.idempotency_keys as i
+            set not_before = e.grace, grace_ends_at = e.grace
+            from (
+                select oncely.lease_end(known.not_before, take_lease.lease, known.run_ends_at) as grace
+            ) as e
+            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
+                and i.completed_at is null and i.owner is not distinct from known.owner
+                and i.fencing_token is not distinct from known.fencing_token
+                and i.not_before is not distinct from known.not_before;
+            continue;
         end if;
         -- Not of a lease: a copy may come a little early, as in oncely.claim.
         if known.owner is null and known.not_before > clock_timestamp() + interval '100 milliseconds' then
@@ -421,7 +510,7 @@ declare
     -- Places of the keys that nobody had.
     fresh bigint[];
 begin
-    perform oncely.check_claim(take_leases.lease, take_leases.max_run, take_leases.max_crashes);
+    perform oncely.check_claim(take_leases.lease, take_leases.max_run, take_leases.max_crashes), oncely.asking_since();
     with asked as materialized (
         select q.tenant, q.key, q.print, q.owner, q.place
         from unnest(tenants, keys, prints, owners) with ordinality as q (tenant, key, print, owner, place)
@@ -487,6 +576,7 @@ create function oncely.claim_lease(
     queue text default '',
     worker text default null,
     trace_id text default null,
+    may_take_over boolean default true,
     out outcome text,
     out token bigint,
     out attempt integer,
@@ -499,6 +589,7 @@ create function oncely.claim_lease(
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
 begin
@@ -517,8 +608,12 @@ begin
         claim_lease.tenant, claim_lease.consumer, claim_lease.key,
         oncely.stored_fingerprint(claim_lease.fingerprint), claim_lease.owner, claim_lease.lease, claim_lease.max_run,
         claim_lease.retention, claim_lease.on_conflict, claim_lease.max_crashes, claim_lease.queue, claim_lease.worker,
-        claim_lease.trace_id, claim_lease.fingerprint is not null, true
+        claim_lease.trace_id, claim_lease.fingerprint is not null, coalesce(claim_lease.may_take_over, true)
     ) as t;
+    if outcome = 'retry' and detail is not null then
+        outcome := 'in_flight';
+        detail := null;
+    end if;
 end
 $$;
 comment on function oncely.claim_lease is
@@ -526,7 +621,9 @@ comment on function oncely.claim_lease is
     'run holds it) or retry (its delay is not over): COMMIT, wait, requeue, no attempt is spent; duplicate (with the '
     'response; without it, for key_conflict, where another fingerprint policy has stored it), conflict or given_up '
     '(dead-letter it). Owner: a name made anew for each acquisition; claimed again by '
-    'the same one, after a lost reply, it is granted again. Lease protocol version 1.';
+    'the same one, after a lost reply, it is granted again. may_take_over: false where you could not reach the server '
+    'within the last lease. 55P03: another transaction has the key: ROLLBACK, ask again later. Lease protocol '
+    'version 1.';
 revoke execute on function oncely.claim_lease from public;
 
 create function oncely.renew_lease(
@@ -640,10 +737,17 @@ begin
         return 'already_completed';
     end if;
     if not oncely.is_held(held, complete_lease.token) then
-        perform oncely.lease_is_lost();
+        held := oncely.hold_unknown(
+            complete_lease.tenant, complete_lease.consumer, complete_lease.key, complete_lease.token
+        );
+        if held.key is null then
+            perform oncely.lease_is_lost();
+        end if;
     end if;
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = complete_lease.response,
+        -- By which it is known that this very lease completed it.
+        fencing_token = complete_lease.token,
         reason = case when complete_lease.refused then 'refused' end, last_error = null, error_code = null,
         claimed_in = null, owner = null, run_ends_at = null, not_before = null,
         expires_at = oncely.bounded(now + oncely.lease_retention(held))
@@ -850,6 +954,11 @@ begin
         outcome := 'lost';
         -- Of a lease that there was: nobody fills the trail with others.
         if held.fencing_token > fail_lease.token then
+            -- Its process lives, and was cut off: no death.
+            update oncely.idempotency_keys as i
+            set crash_attempts = i.crash_attempts - 1
+            where i.tenant = fail_lease.tenant and i.consumer = fail_lease.consumer and i.key = fail_lease.key
+                and i.completed_at is null and i.crash_attempts > 0;
             insert into oncely.audit (
                 tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
             )

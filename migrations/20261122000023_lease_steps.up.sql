@@ -180,7 +180,21 @@ begin
     end if;
     held := oncely.hold_lease(checkpoint.tenant, checkpoint.consumer, checkpoint.key, checkpoint.token);
     if not oncely.is_held(held, checkpoint.token) then
-        perform oncely.lease_is_lost();
+        held := oncely.hold_unknown(checkpoint.tenant, checkpoint.consumer, checkpoint.key, checkpoint.token);
+        known := held.steps -> checkpoint.step;
+        if checkpoint.in_transaction or (known ->> 'state' = 'started') is not true
+            or (known ->> 'token')::bigint <> checkpoint.token
+        then
+            perform oncely.lease_is_lost();
+        end if;
+        perform oncely.resolve_unknown(
+            held, checkpoint.step,
+            jsonb_strip_nulls(jsonb_build_object(
+                'state', 'done', 'round', known -> 'round', 'token', checkpoint.token, 'started_at', known -> 'started_at',
+                'done_at', clock_timestamp()
+            )) || jsonb_build_object('result', checkpoint.result), checkpoint.token
+        );
+        return;
     end if;
     known := held.steps -> checkpoint.step;
     if known ->> 'state' = 'done' then
@@ -231,7 +245,22 @@ begin
     perform oncely.check_lease_time('lease', refuse_step.lease, interval '1 second', interval '1 day');
     held := oncely.hold_lease(refuse_step.tenant, refuse_step.consumer, refuse_step.key, refuse_step.token);
     if not oncely.is_held(held, refuse_step.token) then
-        perform oncely.lease_is_lost();
+        held := oncely.hold_unknown(refuse_step.tenant, refuse_step.consumer, refuse_step.key, refuse_step.token);
+        known := held.steps -> refuse_step.step;
+        -- Of a repeated call it says nothing of the first.
+        if (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> refuse_step.token
+            or known ? 'repeated' or (known ->> 'round')::integer <> refuse_step.round
+        then
+            perform oncely.lease_is_lost();
+        end if;
+        next_round := (known ->> 'round')::integer + 1;
+        perform oncely.resolve_unknown(
+            held, refuse_step.step,
+            jsonb_strip_nulls(jsonb_build_object(
+                'state', 'refused', 'round', next_round, 'token', refuse_step.token, 'error', left(refuse_step.error, 1000)
+            )), refuse_step.token
+        );
+        return next_round;
     end if;
     known := held.steps -> refuse_step.step;
     -- Said again, after a lost reply; or of a round that is over.

@@ -1,11 +1,12 @@
 //! The life of one channel, and the acknowledgements that are sent on it.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lapin::Channel;
 use lapin::options::BasicAckOptions;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{AmqpError, answer};
@@ -24,6 +25,35 @@ pub(crate) struct ChannelLife {
     over: AtomicBool,
     ended: CancellationToken,
     timeout: Duration,
+    credit: Mutex<Credit>,
+    crowded: Notify,
+    /// So many parked deliveries crowd out others.
+    crowd: usize,
+}
+
+/// What of the prefetch is held by deliveries that wait.
+#[derive(Debug, Default)]
+struct Credit {
+    /// How often the broker was asked anew: what came before that takes nothing from its prefetch any more.
+    round: u32,
+    /// Deliveries of this round that wait for their time, or for their copies.
+    parked: usize,
+}
+
+/// A delivery that waits, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    channel: Arc<ChannelLife>,
+    round: u32,
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let mut credit = self.channel.credit();
+        if credit.round == self.round {
+            credit.parked = credit.parked.saturating_sub(1);
+        }
+    }
 }
 
 impl ChannelLife {
@@ -44,7 +74,48 @@ impl ChannelLife {
             over: AtomicBool::new(false),
             ended: CancellationToken::new(),
             timeout,
+            credit: Mutex::default(),
+            crowded: Notify::new(),
+            crowd: usize::from(prefetch / 4).max(1),
         }
+    }
+
+    /// How often the broker was asked anew.
+    pub(super) fn round(&self) -> u32 {
+        self.credit().round
+    }
+
+    /// A delivery of this round waits.
+    pub(super) fn park(self: &Arc<Self>, round: u32) -> Parked {
+        let mut credit = self.credit();
+        if credit.round == round {
+            credit.parked += 1;
+            if credit.parked >= self.crowd {
+                self.crowded.notify_one();
+            }
+        }
+        Parked { channel: Arc::clone(self), round }
+    }
+
+    /// Waits until a quarter of the prefetch is held by deliveries that wait.
+    pub(crate) async fn crowded(&self) {
+        loop {
+            self.crowded.notified().await;
+            if self.credit().parked >= self.crowd {
+                return;
+            }
+        }
+    }
+
+    /// The broker was asked anew.
+    pub(super) fn next_round(&self) {
+        let mut credit = self.credit();
+        *credit = Credit { round: credit.round.wrapping_add(1), parked: 0 };
+    }
+
+    fn credit(&self) -> std::sync::MutexGuard<'_, Credit> {
+        // Numbers, of which each is whole.
+        self.credit.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// A delivery has come.

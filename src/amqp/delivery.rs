@@ -9,7 +9,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 
 use super::budget::{Budget, Share};
-use super::channel_life::ChannelLife;
+use super::channel_life::{ChannelLife, Parked};
 use super::copy::{Copy, short};
 use super::headers::table_size;
 use crate::message::{HeaderValue, Properties, RawMessage};
@@ -27,6 +27,10 @@ pub(crate) struct Delivery {
     pub(crate) channel: Arc<ChannelLife>,
     /// When it came.
     pub(crate) arrived: Instant,
+    /// How often the broker had been asked anew when it came.
+    round: u32,
+    /// It waits, and takes nothing from the prefetch once the broker is asked anew.
+    parked: Option<Arc<Parked>>,
     /// Of what the consumer may hold.
     _share: Arc<Share>,
 }
@@ -46,8 +50,19 @@ impl Delivery {
         let headers = delivery.properties.headers().as_ref().map_or(0, |headers| 2 * table_size(headers));
         let share = budget.take(delivery.data.len() + headers + OVERHEAD);
         let (message, properties) = read(delivery, queue);
+        let (arrived, round) = (Instant::now(), channel.round());
         // Half a kilobyte that moves from hand to hand.
-        Box::new(Self { message, properties, tag, channel, arrived: Instant::now(), _share: share })
+        Box::new(Self { message, properties, tag, channel, arrived, round, parked: None, _share: share })
+    }
+
+    /// It waits, for its time or for its copy.
+    pub(crate) fn park(&mut self) {
+        self.parked.get_or_insert_with(|| Arc::new(self.channel.park(self.round)));
+    }
+
+    /// It is worked on again.
+    pub(crate) fn unpark(&mut self) {
+        self.parked = None;
     }
 
     /// A message as a broker would deliver it from `queue`, with this number. No broker is told what becomes of it.

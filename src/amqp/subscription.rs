@@ -1,6 +1,6 @@
 //! A consumer's subscription to one queue: one connection, one channel, one life.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +16,23 @@ use super::delivery::Delivery;
 use super::valve::Valve;
 use crate::config::RabbitSettings;
 
+async fn consume(channel: &Channel, queue: &str, limit: Duration) -> Result<lapin::Consumer, AmqpError> {
+    let consumed = channel.basic_consume(
+        queue.into(),
+        "".into(),
+        BasicConsumeOptions::default(),
+        // As by default; but a stream, which forgets what was not acknowledged, takes no priorities, and says so.
+        BTreeMap::from([("x-priority".into(), AMQPValue::LongInt(0))]).into(),
+    );
+    answer("basic.consume", limit, consumed).await
+}
+
 /// A subscription to one queue.
 pub(crate) struct Subscription {
     connection: Connection,
     consumer: lapin::Consumer,
+    /// What had come when the broker was asked anew.
+    left: VecDeque<Box<Delivery>>,
     channel: Channel,
     life: Arc<ChannelLife>,
     queue: String,
@@ -43,21 +56,11 @@ impl Subscription {
         let connection = connect_through(&valve, settings, purpose).await?;
         let channel = answer("channel.open", limit, connection.create_channel()).await?;
         answer("basic.qos", limit, channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
-        let consumer = answer(
-            "basic.consume",
-            limit,
-            channel.basic_consume(
-                queue.into(),
-                "".into(),
-                BasicConsumeOptions::default(),
-                // As by default; but a stream, which forgets what was not acknowledged, takes no priorities, and says so.
-                BTreeMap::from([("x-priority".into(), AMQPValue::LongInt(0))]).into(),
-            ),
-        )
-        .await?;
+        let consumer = consume(&channel, queue, limit).await?;
         Ok(Self {
             connection,
             consumer,
+            left: VecDeque::new(),
             life: Arc::new(ChannelLife::new(channel.clone(), prefetch, limit)),
             channel,
             queue: queue.to_owned(),
@@ -75,6 +78,9 @@ impl Subscription {
     /// The next delivery. `None` means that the subscription is over, for whatever reason: the connection went, the queue
     /// was deleted, the broker cancelled. Can be dropped while waiting: no delivery is lost.
     pub(crate) async fn next(&mut self) -> Option<Result<Box<Delivery>, AmqpError>> {
+        if let Some(left) = self.left.pop_front() {
+            return Some(Ok(left));
+        }
         let next = tokio::select! {
             biased;
             next = self.consumer.next() => next,
@@ -85,8 +91,53 @@ impl Subscription {
             Ok(delivery) => delivery,
             Err(error) => return Some(Err(error.into())),
         };
+        Some(Ok(self.delivered(delivery)))
+    }
+
+    fn delivered(&self, delivery: lapin::message::Delivery) -> Box<Delivery> {
         self.life.delivered(delivery.delivery_tag);
-        Some(Ok(Delivery::new(delivery, &self.queue, Arc::clone(&self.life), &self.budget)))
+        Delivery::new(delivery, &self.queue, Arc::clone(&self.life), &self.budget)
+    }
+
+    /// Consumes anew on the same channel: a prefetch counts the deliveries of its consumer, so what has come before, and waits, leaves room for
+    /// others. An error means that the subscription is over.
+    pub(crate) async fn renew(&mut self) -> Result<(), AmqpError> {
+        let (tag, limit, channel) = (self.consumer.tag(), self.timeout, self.channel.clone());
+        let mut left = Vec::new();
+        {
+            let cancelled = channel.basic_cancel(tag, BasicCancelOptions::default());
+            let mut cancelled = std::pin::pin!(answer("basic.cancel", limit, cancelled));
+            let mut is_cancelled = false;
+            // The answer comes behind what is on its way, and the end of the stream behind the answer.
+            loop {
+                tokio::select! {
+                    biased;
+                    next = self.consumer.next() => match next {
+                        Some(delivery) => left.push(delivery?),
+                        None if is_cancelled => break,
+                        None => {
+                            cancelled.as_mut().await?;
+                            break;
+                        }
+                    },
+                    done = cancelled.as_mut(), if !is_cancelled => {
+                        done?;
+                        is_cancelled = true;
+                    }
+                    never = self.valve.keep_to(None) => match never {},
+                }
+            }
+        }
+        for delivery in left {
+            let delivery = self.delivered(delivery);
+            self.left.push_back(delivery);
+        }
+        self.consumer = tokio::select! {
+            consumer = consume(&channel, &self.queue, limit) => consumer?,
+            never = self.valve.keep_to(None) => match never {},
+        };
+        self.life.next_round();
+        Ok(())
     }
 
     /// Waits for something, and lets go whatever the broker still sends meanwhile: it comes again when the subscription ends.

@@ -77,7 +77,7 @@ pub struct LeaseSettings {
 pub enum InFlight {
     /// It waits in a retry queue for the rest of the lease, and spends nothing.
     Retry,
-    /// It waits in the worker, in the place of a run, and asks again every five seconds.
+    /// It waits in the worker, aside, and asks again every five seconds.
     Wait,
     /// It is dead-lettered as `in_flight`; the run that holds the key goes on.
     Reject,

@@ -150,7 +150,10 @@ impl Problem {
 
     /// Nobody knows what it would have been answered.
     pub(super) fn outcome_unknown() -> Self {
-        Self::new(Kind::OutcomeUnknown, "Ask whoever runs this service; a retry changes nothing")
+        Self::new(
+            Kind::OutcomeUnknown,
+            "Ask whoever runs this service; a retry is answered only if it becomes known what was done",
+        )
     }
 
     /// The key is another request's.

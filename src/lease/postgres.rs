@@ -1,5 +1,7 @@
 //! A store in PostgreSQL: the functions of the lease protocol, for a program without a worker.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -17,11 +19,13 @@ use super::store::{Facts, Failover, LeaseStore, StoreClock};
 use crate::decide::KeyStatus;
 use crate::handler::lease::Step;
 use crate::identity::Identity;
-use crate::pg::{self, LeaseFailed, LeaseFailure, LeaseTrace, PgFault, SessionPool};
+use crate::pg::{self, Away, LeaseFailed, LeaseFailure, LeaseTrace, PgFault, SessionPool};
 use crate::reason::Reason;
 
 /// Longest wait for an answer.
 const LIMIT: Duration = Duration::from_secs(30);
+/// When to ask again for a key that another transaction has.
+const LOCKED: Duration = Duration::from_secs(1);
 
 /// A store in the database that holds the schema `oncely`: its keys are those of workers and of `oncely.claim_lease`, with trail and mirror.
 /// The pool's login has the role `oncely_consumer` and the right to consume ([`look_up`](LeaseStore::look_up) also takes a role that may
@@ -29,23 +33,29 @@ const LIMIT: Duration = Duration::from_secs(30);
 ///
 /// Each statement has a transaction of its own, which is carried to its end in a task of its own, whoever stops waiting for it. One that is not
 /// answered within 30 s takes its connection with it, a renewal after a third of its lease. So does a connection that somebody has given
-/// back to the pool inside a transaction.
+/// back to the pool inside a transaction. A program that stands still in the middle holds its row for two seconds: then the server ends the session.
+///
+/// A store that could not reach the server takes over nothing for a lease: the holder could not renew, either.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     sessions: Sessions,
+    away: Away,
+    /// The last statement was not answered. Its session may have died of rest; the next one tells.
+    is_failing: Arc<AtomicBool>,
 }
 
 impl PostgresStore {
     /// On this pool's connections, each for a single transaction.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self { sessions: Sessions::Pool(pool) }
+        Self { sessions: Sessions::Pool(pool), away: Away::default(), is_failing: Arc::default() }
     }
 
     /// On sessions of our own.
     #[cfg_attr(not(feature = "gateway"), allow(dead_code))]
     pub(crate) fn of_sessions(sessions: SessionPool) -> Self {
-        Self { sessions: Sessions::Own(sessions) }
+        let away = sessions.away();
+        Self { sessions: Sessions::Own(sessions), away, is_failing: Arc::default() }
     }
 
     /// Within a transaction of its own, which is committed before it is answered.
@@ -93,7 +103,12 @@ impl PostgresStore {
                 }
             }
         });
-        said.await.unwrap_or_else(|_| Err(store_error(sqlx::Error::WorkerCrashed)))
+        let said = said.await.unwrap_or_else(|_| Err(store_error(sqlx::Error::WorkerCrashed)));
+        let is_failing = matches!(said, Err(StoreError::Unavailable(_)));
+        if self.is_failing.swap(is_failing, Ordering::Relaxed) && is_failing {
+            self.away.note();
+        }
+        said
     }
 }
 
@@ -153,7 +168,8 @@ impl LeaseStore for PostgresStore {
         let (identity, digest, owner) = (claim.identity.clone(), claim.fingerprint, claim.owner.to_owned());
         let (time, max_run, retention, max_crashes) =
             (claim.lease, claim.max_run, claim.retention, claim.max_crashes);
-        let answer = self
+        let may_take_over = !self.away.is_within(time);
+        let claimed = self
             .say(move |connection| {
                 Box::pin(async move {
                     let claim = pg::ClientClaim {
@@ -164,11 +180,17 @@ impl LeaseStore for PostgresStore {
                         max_run,
                         retention,
                         max_crashes,
+                        may_take_over,
                     };
-                    pg::claim_lease(connection, claim).await
+                    match pg::claim_lease(connection, claim).await {
+                        // Another transaction claims it, or is about to end its run.
+                        Err(error) if pg::is_locked(&error) => Ok(None),
+                        claimed => claimed.map(Some),
+                    }
                 })
             })
             .await?;
+        let Some(answer) = claimed else { return Ok(Claimed::InFlight(LOCKED)) };
         let missing = |what: &str| StoreError::Damaged(format!("a claim was answered without a {what}"));
         let delay = answer.delay.unwrap_or_default();
         Ok(match answer.outcome.as_str() {

@@ -31,8 +31,17 @@ struct Inner<S> {
     lost: CancellationToken,
     /// The first step whose outcome is not known.
     unknown: OnceLock<String>,
+    /// What became of a call, and is not stored yet.
+    owed: Mutex<Option<Owed>>,
     /// It is lost because its time is over.
     too_long: AtomicBool,
+}
+
+/// What is certain of a step.
+#[derive(Clone)]
+enum Owed {
+    Done(Step, Value),
+    Refused(Step, u32),
 }
 
 impl<S> Clone for Run<S> {
@@ -54,7 +63,8 @@ impl<S: LeaseStore> Run<S> {
     pub(super) fn new(store: Arc<S>, held: Held, grant: Grant, lease: Duration, belief: Belief) -> Self {
         let (belief, lost, unknown) = (Mutex::new(belief), CancellationToken::new(), OnceLock::new());
         let too_long = AtomicBool::new(false);
-        Self(Arc::new(Inner { store, held, grant, lease, belief, lost, unknown, too_long }))
+        let owed = Mutex::default();
+        Self(Arc::new(Inner { store, held, grant, lease, belief, lost, unknown, owed, too_long }))
     }
 
     /// Number of the lease: greater than that of each lease of this key before. A side that compares it refuses late calls of older runs.
@@ -200,15 +210,39 @@ impl<S: LeaseStore> Run<S> {
 
     /// It happened: stored or lost; where it can't be stored at all, a person must look.
     async fn checkpoint<T: Serialize>(&self, step: &Step, found: &T) -> Result<(), HandlerError> {
-        let stored = async { self.store_result(step, step.write(found)?).await };
+        let stored = async { self.pay(Owed::Done(*step, step.write(found)?)).await };
         stored.await.map_err(|error| step.unstored(error))
     }
 
-    async fn store_result(&self, step: &Step, result: Value) -> Result<(), HandlerError> {
+    /// Says what became of a call until it is stored. Where the run is dropped before, its end says it.
+    async fn pay(&self, owed: Owed) -> Result<(), HandlerError> {
+        *self.0.owed.lock().unwrap_or_else(PoisonError::into_inner) = Some(owed.clone());
+        let paid = match &owed {
+            Owed::Done(step, result) => self.store_result(step, result).await,
+            Owed::Refused(step, round) => self.say_refused(step, *round).await,
+        };
+        self.0.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        paid
+    }
+
+    /// Says what is owed yet. Though another run has the key, it may have been given up because nobody knew this.
+    pub(super) async fn pay_owed(&self) {
+        let owed = self.0.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(owed) = owed
+            && self.pay(owed).await.is_err()
+        {
+            tracing::warn!(
+                token = self.token(),
+                "what became of a call is not stored: its key is another run's"
+            );
+        }
+    }
+
+    async fn store_result(&self, step: &Step, result: &Value) -> Result<(), HandlerError> {
         let inner = &*self.0;
         let mut backoff = Backoff::default();
         loop {
-            match inner.store.checkpoint(&inner.held, step.name(), &result, inner.lease).await {
+            match inner.store.checkpoint(&inner.held, step.name(), result, inner.lease).await {
                 Ok(()) => return Ok(()),
                 Err(error) => self.again(error, "a step's result is stored", &mut backoff).await?,
             }
@@ -216,6 +250,10 @@ impl<S: LeaseStore> Run<S> {
     }
 
     async fn refuse(&self, step: &Step, round: u32) -> Result<(), HandlerError> {
+        self.pay(Owed::Refused(*step, round)).await
+    }
+
+    async fn say_refused(&self, step: &Step, round: u32) -> Result<(), HandlerError> {
         let inner = &*self.0;
         let mut backoff = Backoff::default();
         loop {

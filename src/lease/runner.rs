@@ -222,8 +222,12 @@ impl<S: LeaseStore> LeaseRunner<S> {
             Ended::Done(response) => Ok(response),
             Ended::Failed(error) => Err(error),
             Ended::GivenBack => {
-                holding.give_back().await;
-                return Ok(Ran::Lost);
+                let given_back = tokio::spawn(async move {
+                    let _heartbeat = heartbeat;
+                    run.pay_owed().await;
+                    holding.give_back().await;
+                });
+                return given_back.await.map(|()| Ran::Lost).map_err(StoreError::unavailable);
             }
         };
         holding.over();
@@ -232,7 +236,10 @@ impl<S: LeaseStore> LeaseRunner<S> {
             let _heartbeat = heartbeat;
             match end {
                 Ok(response) => me.complete(&run, response).await,
-                Err(error) => me.failed(&run, error).await,
+                Err(error) => {
+                    run.pay_owed().await;
+                    me.failed(&run, error).await
+                }
             }
         });
         recording.await.map_err(StoreError::unavailable)?

@@ -34,6 +34,8 @@ pub(crate) struct LeaseClaim<'a> {
 /// What became of it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum LeaseAnswer {
+    /// It could not be looked at: another transaction holds it, or the statement was refused.
+    Locked,
     Granted(Granted),
     /// Another run holds the key, for so long at most.
     InFlight(Duration),

@@ -19,6 +19,8 @@ pub(crate) struct ClientClaim<'a> {
     pub(crate) max_run: Duration,
     pub(crate) retention: Duration,
     pub(crate) max_crashes: u32,
+    /// Whoever asks was not cut off itself.
+    pub(crate) may_take_over: bool,
 }
 
 /// What `oncely.claim_lease` answers.
@@ -41,7 +43,7 @@ pub(crate) async fn claim_lease(
 ) -> Result<ClientAnswer, sqlx::Error> {
     let row = sqlx::query!(
         r#"select outcome as "outcome!", token, attempt, taken_over, delay, response, reason, detail
-         from oncely.claim_lease($1, $2, $3, $4, $5, $6, $7, $8, 'dead_letter', $9)"#,
+         from oncely.claim_lease($1, $2, $3, $4, $5, $6, $7, $8, 'dead_letter', $9, may_take_over => $10)"#,
         claim.identity.tenant.as_str(),
         claim.identity.consumer.as_str(),
         claim.identity.key.as_str(),
@@ -50,7 +52,8 @@ pub(crate) async fn claim_lease(
         interval(claim.time),
         interval(claim.max_run),
         interval(claim.retention),
-        i32::try_from(claim.max_crashes).unwrap_or(i32::MAX)
+        i32::try_from(claim.max_crashes).unwrap_or(i32::MAX),
+        claim.may_take_over
     )
     .fetch_one(connection)
     .await?;

@@ -5,6 +5,7 @@ mod ability;
 mod address;
 mod audit;
 mod audit_seal;
+mod away;
 mod backlog;
 mod claim;
 mod clock_check;
@@ -84,6 +85,7 @@ pub use audit_seal::Seal;
 pub(crate) use audit_seal::{
     Dropped, ErasedSpans, audit_count, audit_digest, dropped, erased_spans, look_as_sealed, seal_audit, seals,
 };
+pub(crate) use away::Away;
 pub(crate) use backlog::{Backlog, WaitingLetters, backlog, waiting_letters, waiting_letters_of};
 pub(crate) use claim::{FreshClaim, claim, claim_fresh, is_aborted, is_locked, is_taken, look_up, retake};
 pub use clock_check::ObservedClock;

@@ -12,10 +12,22 @@ use super::error::describe;
 /// Ours. `pg_temp` last: else it would come first.
 pub(super) const PINNED: &str = "pg_catalog, pg_temp";
 
+/// How long a claim waits for another transaction: a key that somebody holds is asked for again later. The functions of the SQL protocol that
+/// claim wait as long (a test reads the catalogue).
+macro_rules! give_way {
+    () => {
+        "100ms"
+    };
+}
+
 /// Each statement that follows says of each name where it is: the search_path is the handler's.
-const BEGIN_REQUEST: &str = "begin isolation level read committed;
+const BEGIN_REQUEST: &str = concat!(
+    "begin isolation level read committed;
     select pg_catalog.set_config('oncely.handler_lock_timeout', pg_catalog.current_setting('lock_timeout'), true),
-        pg_catalog.set_config('lock_timeout', '50ms', true)";
+        pg_catalog.set_config('lock_timeout', '",
+    give_way!(),
+    "', true)"
+);
 
 /// Begins a transaction of ours, in one round trip.
 pub(crate) async fn begin(connection: &mut PgConnection) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
@@ -25,25 +37,25 @@ pub(crate) async fn begin(connection: &mut PgConnection) -> Result<Transaction<'
 /// [`begin`] for claims: a key that somebody holds is left for later, so they wait only for a moment, until [`enter_handler`].
 pub(crate) async fn begin_to_claim(
     connection: &mut PgConnection,
-    alone: bool,
 ) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
     connection
-        .begin_with(match alone {
-            // It has met a held key before, most likely this one.
-            true => "begin; set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms'",
-            false => "begin; set local search_path = pg_catalog, pg_temp; set local lock_timeout = '500ms'",
-        })
+        .begin_with(concat!(
+            "begin; set local search_path = pg_catalog, pg_temp; set local lock_timeout = '",
+            give_way!(),
+            "'"
+        ))
         .await
 }
 
 /// Begins a transaction of ours in an application's own session. It waits for locks only for a moment: who holds them is asked again later.
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 pub(crate) async fn begin_on_pool(pool: &PgPool) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-    pool.begin_with(
+    pool.begin_with(concat!(
         "begin isolation level read committed;
-        set local search_path = pg_catalog, pg_temp; set local lock_timeout = '50ms';
-        set local idle_in_transaction_session_timeout = '2min'",
-    )
+        set local search_path = pg_catalog, pg_temp; set local lock_timeout = '",
+        give_way!(),
+        "'; set local idle_in_transaction_session_timeout = '2min'"
+    ))
     .await
 }
 
@@ -63,14 +75,16 @@ pub(crate) async fn begin_request_anew(connection: &mut PgConnection) -> Result<
 
 /// Begins a transaction of ours in an application's own session. Whoever left that one inside a transaction would have ours in his, and
 /// committed with it, if at all: only a transaction in which nothing was said takes another isolation level. Such a session is not to be used
-/// again, and neither is another one that can't begin.
+/// again, and neither is another one that can't begin. A program that stands still holds the transaction's locks for two seconds: then the server
+/// ends the session, and what was said in it is said again.
 pub(crate) async fn begin_anew(
     connection: &mut PgConnection,
 ) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
     let begun = connection.begin_with(
         "begin isolation level repeatable read;
         set transaction isolation level read committed;
-        set local search_path = pg_catalog, pg_temp",
+        set local search_path = pg_catalog, pg_temp;
+        set local idle_in_transaction_session_timeout = '2s'",
     );
     begun.await.map_err(|error| match error.as_database_error() {
         Some(_) => {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use sqlx::postgres::PgConnection;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::away::Away;
 use super::connection::within;
 use super::door::{Door, NoSession};
 use super::session::{Session, process};
@@ -25,6 +26,7 @@ struct Inner {
     places: Arc<Semaphore>,
     /// Longest wait for a place.
     wait: Duration,
+    away: Away,
     /// The latest last, with the time of its return.
     resting: Mutex<Vec<(Session, Instant)>>,
 }
@@ -46,7 +48,19 @@ impl SessionPool {
     /// `most`: sessions at the same time; who comes when all are out waits for `wait` at most.
     pub(crate) fn new(door: Door, application: String, most: usize, wait: Duration) -> Self {
         let places = Arc::new(Semaphore::new(most));
-        Self(Arc::new(Inner { door, application, places, wait, resting: Mutex::default() }))
+        Self(Arc::new(Inner {
+            door,
+            application,
+            places,
+            wait,
+            away: Away::default(),
+            resting: Mutex::default(),
+        }))
+    }
+
+    /// When no session could be opened.
+    pub(crate) fn away(&self) -> Away {
+        self.0.away.clone()
     }
 
     /// Takes a session; in a task of its own, which nobody drops half-way.
@@ -59,7 +73,7 @@ impl SessionPool {
         let place = place.map_err(|_| sqlx::Error::PoolTimedOut)?.map_err(|_| sqlx::Error::PoolClosed)?;
         let session = match pool.rested().await {
             Some(session) => session,
-            None => pool.door.open(&pool.application).await?,
+            None => pool.door.open(&pool.application).await.inspect_err(|_| pool.away.note())?,
         };
         Ok(Taken { session, pool: Arc::clone(pool), _place: place })
     }

@@ -34,7 +34,7 @@ pub(crate) async fn mark(
         .enumerate()
         .map(|(index, (identity, _))| ((identity.tenant.as_str(), identity.key.as_str()), index))
         .collect();
-    let mut transaction = super::begin_to_claim(connection, suspects.len() == 1).await?;
+    let mut transaction = super::begin_to_claim(connection).await?;
     // It must survive this process, not the server: a mark that a crash of PostgreSQL loses would only have been taken back.
     sqlx::query!("set local synchronous_commit = off").execute(&mut *transaction).await?;
     plan_anew(&mut transaction).await?;

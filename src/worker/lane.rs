@@ -18,7 +18,7 @@ use crate::metrics::Stage;
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg;
 use crate::worker::abandoned::Abandoned;
-use crate::worker::gone::let_go;
+use crate::worker::gone::{let_go, postponed};
 use crate::worker::intake::arrivals::{Arrivals, AtWork, Taken};
 use crate::worker::intake::aside::Cause;
 use crate::worker::intake::split::split_by_bytes;
@@ -325,16 +325,11 @@ impl Lane {
             }
         }
         let overflow = self.arrivals.overflow(|delivery| delivery.message.body.len()).into_iter();
-        let postponed = overflow.map(|delivery| match prepare(shared, delivery) {
-            Ok(Candidate { delivery, identity, .. }) => {
-                shared.progress.leaves(&identity, now);
-                (delivery, Known::from(&identity))
-            }
-            // It had an identity when it was put aside. If it has none now, it is rejected when it comes again.
-            Err(rejected) => (rejected.delivery, rejected.known),
-        });
-        postponed
-            .map(|(delivery, known)| (delivery, known, Outcome::Postponed { delay: Duration::ZERO }))
+        overflow
+            .map(|delivery| {
+                let (delivery, known) = postponed(shared, delivery);
+                (delivery, known, Outcome::Postponed { delay: Duration::ZERO })
+            })
             .collect()
     }
 

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use super::failure_log::FailureLog;
 use super::health::{Health, Report};
 use super::intake::gate::Gate;
-use super::isolation::permit::Permits;
+use super::isolation::permit::{Permits, Process};
 use super::journal::Journal;
 use super::keys::Keys;
+use super::leased;
 use super::progress::Progress;
 use super::settle::unsettled::Unsettled;
 use crate::amqp::{Budget, Publisher};
@@ -83,7 +83,7 @@ pub(crate) struct Common {
     pub(crate) clock: Clock,
     pub(crate) timelines: Timelines,
     keys: Arc<Keys>,
-    process: Arc<RwLock<()>>,
+    process: Process,
     liveness: Liveness,
     stop: CancellationToken,
     pub(crate) abandon: CancellationToken,
@@ -104,7 +104,7 @@ impl Common {
             config,
             clock,
             timelines,
-            process: Arc::default(),
+            process: Process::default(),
             liveness,
             stop,
             abandon: CancellationToken::new(),
@@ -139,6 +139,11 @@ impl Shared {
         let Common { config, clock, .. } = common;
         let postgres =
             PgSettings { statement_timeout: consumer.statement_timeout, ..config.postgres.clone() };
+        // A quarter of what the broker delivers ahead, where it does.
+        let unsettled = match run {
+            Run::Leased(_) => leased::ROOM,
+            _ => usize::from(consumer.prefetch / 4).max(1),
+        };
         Self {
             consumer: consumer.clone(),
             run,
@@ -157,13 +162,13 @@ impl Shared {
                 config.rabbitmq.clone(),
                 format!("oncely worker {} {} publisher", config.worker.name, consumer.name),
             ),
-            unsettled: Unsettled::new(consumer),
+            unsettled: Unsettled::new(consumer, unsettled),
             budget: Budget::new(usize::try_from(consumer.buffer).unwrap_or(usize::MAX)),
             counters: Counters::new(metrics),
             traces: ConsumerTraces::default(),
             health: Health::new(clock.clone()),
             failures: FailureLog::new(consumer.name.clone()),
-            permits: Permits::new(Arc::clone(&common.process)),
+            permits: Permits::new(common.process.clone()),
             progress: Progress::default(),
             gate: Gate::default(),
             liveness: common.liveness.clone(),

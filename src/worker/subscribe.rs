@@ -196,6 +196,13 @@ async fn pump(
                 }
                 continue;
             }
+            // What waits must not keep others from coming.
+            () = channel.crowded() => {
+                if let Err(error) = subscription.renew().await {
+                    return Ended::Lost { reason: error.to_string(), lived };
+                }
+                continue;
+            }
             // Nothing can be acknowledged on it any more.
             () = channel.ended() => {
                 return Ended::Lost { reason: "an acknowledgement could not be sent".to_owned(), lived };

@@ -31,7 +31,7 @@ pub(crate) async fn let_it_run_out(sql: &mut PgConnection, key: &str) {
     run(
         sql,
         &format!(
-            "update oncely.idempotency_keys set not_before = now() - interval '3 minutes', run_ends_at = now() - interval '2 minutes',
+            "update oncely.idempotency_keys set not_before = now() - interval '3 minutes', grace_ends_at = now() - interval '3 minutes', run_ends_at = now() - interval '2 minutes',
                 fencing_token = fencing_token - 600000000 where key = '{key}'"
         ),
     )

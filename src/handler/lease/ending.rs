@@ -138,6 +138,7 @@ impl Lease {
 
     /// Ends a run that failed.
     pub(crate) async fn fail(&self, failure: Failure) -> Ended<LeaseFailed> {
+        self.pay_owed().await;
         let failed = self
             .said(&self.0.lines.own, &self.0.abandon, "a failed run is recorded", move |me, connection| {
                 let failure = failure.clone();
@@ -172,6 +173,7 @@ impl Lease {
 
     /// Gives the key back, for whoever comes next. False: another run has it; `None`: nobody could be asked, and the lease runs out.
     pub(crate) async fn release(&self) -> Option<bool> {
+        self.pay_owed().await;
         let released = self
             .said(&self.0.lines.own, &self.0.abandon, "a lease is given back", |me, connection| {
                 Box::pin(async move { pg::release_lease(connection, me.held()).await })

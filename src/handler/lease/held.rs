@@ -52,10 +52,19 @@ pub(super) struct Inner {
     pub(super) trail: Trail,
     belief: Mutex<Belief>,
     lacks_key: AtomicBool,
+    /// What became of a call, and is not stored yet.
+    owed: Mutex<Option<Owed>>,
     /// Another run has the key, or this one is to end.
     pub(super) lost: CancellationToken,
     /// The process does not wait any longer.
     pub(super) abandon: CancellationToken,
+}
+
+/// What is certain of a step.
+#[derive(Clone)]
+enum Owed {
+    Done(&'static str, Value),
+    Refused(&'static str, u32, &'static str),
 }
 
 impl std::fmt::Debug for Lease {
@@ -88,6 +97,7 @@ impl Lease {
             trail,
             belief,
             lacks_key,
+            owed: Mutex::default(),
             lost,
             abandon,
         }))
@@ -381,8 +391,32 @@ impl Lease {
 
     /// It happened: stored or lost; where it can't be stored at all, a person must look.
     async fn happened<T: Serialize>(&self, step: &Step, found: &T) -> Result<(), HandlerError> {
-        let stored = async { self.checkpoint(step.name, self.write(step, found)?).await };
+        let stored = async { self.pay(Owed::Done(step.name, self.write(step, found)?)).await };
         stored.await.map_err(|error| step.unstored(error))
+    }
+
+    /// Says what became of a call until it is stored. Where the handler is dropped before, the end of its run says it.
+    async fn pay(&self, owed: Owed) -> Result<(), HandlerError> {
+        *self.0.owed.lock().unwrap_or_else(PoisonError::into_inner) = Some(owed.clone());
+        let paid = match owed {
+            Owed::Done(name, result) => self.checkpoint(name, result).await,
+            Owed::Refused(name, round, why) => self.say_refused(name, round, why).await,
+        };
+        self.0.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        paid
+    }
+
+    /// Says what is owed yet. Though another run has the key, it may have been given up because nobody knew this.
+    pub(super) async fn pay_owed(&self) {
+        let owed = self.0.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(owed) = owed
+            && self.pay(owed).await.is_err()
+        {
+            tracing::warn!(
+                token = self.token(),
+                "what became of a call is not stored: its key is another run's"
+            );
+        }
     }
 
     async fn checkpoint(&self, name: &'static str, result: Value) -> Result<(), HandlerError> {
@@ -403,6 +437,15 @@ impl Lease {
     }
 
     async fn refuse(&self, name: &'static str, round: u32, why: &'static str) -> Result<(), HandlerError> {
+        self.pay(Owed::Refused(name, round, why)).await
+    }
+
+    async fn say_refused(
+        &self,
+        name: &'static str,
+        round: u32,
+        why: &'static str,
+    ) -> Result<(), HandlerError> {
         self.say(&self.0.abandon, "a step is refused", move |me, connection| {
             Box::pin(async move {
                 pg::refuse_step(connection, me.held(), name, round, why, me.0.time.lease).await.map(drop)

@@ -8,7 +8,7 @@ use super::sessions::{Sessions, statement};
 use super::trail::Trail;
 use crate::fingerprint::Fingerprint;
 use crate::identity::Identity;
-use crate::pg::{self, Finished, Held, Renewal, Session};
+use crate::pg::{self, Away, Finished, Held, Renewal, Session};
 
 use serde_json::Value;
 
@@ -63,12 +63,15 @@ pub(crate) struct Lines {
     pub(crate) writes: Arc<Sessions>,
     pub(crate) renewing: Group<HeldKey, Renewal>,
     pub(crate) finishing: Group<Finishing, ()>,
+    /// When PostgreSQL could not be reached by any of them.
+    pub(crate) away: Away,
 }
 
 impl Lines {
     /// `groups`: of completions, at the same time; `lease`: how long a renewed one lasts; `tag`: where there is a mirror.
     pub(crate) fn open(
         [own, renewals, writes]: [Arc<Sessions>; 3],
+        away: Away,
         groups: usize,
         lease: Duration,
         tag: Option<Arc<MakeTag>>,
@@ -95,12 +98,7 @@ impl Lines {
             }),
             None,
         );
-        Self { own, renewals, writes, renewing, finishing }
-    }
-
-    /// Could PostgreSQL not be reached within this time, by claims, steps or renewals?
-    pub(crate) fn were_away_within(&self, time: Duration) -> bool {
-        [&self.own, &self.renewals].into_iter().any(|sessions| sessions.was_away_within(time))
+        Self { own, renewals, writes, renewing, finishing, away }
     }
 
     /// Closes what rests.

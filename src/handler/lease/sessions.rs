@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage, passes};
+use crate::pg::{Away, Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage, passes};
 
 /// How long keys are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,7 @@ pub(crate) struct Sessions {
     /// Told of what keeps a statement from being answered, each time.
     stalled: Box<dyn Fn(&Fault) + Send + Sync>,
     resting: Mutex<Vec<Session>>,
-    /// When PostgreSQL could not be reached last.
-    away: Mutex<Option<Instant>>,
+    away: Away,
 }
 
 /// What is said to PostgreSQL, in one session.
@@ -73,25 +72,17 @@ fn away(error: NoSession) -> sqlx::Error {
 }
 
 impl Sessions {
-    /// `count` at the same time. `limit`: of an answer.
+    /// `count` at the same time. `limit`: of an answer; `away`: shared by all sessions of a consumer.
     pub(crate) fn new(
         (door, application, clock): (Door, String, Clock),
         limit: Duration,
         count: usize,
+        away: Away,
         stalled: impl Fn(&Fault) + Send + Sync + 'static,
     ) -> Self {
         let places = Semaphore::new(count);
         let stalled = Box::new(stalled);
-        Self {
-            door,
-            application,
-            clock,
-            limit,
-            places,
-            stalled,
-            resting: Mutex::default(),
-            away: Mutex::default(),
-        }
+        Self { door, application, clock, limit, places, stalled, resting: Mutex::default(), away }
     }
 
     /// Longest wait for an answer to a statement of ours.
@@ -99,16 +90,7 @@ impl Sessions {
         self.limit
     }
 
-    /// Says it once, to its end, whoever stops waiting for it.
-    pub(crate) async fn once<T, E>(self: &Arc<Self>, after: After, statement: Statement<T, E>) -> Result<T, E>
-    where
-        T: Send + 'static,
-        E: From<sqlx::Error> + Send + 'static,
-    {
-        self.within(after, self.limit, statement).await
-    }
-
-    /// The same, and the session stays where PostgreSQL has only refused the statement.
+    /// Says it once, to its end, whoever stops waiting for it. The session stays where PostgreSQL has only refused the statement.
     pub(crate) async fn ask<T: Send + 'static>(
         self: &Arc<Self>,
         statement: Statement<T, sqlx::Error>,
@@ -121,7 +103,11 @@ impl Sessions {
                 }
             })
         });
-        self.once(After::Keep, refusable).await?
+        let (is_fresh, answered) = self.said(After::Keep, self.limit, refusable).await;
+        if is_fresh && answered.is_err() {
+            self.away.note();
+        }
+        answered?
     }
 
     /// The same, where a handler's own work is part of it: `limit` is what all of it may take. Statements of ours in it have limits of
@@ -136,31 +122,53 @@ impl Sessions {
         T: Send + 'static,
         E: From<sqlx::Error> + Send + 'static,
     {
+        self.said(after, limit, statement).await.1
+    }
+
+    /// The same. Was its session opened for it, or could none be?
+    async fn said<T, E>(
+        self: &Arc<Self>,
+        after: After,
+        limit: Duration,
+        statement: Statement<T, E>,
+    ) -> (bool, Result<T, E>)
+    where
+        T: Send + 'static,
+        E: From<sqlx::Error> + Send + 'static,
+    {
         let sessions = Arc::clone(self);
         let said = tokio::spawn(failpoint::inherit(async move {
-            let _place = sessions.places.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
-            let mut session = sessions.session().await.map_err(away)?;
-            let answer = tokio::time::timeout(limit, statement(&mut session)).await;
-            match answer {
+            let Ok(_place) = sessions.places.acquire().await else {
+                return (false, Err(sqlx::Error::PoolClosed.into()));
+            };
+            let (is_fresh, mut session) = match sessions.rested() {
+                Some(session) => (false, session),
+                None => match sessions.open().await {
+                    Ok(session) => (true, session),
+                    Err(error) => return (true, Err(away(error).into())),
+                },
+            };
+            let answer = match tokio::time::timeout(limit, statement(&mut session)).await {
                 Ok(Ok(answer)) => {
                     if after == After::Keep {
                         sessions.lock().push(session);
                     }
-                    Ok(answer)
+                    return (is_fresh, Ok(answer));
                 }
                 // In whatever state: its connection goes with it.
                 Ok(Err(error)) => Err(error),
                 Err(_) => {
-                    // The others may be as dead.
-                    sessions.lock().clear();
                     let text = format!("no answer within {limit:?}");
                     Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)).into())
                 }
-            }
+            };
+            // The others may be as dead: what is said next is said in a session of now.
+            sessions.lock().clear();
+            (is_fresh, answer)
         }));
         said.await.unwrap_or_else(|error| {
             failpoint::ended(error);
-            Err(sqlx::Error::WorkerCrashed.into())
+            (false, Err(sqlx::Error::WorkerCrashed.into()))
         })
     }
 
@@ -187,21 +195,26 @@ impl Sessions {
     ) -> Result<T, Said> {
         let mut backoff = Backoff::default();
         loop {
+            let asked = Instant::now();
             let error = match ask().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if is_lease_lost(&error) => return Err(Said::Lost),
                 Err(error) => error,
             };
-            let fault = match classify(error) {
+            let (fault, is_stalled) = match classify(error) {
+                // A session that was gone already says nothing of the server: the next one tells.
                 PgFault::Outage(outage) => {
-                    *self.away.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-                    Fault::new(FaultClass::Environment, None, outage.to_string())
+                    let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
+                    (fault, self.away.is_since(asked))
                 }
-                PgFault::Fault(fault) if passes(&fault) => fault,
+                // What another transaction holds is no fault of PostgreSQL's.
+                PgFault::Fault(fault) if passes(&fault) => {
+                    let is_stalled = fault.class != FaultClass::Contention;
+                    (fault, is_stalled)
+                }
                 PgFault::Fault(fault) => return Err(Said::Fault(fault)),
             };
-            // What another transaction holds is no fault of PostgreSQL's.
-            if fault.class != FaultClass::Contention {
+            if is_stalled {
                 self.stall(&fault);
             }
             tracing::warn!(application = %self.application, error = %fault, "{what}: PostgreSQL can't be asked; tried again");
@@ -213,23 +226,17 @@ impl Sessions {
         }
     }
 
-    /// Could PostgreSQL not be reached within this time?
-    pub(crate) fn was_away_within(&self, time: Duration) -> bool {
-        let away = *self.away.lock().unwrap_or_else(PoisonError::into_inner);
-        away.is_some_and(|away| away.elapsed() < time)
-    }
-
     /// Something keeps a statement from being answered.
     pub(crate) fn stall(&self, fault: &Fault) {
         (self.stalled)(fault);
     }
 
-    async fn session(&self) -> Result<Session, NoSession> {
-        while let Some(session) = { self.lock().pop() } {
-            if self.door.admits(&session) {
-                return Ok(session);
-            }
-        }
+    fn rested(&self) -> Option<Session> {
+        let mut resting = self.lock();
+        std::iter::from_fn(|| resting.pop()).find(|session| self.door.admits(session))
+    }
+
+    async fn open(&self) -> Result<Session, NoSession> {
         let mut session = self.door.open_for_handlers(&self.application).await?;
         session.clock = self.clock.clone();
         Ok(session)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::sync::{Mutex, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::task::JoinHandle;
 
 /// How a transaction is kept apart from the rest of the process.
@@ -25,24 +25,38 @@ const LONGEST_WAIT_ALONE: Duration = Duration::from_secs(2);
 /// For how many batches after one that stood in another's way a consumer's lanes go one after another.
 const SERIAL: u32 = 64;
 
+/// Longest wait for the runs under leases that are at work, and how long one that is alone then keeps what comes behind it waiting: a run may
+/// last, and what waits for such a right stands in everybody's way.
+const MOMENT: Duration = Duration::from_millis(100);
+const ALONE_AMONG_RUNS: Duration = Duration::from_secs(1);
+
 /// How long one that runs alone keeps the others waiting; after that it goes on beside them. A message that kills its process mostly
 /// does so within this time, and a batch that holds its locks for longer is seldom the one that the others deadlock with.
 const ALONE: Duration = Duration::from_secs(5);
+
+/// The rights to a whole process: nothing else can be what kills it while a suspect has them alone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Process {
+    /// Held shared by transactions, which are short.
+    transactions: Arc<RwLock<()>>,
+    /// Held shared by runs under leases, which may last: a transaction never waits for it.
+    runs: Arc<RwLock<()>>,
+    /// One suspect at a time waits for it.
+    waits: Arc<Mutex<()>>,
+}
 
 /// What the lanes of one consumer hold their permits of.
 #[derive(Debug)]
 pub(crate) struct Permits {
     /// Of this consumer: held shared, and alone by a batch that has met another one's locks.
     lanes: Arc<RwLock<()>>,
-    /// Of the whole process: held shared, and alone by a redelivered message that was at work when a process died, so that nothing else
-    /// can be what kills this one.
-    process: Arc<RwLock<()>>,
+    process: Process,
     serial: AtomicU32,
     alone: Duration,
 }
 
 impl Permits {
-    pub(crate) fn new(process: Arc<RwLock<()>>) -> Self {
+    pub(crate) fn new(process: Process) -> Self {
         Self { lanes: Arc::default(), process, serial: AtomicU32::new(0), alone: ALONE }
     }
 
@@ -78,26 +92,34 @@ impl Permits {
             Some(lanes) => lanes,
             None => Right::Shared(Arc::clone(&self.lanes).read_owned().await),
         };
-        let process = Arc::clone(&self.process);
-        let process = match isolation {
-            Isolation::None | Isolation::Marked => Right::Shared(process.read_owned().await),
+        let transactions = Arc::clone(&self.process.transactions);
+        let (process, runs) = match isolation {
+            Isolation::None | Isolation::Marked => (Right::Shared(transactions.read_owned().await), None),
             Isolation::Exclusive => {
-                let alone = tokio::time::timeout(LONGEST_WAIT_ALONE, process.write_owned()).await.ok()?;
-                Right::Alone(Alone::hold(alone, self.alone))
+                let alone =
+                    tokio::time::timeout(LONGEST_WAIT_ALONE, transactions.write_owned()).await.ok()?;
+                let runs = Arc::clone(&self.process.runs).try_write_owned().ok()?;
+                let hold = |guard| Right::Alone(Alone::hold(guard, self.alone));
+                (hold(alone), Some(hold(runs)))
             }
         };
-        Some(Permit { exclusive, _lanes: lanes, _process: process })
+        Some(Permit { exclusive, _lanes: Some(lanes), _process: Some(process), _runs: runs })
     }
 
-    /// For a suspect among runs that may last, at most so long: the other runs of its consumer are waited for, the rest of the process only
-    /// as long as for any suspect. `None`: it waits aside.
-    pub(crate) async fn take_among_runs(&self, limit: Duration) -> Option<Permit> {
-        let lanes = tokio::time::timeout(limit, Arc::clone(&self.lanes).write_owned()).await.ok()?;
-        let lanes = Right::Alone(Alone::hold(lanes, self.alone));
-        let process = Arc::clone(&self.process).write_owned();
-        let process = tokio::time::timeout(LONGEST_WAIT_ALONE, process).await.ok()?;
-        let process = Right::Alone(Alone::hold(process, self.alone));
-        Some(Permit { exclusive: true, _lanes: lanes, _process: process })
+    /// For a run under a lease. It may last, so it holds nothing that a transaction waits for.
+    pub(crate) async fn take_for_run(&self) -> Permit {
+        let runs = Right::Shared(Arc::clone(&self.process.runs).read_owned().await);
+        Permit { exclusive: false, _lanes: None, _process: None, _runs: Some(runs) }
+    }
+
+    /// For a suspect among runs that may last. `None` where others are at work for longer than a moment: it waits aside, and nobody waits for it.
+    pub(crate) async fn take_among_runs(&self) -> Option<Permit> {
+        let _turn = self.process.waits.try_lock().ok()?;
+        let runs = tokio::time::timeout(MOMENT, Arc::clone(&self.process.runs).write_owned()).await.ok()?;
+        let transactions = Arc::clone(&self.process.transactions).write_owned();
+        let transactions = tokio::time::timeout(MOMENT, transactions).await.ok()?;
+        let hold = |guard| Some(Right::Alone(Alone::hold(guard, self.alone.min(ALONE_AMONG_RUNS))));
+        Some(Permit { exclusive: true, _lanes: None, _process: hold(transactions), _runs: hold(runs) })
     }
 }
 
@@ -106,8 +128,9 @@ impl Permits {
 pub(crate) struct Permit {
     /// It was asked for alone.
     pub(crate) exclusive: bool,
-    _lanes: Right,
-    _process: Right,
+    _lanes: Option<Right>,
+    _process: Option<Right>,
+    _runs: Option<Right>,
 }
 
 #[derive(Debug)]
@@ -144,8 +167,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_suspect_is_alone_in_the_process_and_not_for_long() {
-        let process = Arc::default();
-        let one = Permits { alone: Duration::from_millis(100), ..Permits::new(Arc::clone(&process)) };
+        let process = Process::default();
+        let one = Permits { alone: Duration::from_millis(100), ..Permits::new(process.clone()) };
         let other = Permits::new(process);
         let alone = one.take(Isolation::Exclusive).await.unwrap();
         for isolation in [Isolation::None, Isolation::Marked, Isolation::Exclusive] {
@@ -163,8 +186,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_run_that_lasts_keeps_no_transaction_and_no_other_run_waiting() {
+        let process = Process::default();
+        let (leased, lanes) = (Permits::new(process.clone()), Permits::new(process));
+        let lasting = leased.take_for_run().await;
+        let suspect = leased.take_among_runs();
+        let mut suspect = std::pin::pin!(suspect);
+        assert!(suspect.as_mut().now_or_never().is_none(), "it waits for a moment");
+        assert!(leased.take_among_runs().now_or_never().is_some_and(|none| none.is_none()), "one at a time");
+        assert!(lanes.take(Isolation::None).now_or_never().flatten().is_some());
+        assert!(suspect.await.is_none(), "and then waits aside");
+        let of_lanes = lanes.take(Isolation::Exclusive);
+        assert!(
+            of_lanes.now_or_never().is_some_and(|none| none.is_none()),
+            "nobody waits for a run that lasts"
+        );
+        assert!(
+            leased.take_for_run().now_or_never().is_some()
+                && lanes.take(Isolation::None).now_or_never().flatten().is_some()
+        );
+        drop(lasting);
+        let alone = leased.take_among_runs().await.unwrap();
+        assert!(lanes.take(Isolation::None).now_or_never().is_none());
+        assert!(leased.take_for_run().now_or_never().is_none());
+        drop(alone);
+        let of_lanes = lanes.take(Isolation::Exclusive).await;
+        assert!(of_lanes.is_some() && leased.take_for_run().now_or_never().is_none());
+    }
+
+    #[tokio::test]
     async fn lanes_that_stood_in_each_others_way_go_one_after_another_for_a_while() {
-        let permits = Permits::new(Arc::default());
+        let permits = Permits::new(Process::default());
         permits.contended();
         let first = permits.take(Isolation::None).await.unwrap();
         assert!(first.exclusive && permits.take(Isolation::None).now_or_never().flatten().is_none());
@@ -180,7 +232,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_batch_that_runs_alone_among_its_lanes_keeps_them_waiting_for_a_while_only() {
-        let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(Arc::default()) };
+        let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(Process::default()) };
         permits.contended();
         let _long = permits.take(Isolation::None).await.unwrap();
         let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Isolation::None)).await;

@@ -22,7 +22,12 @@ const GIVE_BACK: Duration = Duration::from_secs(5);
 impl Runner {
     /// Runs the handler, and records what came of it.
     /// `asked`: when the claim left that was granted.
-    pub(super) async fn run(&self, lease: &Lease, asked: Instant, candidate: &Arc<Candidate>) -> Decided {
+    pub(super) async fn run(
+        &self,
+        lease: &Lease,
+        asked: Instant,
+        candidate: &Arc<Candidate>,
+    ) -> Option<Decided> {
         let shared = &*self.shared;
         let over = CancellationToken::new();
         // However this ends.
@@ -56,7 +61,7 @@ impl Runner {
                 let text = format!("the run took longer than {limit:?} (consumers.lease.max_run)");
                 self.failed(lease, candidate, HandlerError::transient(text)).await
             }
-            HandlerEnd::Lost => self.lost(lease, "the key was taken over").await,
+            HandlerEnd::Lost => self.lost(lease, candidate, "the key was taken over").await,
             HandlerEnd::Stopped => {
                 lease.release().await;
                 None

@@ -23,16 +23,21 @@ impl Runner {
         candidate: &Arc<Candidate>,
         finish: &Finish,
         refused: Option<String>,
-    ) -> Decided {
+    ) -> Option<Decided> {
         match lease.complete(finish, refused.is_some(), candidate.fingerprint).await {
-            Ok(Ended::Done(())) => Some(match refused {
-                Some(reason) => Outcome::Refused { attempt: lease.attempt(), reason },
-                None => Outcome::Completed {
-                    attempt: lease.attempt(),
-                    response: finish.response.as_ref().map(ToString::to_string),
-                },
-            }),
-            Ok(Ended::Lost) => self.lost(lease, "its run came to an end, and another one has the key").await,
+            Ok(Ended::Done(())) => {
+                let outcome = match refused {
+                    Some(reason) => Outcome::Refused { attempt: lease.attempt(), reason },
+                    None => Outcome::Completed {
+                        attempt: lease.attempt(),
+                        response: finish.response.as_ref().map(ToString::to_string),
+                    },
+                };
+                Some(outcome.into())
+            }
+            Ok(Ended::Lost) => {
+                self.lost(lease, candidate, "its run came to an end, and another one has the key").await
+            }
             Ok(Ended::Abandoned) => None,
             Err(fault) => self.failed_with(lease, candidate, fault, None).await,
         }
@@ -43,7 +48,7 @@ impl Runner {
         lease: &Lease,
         candidate: &Arc<Candidate>,
         error: HandlerError,
-    ) -> Decided {
+    ) -> Option<Decided> {
         let unknown = matches!(error, HandlerError::OutcomeUnknown(_)).then_some(Reason::OutcomeUnknown);
         match error.into_fault() {
             PgFault::Fault(fault) if fault.class == FaultClass::Refused => {
@@ -57,7 +62,7 @@ impl Runner {
                 }
             }
             PgFault::Fault(fault) if fault.class == FaultClass::Environment && lease.lacks_key() => {
-                self.lacking(lease, candidate, &fault).await
+                Some(self.lacking(lease, candidate, &fault).await)
             }
             PgFault::Fault(fault) => self.failed_with(lease, candidate, fault, unknown).await,
             PgFault::Outage(outage) => {
@@ -73,7 +78,7 @@ impl Runner {
         candidate: &Arc<Candidate>,
         fault: Fault,
         unknown: Option<Reason>,
-    ) -> Decided {
+    ) -> Option<Decided> {
         let shared = &*self.shared;
         let retry = &shared.consumer.retry;
         let attempt = lease.attempt();
@@ -88,7 +93,7 @@ impl Runner {
         let class = match blame(fault.class, circumstances) {
             Blame::Message(class) => class,
             Blame::Batch | Blame::Nobody if unknown.is_none() => {
-                return self.undecided(lease, candidate, &fault).await;
+                return Some(self.undecided(lease, candidate, &fault).await);
             }
             Blame::Batch | Blame::Nobody => fault.class,
         };
@@ -109,24 +114,24 @@ impl Runner {
         let recorded = lease.fail(failure).await;
         match recorded {
             Ended::Done(LeaseFailed::Retry { .. }) => {
-                Some(Outcome::Retried { attempt, delay, code: fault.code, detail: fault.message })
+                Some(Outcome::Retried { attempt, delay, code: fault.code, detail: fault.message }.into())
             }
             Ended::Done(LeaseFailed::GivenUp { reason, .. }) => {
                 let rejection = Rejection::new(reason, fault.to_string());
                 let outcome = Outcome::DeadLettered { attempt, rejection, code: fault.code, letter: None };
                 self.given_up(candidate, outcome, true).await
             }
-            Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
-            Ended::Done(LeaseFailed::Lost) | Ended::Lost => self.fenced().await,
+            Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres).into()),
+            Ended::Done(LeaseFailed::Lost) | Ended::Lost => Some(self.fenced(candidate)),
             Ended::Abandoned => None,
         }
     }
 
     /// Nothing of this run counts any more, and the trail says so. Who has the key is found out by the next claim.
-    pub(super) async fn lost(&self, lease: &Lease, why: &str) -> Decided {
+    pub(super) async fn lost(&self, lease: &Lease, candidate: &Arc<Candidate>, why: &str) -> Option<Decided> {
         // It was only believed to be lost, or its time was over and nobody has taken it: the message has done nothing wrong.
         if lease.release().await == Some(true) {
-            return self.postpone(Duration::ZERO).await;
+            return Some(self.postpone(candidate, Duration::ZERO));
         }
         let max_attempts = self.shared.consumer.retry.max_attempts;
         let failure = Failure {
@@ -137,35 +142,30 @@ impl Runner {
             delay: Duration::ZERO,
         };
         match lease.fail(failure).await {
-            Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres)),
+            Ended::Done(LeaseFailed::Completed) => Some(Outcome::Duplicate(DuplicateSource::Postgres).into()),
             Ended::Done(LeaseFailed::Retry { .. } | LeaseFailed::GivenUp { .. }) => {
-                self.postpone(Duration::ZERO).await
+                Some(self.postpone(candidate, Duration::ZERO))
             }
-            Ended::Done(LeaseFailed::Lost) | Ended::Lost => self.fenced().await,
+            Ended::Done(LeaseFailed::Lost) | Ended::Lost => Some(self.fenced(candidate)),
             Ended::Abandoned => None,
         }
     }
 
-    /// Nobody answers for this failure yet: nothing is counted, and it comes back after a while. A message that succeeds meanwhile is its
-    /// witness.
+    /// Nobody answers for this failure yet: nothing is counted, and it waits aside. A message that succeeds meanwhile is its witness.
     async fn undecided(&self, lease: &Lease, candidate: &Candidate, fault: &Fault) -> Decided {
         let shared = &*self.shared;
         lease.release().await;
         shared.progress.stall();
-        let (pause, _) = shared.progress.undecided(&candidate.identity, Instant::now(), fault.class);
+        let waits = self.waits(candidate, fault.class);
         let (consumer, identity) = (&shared.consumer.name, &candidate.identity);
         let (tenant, key) = (&identity.tenant, &identity.key);
         match shared.health.stalled(fault, Some(identity)) {
             true => tracing::error!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
-                "no message succeeds: those that failed come back, each new one is tried; no attempt is spent"),
+                "no message succeeds: those that failed wait, each new one is tried; no attempt is spent"),
             false => tracing::warn!(%consumer, %tenant, %key, sqlstate = fault.code, error = %fault,
-                "a message has failed, and none has succeeded beside it: it comes back; no attempt is spent"),
+                "a message has failed, and none has succeeded beside it: it waits; no attempt is spent"),
         }
-        // They are tried one after the other while nothing succeeds, and not without a pause.
-        self.pause(pause.min(super::BRAKE)).await;
-        let decided = self.postpone(pause).await;
-        self.leaves(candidate, &decided);
-        decided
+        waits
     }
 
     /// What was stored can be read where its key is, which may be another process, or this one once it has it: whoever succeeds meanwhile
@@ -173,20 +173,22 @@ impl Runner {
     async fn lacking(&self, lease: &Lease, candidate: &Candidate, fault: &Fault) -> Decided {
         let (shared, identity) = (&*self.shared, &candidate.identity);
         lease.release().await;
-        let (pause, _) = shared.progress.undecided(identity, Instant::now(), FaultClass::Contention);
+        // A pause here, whatever its rung is; the next time it goes back to its queue.
+        let waits = self.waits(candidate, FaultClass::Contention);
         tracing::error!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key, error = %fault,
             "a key of [encryption] is missing here: the message comes back; no attempt is spent");
-        // Not without a pause, whatever its rung is.
-        self.pause(pause.min(super::BRAKE)).await;
-        let decided = self.postpone(pause).await;
-        self.leaves(candidate, &decided);
-        decided
+        if shared.progress.tries(identity) % 2 == 1 {
+            return waits;
+        }
+        let delay = shared.consumer.retry.rung_for(Duration::ZERO).unwrap_or_default();
+        shared.progress.leaves(identity, Instant::now() + delay);
+        Outcome::Postponed { delay }.into()
     }
 
     /// The key was taken from this run.
-    async fn fenced(&self) -> Decided {
+    fn fenced(&self, candidate: &Candidate) -> Decided {
         self.shared.counters.metrics.fenced.increment(1);
-        self.postpone(Duration::ZERO).await
+        self.postpone(candidate, Duration::ZERO)
     }
 
     /// A letter of what is given up; `recorded`: the trail has it already.
@@ -195,13 +197,13 @@ impl Runner {
         candidate: &Arc<Candidate>,
         outcome: Outcome,
         recorded: bool,
-    ) -> Decided {
+    ) -> Option<Decided> {
         if recorded {
-            return self.keep_letter(candidate, outcome).await;
+            return self.keep_letter(candidate, outcome).await.map(Decided::Told);
         }
         let known = Known::from(&candidate.identity);
         let noted = self.note_rejected((candidate.delivery.clone(), known, outcome)).await?;
         let (_, _, outcome) = noted;
-        Some(outcome)
+        Some(outcome.into())
     }
 }

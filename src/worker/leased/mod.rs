@@ -11,19 +11,20 @@ mod trial;
 mod waiting;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{JoinError, JoinSet};
 
 use self::runner::Runner;
 #[cfg(feature = "testing")]
 pub(super) use self::trial::LeasedTrial;
+use super::intake::arrivals::{Arrivals, Taken};
 use super::shared::Shared;
 use crate::amqp::Delivery;
 use crate::fault::Fault;
 use crate::handler::Run;
 use crate::handler::lease::{ErasedLeasedHandler, Lines, MakeTag, Sessions};
+use crate::pg::Away;
 
 /// Sessions for the short transactions of a consumer's runs: each is out for a round trip or two.
 const SESSIONS: usize = 4;
@@ -31,9 +32,10 @@ const SESSIONS: usize = 4;
 const RENEWAL_SESSIONS: usize = 2;
 /// Groups of claims that are out at the same time, and as many of completions: what comes meanwhile goes together with the next.
 const GROUPS: usize = 2;
-/// Longest wait for a run to end before the next one begins, while nothing succeeds; and longest pause of a place whose message has failed
-/// without a witness.
-const BRAKE: Duration = Duration::from_secs(5);
+/// Most messages that wait aside, and as many whose copies are not published: what waits has no place, no session and nothing of the prefetch.
+pub(super) const ROOM: usize = 500;
+/// While nothing succeeds: how many that have just arrived are tried and fail before the next ones wait for a pause (of a second at most).
+const BURST: usize = 256;
 /// Renewals for each lease: two may fail.
 const RENEWALS: u32 = 3;
 
@@ -50,11 +52,11 @@ pub(super) fn handler(run: &Run) -> Option<Arc<dyn ErasedLeasedHandler>> {
 pub(super) async fn leased(
     shared: Arc<Shared>,
     handler: Arc<dyn ErasedLeasedHandler>,
-    mut arriving: mpsc::Receiver<Box<Delivery>>,
+    arriving: mpsc::Receiver<Box<Delivery>>,
 ) {
     let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
     let told = Arc::clone(&shared);
-    let runner = runner(&shared, handler, move |fault| {
+    let runner = runner(&shared, handler, arriving, move |fault| {
         told.health.stalled(fault, None);
         told.counters.outage();
     });
@@ -62,38 +64,34 @@ pub(super) async fn leased(
     let mut runs = JoinSet::new();
     loop {
         beat.idle();
-        let place = tokio::select! {
+        let Some(place) = place(&shared, &places, &mut runs).await else { break };
+        let (mut batch, mut taken) = (Vec::new(), Taken::Arrived);
+        let is_over = tokio::select! {
             biased;
-            () = shared.stop.cancelled() => break,
-            place = Arc::clone(&places).acquire_owned() => place,
-        };
-        let Ok(place) = place else { break };
-        // While nothing succeeds, they are tried one after the other: what strikes all of them need not strike them at once. A run that
-        // lasts keeps the next one waiting for a while only.
-        let patience = tokio::time::Instant::now() + BRAKE;
-        while shared.progress.is_stalled() && !runs.is_empty() {
-            tokio::select! {
-                biased;
-                () = shared.stop.cancelled() => break,
-                () = tokio::time::sleep_until(patience) => break,
-                Some(ended) = runs.join_next() => pass_on(ended),
-            }
-        }
-        let delivery = tokio::select! {
-            biased;
-            () = shared.stop.cancelled() => break,
+            () = shared.stop.cancelled() => true,
             Some(ended) = runs.join_next() => {
                 pass_on(ended);
-                continue;
+                false
             }
-            delivery = arriving.recv() => delivery,
+            from = runner.arrivals.take(&mut batch) => {
+                taken = from;
+                batch.is_empty()
+            }
         };
-        let Some(delivery) = delivery else { break };
-        let runner = Arc::clone(&runner);
-        runs.spawn(async move {
-            let _place = place;
-            runner.take(delivery).await;
-        });
+        if is_over {
+            break;
+        }
+        let mut free = Some(place);
+        for delivery in batch {
+            let place = match free.take() {
+                Some(place) => Some(place),
+                None => self::place(&shared, &places, &mut runs).await,
+            };
+            // What is left over comes again with its channel.
+            let Some(place) = place else { break };
+            let runner = Arc::clone(&runner);
+            runs.spawn(async move { runner.take(delivery, taken, place).await });
+        }
     }
     while let Some(ended) = runs.join_next().await {
         pass_on(ended);
@@ -101,15 +99,33 @@ pub(super) async fn leased(
     runner.lines.close().await;
 }
 
+/// The right to be at work on one more message. `None`: told to stop.
+async fn place(
+    shared: &Shared,
+    places: &Arc<Semaphore>,
+    runs: &mut JoinSet<()>,
+) -> Option<OwnedSemaphorePermit> {
+    loop {
+        tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return None,
+            place = Arc::clone(places).acquire_owned() => return place.ok(),
+            Some(ended) = runs.join_next() => pass_on(ended),
+        }
+    }
+}
+
 /// What all runs of a consumer have in common. `stalled` is told of what keeps a statement from being answered.
 fn runner(
     shared: &Arc<Shared>,
     handler: Arc<dyn ErasedLeasedHandler>,
+    arriving: mpsc::Receiver<Box<Delivery>>,
     stalled: impl Fn(&Fault) + Clone + Send + Sync + 'static,
 ) -> Arc<Runner> {
+    let away = Away::default();
     let open = |limit, count| {
         let way = (shared.door.clone(), shared.application(), shared.clock.clone());
-        Arc::new(Sessions::new(way, limit, count, stalled.clone()))
+        Arc::new(Sessions::new(way, limit, count, away.clone(), stalled.clone()))
     };
     let limit = shared.postgres.client_timeout();
     let lease = shared.consumer.lease.time;
@@ -119,7 +135,10 @@ fn runner(
     let tag = shared.precheck.is_some().then(|| -> Arc<MakeTag> {
         Arc::new(move |epoch, identity, print| keys.keys.now().tags.tag(epoch, identity, print).0)
     });
-    Arc::new(Runner::new(Arc::clone(shared), handler, Lines::open(sessions, GROUPS, lease, tag), GROUPS))
+    let lines = Lines::open(sessions, away, GROUPS, lease, tag);
+    let bytes = usize::try_from(shared.consumer.buffer / 4).unwrap_or(usize::MAX);
+    let arrivals = Arrivals::new(arriving, BURST, BURST, 1, (ROOM, bytes));
+    Arc::new(Runner::new(Arc::clone(shared), handler, lines, GROUPS, arrivals))
 }
 
 /// What a run that panicked held stays unacknowledged as long as its channel lives: the worker stops, as for a lane.

@@ -2,39 +2,46 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use futures::FutureExt as _;
+use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use super::runner::{Answered, Claiming, Decided, Left, Runner};
 use super::waiting::Room;
 use crate::amqp::Delivery;
 use crate::failpoint::step;
+use crate::fault::FaultClass;
 use crate::handler::lease::{Claimed, Lease, LeaseTime, Said, Trail, statement};
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{self, Granted, LeaseAnswer};
 use crate::worker::batch::prepare::{names_unknown_key, prepare};
 use crate::worker::candidate::{Candidate, Known};
+use crate::worker::gone::let_go;
+use crate::worker::intake::arrivals::Taken;
 use crate::worker::settle::settle;
 
-/// After a claim that PostgreSQL refused, or that met an open transaction.
-const CLAIM_AGAIN: Duration = Duration::from_secs(1);
-
 impl Runner {
-    /// Takes a message in hand until the broker is told of it.
-    pub(super) async fn take(&self, delivery: Box<Delivery>) {
+    /// Takes a message in hand until the broker is told of it, or it waits aside.
+    pub(super) async fn take(&self, mut delivery: Box<Delivery>, taken: Taken, place: OwnedSemaphorePermit) {
         let shared = &*self.shared;
+        let at_work = shared.gate.begin();
         // Paused, or its channel is gone: it comes again.
-        let Some(_at_work) = shared.gate.begin() else { return };
-        if delivery.channel.is_over() {
-            return;
+        if at_work.is_none() || delivery.channel.is_over() {
+            return let_go(shared, taken, vec![delivery]);
         }
-        self.decide_and_settle(delivery).await;
+        delivery.unpark();
+        self.decide_and_settle(delivery, taken, Some(place)).await;
     }
 
-    /// The same, though nobody has said yet whether the consumer is paused.
-    pub(super) async fn decide_and_settle(&self, delivery: Box<Delivery>) {
+    /// The same, though nobody has said yet whether the consumer is paused. The place is free once it is decided.
+    pub(super) async fn decide_and_settle(
+        &self,
+        delivery: Box<Delivery>,
+        taken: Taken,
+        place: Option<OwnedSemaphorePermit>,
+    ) {
         let shared = &*self.shared;
         let unknown = shared.keys.are_stale() || names_unknown_key(shared, &delivery);
         if unknown && !self.learn_keys().await {
@@ -43,14 +50,20 @@ impl Runner {
         let settled = match prepare(shared, delivery) {
             Ok(candidate) => {
                 let candidate = Arc::new(candidate);
-                let Some(outcome) = self.decide(&candidate).await else { return };
-                self.note(&candidate, &outcome);
-                let known = Known::from(&candidate.identity);
-                let delivery = match Arc::try_unwrap(candidate) {
-                    Ok(candidate) => candidate.delivery,
-                    Err(held) => held.delivery.clone(),
+                let Some(decided) = self.decide(&candidate).await else { return };
+                let identity = candidate.identity.clone();
+                let outcome = match decided {
+                    Decided::Told(outcome) => outcome,
+                    Decided::Aside(cause, wait, since) => {
+                        let journal = Outcome::Postponed { delay: wait };
+                        shared.journal.note(&candidate.delivery, &journal);
+                        drop(place);
+                        let delivery = delivery_of(candidate);
+                        return self.put_aside(taken, (cause, wait, since), &identity, delivery).await;
+                    }
                 };
-                (delivery, known, outcome)
+                self.note(&candidate, &outcome);
+                (delivery_of(candidate), Known::from(&identity), outcome)
             }
             Err(rejected) => {
                 let outcome = Outcome::rejected(rejected.rejection);
@@ -62,6 +75,13 @@ impl Runner {
             }
         };
         shared.journal.note(&settled.0, &settled.2);
+        // Its copy may be long in coming.
+        drop(place);
+        self.settle(settled).await;
+    }
+
+    pub(super) async fn settle(&self, settled: (Box<Delivery>, Known, Outcome)) {
+        let shared = &*self.shared;
         let channel = Arc::clone(&settled.0.channel);
         let trace = shared.traces.batch(1);
         if settle(shared, &trace, vec![settled]).await.is_err() {
@@ -79,8 +99,15 @@ impl Runner {
         if outcome.completes() {
             shared.health.completed(shared.clock.now());
         }
+        if let Outcome::Postponed { delay } = outcome {
+            // It does not wait in this process any more.
+            shared.progress.leaves(&candidate.identity, tokio::time::Instant::now() + *delay);
+        }
         if shared.progress.note(std::iter::once((&candidate.identity, outcome))) {
-            tracing::debug!(consumer = %shared.consumer.name, "a message has succeeded");
+            self.failed.store(0, Ordering::Relaxed);
+            if self.arrivals.aside.resume(tokio::time::Instant::now()) {
+                tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
+            }
         }
         match shared.progress.is_stalled() {
             true => shared.health.committed(),
@@ -99,7 +126,7 @@ impl Runner {
     }
 
     /// Claims, and runs what was granted.
-    async fn decide(&self, candidate: &Arc<Candidate>) -> Decided {
+    async fn decide(&self, candidate: &Arc<Candidate>) -> Option<Decided> {
         let shared = &*self.shared;
         let trail = Trail {
             queue: candidate.delivery.message.queue.clone(),
@@ -108,8 +135,9 @@ impl Runner {
         };
         let mut room = Room::Shared;
         loop {
-            let Some(place) = self.enter(room).await? else {
-                return self.put_aside(candidate).await;
+            let Some(right) = self.enter(room).await? else {
+                // It must be alone, and others are at work.
+                return Some(self.waits(candidate, FaultClass::Contention));
             };
             let (answer, left) = self.claim(candidate, &trail).await?;
             match answer {
@@ -127,17 +155,15 @@ impl Runner {
                     return self.run(&lease, left.0, candidate).await;
                 }
                 LeaseAnswer::InFlight(delay) => {
-                    drop(place);
-                    if let Some(outcome) = self.in_flight(candidate, delay).await? {
-                        return Some(outcome);
-                    }
-                    room = Room::Shared;
+                    drop(right);
+                    return self.in_flight(candidate, delay).await;
                 }
-                LeaseAnswer::Wait(delay) => return self.postpone(delay).await,
+                LeaseAnswer::Locked => return Some(self.waits(candidate, FaultClass::Contention)),
+                LeaseAnswer::Wait(delay) => return Some(self.postpone(candidate, delay)),
                 LeaseAnswer::Duplicate => {
                     let outcome = Outcome::Duplicate(DuplicateSource::Postgres);
                     let listed = !shared.list_duplicates || self.list(candidate, &outcome).await;
-                    return listed.then_some(outcome);
+                    return listed.then_some(outcome.into());
                 }
                 LeaseAnswer::Reject { rejection, attempt } => {
                     let outcome = Outcome::DeadLettered {
@@ -177,7 +203,7 @@ impl Runner {
         let unanswered = Arc::new(AtomicBool::new(false));
         let ask = || {
             let (candidate, trail, owner) = (Arc::clone(candidate), trail.clone(), owner.clone());
-            let may_take_over = !self.lines.were_away_within(shared.consumer.lease.time);
+            let may_take_over = !self.lines.away.is_within(shared.consumer.lease.time);
             let has_left = Arc::new(AtomicBool::new(false));
             let unanswered = Arc::clone(&unanswered);
             let claiming =
@@ -188,7 +214,7 @@ impl Runner {
                     // An open transaction holds the key. Whether anybody runs it is known only at that one's end, so it waits, and keeps no
                     // place. Unless it may be our own: nobody else would run what that one was granted.
                     Err(error) if pg::is_locked(&error) && !unanswered.load(Ordering::Relaxed) => {
-                        Ok(wait(CLAIM_AGAIN))
+                        Ok(locked())
                     }
                     Err(error) if pg::is_outage(&error) => {
                         unanswered.fetch_or(has_left.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -208,7 +234,7 @@ impl Runner {
                 shared.health.stalled(&fault, None);
                 shared.counters.outage();
                 tracing::error!(consumer = %shared.consumer.name, error = %fault, "a message can't be claimed; it comes back");
-                Some(wait(CLAIM_AGAIN))
+                Some(locked())
             }
             Err(Said::Abandoned) if unanswered.load(Ordering::Relaxed) => {
                 // The worker stops, and would leave a key held that nobody runs: that would count as a death. Behind the lease it is too late.
@@ -227,6 +253,13 @@ impl Runner {
 /// What is done, as the log says it.
 const CLAIMED: &str = "a message is claimed";
 
-fn wait(time: Duration) -> Answered {
-    (LeaseAnswer::Wait(time), (Instant::now(), SystemTime::now()))
+fn locked() -> Answered {
+    (LeaseAnswer::Locked, (Instant::now(), SystemTime::now()))
+}
+
+fn delivery_of(candidate: Arc<Candidate>) -> Box<Delivery> {
+    match Arc::try_unwrap(candidate) {
+        Ok(candidate) => candidate.delivery,
+        Err(held) => held.delivery.clone(),
+    }
 }

@@ -1,19 +1,26 @@
 //! What all runs of a consumer have in common.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
+use crate::amqp::Delivery;
 use crate::handler::lease::{ErasedLeasedHandler, Group, Grouping, Lines, Statement, Trail, statement};
 use crate::outcome::Outcome;
 use crate::pg::{self, Held, LeaseAnswer, LeaseClaim};
 use crate::worker::candidate::Candidate;
+use crate::worker::intake::arrivals::Arrivals;
+use crate::worker::intake::aside::Cause;
 use crate::worker::shared::Shared;
 
 pub(super) struct Runner {
     pub(super) shared: Arc<Shared>,
     pub(super) handler: Arc<dyn ErasedLeasedHandler>,
     pub(super) lines: Lines,
+    /// What has arrived, and what waits aside.
+    pub(super) arrivals: Arrivals<Box<Delivery>>,
+    /// Messages that have arrived and failed since one has succeeded, and nobody answers for.
+    pub(super) failed: AtomicUsize,
     /// One commit claims for all places that have become free.
     pub(super) claims: Group<Claiming, Answered>,
 }
@@ -24,8 +31,20 @@ pub(super) type Left = (Instant, SystemTime);
 /// What became of a claim, and when the try left that was answered so: a run that was granted counts from then.
 pub(super) type Answered = (LeaseAnswer, Left);
 
-/// What became of a message: what the broker is told, or nothing, and it comes again with its channel.
-pub(super) type Decided = Option<Outcome>;
+/// What became of a message. Where nothing did, it comes again with its channel.
+#[derive(Debug)]
+pub(super) enum Decided {
+    /// What the broker is told.
+    Told(Outcome),
+    /// It waits here, for so long, and has done so since then.
+    Aside(Cause, Duration, tokio::time::Instant),
+}
+
+impl From<Outcome> for Decided {
+    fn from(outcome: Outcome) -> Self {
+        Self::Told(outcome)
+    }
+}
 
 /// A message that is claimed.
 pub(super) struct Claiming {
@@ -46,6 +65,7 @@ impl Runner {
         handler: Arc<dyn ErasedLeasedHandler>,
         lines: Lines,
         groups: usize,
+        arrivals: Arrivals<Box<Delivery>>,
     ) -> Self {
         let consumer = Arc::clone(&shared);
         let claims = Group::start(
@@ -69,7 +89,7 @@ impl Runner {
             }),
             Some(Arc::new(|claiming, (answer, _)| given_back(claiming, answer))),
         );
-        Self { shared, handler, lines, claims }
+        Self { shared, handler, lines, arrivals, failed: AtomicUsize::new(0), claims }
     }
 }
 

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
+
 use super::runner::Runner;
 use crate::amqp::Delivery;
 use crate::handler::lease::ErasedLeasedHandler;
+use crate::worker::intake::arrivals::Taken;
 use crate::worker::shared::Shared;
 
 /// A consumer whose handler runs under leases.
@@ -14,7 +17,8 @@ impl LeasedTrial {
     pub(in crate::worker) fn new(shared: &Arc<Shared>, handler: Arc<dyn ErasedLeasedHandler>) -> Self {
         let told = Arc::clone(shared);
         // A worker would wait for the database; here the delivery ends, and nothing is decided.
-        let runner = super::runner(shared, handler, move |fault| {
+        let (_, nothing) = mpsc::channel(1);
+        let runner = super::runner(shared, handler, nothing, move |fault| {
             told.health.stalled(fault, None);
             told.abandon.cancel();
         });
@@ -24,7 +28,7 @@ impl LeasedTrial {
     /// Claims each and runs it, to its end.
     pub(in crate::worker) async fn deliver(&self, deliveries: Vec<Box<Delivery>>) {
         for delivery in deliveries {
-            self.0.decide_and_settle(delivery).await;
+            self.0.decide_and_settle(delivery, Taken::Arrived, None).await;
         }
     }
 }

@@ -1,23 +1,27 @@
 //! Messages that can't run now: their key is held, or a process died while they ran and they must be alone.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::BURST;
 use super::runner::{Decided, Runner};
+use crate::amqp::Delivery;
 use crate::config::InFlight;
 use crate::fault::FaultClass;
+use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::reason::{Reason, Rejection};
 use crate::worker::candidate::Candidate;
-use crate::worker::isolation::permit::{Isolation, Permit};
+use crate::worker::gone::postponed;
+use crate::worker::intake::arrivals::Taken;
+use crate::worker::intake::aside::Cause;
+use crate::worker::isolation::permit::Permit;
 
 /// How often a message waits to be the only one at work in its process before it runs beside others, as in lanes.
 const MOST_TRIES: u32 = 8;
-
-/// Longest wait for the other runs of the consumer, which keeps those that come behind waiting, too.
-const LONGEST_WAIT_ALONE: Duration = Duration::from_secs(10);
 
 /// Longest wait in the worker before a key is claimed again: whoever holds it may be done long before its lease is over.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -37,8 +41,8 @@ impl Runner {
         let shared = &*self.shared;
         let entering = async {
             match room {
-                Room::Shared => shared.permits.take(Isolation::None).await,
-                Room::Alone => shared.permits.take_among_runs(LONGEST_WAIT_ALONE).await,
+                Room::Shared => Some(shared.permits.take_for_run().await),
+                Room::Alone => shared.permits.take_among_runs().await,
             }
         };
         tokio::select! {
@@ -56,68 +60,76 @@ impl Runner {
         crashes >= among_others && self.shared.progress.tries(&candidate.identity) < MOST_TRIES
     }
 
-    /// It must be alone, and others are at work for longer than it waits for them.
-    pub(super) async fn put_aside(&self, candidate: &Candidate) -> Decided {
-        let (progress, now) = (&self.shared.progress, Instant::now());
-        let (pause, _) = progress.undecided(&candidate.identity, now, FaultClass::Contention);
-        let decided = self.postpone(pause).await;
-        self.leaves(candidate, &decided);
-        decided
-    }
-
-    /// Another run holds the key. The inner `None`: claimed again; the outer one: it comes again with its channel.
+    /// Another run holds the key. `None`: it comes again with its channel.
     pub(super) async fn in_flight(&self, candidate: &Arc<Candidate>, delay: Duration) -> Option<Decided> {
         let consumer = &self.shared.consumer;
         match consumer.lease.in_flight {
             InFlight::Retry if !consumer.retry.delays.is_empty() => {
-                Some(Some(Outcome::Postponed { delay: consumer.retry.rung_for(delay).unwrap_or_default() }))
+                let delay = consumer.retry.rung_for(delay).unwrap_or_default();
+                Some(Outcome::Postponed { delay }.into())
             }
             // What comes again may be the only copy, of a run that died: it is not rejected.
             InFlight::Reject if !candidate.delivery.message.redelivered => {
                 let rejection =
                     Rejection::new(Reason::InFlight, "another run holds the key (lease.in_flight)");
-                self.given_up(candidate, Outcome::rejected(rejection), false).await.map(Some)
+                self.given_up(candidate, Outcome::rejected(rejection), false).await
             }
             // Without retry queues it would go round between broker and worker without a pause.
             InFlight::Retry | InFlight::Wait | InFlight::Reject => {
-                let channel = &candidate.delivery.channel;
-                self.pause(delay.min(LOOK_AGAIN)).await.then_some(())?;
-                (!channel.is_over()).then_some(None)
+                let (_, since) = self.undecided_since(candidate, FaultClass::Contention);
+                Some(Decided::Aside(Cause::Held, delay.min(LOOK_AGAIN), since))
             }
         }
     }
 
-    /// It is remembered as undecided until it may be back.
-    pub(super) fn leaves(&self, candidate: &Candidate, decided: &Decided) {
-        let away = match decided {
-            Some(Outcome::Postponed { delay }) => *delay,
-            _ => Duration::ZERO,
-        };
-        self.shared.progress.leaves(&candidate.identity, Instant::now() + away);
+    /// It can't be decided now, and waits aside, longer each time.
+    pub(super) fn waits(&self, candidate: &Candidate, class: FaultClass) -> Decided {
+        let (wait, since) = self.undecided_since(candidate, class);
+        match class {
+            FaultClass::Contention => Decided::Aside(Cause::Held, wait.min(LOOK_AGAIN), since),
+            _ => Decided::Aside(Cause::Environment, wait, since),
+        }
     }
 
-    /// It comes back after a while; without retry queues it waits here first.
-    pub(super) async fn postpone(&self, delay: Duration) -> Decided {
+    fn undecided_since(&self, candidate: &Candidate, class: FaultClass) -> (Duration, Instant) {
+        self.shared.progress.undecided(&candidate.identity, Instant::now(), class)
+    }
+
+    /// It comes back after a while; without retry queues it waits here.
+    pub(super) fn postpone(&self, candidate: &Candidate, delay: Duration) -> Decided {
         match self.shared.consumer.retry.rung_for(delay) {
-            Some(delay) => Some(Outcome::Postponed { delay }),
+            Some(delay) => Outcome::Postponed { delay }.into(),
             None => {
-                self.pause(delay).await;
-                Some(Outcome::Postponed { delay: Duration::ZERO })
+                let (_, since) = self.undecided_since(candidate, FaultClass::Contention);
+                Decided::Aside(Cause::Held, delay, since)
             }
         }
     }
 
-    /// False where the worker stops meanwhile, or its consumer is paused: nobody waits for what waits here.
-    pub(super) async fn pause(&self, time: Duration) -> bool {
-        let mut gate = self.shared.gate.watch();
-        if !self.shared.gate.is_open() {
-            return false;
+    /// Leaves a message aside until its time comes. What is more than may wait goes to the end of its queue, without an attempt.
+    pub(super) async fn put_aside(
+        &self,
+        taken: Taken,
+        (cause, wait, since): (Cause, Duration, Instant),
+        identity: &Identity,
+        mut delivery: Box<Delivery>,
+    ) {
+        let (shared, now) = (&*self.shared, Instant::now());
+        let aside = &self.arrivals.aside;
+        delivery.park();
+        aside.put(now + wait, since, cause, identity.tenant.clone(), delivery);
+        if cause == Cause::Environment {
+            // One that has waited is tried alone; of those that arrive some more.
+            let is_first = taken == Taken::Back || self.failed.fetch_add(1, Ordering::Relaxed) % BURST == 0;
+            if is_first {
+                aside.pause(now);
+            }
         }
-        tokio::select! {
-            biased;
-            () = self.shared.stop.cancelled() => false,
-            () = gate.changed() => self.shared.gate.is_open(),
-            () = tokio::time::sleep(time) => true,
+        for delivery in self.arrivals.overflow(|delivery| delivery.message.body.len()) {
+            let (delivery, known) = postponed(shared, delivery);
+            self.settle((delivery, known, Outcome::Postponed { delay: Duration::ZERO })).await;
         }
+        #[allow(clippy::cast_precision_loss)] // a few hundred
+        shared.counters.metrics.aside.set(aside.len() as f64);
     }
 }

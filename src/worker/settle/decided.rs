@@ -4,6 +4,7 @@ use super::acknowledge::acknowledge;
 use super::copies::{dead_letter_copy, retry_copy};
 use super::settled::Settled;
 use crate::amqp::Delivery;
+use crate::handler::Run;
 use crate::outcome::{Disposition, Outcome};
 use crate::traces::BatchTrace;
 use crate::worker::abandoned::Abandoned;
@@ -19,7 +20,7 @@ pub(crate) async fn settle(
 ) -> Result<(), Abandoned> {
     let mut ready = Vec::with_capacity(decided.len());
     let mut leaving = Vec::new();
-    for (delivery, known, outcome) in decided {
+    for (mut delivery, known, outcome) in decided {
         shared.failures.note(&known, &outcome);
         shared.health.note(&known, &outcome);
         let copy = match outcome.disposition() {
@@ -31,6 +32,10 @@ pub(crate) async fn settle(
                 Some(dead_letter_copy(shared, &delivery, &known, &rejection, &outcome))
             }
         };
+        if copy.is_some() && matches!(shared.run, Run::Leased(_)) {
+            // Its run is over, and its copy may be long in coming.
+            delivery.park();
+        }
         let trace = batch.message(&delivery.message, &outcome, delivery.arrived);
         let settled = Settled { delivery, known, outcome, trace };
         match copy {

@@ -48,10 +48,9 @@ pub(super) struct Leaving {
 }
 
 impl Unsettled {
-    /// For a quarter of what the broker delivers ahead, and of the bytes that may be held: the rest is for what goes on.
-    pub(crate) fn new(consumer: &Consumer) -> Self {
+    /// For so many, and a quarter of the bytes that may be held: the rest is for what goes on.
+    pub(crate) fn new(consumer: &Consumer, places: usize) -> Self {
         let (handed, taken) = mpsc::unbounded_channel();
-        let places = usize::from(consumer.prefetch / 4).max(1);
         let units = (usize::try_from(consumer.buffer).unwrap_or(usize::MAX) / 4 / UNIT).max(1);
         Self {
             handed,

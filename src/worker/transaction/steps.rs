@@ -40,10 +40,8 @@ pub(crate) async fn transact(
     if run.candidates.len() > SMALL {
         in_time(run.shared, async { session.keep_memory().await.map_err(Interrupt::of_ours) }).await?;
     }
-    let is_by_itself = matches!(run.plan, Plan::ByItself { .. });
     step("worker.begin.before");
-    let begun =
-        async { pg::begin_to_claim(&mut session.connection, is_by_itself).await.map_err(Interrupt::of_ours) };
+    let begun = async { pg::begin_to_claim(&mut session.connection).await.map_err(Interrupt::of_ours) };
     let mut transaction = in_time(run.shared, begun).await?;
     step("worker.begin.after");
     let outcomes = step_by_step(run, &mut transaction, unconfirmed).await?;

@@ -5,7 +5,7 @@ use testbed::proxy::Mode;
 use tokio::net::TcpListener;
 
 use super::health::health;
-use super::{SHORT, Site, Upstream, get, post, state};
+use super::{SHORT, Site, Upstream, get, post, reached, start, state};
 use crate::support::World;
 use crate::support::http::wait_for;
 
@@ -168,5 +168,44 @@ async fn without_postgresql_nothing_with_a_key_is_sent_and_all_else_streams_thro
     wait_for(&health, "/readyz", 200, "ready").await;
     assert_eq!(site.ask(&request).await.status, 201);
     assert_eq!(state(&mut site.world, "k").await.as_deref(), Some("COMPLETED"));
+    site.stop().await;
+}
+
+#[tokio::test]
+async fn after_an_outage_that_outlasts_leases_a_second_gateway_waits_for_the_first_ones_answer() {
+    let mut world = World::new().await;
+    world.configure("[postgres]\nconnect_timeout = \"1s\"");
+    let (proxy, environment) = world.proxied_postgres().await;
+    let mut site =
+        Site::of(world, Upstream::start().await, "lease = \"2s\"\nmax_run = \"30s\"", &environment).await;
+    let second = start(&site.world, &site.upstream, "second", &environment);
+    let client = reached(&second).await;
+    assert_eq!(client.ask(&post("/do/201", "before", "{}")).await.status, 201);
+    let request = post("/do/hang", "k", "{}");
+    let (first, ask) = (site.client, request.clone());
+    let asked = tokio::spawn(async move { first.ask(&ask).await });
+    site.upstream.wait_for_calls(2).await;
+    proxy.set(Mode::Refuse);
+    proxy.cut();
+    let over =
+        "select count(*) from oncely.idempotency_keys where key = 'k' and not_before < clock_timestamp()";
+    site.world.wait_for(over, 1).await;
+    proxy.set(Mode::Pass);
+    // Its call is alive.
+    let again = eventually("the key is claimed again", || async {
+        let again = client.ask(&request).await;
+        if again.status == 503 { Err(again) } else { Ok(again) }
+    });
+    assert_eq!(again.await.unwrap().said(), (409, "in-flight".to_owned()));
+    site.upstream.go_on();
+    asked.await.unwrap();
+    let again = eventually("the answer is found", || async {
+        let again = client.ask(&request).await;
+        if again.status == 201 { Ok(again) } else { Err(again) }
+    });
+    assert!(again.await.unwrap().is_replayed());
+    assert_eq!(site.upstream.calls().len(), 2);
+    assert_eq!(state(&mut site.world, "k").await.as_deref(), Some("COMPLETED"));
+    site.world.stop(second).await;
     site.stop().await;
 }

@@ -6,14 +6,14 @@ use oncely::lease::conformance::Clock;
 use redis::aio::MultiplexedConnection;
 use sqlx::PgPool;
 
-/// Of the keys in a database.
+/// Of the keys in a database. Sessions are as young as the test, and a lease that has run out as if they were not.
 pub(super) struct PostgresClock(pub(super) PgPool);
 
 impl Clock for PostgresClock {
     async fn advance(&self, time: Duration) {
         sqlx::query(
             "update oncely.idempotency_keys as i
-             set not_before = i.not_before - t.time, run_ends_at = i.run_ends_at - t.time, expires_at = i.expires_at - t.time,
+             set not_before = i.not_before - t.time, grace_ends_at = i.not_before - t.time, run_ends_at = i.run_ends_at - t.time, expires_at = i.expires_at - t.time,
                 created_at = i.created_at - t.time, completed_at = i.completed_at - t.time,
                 steps = (
                     select jsonb_object_agg(s.name, case when s.step ? 'started_at'

@@ -338,8 +338,8 @@ async fn a_key_in_an_open_transaction_is_not_rejected_as_in_flight() {
     let odd = Odd::default();
     let running = Running::start(&world, &odd);
     world.publish("charges", message("acme", "k"), "{}").await;
-    let waited = "oncely_messages_total{consumer=\"charges\",outcome=\"postponed\"} 1\n";
-    crate::support::http::wait_for(&format!("127.0.0.1:{port}"), "/metrics", 200, waited).await;
+    let waits = "oncely_aside_messages{consumer=\"charges\"} 1\n";
+    crate::support::http::wait_for(&format!("127.0.0.1:{port}"), "/metrics", 200, waits).await;
     // Nobody ran it after all.
     sqlx::raw_sql("rollback").execute(&mut client).await.unwrap();
     world.wait_for(COMPLETED, 1).await;

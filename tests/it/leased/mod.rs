@@ -3,6 +3,7 @@
 mod blame;
 mod outages;
 mod renewals;
+mod waiting;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

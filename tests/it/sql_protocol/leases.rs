@@ -152,7 +152,7 @@ async fn failed(
 /// The lease of this key has run out.
 pub(super) async fn run_out(world: &mut World, key: &str) {
     sqlx::query(
-        "update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second'
+        "update oncely.idempotency_keys set (not_before, grace_ends_at) = (select t, t from (select clock_timestamp() - interval '1 second' as t) as t)
          where key = $1 and owner is not null",
     )
     .bind(key)
@@ -943,4 +943,127 @@ async fn a_worker_that_was_just_cut_off_takes_nothing_over() {
         .unwrap();
     let told: String = sqlx::query_scalar(take).bind(true).fetch_one(&mut world.sql).await.unwrap();
     assert!(told.starts_with("held granted"), "{told}");
+}
+
+/// A run has called, and its key was taken over and given up, since nobody knew of what came of the call: the run's token.
+async fn unknown(sql: &mut PgConnection, world: &mut World, key: &str) -> i64 {
+    let first = granted(sql, key, "first").await;
+    assert_eq!(begin(sql, (key, first), "call", "never").await.unwrap().0, "run");
+    run_out(world, key).await;
+    let second = granted(sql, key, "second").await;
+    assert_eq!(begin(sql, (key, second), "call", "never").await.unwrap().0, "unknown");
+    assert_eq!(failed(sql, (key, second), Some("outcome_unknown"), None).await.0, "given_up");
+    // Whoever gave it up knows nothing of the call.
+    assert!(checkpoint(sql, (key, second), "call", json!(1), false).await.is_err());
+    first
+}
+
+async fn refuse(sql: &mut PgConnection, key: &str, token: i64) -> Result<i32, sqlx::Error> {
+    sqlx::query_scalar("select oncely.refuse_step('acme', 'payments', $1, $2, 'call', 'no', 0)")
+        .bind(key)
+        .bind(token)
+        .fetch_one(sql)
+        .await
+}
+
+#[tokio::test]
+async fn what_becomes_known_late_resolves_an_unknown_outcome() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    // A yes: no later run calls again.
+    let token = unknown(&mut sql, &mut world, "yes").await;
+    checkpoint(&mut sql, ("yes", token), "call", json!("found"), false).await.unwrap();
+    let third = granted(&mut sql, "yes", "third").await;
+    let result = begin(&mut sql, ("yes", third), "call", "never").await.unwrap();
+    assert_eq!(result.0, "done");
+    assert_eq!(complete(&mut sql, "yes", third).await.unwrap(), "completed");
+    // A no: the next run may call, in another round.
+    let token = unknown(&mut sql, &mut world, "no").await;
+    assert_eq!(refuse(&mut sql, "no", token).await.unwrap(), 1);
+    let third = granted(&mut sql, "no", "third").await;
+    assert_eq!(begin(&mut sql, ("no", third), "call", "never").await.unwrap().0, "run");
+    // The whole answer, which may be said twice.
+    let token = unknown(&mut sql, &mut world, "end").await;
+    assert_eq!(complete(&mut sql, "end", token).await.unwrap(), "completed");
+    assert_eq!(complete(&mut sql, "end", token).await.unwrap(), "already_completed");
+    assert_eq!(hold(&mut sql, "end", "third").await.outcome, "duplicate");
+    // Once somebody has settled it, or it runs again, a late word changes nothing.
+    let token = unknown(&mut sql, &mut world, "settled").await;
+    let settled = "select oncely.settle_claim('acme', 'payments', 'settled', true)::integer::bigint";
+    assert_eq!(world.count(settled).await, 1);
+    assert_eq!(code(refuse(&mut sql, "settled", token).await.unwrap_err()), "ONC18");
+    assert_eq!(code(complete(&mut sql, "settled", token).await.unwrap_err()), "ONC18");
+}
+
+#[tokio::test]
+async fn a_session_of_now_gives_a_holder_one_more_lease_to_renew() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    let claim = "select outcome from oncely.claim_lease('acme', 'payments', $1, sha256('{}'), $2, interval '2 seconds', interval '1 minute')";
+    let claimed = async |sql: &mut PgConnection, key: &str, owner: &str| -> String {
+        sqlx::query_scalar(claim).bind(key).bind(owner).fetch_one(sql).await.unwrap()
+    };
+    for key in ["alive", "dead", "known"] {
+        assert_eq!(claimed(&mut sql, key, "first").await, "granted");
+    }
+    let over = "select count(*) from oncely.idempotency_keys where not_before < clock_timestamp()";
+    world.wait_for(over, 3).await;
+    // It may have been away for as long as the holder.
+    let mut fresh = world.database.connect().await.unwrap();
+    for key in ["alive", "dead"] {
+        assert_eq!(claimed(&mut fresh, key, "second").await, "in_flight", "{key}");
+    }
+    // Whoever has asked for long knows that nobody was kept from the server.
+    assert_eq!(claimed(&mut sql, "known", "second").await, "granted");
+    let token = "select fencing_token from oncely.idempotency_keys where key = 'alive'";
+    let token = world.count(token).await;
+    assert!(renew(&mut sql, "alive", token).await.unwrap(), "it lives");
+    world.wait_for("select count(*) from oncely.idempotency_keys where key = 'dead' and not_before < clock_timestamp()", 1).await;
+    let mut fresh = world.database.connect().await.unwrap();
+    assert_eq!(claimed(&mut fresh, "dead", "third").await, "granted", "once");
+    assert_eq!(claimed(&mut fresh, "alive", "third").await, "in_flight");
+    // Whoever was cut off says so.
+    let claim = "select outcome from oncely.claim_lease('acme', 'payments', 'cut off', sha256('{}'), $1, may_take_over => false)";
+    let granted: String = sqlx::query_scalar(claim).bind("first").fetch_one(&mut sql).await.unwrap();
+    assert_eq!(granted, "granted");
+    run_out(&mut world, "cut off").await;
+    let waits: String = sqlx::query_scalar(claim).bind("second").fetch_one(&mut sql).await.unwrap();
+    assert_eq!(waits, "in_flight");
+}
+
+#[tokio::test]
+async fn a_run_that_lost_its_key_and_says_so_is_no_death() {
+    let mut world = World::new().await;
+    let mut sql = world.database.connect().await.unwrap();
+    let cut_off = granted(&mut sql, "k", "cut off").await;
+    run_out(&mut world, "k").await;
+    let next = granted(&mut sql, "k", "next").await;
+    let deaths = "select crash_attempts::bigint from oncely.idempotency_keys where key = 'k'";
+    assert_eq!(world.count(deaths).await, 1);
+    for _ in 0..2 {
+        assert_eq!(failed(&mut sql, ("k", cut_off), None, None).await.0, "lost");
+        assert_eq!(world.count(deaths).await, 0);
+    }
+    assert_eq!(complete(&mut sql, "k", next).await.unwrap(), "completed");
+}
+
+#[tokio::test]
+async fn claims_give_way_to_whoever_holds_the_key_in_a_transaction() {
+    let mut world = World::new().await;
+    let mut holder = world.database.connect().await.unwrap();
+    let mut other = world.database.connect().await.unwrap();
+    let lease = "select outcome from oncely.claim_lease('acme', 'payments', 'k', sha256('{}'), $1)";
+    let plain = "select outcome from oncely.claim('acme', 'payments', 'k', sha256('{}'))";
+    let mut transaction = holder.begin().await.unwrap();
+    sqlx::query(lease).bind("holder").execute(&mut *transaction).await.unwrap();
+    let limit = std::time::Duration::from_secs(30);
+    for claim in [sqlx::query(lease).bind("other"), sqlx::query(plain)] {
+        let refused = tokio::time::timeout(limit, claim.execute(&mut other)).await.expect("it gives way");
+        assert_eq!(code(refused.unwrap_err()), "55P03");
+    }
+    transaction.rollback().await.unwrap();
+    // All of them for as long, and workers and the door with them.
+    let moments = "select count(*) from pg_proc where pronamespace = 'oncely'::regnamespace and proname in ('claim', 'claim_lease', 'take_leases')
+        and 'lock_timeout=100ms' = any (proconfig)";
+    assert_eq!(world.count(moments).await, 3);
 }

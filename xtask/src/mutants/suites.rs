@@ -87,6 +87,27 @@ pub(crate) const TESTED: &[Tested] = &[
         "passed_answer_loses_its_length",
         &["gateway::transport::an_answer_that_breaks_off_looks_broken_to_each_client"],
     ),
+    it(
+        "rested_session_is_an_outage",
+        &["leased::waiting::a_session_that_died_of_rest_does_not_keep_a_dead_runs_key"],
+    ),
+    it("waiting_keeps_the_prefetch", &["leased::waiting::copies_that_can_not_be_published_hold_no_place"]),
+    it(
+        "suspect_queues_for_runs",
+        &["leased::waiting::suspects_among_runs_that_last_keep_no_fresh_message_waiting"],
+    ),
+    it(
+        "claim_waits_for_a_transaction",
+        &["sql_protocol::leases::claims_give_way_to_whoever_holds_the_key_in_a_transaction"],
+    ),
+    it(
+        "fresh_session_takes_over",
+        &["sql_protocol::leases::a_session_of_now_gives_a_holder_one_more_lease_to_renew"],
+    ),
+    it(
+        "late_result_changes_nothing",
+        &["sql_protocol::leases::what_becomes_known_late_resolves_an_unknown_outcome"],
+    ),
     it("redis_takeover_keeps_the_token", &[REDIS]),
     it("redis_complete_without_token", &[REDIS]),
     it(
