@@ -140,8 +140,8 @@ as $$
 $$;
 comment on function oncely.lease_retention is 'How long a held key is remembered; null where its consumer says that.';
 
--- A key was given up because nobody knew what became of a call. Whoever made that call may know it after all: its run lost
--- the key while nobody could reach the server, say.
+-- A key was given up because nobody knew what became of a call. Whoever made that call may know it after all: its run
+-- lost the key while nobody could reach the server, say.
 create function oncely.hold_unknown(tenant text, consumer text, key text, token bigint)
 returns oncely.idempotency_keys
 language sql volatile
@@ -182,7 +182,10 @@ begin
     insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login)
     values (
         held.tenant, clock_timestamp(), held.attempts, held.consumer, held.key, '', 'fenced',
-        format('lost the lease %s, and knows what became of its call all the same: %s is %s', token, step, known ->> 'state'),
+        format(
+            'lost the lease %s, and knows what became of its call all the same: %s is %s', token, step,
+            known ->> 'state'
+        ),
         oncely.worker_name(null), session_user
     );
 end

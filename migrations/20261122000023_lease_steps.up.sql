@@ -190,8 +190,8 @@ begin
         perform oncely.resolve_unknown(
             held, checkpoint.step,
             jsonb_strip_nulls(jsonb_build_object(
-                'state', 'done', 'round', known -> 'round', 'token', checkpoint.token, 'started_at', known -> 'started_at',
-                'done_at', clock_timestamp()
+                'state', 'done', 'round', known -> 'round', 'token', checkpoint.token, 'started_at',
+                known -> 'started_at', 'done_at', clock_timestamp()
             )) || jsonb_build_object('result', checkpoint.result), checkpoint.token
         );
         return;
@@ -257,7 +257,8 @@ begin
         perform oncely.resolve_unknown(
             held, refuse_step.step,
             jsonb_strip_nulls(jsonb_build_object(
-                'state', 'refused', 'round', next_round, 'token', refuse_step.token, 'error', left(refuse_step.error, 1000)
+                'state', 'refused', 'round', next_round, 'token', refuse_step.token, 'error',
+                left(refuse_step.error, 1000)
             )), refuse_step.token
         );
         return next_round;

@@ -72,8 +72,7 @@ async fn dies_at_every_step(runs: usize) {
         let status = ended.unwrap_or_else(|error| panic!("{step}, {runs} runs: {error}: {}", dying.output()));
         assert_eq!(status.signal(), Some(6), "{step}, {runs} runs: {status}: {}", dying.output());
         // Whoever held them is dead: nobody has to wait for the end of a lease to see what follows.
-        let over =
-            "update oncely.idempotency_keys set not_before = clock_timestamp() where owner is not null";
+        let over = "update oncely.idempotency_keys set (not_before, grace_ends_at) = (now(), now()) where owner is not null";
         sqlx::query(over).execute(&mut world.sql).await.unwrap();
         let surviving = world.start_with("charging", "surviving", std::slice::from_ref(&address));
         let ended = "select count(*) from oncely.idempotency_keys where status <> 'IN_PROGRESS'";

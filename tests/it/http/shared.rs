@@ -74,7 +74,7 @@ async fn a_key_whose_lease_is_over_waits_for_whoever_takes_it_over() {
     let ask = Ask::pay("k", "{}");
     let early = server.client.ask(&ask).await;
     assert_eq!((early.status, early.problem().as_str()), (409, "in-flight"));
-    let over = "update oncely.idempotency_keys set not_before = now() - interval '1 second'";
+    let over = "update oncely.idempotency_keys set not_before = now() - interval '1 second', grace_ends_at = now() - interval '1 second'";
     world.sql.execute(over).await.unwrap();
     let late = server.client.ask(&ask).await;
     assert_eq!((late.status, late.problem().as_str()), (409, "in-flight"));

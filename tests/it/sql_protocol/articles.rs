@@ -108,7 +108,7 @@ impl Decorator {
 
 /// The time of a lease is over.
 async fn lease_is_over(sql: &mut PgConnection) {
-    let over = "update oncely.idempotency_keys set not_before = clock_timestamp() - interval '1 second'";
+    let over = "update oncely.idempotency_keys set not_before = now() - interval '1 second', grace_ends_at = now() - interval '1 second'";
     sqlx::query(over).execute(sql).await.unwrap();
 }
 
