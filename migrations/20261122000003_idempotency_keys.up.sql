@@ -126,8 +126,8 @@ comment on column oncely.idempotency_keys.fencing_token is
     'may change the row.';
 comment on column oncely.idempotency_keys.run_ends_at is 'No renewal makes the lease end later than this.';
 comment on column oncely.idempotency_keys.grace_ends_at is
-    'Until when a lease that had run out was made longer, once, for a claim that could not know for how long nobody had '
-    'reached the server.';
+    'Until when a lease that had run out was made longer, once, for a claim that could not know for how long nobody '
+    'had reached the server.';
 comment on column oncely.idempotency_keys.steps is
     'What runs under leases have begun and done, by the name of the step: oncely.begin_step. A key that has any is run '
     'under a lease only.';

@@ -158,8 +158,8 @@ as $$
     for update
 $$;
 comment on function oncely.hold_unknown is
-    'Locks and returns a key that was given up as outcome_unknown and has a step that this lease began; null where it is '
-    'none.';
+    'Locks and returns a key that was given up as outcome_unknown and has a step that this lease began; null where it '
+    'is none.';
 revoke execute on function oncely.hold_unknown from public;
 
 create function oncely.resolve_unknown(held oncely.idempotency_keys, step text, known jsonb, token bigint) returns void
@@ -368,8 +368,8 @@ begin
             detail := 'whoever holds the key may have been cut off, too';
             return;
         end if;
-        -- Nor can a session of now know for how long nobody could reach the server: a holder that lives renews, or ends,
-        -- within one more lease. It gets that once, and within its run.
+        -- Nor can a session of now know for how long nobody could reach the server: a holder that lives renews, or
+        -- ends, within one more lease. It gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
             and known.run_ends_at > clock_timestamp()
             and oncely.asking_since() > clock_timestamp() - take_lease.lease / 2

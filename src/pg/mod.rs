@@ -183,7 +183,7 @@ pub(crate) use right::{RightFilter, RightRow, grant_right, revoke_rights, rights
 #[cfg_attr(not(feature = "http"), allow(unused_imports))]
 pub(crate) use search_path::{
     LockWait, begin, begin_anew, begin_on_pool, begin_request, begin_request_anew, begin_to_claim,
-    enter_handler, leave_request,
+    enter_handler, leave_request, vouch,
 };
 pub(crate) use secret::{
     SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,

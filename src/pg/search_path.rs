@@ -132,6 +132,11 @@ pub(crate) async fn enter_handler(connection: &mut PgConnection, wait: LockWait)
     entered.await.map(drop)
 }
 
+/// Lets a session claim as one that has done so for long (`oncely.asking_since`).
+pub(crate) async fn vouch(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    connection.execute("set oncely.asking_since = '0'").await.map(drop)
+}
+
 /// A session of a lane, before anything else runs in it.
 pub(super) async fn pin(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     connection.execute("set search_path = pg_catalog, pg_temp").await.map(drop)

@@ -14,7 +14,9 @@ use tokio_util::sync::CancellationToken;
 use crate::backoff::Backoff;
 use crate::failpoint;
 use crate::fault::{Fault, FaultClass};
-use crate::pg::{Away, Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage, passes};
+use crate::pg::{
+    self, Away, Clock, Door, NoSession, PgFault, Session, classify, is_lease_lost, is_outage, passes,
+};
 
 /// How long keys are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,8 @@ pub(crate) struct Sessions {
     stalled: Box<dyn Fn(&Fault) + Send + Sync>,
     resting: Mutex<Vec<Session>>,
     away: Away,
+    /// It is known that nobody was kept from the server.
+    has_contact: bool,
 }
 
 /// What is said to PostgreSQL, in one session.
@@ -72,17 +76,28 @@ fn away(error: NoSession) -> sqlx::Error {
 }
 
 impl Sessions {
-    /// `count` at the same time. `limit`: of an answer; `away`: shared by all sessions of a consumer.
+    /// `count` at the same time. `limit`: of an answer; `away`: shared by all sessions of a consumer; `has_contact`: nobody was kept from the
+    /// server, whatever these sessions can know of it.
     pub(crate) fn new(
         (door, application, clock): (Door, String, Clock),
         limit: Duration,
         count: usize,
-        away: Away,
+        (away, has_contact): (Away, bool),
         stalled: impl Fn(&Fault) + Send + Sync + 'static,
     ) -> Self {
         let places = Semaphore::new(count);
         let stalled = Box::new(stalled);
-        Self { door, application, clock, limit, places, stalled, resting: Mutex::default(), away }
+        Self {
+            door,
+            application,
+            clock,
+            limit,
+            places,
+            stalled,
+            resting: Mutex::default(),
+            away,
+            has_contact,
+        }
     }
 
     /// Longest wait for an answer to a statement of ours.
@@ -239,6 +254,9 @@ impl Sessions {
     async fn open(&self) -> Result<Session, NoSession> {
         let mut session = self.door.open_for_handlers(&self.application).await?;
         session.clock = self.clock.clone();
+        if self.has_contact {
+            pg::within(self.limit, pg::vouch(&mut session.connection)).await?;
+        }
         Ok(session)
     }
 

@@ -56,7 +56,7 @@ pub(super) async fn leased(
 ) {
     let places = Arc::new(Semaphore::new(usize::try_from(shared.consumer.lease.concurrency).unwrap_or(1)));
     let told = Arc::clone(&shared);
-    let runner = runner(&shared, handler, arriving, move |fault| {
+    let runner = runner(&shared, handler, arriving, false, move |fault| {
         told.health.stalled(fault, None);
         told.counters.outage();
     });
@@ -115,17 +115,18 @@ async fn place(
     }
 }
 
-/// What all runs of a consumer have in common. `stalled` is told of what keeps a statement from being answered.
+/// What all runs of a consumer have in common. `stalled` is told of what keeps a statement from being answered; `has_contact`: see [`Sessions::new`].
 fn runner(
     shared: &Arc<Shared>,
     handler: Arc<dyn ErasedLeasedHandler>,
     arriving: mpsc::Receiver<Box<Delivery>>,
+    has_contact: bool,
     stalled: impl Fn(&Fault) + Clone + Send + Sync + 'static,
 ) -> Arc<Runner> {
     let away = Away::default();
     let open = |limit, count| {
         let way = (shared.door.clone(), shared.application(), shared.clock.clone());
-        Arc::new(Sessions::new(way, limit, count, away.clone(), stalled.clone()))
+        Arc::new(Sessions::new(way, limit, count, (away.clone(), has_contact), stalled.clone()))
     };
     let limit = shared.postgres.client_timeout();
     let lease = shared.consumer.lease.time;

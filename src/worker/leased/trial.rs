@@ -18,7 +18,7 @@ impl LeasedTrial {
         let told = Arc::clone(shared);
         // A worker would wait for the database; here the delivery ends, and nothing is decided.
         let (_, nothing) = mpsc::channel(1);
-        let runner = super::runner(shared, handler, nothing, move |fault| {
+        let runner = super::runner(shared, handler, nothing, true, move |fault| {
             told.health.stalled(fault, None);
             told.abandon.cancel();
         });

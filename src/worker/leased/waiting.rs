@@ -120,7 +120,8 @@ impl Runner {
         aside.put(now + wait, since, cause, identity.tenant.clone(), delivery);
         if cause == Cause::Environment {
             // One that has waited is tried alone; of those that arrive some more.
-            let is_first = taken == Taken::Back || self.failed.fetch_add(1, Ordering::Relaxed) % BURST == 0;
+            let is_first =
+                taken == Taken::Back || self.failed.fetch_add(1, Ordering::Relaxed).is_multiple_of(BURST);
             if is_first {
                 aside.pause(now);
             }
