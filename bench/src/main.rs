@@ -4,6 +4,7 @@
 mod claims;
 mod consume;
 mod handler;
+mod hot;
 mod leased;
 mod naive;
 mod order;

@@ -15,6 +15,7 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
+use crate::hot::{Hot, Sold};
 use crate::payment::Payment;
 
 #[derive(Debug, Args)]
@@ -33,6 +34,9 @@ pub(crate) struct Arguments {
     /// The key in a transaction of its own before the work, which does nothing, and in another one after it
     #[arg(long)]
     held: bool,
+    /// The job on hot rows that each message asks for
+    #[arg(long, value_enum)]
+    hot: Option<Hot>,
 }
 
 /// Consumes until it is killed.
@@ -55,7 +59,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let consumer = Arc::new(Mutex::new(consumer));
     let mut tasks = JoinSet::new();
     for connection in connections {
-        tasks.spawn(consume(Arc::clone(&consumer), connection, arguments.held));
+        tasks.spawn(consume(Arc::clone(&consumer), connection, arguments.held, arguments.hot));
     }
     match tasks.join_next().await {
         Some(ended) => ended?,
@@ -67,10 +71,11 @@ async fn consume(
     consumer: Arc<Mutex<Consumer>>,
     mut connection: PgConnection,
     held: bool,
+    hot: Option<Hot>,
 ) -> anyhow::Result<()> {
     loop {
         let delivery = consumer.lock().await.next().await.context("the consumer was cancelled")??;
-        match take(&mut connection, &delivery, held).await {
+        match take(&mut connection, &delivery, held, hot).await {
             Ok(Taken::Done) => delivery.ack(BasicAckOptions::default()).await?,
             Ok(Taken::Later) => {
                 delivery.nack(BasicNackOptions { requeue: true, ..BasicNackOptions::default() }).await?
@@ -87,7 +92,12 @@ enum Taken {
     Later,
 }
 
-async fn take(connection: &mut PgConnection, delivery: &Delivery, held: bool) -> anyhow::Result<Taken> {
+async fn take(
+    connection: &mut PgConnection,
+    delivery: &Delivery,
+    held: bool,
+    hot: Option<Hot>,
+) -> anyhow::Result<Taken> {
     let properties = &delivery.properties;
     let key = properties.message_id().as_ref().context("no message id")?.as_str();
     let headers = properties.headers().as_ref().context("no headers")?;
@@ -128,11 +138,19 @@ async fn take(connection: &mut PgConnection, delivery: &Delivery, held: bool) ->
         }
         Err(error) => return Err(error.into()),
     }
+    let sold = match hot {
+        Some(hot) => hot.sell(&mut transaction, &payment, key).await?,
+        None => Sold::Done,
+    };
+    if sold == Sold::Deadlock {
+        transaction.rollback().await?;
+        return Ok(Taken::Later);
+    }
     if held {
         transaction.commit().await?;
         // The work is here.
         transaction = connection.begin().await?;
-    } else {
+    } else if sold == Sold::Done {
         sqlx::query(
             "insert into bench.payments (tenant, key, customer, amount, currency, sent_at) values ($1, $2, $3, $4, $5, $6)",
         )

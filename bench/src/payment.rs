@@ -39,11 +39,18 @@ pub(crate) struct Payments {
     number: u64,
     /// Each so many-th has an amount that the handler rejects; 0 for none.
     poison_every: u64,
+    /// Of ten payments, how many have such an amount.
+    negative_of_ten: u64,
 }
 
 impl Payments {
     pub(crate) fn new(seed: u64, poison_every: u64) -> Self {
-        Self { random: fastrand::Rng::with_seed(seed), number: 0, poison_every }
+        Self { random: fastrand::Rng::with_seed(seed), number: 0, poison_every, negative_of_ten: 0 }
+    }
+
+    /// Gives that many of ten payments a negative amount.
+    pub(crate) fn with_negative(self, of_ten: u64) -> Self {
+        Self { negative_of_ten: of_ten, ..self }
     }
 
     /// Identity of the next payment: random, as a publisher's message ids are.
@@ -58,7 +65,8 @@ impl Payments {
     pub(crate) fn next(&mut self, sent_at: i64) -> Outgoing {
         let (tenant, key) = self.next_identity();
         self.number += 1;
-        let poisoned = self.poison_every > 0 && self.number.is_multiple_of(self.poison_every);
+        let poisoned = self.poison_every > 0 && self.number.is_multiple_of(self.poison_every)
+            || self.number % 10 < self.negative_of_ten;
         let amount = if poisoned { -1 } else { self.random.i64(1..1_000_000) };
         let customer = self.random.u32(0..1_000);
         let mut body = format!(

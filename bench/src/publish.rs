@@ -26,6 +26,9 @@ pub(crate) struct Arguments {
     /// Each so many-th message is one that the handler rejects
     #[arg(long, default_value_t = 0)]
     poison_every: u64,
+    /// Of ten messages, how many the handler refuses
+    #[arg(long, default_value_t = 0)]
+    refused_of_ten: u64,
 }
 
 /// Unconfirmed at once.
@@ -36,7 +39,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let mut payments = Payments::new(arguments.seed, arguments.poison_every);
+    let mut payments = Payments::new(arguments.seed, arguments.poison_every).with_negative(arguments.refused_of_ten);
     let mut waiting: VecDeque<PublisherConfirm> = VecDeque::with_capacity(WINDOW);
     for number in 0..=arguments.messages {
         let last = number == arguments.messages;

@@ -42,7 +42,7 @@ const fn case(name: &'static str, target: Target, what: &'static str) -> Case {
 }
 
 /// In the order in which they are reported.
-pub(crate) const CASES: [Case; 43] = [
+pub(crate) const CASES: [Case; 58] = [
     case(
         "e2e_classic_full",
         AtLeast(12.0),
@@ -114,6 +114,21 @@ pub(crate) const CASES: [Case; 43] = [
     ),
     case("workers_2", Target::None, "rate with 2 workers / with 1"),
     case("workers_4", Target::None, "rate with 4 workers / with 1"),
+    case("hot_stock_1", AtLeast(1.5), "rate with 1 worker / naive, in bursts of 2,000: one of 15 rows of stock a message, six of ten refused"),
+    case("hot_stock_2", AtLeast(1.5), "rate with 2 workers / naive, in bursts of 2,000: one of 15 rows of stock a message, six of ten refused"),
+    case("hot_stock_4", AtLeast(1.5), "rate with 4 workers / naive, in bursts of 2,000: one of 15 rows of stock a message, six of ten refused"),
+    case("hot_one_row_1", AtLeast(1.5), "rate with 1 worker / naive, in bursts of 2,000: the same row for each message"),
+    case("hot_one_row_2", AtLeast(1.5), "rate with 2 workers / naive, in bursts of 2,000: the same row for each message"),
+    case("hot_one_row_4", AtLeast(1.5), "rate with 4 workers / naive, in bursts of 2,000: the same row for each message"),
+    case("hot_two_rows_1", AtLeast(1.0), "rate with 1 worker / naive, in bursts of 2,000: two of 100 rows a message, in random order"),
+    case("hot_two_rows_2", AtLeast(1.0), "rate with 2 workers / naive, in bursts of 2,000: two of 100 rows a message, in random order"),
+    case("hot_two_rows_4", AtLeast(1.0), "rate with 4 workers / naive, in bursts of 2,000: two of 100 rows a message, in random order"),
+    case("hot_batch_1", AtLeast(1.5), "rate with 1 worker / naive, in bursts of 2,000: 15 rows of stock by a batch function"),
+    case("hot_batch_2", AtLeast(1.5), "rate with 2 workers / naive, in bursts of 2,000: 15 rows of stock by a batch function"),
+    case("hot_batch_4", AtLeast(1.5), "rate with 4 workers / naive, in bursts of 2,000: 15 rows of stock by a batch function"),
+    case("hot_events_1", AtLeast(1.5), "rate with 1 worker / naive, in bursts of 2,000: events with 15 ordering keys"),
+    case("hot_events_2", AtLeast(1.5), "rate with 2 workers / naive, in bursts of 2,000: events with 15 ordering keys"),
+    case("hot_events_4", AtLeast(1.5), "rate with 4 workers / naive, in bursts of 2,000: events with 15 ordering keys"),
     case(
         "e2e_vs_lean",
         Target::None,
@@ -178,6 +193,7 @@ impl Case {
         let beginning = match group {
             Group::Leases => "lease_",
             Group::Http => "http_",
+            Group::Hot => "hot_",
         };
         self.name.starts_with(beginning)
     }
@@ -190,6 +206,8 @@ pub(crate) enum Group {
     Leases,
     /// The HTTP door
     Http,
+    /// Rows that many messages update
+    Hot,
 }
 
 /// The case of a name.

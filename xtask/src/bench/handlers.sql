@@ -43,3 +43,65 @@ begin
     return query select * from bench.capture_payments(messages);
 end
 $$;
+
+-- Handlers on hot rows (`hot_...`); what the baseline does is in bench/src/hot.rs.
+create function bench.sell(message oncely.message) returns jsonb
+language plpgsql
+as $$
+begin
+    update bench.stock set sold = sold + 1
+    where sku = (message.payload ->> 'customer')::integer % 15 and (message.payload ->> 'amount')::bigint > 0;
+    if not found then
+        perform oncely.refuse('out of stock');
+    end if;
+    return bench.capture_payment(message);
+end
+$$;
+
+create function bench.count_one(message oncely.message) returns jsonb
+language plpgsql
+as $$
+begin
+    update bench.stock set sold = sold + 1 where sku = 0;
+    return bench.capture_payment(message);
+end
+$$;
+
+create function bench.move_two(message oncely.message) returns jsonb
+language plpgsql
+as $$
+declare
+    source integer := (message.payload ->> 'customer')::integer % 100;
+    target integer := (message.payload ->> 'amount')::bigint % 100;
+begin
+    update bench.stock set sold = sold + 1 where sku = source;
+    update bench.stock set sold = sold + 1 where sku = case when target = source then (target + 1) % 100 else target end;
+    return bench.capture_payment(message);
+end
+$$;
+
+-- In the order of the messages, as a batch function is mostly written.
+create function bench.sell_batch(messages oncely.message[]) returns setof oncely.result
+language plpgsql
+as $$
+declare
+    message oncely.message;
+begin
+    foreach message in array messages loop
+        update bench.stock set sold = sold + 1 where sku = (message.payload ->> 'customer')::integer % 15;
+    end loop;
+    return query select * from bench.capture_payments(messages);
+end
+$$;
+
+create function bench.capture_and_emit(message oncely.message) returns jsonb
+language plpgsql
+as $$
+begin
+    perform oncely.emit(
+        '', 'nowhere', jsonb_build_object('event', 'captured', 'key', message.key, 'amount', message.payload -> 'amount'),
+        ordering_key => 'customer-' || (message.payload ->> 'customer')::integer % 15, tenant => message.tenant
+    );
+    return bench.capture_payment(message);
+end
+$$;

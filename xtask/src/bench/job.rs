@@ -8,12 +8,16 @@ pub(crate) struct Job {
     pub(crate) messages: u64,
     /// Each so many-th message is rejected by the handler; 0 for none.
     pub(crate) poison_every: u64,
+    /// Of ten messages, how many the handler refuses.
+    pub(crate) refused_of_ten: u64,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Consumer {
     /// The usual way: `bench naive`.
     Naive(Keys),
+    /// The same with work on hot rows.
+    NaiveHot(Hot),
     Ours(Ours),
     /// The rows of ours by bare inserts: `bench raw`.
     Raw,
@@ -85,6 +89,8 @@ pub(crate) enum Handler {
     Rust,
     /// Rust, one INSERT per batch.
     RustBatch,
+    /// A SQL function that works on hot rows.
+    Hot(Hot),
     /// Rust, under leases: so many runs at the same time, each of so many milliseconds, and no effect.
     Leased { concurrency: u32, call: u64 },
 }
@@ -101,9 +107,47 @@ impl Handler {
                 "handler = { function = \"bench.capture_by_branch\", batch = true }\nretry = { delays = [\"1s\"], max_attempts = 1 }"
             }
             Self::PerMessage => "handler = { function = \"bench.capture_payment\" }",
+            Self::Hot(hot) => hot.line(),
             Self::Rust | Self::RustBatch => "",
         };
         line.to_owned()
+    }
+}
+
+/// Work on rows that many messages share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hot {
+    /// One of 15 rows of stock, six of ten messages refused.
+    Stock,
+    /// One row.
+    OneRow,
+    /// Two of 100 rows, in random order.
+    TwoRows,
+    /// 15 rows of stock by a batch function, in the order of the messages.
+    Batch,
+    /// Events with 15 ordering keys.
+    Events,
+}
+
+impl Hot {
+    fn line(self) -> &'static str {
+        match self {
+            Self::Stock => "handler = { function = \"bench.sell\" }",
+            Self::OneRow => "handler = { function = \"bench.count_one\" }",
+            Self::TwoRows => "handler = { function = \"bench.move_two\" }",
+            Self::Batch => "handler = { function = \"bench.sell_batch\", batch = true }",
+            Self::Events => "handler = { function = \"bench.capture_and_emit\" }",
+        }
+    }
+
+    /// The baseline's word for it.
+    pub(crate) fn naive(self) -> &'static str {
+        match self {
+            Self::Stock | Self::Batch => "stock",
+            Self::OneRow => "one-row",
+            Self::TwoRows => "two-rows",
+            Self::Events => "events",
+        }
     }
 }
 
@@ -124,11 +168,11 @@ impl QueueType {
 
 impl Job {
     pub(crate) fn naive(queue_type: QueueType, messages: u64) -> Self {
-        Self { consumer: Consumer::Naive(Keys::Article), queue_type, messages, poison_every: 0 }
+        Self { consumer: Consumer::Naive(Keys::Article), queue_type, messages, poison_every: 0, refused_of_ten: 0 }
     }
 
     pub(crate) fn ours(ours: Ours, queue_type: QueueType, messages: u64) -> Self {
-        Self { consumer: Consumer::Ours(ours), queue_type, messages, poison_every: 0 }
+        Self { consumer: Consumer::Ours(ours), queue_type, messages, poison_every: 0, refused_of_ten: 0 }
     }
 
     pub(crate) fn publisher(publisher: Publisher, messages: u64) -> Self {
@@ -137,11 +181,17 @@ impl Job {
             queue_type: QueueType::Classic,
             messages,
             poison_every: 0,
+            refused_of_ten: 0,
         }
     }
 
     /// Messages that the handler rejects.
     pub(crate) fn poisoned(&self) -> u64 {
         self.messages.checked_div(self.poison_every).unwrap_or(0)
+    }
+
+    /// Messages that the handler refuses; the first has number 1.
+    pub(crate) fn refused(&self) -> u64 {
+        (1..=self.messages).filter(|number| number % 10 < self.refused_of_ten).count() as u64
     }
 }

@@ -7,6 +7,7 @@ mod configuration;
 mod console;
 mod gc;
 mod growth;
+mod hot;
 mod job;
 mod latency;
 mod lease_stores;

@@ -3,6 +3,7 @@
 use super::console;
 use super::gc;
 use super::growth::growth;
+use super::hot;
 use super::job::Handler;
 use super::latency::latency;
 use super::lease_stores;
@@ -159,6 +160,11 @@ pub(crate) async fn carry_out<'a>(arguments: &'a Arguments, stage: &Stage) -> an
     }
     if results.wants(&["http_throughput", "http_replay"]) {
         results.take("http_throughput", web::throughput(&rounds).await)?;
+    }
+    for (work, names) in hot::CASES {
+        if results.wants(&names) {
+            results.take(names[0], hot::hot(&rounds, work, names).await)?;
+        }
     }
     rounds.bar.finish_and_clear();
     Ok(results)

@@ -64,7 +64,7 @@ pub(crate) async fn measure(stage: &Stage, job: &Job, seed: u64) -> anyhow::Resu
 
 /// Starts the consumers of a filled site, measures until all has taken effect, ends them, verifies.
 pub(crate) async fn effects(site: &mut Site<'_>) -> anyhow::Result<Measured> {
-    let due = site.job.messages - site.job.poisoned();
+    let due = site.job.messages - site.job.poisoned() - site.job.refused();
     let mut watch = site.connect().await?;
     let there = count(&mut watch).await?;
     let before = Reading::take(site.stage, &[], &mut watch).await?;

@@ -10,3 +10,9 @@ create table bench.payments (
     -- When the publisher sent it, in microseconds since 1970; 0 where the time is not measured.
     sent_at bigint not null
 );
+-- Rows that many messages update.
+create table bench.stock (
+    sku integer primary key,
+    sold bigint not null default 0
+);
+insert into bench.stock (sku) select generate_series(0, 99);

@@ -65,7 +65,11 @@ impl<'s> Site<'s> {
         };
         let mut connection = site.database.connect().await?;
         match &job.consumer {
-            Consumer::Naive(keys) => {
+            Consumer::Naive(_) | Consumer::NaiveHot(_) => {
+                let keys = match &job.consumer {
+                    Consumer::Naive(keys) => *keys,
+                    _ => Keys::Article,
+                };
                 sqlx::raw_sql(include_str!("schema.sql")).execute(&mut connection).await?;
                 sqlx::raw_sql(keys.schema()).execute(&mut connection).await?;
                 sqlx::raw_sql(include_str!("naive.sql")).execute(&mut connection).await?;
@@ -197,8 +201,19 @@ impl<'s> Site<'s> {
             self.write_events(publisher).await?;
             return self.settle().await;
         }
-        let (messages, seed, poison) =
-            (job.messages.to_string(), seed.to_string(), job.poison_every.to_string());
+        self.publish(seed).await?;
+        self.settle().await
+    }
+
+    /// Fills the queue with the job's messages.
+    pub(crate) async fn publish(&self, seed: u64) -> anyhow::Result<()> {
+        let job = &self.job;
+        let (messages, seed, poison, refused) = (
+            job.messages.to_string(),
+            seed.to_string(),
+            job.poison_every.to_string(),
+            job.refused_of_ten.to_string(),
+        );
         self.client(&[
             "publish",
             "--queue",
@@ -209,9 +224,21 @@ impl<'s> Site<'s> {
             &seed,
             "--poison-every",
             &poison,
+            "--refused-of-ten",
+            &refused,
         ])
-        .await?;
-        self.settle().await
+        .await
+    }
+
+    /// Waits until that many consumers read the queue.
+    pub(crate) async fn consumed_by(&self, processes: usize) -> anyhow::Result<()> {
+        let broker = self.broker().await?;
+        eventually_within(Duration::from_secs(60), "all consume", || async {
+            let (_, consumers) = broker.depth(&self.queue).await?;
+            anyhow::ensure!(consumers as usize >= processes, "{consumers} consumers");
+            Ok(())
+        })
+        .await
     }
 
     async fn write_events(&self, publisher: Publisher) -> anyhow::Result<()> {
@@ -274,6 +301,10 @@ impl<'s> Site<'s> {
                 let mut arguments = vec!["naive", "--queue", &queue];
                 arguments.extend((keys == Keys::Held).then_some("--held"));
                 members.push(self.member("naive", "bench", &arguments)?);
+            }
+            Consumer::NaiveHot(hot) => {
+                let queue = self.queue.clone();
+                members.push(self.member("naive", "bench", &["naive", "--queue", &queue, "--hot", hot.naive()])?);
             }
             Consumer::Bare => {
                 let queue = self.queue.clone();

@@ -19,13 +19,13 @@ pub(crate) async fn verify(
             effects,
         ),
     ];
-    let poisoned = site.job.poisoned();
+    let (poisoned, refused) = (site.job.poisoned(), site.job.refused());
     match &site.job.consumer {
-        Consumer::Naive(_) => facts.extend([
-            ("completed keys", "select count(*) from idempotency_keys where status = 'COMPLETED'", effects),
-            ("keys", "select count(*) from idempotency_keys", effects),
-            ("audit rows", "select count(*) from audit", effects),
-            ("outbox rows", "select count(*) from outbox", effects),
+        Consumer::Naive(_) | Consumer::NaiveHot(_) => facts.extend([
+            ("completed keys", "select count(*) from idempotency_keys where status = 'COMPLETED'", effects + refused),
+            ("keys", "select count(*) from idempotency_keys", effects + refused),
+            ("audit rows", "select count(*) from audit", effects + refused),
+            ("outbox rows", "select count(*) from outbox", effects + refused),
         ]),
         Consumer::Ours(_) | Consumer::Raw => {
             let before = site.prefilled;
@@ -33,9 +33,15 @@ pub(crate) async fn verify(
                 (
                     "completed keys",
                     "select count(*) from oncely.idempotency_keys where status = 'COMPLETED'",
-                    effects + before,
+                    effects + refused + before,
                 ),
-                ("keys", "select count(*) from oncely.idempotency_keys", effects + before + poisoned),
+                ("keys", "select count(*) from oncely.idempotency_keys", effects + refused + before + poisoned),
+                ("attempts after the first", "select count(*) from oncely.audit where attempt > 1 or outcome = 'retried'", 0),
+                (
+                    "audit rows of refused messages",
+                    "select count(*) from oncely.audit where outcome = 'refused'",
+                    refused,
+                ),
                 (
                     "effects without a completed key",
                     "select count(*) from bench.payments as p where not exists (select from oncely.idempotency_keys as k
