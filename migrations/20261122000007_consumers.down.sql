@@ -6,4 +6,5 @@ drop function oncely.register_consumer;
 drop function oncely.tenant_retention;
 drop function oncely.effective_retention;
 drop function oncely.forgotten_before;
+drop table oncely.turns;
 drop table oncely.consumers;

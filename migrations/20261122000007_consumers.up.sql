@@ -57,6 +57,15 @@ comment on column oncely.consumers.paused is
     'When somebody had paused it, as far back as any memory reaches (3650 days), and when somebody has: the last range '
     'is open where nobody has said until when.';
 
+-- A table of its own: a batch holds its consumer's row until it commits, and nothing else may wait for that.
+create table oncely.turns (
+    consumer text collate "C" not null,
+    constraint turns_pkey primary key (consumer)
+);
+comment on table oncely.turns is
+    'A row per consumer, which a batch locks while the consumer''s batches collide (oncely.take_turn).';
+comment on column oncely.turns.consumer is 'The consumer.';
+
 -- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
 -- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
 create function oncely.forgotten_before(at timestamptz, retention interval, paused tstzmultirange) returns timestamptz
@@ -188,6 +197,7 @@ begin
             coalesce(register_consumer.on_conflict, c.on_conflict)
         )
         is distinct from (c.retention, c.redelivery_horizon, c.fingerprint, c.on_conflict);
+    insert into oncely.turns (consumer) values (register_consumer.consumer) on conflict (consumer) do nothing;
     select c.retention, c.redelivery_horizon into known_retention, known_redelivery_horizon
     from oncely.consumers as c
     where c.consumer = register_consumer.consumer;

@@ -2,6 +2,7 @@ set local search_path = pg_catalog, pg_temp;
 
 drop function oncely.handle_parts;
 drop function oncely.handle_each;
+drop function oncely.take_turn;
 drop function oncely.handler_calls;
 drop function oncely.record_fresh;
 drop function oncely.claim_fresh;

@@ -17,18 +17,22 @@ $$;
 comment on function oncely.handler_name is
     'Resolves a configured handler to a quoted name, so that no identifier is ever pasted.';
 
--- A key that somebody holds is left for later: the claim waits only for a moment, the handler as long as its session
--- may.
-create function oncely.claim_fresh(messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz)
+-- A key that another transaction holds is left for later, and so are rows that a batch and its neighbours both want: a
+-- batch holds many locks, so that waiting for one may close a circle. A message alone in its transaction waits for the
+-- handler's locks as long as its session may.
+create function oncely.claim_fresh(
+    messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz, patient boolean
+)
 returns oncely.message[]
 language plpgsql
 set search_path = pg_catalog, pg_temp
-set lock_timeout = '500ms'
 as $$
 declare
     wanted integer := cardinality(messages);
     written integer;
+    patience text := current_setting('lock_timeout');
 begin
+    perform set_config('lock_timeout', '100ms', true);
     insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint)
     select m.tenant, claim_fresh.consumer, m.key, 'COMPLETED', 1, at, at, m.fingerprint
     from unnest(messages, fingerprints) as m (
@@ -40,10 +44,15 @@ begin
     if written <> wanted then
         raise exception 'oncely: % keys were claimed instead of %', written, wanted;
     end if;
+    if wanted = 1 or patient then
+        perform set_config('lock_timeout', patience, true);
+    end if;
     return messages;
 end
 $$;
-comment on function oncely.claim_fresh is 'Claims the keys of a batch, all or none, and returns the batch.';
+comment on function oncely.claim_fresh is
+    'Claims the keys of a batch, all or none, and returns the batch. What follows in the transaction waits 100 ms for '
+    'locks, or as long as the session may where the batch is one message, or patient.';
 
 -- The statement is a transaction of its own: what is wrong with the handler's answers must end it here.
 create function oncely.record_fresh(
@@ -132,12 +141,32 @@ declare
 begin
     together := 'select ' || format(answers, '::pg_catalog.text') || ', ' || pinned || format(call, name, '$1');
     fresh := 'select oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, '
-        || format(answers, '') || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4)');
+        || format(answers, '') || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4, $11)');
 end
 $$;
 comment on function oncely.handler_calls is
     'The statements that run a handler on a batch ($1), for a worker to prepare: by itself, and as a transaction of '
     'its own with the claim before it and the responses, the trail and the mirror record after it.';
+
+-- While the batches of a consumer collide they run one at a time, over all processes: the one that holds this row. Only
+-- how fast they are depends on it.
+create function oncely.take_turn(consumer text) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '2s'
+as $$
+begin
+    perform from oncely.turns as t where t.consumer = take_turn.consumer for no key update;
+    return found;
+exception
+    when lock_not_available then
+        return false;
+end
+$$;
+comment on function oncely.take_turn is
+    'Makes the transaction the only batch of its consumer that takes turns, until its end; false where another one has '
+    'been that for two seconds.';
+revoke execute on function oncely.take_turn from public;
 
 -- Each message in a subtransaction of its own: one that fails takes back its own effect and leaves its neighbours
 -- theirs. A cancelled statement (statement_timeout) is not caught: "others" leaves query_canceled out.
@@ -184,6 +213,10 @@ begin
                     message = format('the batch handler returned %s rows for one message', coalesce(answers, 0));
             end if;
         exception
+            -- A lost deadlock, or a lock that is not to be had: other transactions wait for what this one holds, so it
+            -- ends at once.
+            when transaction_rollback or lock_not_available then
+                raise;
             when others then
                 response := null;
                 error_code := sqlstate;
@@ -249,6 +282,8 @@ begin
                 execute call into answers using part;
                 set local search_path = pg_catalog, pg_temp;
             exception
+                when transaction_rollback or lock_not_available then
+                    raise;
                 when others then
                     failed := true;
             end;

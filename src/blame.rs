@@ -16,6 +16,8 @@ pub struct Circumstances {
     pub witness: bool,
     /// The run was its last one: charged with this failure it is given up.
     pub is_last: bool,
+    /// It has met locks for a minute or longer, with pauses, while others succeeded.
+    pub persists: bool,
     /// So many messages in a row were given up as poison, and none succeeded.
     pub poisoned: u32,
 }
@@ -38,7 +40,7 @@ pub const POISON_STREAK: u32 = 20;
 /// Decides who answers for a failure of this class.
 #[must_use]
 pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
-    let Circumstances { by_itself, witness, is_last, poisoned } = circumstances;
+    let Circumstances { by_itself, witness, is_last, persists, poisoned } = circumstances;
     let environment = |own: FaultClass| match (by_itself, witness) {
         // Also where others succeed: a temporary table that each message makes, say, is there for all but the first.
         (false, _) => Blame::Batch,
@@ -48,9 +50,15 @@ pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
     match class {
         FaultClass::Environment => environment(FaultClass::Transient),
         FaultClass::Poison if poisoned >= POISON_STREAK && !witness => environment(FaultClass::Poison),
-        FaultClass::Contention | FaultClass::Session => match by_itself {
+        FaultClass::Session => match by_itself {
             true => Blame::Message(FaultClass::Transient),
             false => Blame::Batch,
+        },
+        // Batches, its consumer's in other processes among them, may hold what it waits for: not for long.
+        FaultClass::Contention => match (by_itself, persists) {
+            (false, _) => Blame::Batch,
+            (true, true) => Blame::Message(FaultClass::Transient),
+            (true, false) => Blame::Nobody,
         },
         // What ends in a dead letter has failed by itself.
         FaultClass::Transient if is_last && !by_itself => Blame::Batch,
@@ -68,7 +76,7 @@ mod tests {
     use super::*;
 
     const IN_BATCH: Circumstances =
-        Circumstances { by_itself: false, witness: false, is_last: false, poisoned: 0 };
+        Circumstances { by_itself: false, witness: false, is_last: false, persists: false, poisoned: 0 };
     const BY_ITSELF: Circumstances = Circumstances { by_itself: true, ..IN_BATCH };
     const SEEN: Circumstances = Circumstances { witness: true, ..BY_ITSELF };
 
@@ -87,10 +95,14 @@ mod tests {
 
     #[test]
     fn what_batching_may_have_caused_is_charged_to_nobody_before_it_has_failed_by_itself() {
-        for class in [FaultClass::Contention, FaultClass::Session] {
-            assert_eq!(blame(class, IN_BATCH), Blame::Batch);
-            assert_eq!(blame(class, BY_ITSELF), Blame::Message(FaultClass::Transient));
+        assert_eq!(blame(FaultClass::Session, IN_BATCH), Blame::Batch);
+        assert_eq!(blame(FaultClass::Session, BY_ITSELF), Blame::Message(FaultClass::Transient));
+        assert_eq!(blame(FaultClass::Contention, IN_BATCH), Blame::Batch);
+        for circumstances in [BY_ITSELF, SEEN] {
+            assert_eq!(blame(FaultClass::Contention, circumstances), Blame::Nobody);
         }
+        let persists = Circumstances { persists: true, ..BY_ITSELF };
+        assert_eq!(blame(FaultClass::Contention, persists), Blame::Message(FaultClass::Transient));
         let last = Circumstances { is_last: true, ..IN_BATCH };
         assert_eq!(blame(FaultClass::Transient, IN_BATCH), Blame::Message(FaultClass::Transient));
         assert_eq!(blame(FaultClass::Transient, last), Blame::Batch);

@@ -120,8 +120,8 @@ pub fn identify(
     }
 }
 
-/// The tenant of a message, where it has a valid one.
-pub(crate) fn tenant(message: &RawMessage, source: &Source) -> Option<IdentityPart> {
+/// Reads one value of a message, where it has a valid one.
+pub(crate) fn value(message: &RawMessage, source: &Source) -> Option<IdentityPart> {
     let json = match source {
         Source::JsonPointer(_) => Some(parse(&message.body).ok()?),
         _ => None,

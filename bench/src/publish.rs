@@ -39,7 +39,8 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let channel = connection.create_channel().await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let mut payments = Payments::new(arguments.seed, arguments.poison_every).with_negative(arguments.refused_of_ten);
+    let mut payments =
+        Payments::new(arguments.seed, arguments.poison_every).with_negative(arguments.refused_of_ten);
     let mut waiting: VecDeque<PublisherConfirm> = VecDeque::with_capacity(WINDOW);
     for number in 0..=arguments.messages {
         let last = number == arguments.messages;

@@ -138,6 +138,8 @@ pub struct Consumer {
     pub lanes: u32,
     /// Most messages delivered and not yet acknowledged, per queue.
     pub prefetch: u16,
+    /// What its handler locks for a message: batches run in this order, so that two of them don't wait for each other.
+    pub lock_order: Option<Source>,
     /// Do tenants take turns within what the broker has sent ahead?
     pub fair: bool,
     /// Bytes that deliveries hold until they are settled; then no more is read.
@@ -228,6 +230,8 @@ pub(super) fn consumer(
     let lanes = section.integer("lanes", 2, 1..=64, problems);
     let enough = (batch * lanes).saturating_mul(2).min(u32::from(u16::MAX));
     let prefetch = section.integer("prefetch", enough, 1..=u32::from(u16::MAX), problems);
+    let lock_order =
+        section.has("lock_order").then(|| consumer_source::source(&mut section, "lock_order", problems));
     let fair = section.boolean("fair", false, problems);
     let buffer = section.integer("buffer", 64 << 20, (1 << 20)..=(1 << 30), problems);
     let max_body = section.integer("max_body", 16 << 20, 1..=(128 << 20), problems);
@@ -273,6 +277,7 @@ pub(super) fn consumer(
         lanes,
         lease,
         prefetch: u16::try_from(prefetch).unwrap_or(u16::MAX),
+        lock_order: lock_order.flatten(),
         fair,
         buffer,
         max_body,

@@ -85,6 +85,7 @@ fn values(consumer: &Consumer) -> Vec<(&'static str, String)> {
         ("batch", consumer.batch.to_string()),
         ("lanes", consumer.lanes.to_string()),
         ("prefetch", consumer.prefetch.to_string()),
+        ("lock_order", consumer.lock_order.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)),
         ("fair", yes(consumer.fair)),
         ("buffer", consumer.buffer.to_string()),
         ("max_body", consumer.max_body.to_string()),

@@ -430,6 +430,13 @@ pub const CHECKS: &[Check] = &[
         "`oncely status` names the message and the error; it goes on by itself when that is mended",
     ),
     later(
+        "live.contended",
+        "No consumer's transactions collide",
+        "heartbeats of workers: since when batches of a consumer have had to give way to each other",
+        "warning: transactions of a consumer collide over rows that many messages update; its batches run one at a time, over all processes",
+        "say what a message locks (`consumers.lock_order`), lock rows in one order in the handler, or leave it: no attempt is spent (the book: Hot rows)",
+    ),
+    later(
         "live.leases",
         "Leases that ended were taken over",
         "keys that runs hold (`oncely leases list`), beside the consumers of the processes that were seen within the last half minute",

@@ -15,13 +15,14 @@ use crate::preflight::{Found, Quoted};
 /// Who is silent for so long is gone.
 const GONE: TimeDelta = TimeDelta::hours(1);
 
-const CHECKS: [&str; 7] = [
+const CHECKS: [&str; 8] = [
     "live.relay",
     "live.workers",
     "live.processes",
     "live.versions",
     "live.config",
     "live.stalled",
+    "live.contended",
     "live.leases",
 ];
 
@@ -31,6 +32,7 @@ const CHECKS: [&str; 7] = [
 struct Beat {
     consumer: String,
     stalled: Option<Stall>,
+    contended: Option<Stall>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -67,6 +69,7 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
     versions(&living, asking.found);
     digests(&living, asking.found);
     stalled(&living, now, asking.found);
+    contended(&living, now, asking.found);
     leases(&living, now, asking).await;
 }
 
@@ -186,6 +189,20 @@ fn stalled(living: &[Seen], now: DateTime<Utc>, found: &mut Found) {
                 seen.row.name
             );
             found.error("live.stalled", beat.consumer.as_str(), what);
+        }
+    }
+}
+
+fn contended(living: &[Seen], now: DateTime<Utc>, found: &mut Found) {
+    for seen in living {
+        for beat in &seen.beats {
+            let Some(since) = &beat.contended else { continue };
+            let what = format!(
+                "has had transactions that collide for {} (worker {})",
+                delta(now - since.since),
+                seen.row.name
+            );
+            found.warning("live.contended", beat.consumer.as_str(), what);
         }
     }
 }

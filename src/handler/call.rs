@@ -34,7 +34,9 @@ pub(crate) async fn call_together(
 pub(crate) enum Subtransactions {
     /// One for each part of the messages; in a part that fails, one for each message.
     Parts,
-    /// The same where jsonb refuses a body: each is parsed by itself, and one that is refused is null.
+    /// One for each message; what is JSON comes as jsonb.
+    ParsedMessages,
+    /// The same as parts where jsonb refuses a body: each is parsed by itself, and one that is refused is null.
     UnparsedParts,
     /// One for each message.
     Messages,
@@ -44,7 +46,8 @@ pub(crate) enum Subtransactions {
 /// Whoever calls has limited the wait for locks.
 ///
 /// # Errors
-/// What ends the whole statement, such as a timeout or a lost connection, or, in [`Subtransactions::Parts`], a body that jsonb refuses.
+/// What ends the whole statement, such as a timeout, a lost connection, a deadlock or a lock that is not to be had, or, where bodies come as
+/// jsonb, one that jsonb refuses.
 /// As a decoding error: a batch function that did not return one row per message.
 pub(crate) async fn call_apart(
     connection: &mut PgConnection,
@@ -53,7 +56,12 @@ pub(crate) async fn call_apart(
     messages: &[Message<'_>],
     subtransactions: Subtransactions,
 ) -> Result<Vec<Result<Option<String>, Fault>>, sqlx::Error> {
-    let rows = rows(handler, consumer, messages, subtransactions == Subtransactions::Parts);
+    let rows = rows(
+        handler,
+        consumer,
+        messages,
+        matches!(subtransactions, Subtransactions::Parts | Subtransactions::ParsedMessages),
+    );
     let rows = rows.as_slice();
     let SqlFunction { name, batch, json } = &handler.function;
     let needs_json = *json == JsonPolicy::Required;
@@ -61,6 +69,11 @@ pub(crate) async fn call_apart(
     let answers = match subtransactions {
         Subtransactions::Parts => {
             sqlx::query_file_as!(Answer, "src/handler/call_parts.sql", name, batch, rows as _, needs_json)
+                .fetch_all(connection)
+                .await?
+        }
+        Subtransactions::ParsedMessages => {
+            sqlx::query_file_as!(Answer, "src/handler/call_messages.sql", name, batch, rows as _, needs_json)
                 .fetch_all(connection)
                 .await?
         }
@@ -122,6 +135,8 @@ pub(crate) struct Record<'a> {
     pub(crate) expires_at: DateTime<Utc>,
     /// Most bytes of a response, where there is a limit.
     pub(crate) response_limit: Option<i64>,
+    /// Its locks are taken in the same order as those of others.
+    pub(crate) in_lock_order: bool,
 }
 
 /// Claims the keys of messages that nobody is expected to have, runs the handler on all of them, writes the responses, the trail and the
@@ -150,6 +165,7 @@ pub(crate) async fn commit_fresh(
         .bind(record.tags.as_deref())
         .bind(record.expires_at)
         .bind(record.response_limit)
+        .bind(record.in_lock_order)
         // Reads on until the server is ready again: that is when it has committed, and not when the row has come.
         .fetch_one(connection)
         .await?;

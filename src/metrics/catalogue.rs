@@ -210,6 +210,13 @@ pub const CATALOGUE: &[Metric] = &[
         "1 while its last twenty new messages, or more, all failed for reasons that may be their own: they are tried again",
     ),
     metric(
+        "oncely_consumer_contended",
+        Gauge,
+        &["consumer"],
+        "worker",
+        "1 while its own transactions collide over rows: its batches run one at a time, over all processes",
+    ),
+    metric(
         "oncely_last_success_timestamp_seconds",
         Gauge,
         &["consumer"],

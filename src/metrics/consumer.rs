@@ -93,6 +93,7 @@ pub(crate) struct ConsumerMetrics {
     pub(crate) paused_by_operator: Gauge,
     pub(crate) paused_by_environment: Gauge,
     pub(crate) failing: Gauge,
+    pub(crate) contended: Gauge,
     pub(crate) last_success: Gauge,
     pub(crate) dedupe_horizon: Gauge,
 }
@@ -173,6 +174,7 @@ impl ConsumerMetrics {
             paused_by_operator: paused("operator"),
             paused_by_environment: paused("environment"),
             failing: gauge!("oncely_consumer_failing", "consumer" => c()),
+            contended: gauge!("oncely_consumer_contended", "consumer" => c()),
             last_success: gauge!("oncely_last_success_timestamp_seconds", "consumer" => c()),
             dedupe_horizon: gauge!("oncely_dedupe_horizon_seconds", "consumer" => c()),
         }

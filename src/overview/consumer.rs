@@ -28,6 +28,8 @@ pub(crate) enum ConsumerState {
     NoWorker,
     /// Somebody has paused it.
     Paused,
+    /// It works, in turns: its own transactions collide.
+    Contended,
     /// It works.
     Running,
 }
@@ -42,6 +44,7 @@ impl ConsumerState {
             Self::Unattended => "UNATTENDED",
             Self::NoWorker => "NO WORKER",
             Self::Paused => "PAUSED",
+            Self::Contended => "contended",
             Self::Running => "running",
         }
     }
@@ -56,7 +59,7 @@ pub(crate) struct ConsumerOverview {
     pub(crate) reason: Option<String>,
     /// Who has paused it.
     pub(crate) paused_by: Option<String>,
-    /// Since when it is paused or stalled, or fails.
+    /// Since when it is paused, stalled or contended, or fails.
     pub(crate) since: Option<DateTime<Utc>>,
     /// When a pause ends by itself.
     pub(crate) until: Option<DateTime<Utc>>,
@@ -151,6 +154,10 @@ pub(super) fn overviews(
         .collect()
 }
 
+/// What is told of a consumer whose transactions collide.
+pub(crate) const CONTENDED: &str = "its transactions meet each other's locks on rows that many messages update, or another application's; its batches run one at a time \
+     (the book: Hot rows)";
+
 /// Its state, and why.
 fn standing(name: &str, pause: Option<&Pause>, reports: &[&Report]) -> ConsumerOverview {
     let one = ConsumerOverview { consumer: name.to_owned(), ..ConsumerOverview::default() };
@@ -186,6 +193,17 @@ fn standing(name: &str, pause: Option<&Pause>, reports: &[&Report]) -> ConsumerO
             ..one
         },
         None if reports.is_empty() => ConsumerOverview { state: ConsumerState::NoWorker, ..one },
-        None => ConsumerOverview { state: ConsumerState::Running, ..one },
+        None => {
+            let contended = reports.iter().filter_map(|report| report.condition.contended.as_ref());
+            match contended.map(|contended| contended.since).min() {
+                Some(since) => ConsumerOverview {
+                    state: ConsumerState::Contended,
+                    reason: Some(CONTENDED.to_owned()),
+                    since: Some(since),
+                    ..one
+                },
+                None => ConsumerOverview { state: ConsumerState::Running, ..one },
+            }
+        }
     }
 }

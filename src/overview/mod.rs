@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::PgConnection;
 
-pub(crate) use self::consumer::{ConsumerOverview, ConsumerState};
+pub(crate) use self::consumer::{CONTENDED, ConsumerOverview, ConsumerState};
 pub(crate) use self::process::{Seen, seen_processes};
 pub(crate) use self::recent::SPAN;
 pub(crate) use self::target::TargetOverview;

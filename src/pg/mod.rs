@@ -72,6 +72,7 @@ mod suspect;
 mod tenant;
 mod timelines;
 mod trail;
+mod turn;
 #[cfg(feature = "gateway")]
 mod unknown_keys;
 mod vacuum;
@@ -214,6 +215,7 @@ pub(crate) use timelines::Timelines;
 pub(crate) use trail::{
     Position, TrailFilter, first_week_of_trail, oldest_of_trail, rows_of_trail, summarize_trail, trail_page,
 };
+pub(crate) use turn::take_turn;
 #[cfg(feature = "gateway")]
 pub(crate) use unknown_keys::unknown_keys;
 pub(crate) use vacuum::{dead_rows, hidden_sessions, invalid_indexes, old_transactions, replication_slots};

@@ -5,6 +5,8 @@
 //! so that a transaction of one statement needs no other; each of our transactions begins with our own ([`begin`]), what calls a
 //! handler leaves it for so long, and what runs outside of transactions says of each name where it is.
 
+use std::time::Duration;
+
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
 
 use super::error::describe;
@@ -115,8 +117,21 @@ pub(crate) async fn leave_request(connection: &mut PgConnection) -> Result<(), s
 pub(crate) enum LockWait {
     /// As long as its session may.
     Session,
-    /// A moment: its batch has met another transaction's locks.
-    Moment,
+    /// A moment: it holds the locks of a batch, and other batches run beside it.
+    Batch,
+    /// Half a second: its batch is the consumer's only one, or it is one message of a batch, behind which others wait.
+    Turn,
+}
+
+impl LockWait {
+    /// The limit, where it is not the session's.
+    pub(crate) fn limit(self) -> Option<Duration> {
+        match self {
+            Self::Session => None,
+            Self::Batch => Some(Duration::from_millis(100)),
+            Self::Turn => Some(Duration::from_millis(500)),
+        }
+    }
 }
 
 /// What follows in the transaction is the handler's: its statements, or at COMMIT what it deferred.
@@ -125,7 +140,10 @@ pub(crate) async fn enter_handler(connection: &mut PgConnection, wait: LockWait)
         LockWait::Session => {
             "set local search_path to default; set local lock_timeout to default; set local plan_cache_mode to default"
         },
-        LockWait::Moment => {
+        LockWait::Batch => {
+            "set local search_path to default; set local lock_timeout = '100ms'; set local plan_cache_mode to default"
+        },
+        LockWait::Turn => {
             "set local search_path to default; set local lock_timeout = '500ms'; set local plan_cache_mode to default"
         },
     });

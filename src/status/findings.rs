@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::picture::{Database, Picture, QueueState};
 use crate::exit;
+use crate::overview::CONTENDED;
 use crate::pg::RecentOutcome;
 use crate::shown;
 use crate::units::{Times, age, counted};
@@ -196,7 +197,17 @@ impl Found {
                             failing.messages
                         )
                     }
-                    (None, None) => continue,
+                    (None, None) => {
+                        if let Some(contended) = &report.condition.contended {
+                            let text = format!(
+                                "since {} {CONTENDED} (worker {})",
+                                since(contended.since),
+                                safe(&seen.row.name)
+                            );
+                            self.look(&report.consumer, text);
+                        }
+                        continue;
+                    }
                 };
                 self.danger(&report.consumer, format!("{text} (worker {})", safe(&seen.row.name)));
             }

@@ -65,7 +65,7 @@ pub(crate) fn unheard(stop: &CancellationToken) -> Stopped {
 
 /// Of what a report says of a consumer, what anybody may know who reaches the address: counters, codes and times. Tenants, keys, what a
 /// database or a handler said and who paused why stay in `oncely.processes`. A list of what may be told: what is new is told nobody.
-const PUBLIC: [&str; 9] = [
+const PUBLIC: [&str; 10] = [
     "consumer",
     "counts",
     "unsettled",
@@ -74,6 +74,7 @@ const PUBLIC: [&str; 9] = [
     "stalled",
     "failed",
     "failing",
+    "contended",
     "paused",
 ];
 const PUBLIC_PARTS: [&str; 5] = ["since", "code", "messages", "paused_at", "paused_until"];
@@ -87,7 +88,7 @@ fn public(report: Value) -> Value {
     };
     let consumer = |value: Value| {
         let mut told = kept(value, &PUBLIC);
-        for part in ["stalled", "failed", "failing", "paused"] {
+        for part in ["stalled", "failed", "failing", "contended", "paused"] {
             if let Some(part) = told.get_mut(part).filter(|part| part.is_object()) {
                 *part = Value::Object(kept(part.take(), &PUBLIC_PARTS));
             }

@@ -12,6 +12,8 @@ pub(crate) struct Candidate {
     pub(crate) identity: Identity,
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) is_json: bool,
+    /// What it locks, where the consumer says where that is.
+    pub(crate) lock: Option<IdentityPart>,
 }
 
 /// A delivery that can't be processed, why, and as much of its identity as is known.

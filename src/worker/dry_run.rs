@@ -108,7 +108,7 @@ impl DryRun<'_> {
             rehearsal.look_up(&first.iter().map(|&index| identities[index]).collect::<Vec<_>>()).await?;
         let mut runs = Vec::with_capacity(first.len());
         for &index in &first {
-            let plan = Plan::ByItself { witness: false };
+            let plan = Plan::ByItself { witness: false, first: false };
             let run = rehearsal.run(plan, &[candidates[index]], self.attempt).await;
             runs.push(run.map_err(|why| BrokenOff { at: Some(positions[index]), why })?);
             if self.one_by_one {
@@ -190,7 +190,7 @@ impl DryRun<'_> {
         let mut batches = Vec::new();
         for batch in good.chunks(most) {
             let together: Vec<&Candidate> = batch.iter().map(|&index| candidates[index]).collect();
-            let plan = Plan::Together { contended: false };
+            let plan = Plan::Together { turn: false };
             let Run { result, .. } = rehearsal.run(plan, &together, self.attempt).await?;
             let messages = batch.iter().map(|&index| positions[index]).collect();
             batches.push(TriedBatch { messages, result: result.map(drop) });

@@ -35,6 +35,13 @@ pub(crate) struct Failing {
     pub(crate) messages: u64,
 }
 
+/// Transactions of a consumer that wait for each other's locks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Contended {
+    /// Since the first collision, by the database's clock.
+    pub(crate) since: DateTime<Utc>,
+}
+
 /// So many of them are no accident: as many as make a consumer pause that finds nothing but poison.
 const MANY_IN_A_ROW: u64 = 20;
 
@@ -89,6 +96,8 @@ pub(crate) struct Condition {
     pub(crate) failed: Option<Trouble>,
     /// No new message succeeds.
     pub(crate) failing: Option<Failing>,
+    /// Its own transactions collide, and take turns meanwhile.
+    pub(crate) contended: Option<Contended>,
     /// By queue: deliveries that are not acknowledged. A queue to which there is no subscription now is missing.
     pub(crate) unacknowledged: BTreeMap<String, u64>,
 }
@@ -189,6 +198,7 @@ impl Health {
             stalled: state.stalled.clone(),
             failed: state.failed.clone(),
             failing: state.failing.clone().filter(|failing| failing.messages >= MANY_IN_A_ROW),
+            contended: None,
             unacknowledged: state
                 .subscriptions
                 .iter()

@@ -116,6 +116,7 @@ fn set_gauges(shared: &Shared, report: &Report) {
     metrics.paused_by_operator.set(truth(report.paused.is_some()));
     metrics.paused_by_environment.set(truth(condition.stalled.is_some()));
     metrics.failing.set(truth(condition.failing.is_some()));
+    metrics.contended.set(truth(condition.contended.is_some()));
     metrics.last_success.set(condition.completed_at.map_or(0.0, |at| at.timestamp_millis() as f64 / 1_000.0));
 }
 

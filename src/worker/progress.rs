@@ -15,6 +15,9 @@ use crate::reason::Reason;
 /// What has been away for longer is decided elsewhere, most likely: if it comes back, it begins anew.
 const AWAY: Duration = Duration::from_secs(600);
 
+/// A message that waits for locks for longer than this waits for no batch.
+const PERSISTS: Duration = Duration::from_secs(60);
+
 /// Most undecided messages that are remembered.
 const MOST: usize = 20_000;
 
@@ -35,6 +38,8 @@ pub(crate) struct Progress {
 struct Undecided {
     /// What `completed` was when it failed first; `None` where it has only waited for what others hold.
     completed: Option<u64>,
+    /// What it was when it first met what others hold.
+    held: Option<u64>,
     since: Instant,
     tries: u32,
     /// It waits in this process; else it has gone to the end of its queue.
@@ -93,6 +98,16 @@ impl Progress {
         first.is_some_and(|first| self.completed.load(Ordering::Acquire) > first)
     }
 
+    /// Has it met locks for so long that they are not a batch's, while others succeeded?
+    pub(crate) fn persists(&self, identity: &Identity, now: Instant) -> bool {
+        let undecided = self.lock();
+        undecided
+            .get(identity)
+            .filter(|one| !one.is_forgotten(now) && now.saturating_duration_since(one.since) >= PERSISTS)
+            .and_then(|one| one.held)
+            .is_some_and(|held| self.completed.load(Ordering::Acquire) > held)
+    }
+
     /// Nothing succeeds at the moment.
     pub(crate) fn stall(&self) {
         self.stalled.store(true, Ordering::Release);
@@ -122,14 +137,15 @@ impl Progress {
         if undecided.len() >= MOST {
             undecided.clear();
         }
-        let fresh = Undecided { completed: None, since: now, tries: 0, is_here: true };
+        let fresh = Undecided { completed: None, held: None, since: now, tries: 0, is_here: true };
         let one = undecided.entry(identity.clone()).or_insert(fresh);
         if one.is_forgotten(now) {
             *one = fresh;
         }
-        if class != FaultClass::Contention {
-            one.completed.get_or_insert(completed);
-        }
+        match class {
+            FaultClass::Contention => one.held.get_or_insert(completed),
+            _ => one.completed.get_or_insert(completed),
+        };
         one.is_here = true;
         let pause = Duration::from_millis(250) * 2_u32.pow(one.tries.min(7));
         one.tries += 1;
@@ -192,6 +208,19 @@ mod tests {
         assert!(!progress.has_witness(&bad, late), "it fails anew");
         progress.note([(&bad, &DONE)].into_iter());
         assert!(!progress.has_witness(&bad, Instant::now()), "it is decided");
+    }
+
+    #[test]
+    fn locks_persist_where_others_succeed_for_a_minute() {
+        let progress = Progress::default();
+        let (held, good) = (identity("held"), identity("good"));
+        let began = Instant::now();
+        let later = began + PERSISTS;
+        progress.undecided(&held, began, FaultClass::Contention);
+        assert!(!progress.persists(&held, later), "nothing has succeeded since");
+        progress.note([(&good, &DONE)].into_iter());
+        assert!(!progress.persists(&held, began), "a moment");
+        assert!(progress.persists(&held, later) && !progress.persists(&good, later));
     }
 
     #[test]

@@ -7,8 +7,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
 use super::failure_log::FailureLog;
-use super::health::{Health, Report};
+use super::health::{Condition, Contended, Health, Report};
 use super::intake::gate::Gate;
+use super::isolation::contention::Contention;
 use super::isolation::permit::{Permits, Process};
 use super::journal::Journal;
 use super::keys::Keys;
@@ -55,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) health: Health,
     pub(crate) failures: FailureLog,
     pub(crate) permits: Permits,
+    /// Whether its transactions collide.
+    pub(crate) contention: Contention,
     pub(crate) progress: Progress,
     /// Closed while somebody has paused the consumer.
     pub(crate) gate: Gate,
@@ -169,6 +172,7 @@ impl Shared {
             health: Health::new(clock.clone()),
             failures: FailureLog::new(consumer.name.clone()),
             permits: Permits::new(common.process.clone()),
+            contention: Contention::default(),
             progress: Progress::default(),
             gate: Gate::default(),
             liveness: common.liveness.clone(),
@@ -243,12 +247,15 @@ impl Shared {
 
     /// How this consumer fares, for the heartbeat.
     pub(crate) fn report(&self) -> Report {
+        let now = tokio::time::Instant::now();
+        let contended =
+            self.contention.since(now).map(|since| Contended { since: self.clock.now() - (now - since) });
         Report {
             consumer: self.consumer.name.as_str().to_owned(),
             counts: self.counters.now(),
             unsettled: self.unsettled.waiting(),
             paused: self.gate.pause(),
-            condition: self.health.condition(),
+            condition: Condition { contended, ..self.health.condition() },
         }
     }
 

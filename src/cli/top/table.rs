@@ -140,7 +140,7 @@ impl Table {
 fn style(state: ConsumerState) -> Style {
     match state {
         ConsumerState::Running => Style::new(),
-        ConsumerState::Paused => Style::new().fg(Color::Yellow),
+        ConsumerState::Paused | ConsumerState::Contended => Style::new().fg(Color::Yellow),
         ConsumerState::Stalled
         | ConsumerState::NoQueue
         | ConsumerState::Failing
@@ -162,6 +162,7 @@ fn why(row: &Row, now: DateTime<Utc>) -> Option<String> {
             };
             format!("  {whose} failed {} ago: {}", age(failed.since, now), safe(&failed.text))
         }),
+        ConsumerState::Contended => Some(format!("  contended{since}: {reason}")),
         ConsumerState::NoQueue | ConsumerState::Unattended => Some(format!("  {reason}")),
         ConsumerState::Failing => Some(format!("  every message fails{since}: {reason}")),
         ConsumerState::NoWorker if one.configured == Some(false) => {

@@ -18,6 +18,8 @@ pub(super) enum Standing<'a> {
     /// No worker takes from its queue.
     Unattended,
     Running,
+    /// It runs in turns: its own transactions collide.
+    Contended,
     /// No worker lives that has it, and of its queue nothing is known here.
     NoWorker,
 }
@@ -45,6 +47,9 @@ impl<'a> Standing<'a> {
         if picture.workers(consumer).any(|(_, report)| report.condition.failing.is_some()) {
             return Self::Failing;
         }
+        if picture.workers(consumer).any(|(_, report)| report.condition.contended.is_some()) {
+            return Self::Contended;
+        }
         match (picture.rabbitmq.is_ok(), picture.workers(consumer).count()) {
             (true, _) if own().next().is_some() => Self::Running,
             (_, 0) => Self::NoWorker,
@@ -59,6 +64,7 @@ impl<'a> Standing<'a> {
             Self::Stalled => ("bad", "■", "stalled"),
             Self::Failing => ("bad", "■", "failing"),
             Self::Unattended => ("bad", "○", "nobody takes"),
+            Self::Contended => ("look", "≡", "contended"),
             Self::Running => ("fine", "●", "running"),
             // As `oncely top` has it.
             Self::NoWorker => ("bad", "○", "no worker"),

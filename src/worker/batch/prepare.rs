@@ -76,7 +76,9 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
         return Err(reject(delivery, Rejection::new(Reason::InvalidJson, detail), Known::from(&identity)));
     }
+    let lock = consumer.lock_order.as_ref().and_then(|source| extract::value(&delivery.message, source));
     Ok(Candidate {
+        lock,
         fingerprint: consumer.fingerprint.of(&delivery.message.body),
         identity,
         is_json,
@@ -97,7 +99,7 @@ pub(crate) fn tenant_of(shared: &Shared, delivery: &Delivery) -> Option<Identity
             return Some(identity.tenant);
         }
     }
-    extract::tenant(message, &consumer.tenant)
+    extract::value(message, &consumer.tenant)
 }
 
 /// Would PostgreSQL's parser take it? Skipping values (`IgnoredAny`) looks into no text, so it takes bytes that are not UTF-8; what

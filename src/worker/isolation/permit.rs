@@ -1,7 +1,6 @@
 //! The right to run a transaction now, beside the others of the process.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
@@ -18,12 +17,8 @@ pub(crate) enum Isolation {
     Exclusive,
 }
 
-/// Longest wait for other lanes, which keeps what comes behind waiting, too. One of them may be in a handler up to its deadline; a batch
-/// that has met locks then runs beside it.
+/// Longest wait for other lanes, which keeps what comes behind waiting, too. One of them may be in a handler up to its deadline.
 const LONGEST_WAIT_ALONE: Duration = Duration::from_secs(2);
-
-/// For how many batches after one that stood in another's way a consumer's lanes go one after another.
-const SERIAL: u32 = 64;
 
 /// Longest wait for the runs under leases that are at work, and how long one that is alone then keeps what comes behind it waiting: a run may
 /// last, and what waits for such a right stands in everybody's way.
@@ -48,39 +43,20 @@ pub(crate) struct Process {
 /// What the lanes of one consumer hold their permits of.
 #[derive(Debug)]
 pub(crate) struct Permits {
-    /// Of this consumer: held shared, and alone by a batch that has met another one's locks.
+    /// Of this consumer: held shared, and alone by a batch that takes turns with others: one lane of a process waits for the turn.
     lanes: Arc<RwLock<()>>,
     process: Process,
-    serial: AtomicU32,
     alone: Duration,
 }
 
 impl Permits {
     pub(crate) fn new(process: Process) -> Self {
-        Self { lanes: Arc::default(), process, serial: AtomicU32::new(0), alone: ALONE }
-    }
-
-    /// Two batches of this consumer stood in each other's way: their lanes go one after another for a while.
-    pub(crate) fn contended(&self) {
-        self.serial.store(SERIAL, Ordering::Release);
-    }
-
-    /// Do they go one after another now?
-    pub(crate) fn is_serial(&self) -> bool {
-        self.serial.load(Ordering::Acquire) > 0
-    }
-
-    /// A batch is decided.
-    pub(crate) fn decided(&self) {
-        let fewer = |serial: u32| serial.checked_sub(1);
-        // An error says that it was zero, as nearly always.
-        let _ = self.serial.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer);
+        Self { lanes: Arc::default(), process, alone: ALONE }
     }
 
     /// Waits for the right to run. `None` for one that must be alone where others are at work for longer than that: it waits aside, and
-    /// they don't wait for it.
-    pub(crate) async fn take(&self, isolation: Isolation) -> Option<Permit> {
-        let exclusive = self.is_serial();
+    /// they don't wait for it. Where `exclusive`, no other lane of the consumer runs beside it, for [`ALONE`] at most.
+    pub(crate) async fn take(&self, isolation: Isolation, exclusive: bool) -> Option<Permit> {
         let alone =
             async { tokio::time::timeout(LONGEST_WAIT_ALONE, Arc::clone(&self.lanes).write_owned()).await };
         // Always in this order: lanes that wait for one of both can't wait for each other.
@@ -170,16 +146,19 @@ mod tests {
         let process = Process::default();
         let one = Permits { alone: Duration::from_millis(100), ..Permits::new(process.clone()) };
         let other = Permits::new(process);
-        let alone = one.take(Isolation::Exclusive).await.unwrap();
+        let alone = one.take(Isolation::Exclusive, false).await.unwrap();
         for isolation in [Isolation::None, Isolation::Marked, Isolation::Exclusive] {
-            assert!(other.take(isolation).now_or_never().flatten().is_none());
+            assert!(other.take(isolation, false).now_or_never().flatten().is_none());
         }
         let beside =
-            tokio::time::timeout(Duration::from_secs(30), other.take(Isolation::None)).await.unwrap();
+            tokio::time::timeout(Duration::from_secs(30), other.take(Isolation::None, false)).await.unwrap();
         assert!(beside.is_some(), "it is still at work, and nobody waits for it");
-        assert!(one.take(Isolation::Exclusive).await.is_none(), "who must be alone gives up after a while");
         assert!(
-            other.take(Isolation::None).now_or_never().flatten().is_some(),
+            one.take(Isolation::Exclusive, false).await.is_none(),
+            "who must be alone gives up after a while"
+        );
+        assert!(
+            other.take(Isolation::None, false).now_or_never().flatten().is_some(),
             "and is not waited for either"
         );
         drop((alone, beside));
@@ -194,48 +173,41 @@ mod tests {
         let mut suspect = std::pin::pin!(suspect);
         assert!(suspect.as_mut().now_or_never().is_none(), "it waits for a moment");
         assert!(leased.take_among_runs().now_or_never().is_some_and(|none| none.is_none()), "one at a time");
-        assert!(lanes.take(Isolation::None).now_or_never().flatten().is_some());
+        assert!(lanes.take(Isolation::None, false).now_or_never().flatten().is_some());
         assert!(suspect.await.is_none(), "and then waits aside");
-        let of_lanes = lanes.take(Isolation::Exclusive);
+        let of_lanes = lanes.take(Isolation::Exclusive, false);
         assert!(
             of_lanes.now_or_never().is_some_and(|none| none.is_none()),
             "nobody waits for a run that lasts"
         );
         assert!(
             leased.take_for_run().now_or_never().is_some()
-                && lanes.take(Isolation::None).now_or_never().flatten().is_some()
+                && lanes.take(Isolation::None, false).now_or_never().flatten().is_some()
         );
         drop(lasting);
         let alone = leased.take_among_runs().await.unwrap();
-        assert!(lanes.take(Isolation::None).now_or_never().is_none());
+        assert!(lanes.take(Isolation::None, false).now_or_never().is_none());
         assert!(leased.take_for_run().now_or_never().is_none());
         drop(alone);
-        let of_lanes = lanes.take(Isolation::Exclusive).await;
+        let of_lanes = lanes.take(Isolation::Exclusive, false).await;
         assert!(of_lanes.is_some() && leased.take_for_run().now_or_never().is_none());
     }
 
     #[tokio::test]
-    async fn lanes_that_stood_in_each_others_way_go_one_after_another_for_a_while() {
+    async fn lanes_that_take_turns_go_one_after_another() {
         let permits = Permits::new(Process::default());
-        permits.contended();
-        let first = permits.take(Isolation::None).await.unwrap();
-        assert!(first.exclusive && permits.take(Isolation::None).now_or_never().flatten().is_none());
+        let first = permits.take(Isolation::None, true).await.unwrap();
+        assert!(first.exclusive && permits.take(Isolation::None, false).now_or_never().flatten().is_none());
         drop(first);
-        for _ in 0..SERIAL {
-            assert!(permits.take(Isolation::None).await.unwrap().exclusive);
-            permits.decided();
-        }
-        permits.decided();
-        let _one = permits.take(Isolation::None).await.unwrap();
-        assert!(permits.take(Isolation::None).now_or_never().flatten().is_some());
+        let _one = permits.take(Isolation::None, false).await.unwrap();
+        assert!(permits.take(Isolation::None, false).now_or_never().flatten().is_some());
     }
 
     #[tokio::test]
     async fn a_batch_that_runs_alone_among_its_lanes_keeps_them_waiting_for_a_while_only() {
         let permits = Permits { alone: Duration::from_millis(100), ..Permits::new(Process::default()) };
-        permits.contended();
-        let _long = permits.take(Isolation::None).await.unwrap();
-        let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Isolation::None)).await;
+        let _long = permits.take(Isolation::None, true).await.unwrap();
+        let beside = tokio::time::timeout(Duration::from_secs(30), permits.take(Isolation::None, true)).await;
         assert!(beside.is_ok_and(|permit| permit.is_some()), "nobody waits for a handler up to its deadline");
     }
 }

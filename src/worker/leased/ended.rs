@@ -88,6 +88,7 @@ impl Runner {
             by_itself: true,
             witness: shared.progress.has_witness(&candidate.identity, Instant::now()),
             is_last: attempt >= retry.max_attempts,
+            persists: shared.progress.persists(&candidate.identity, Instant::now()),
             poisoned: shared.progress.poisoned(),
         };
         let class = match blame(fault.class, circumstances) {

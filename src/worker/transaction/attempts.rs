@@ -157,7 +157,6 @@ impl Attempts {
     /// They are decided. Of the `unwritten` nothing is recorded: their runs have ended, and killed nobody.
     pub(super) async fn end(&mut self, mut unwritten: Vec<Identity>) {
         let shared = Arc::clone(&self.shared);
-        shared.permits.decided();
         unwritten.extend(self.hand.unconfirmed.take_found());
         self.marks.reported(unwritten);
         if self.marks.are_owed() {
@@ -216,7 +215,7 @@ impl Attempts {
             let shared = Arc::clone(&self.shared);
             self.session().await?;
             self.at_work_on(work.len());
-            let exclusive = shared.permits.is_serial();
+            let exclusive = plan.has_turn();
             if self.hand.permit.as_ref().is_none_or(|permit| exclusive && !permit.exclusive) {
                 // Rolled back first: what is left of a failed transaction must hold no locks that another lane waits for, who has the permit.
                 if let Some(session) = &mut self.session
@@ -233,7 +232,7 @@ impl Attempts {
                     [one] if shared.progress.tries(&one.identity) >= MOST_TRIES => Isolation::Marked,
                     _ => isolation,
                 };
-                self.hand.permit = shared.permits.take(isolation).await;
+                self.hand.permit = shared.permits.take(isolation, exclusive).await;
                 if self.hand.permit.is_none() {
                     let text = "others are at work, and it must run alone";
                     return Ok(Err(Setback::Held(Fault::new(FaultClass::Contention, None, text))));
@@ -305,9 +304,9 @@ impl Attempts {
         if isolation != Isolation::None {
             self.marks.mark(shared, session, work).await?;
         }
-        // By itself a message has failed before, so its key is most likely known.
+        // One that runs by itself because it failed has a key that is known, most likely.
         let keys = match plan {
-            Plan::ByItself { .. } => ExpectedKeys::Known,
+            Plan::ByItself { first: false, .. } => ExpectedKeys::Known,
             _ => self.prediction.expect(work),
         };
         let run = BatchRun::new((shared, &self.hand.trace), session, plan, keys, work);

@@ -8,7 +8,7 @@ use super::plan::Plan;
 use super::replies::wants_reply;
 use crate::handler::{Run, SqlHandler};
 use crate::metrics::Stage;
-use crate::pg::{Backend, Session};
+use crate::pg::{Backend, LockWait, Session};
 use crate::traces::BatchTrace;
 use crate::worker::candidate::Candidate;
 use crate::worker::prediction::{ExpectedKeys, SMALL};
@@ -57,13 +57,24 @@ impl<'a> BatchRun<'a> {
     /// have, and where nobody waits for a reply. Everything else goes step by step.
     pub(crate) fn in_one_statement(&self) -> Option<&'a SqlHandler> {
         match (&self.shared.run, self.plan, self.keys) {
-            (Run::Sql(handler), Plan::Together { contended: false }, ExpectedKeys::Fresh)
+            (Run::Sql(handler), Plan::Together { turn: false }, ExpectedKeys::Fresh)
                 if self.candidates.len() <= SMALL
                     && !self.candidates.iter().any(|one| wants_reply(self.shared, one)) =>
             {
                 Some(handler)
             }
             _ => None,
+        }
+    }
+
+    /// How long the handler waits for locks. A batch gives way to whatever stands in its way, unless it takes its locks in the same order as
+    /// others: it holds many, so that waiting for one may close a circle. So does a message that runs by itself, after half a second: others
+    /// of its batch wait behind it. A batch of one waits as long as its session may.
+    pub(crate) fn lock_wait(&self) -> LockWait {
+        match self.plan {
+            plan if plan.has_turn() || plan.is_by_itself() => LockWait::Turn,
+            _ if self.candidates.len() == 1 || self.shared.consumer.lock_order.is_some() => LockWait::Session,
+            _ => LockWait::Batch,
         }
     }
 

@@ -26,7 +26,7 @@ pub(crate) async fn handle(
 ) -> Result<Results, Interrupt> {
     let BatchRun { shared, plan, backend, .. } = *batch;
     let consumer = &shared.consumer.name;
-    let wait = plan.lock_wait();
+    let wait = batch.lock_wait();
     // Of a server that is there, for a statement of ours.
     let limit = shared.postgres.client_timeout();
     match (&shared.run, plan) {
@@ -42,6 +42,7 @@ pub(crate) async fn handle(
             let subtransactions = match plan {
                 Plan::ByItself { .. } => Subtransactions::Messages,
                 Plan::Apart { unparsed: true, .. } => Subtransactions::UnparsedParts,
+                Plan::Apart { each: true, .. } => Subtransactions::ParsedMessages,
                 _ => Subtransactions::Parts,
             };
             let called = async {
@@ -109,6 +110,10 @@ pub(crate) async fn handle(
                         }
                         Err(other) => return Err(other),
                     },
+                    // Its locks may be what another transaction waits for: it ends at once.
+                    Err(Interrupt::Failed(fault)) if fault.class == FaultClass::Contention => {
+                        return Err(Interrupt::Failed(fault));
+                    }
                     Err(Interrupt::Failed(fault)) => {
                         was_late = is_late(&fault);
                         undo_to_guard(transaction, limit, &fault).await?;
@@ -195,7 +200,10 @@ async fn begin_guard(
         LockWait::Session => {
             "savepoint oncely_handler; set local search_path to default; set local lock_timeout to default"
         }
-        LockWait::Moment => {
+        LockWait::Batch => {
+            "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '100ms'"
+        }
+        LockWait::Turn => {
             "savepoint oncely_handler; set local search_path to default; set local lock_timeout = '500ms'"
         }
     });

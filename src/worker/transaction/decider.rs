@@ -14,7 +14,9 @@ use crate::identity::IdentityPart;
 use crate::outcome::Outcome;
 use crate::worker::abandoned::Abandoned;
 use crate::worker::candidate::Candidate;
+use crate::worker::isolation::contention::Course;
 use crate::worker::isolation::permit::Isolation;
+use crate::worker::shared::Shared;
 
 /// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
 /// shared memory (PGPROC_MAX_CACHED_SUBXIDS); beyond that every reader's snapshot gets slower.
@@ -23,6 +25,12 @@ const SUBTRANSACTIONS: usize = 64;
 /// For how many clean batches after one with a failure a lane goes on running batches apart at once, which costs a clean
 /// batch a little and spares one with a bad message its first pass.
 const PARTS_FIRST: u32 = 16;
+
+/// From this share of failing messages on, each has a subtransaction from the start: parts of a batch would mostly fail, and run twice.
+const MANY: f64 = 0.06;
+
+/// So many messages are half of what is remembered of the share that fails.
+const REMEMBERED: f64 = 64.0;
 
 /// Messages of a batch that are run by themselves, fail, and have no witness, before the rest is left aside untried: what strikes so
 /// many strikes the others as well, and a lane has more to do.
@@ -38,18 +46,52 @@ const LATE: Duration = Duration::from_secs(60);
 /// Once a message that runs by itself has taken longer than this, those behind it that met locks are left aside: each might take as long.
 const LONG: Duration = Duration::from_secs(1);
 
+/// What a batch has met, so that it runs another way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Setbacks {
+    /// A message failed.
+    failed: bool,
+    /// A body among them is no JSON that jsonb takes.
+    unparsed: bool,
+    /// Another transaction stood in its way.
+    gave_way: bool,
+}
+
+impl Setbacks {
+    /// How the batch goes on after another setback; `None`: message by message.
+    fn after(self, plan: Plan, setback: &Setback, messages: usize) -> Option<Self> {
+        let Setback::Failed(fault) = setback else { return None };
+        if messages == 1 || is_late(fault) {
+            // Kept apart they would be out of time once more: the server ends a function's whole statement.
+            return None;
+        }
+        if fault.class == FaultClass::Contention {
+            return (!plan.has_turn()).then_some(Self { gave_way: true, ..self });
+        }
+        match plan {
+            Plan::Together { .. } => Some(Self { failed: true, ..self }),
+            Plan::Apart { unparsed: false, .. } if is_of_values(fault) => {
+                Some(Self { unparsed: true, ..self })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Decides the batches of a lane.
 pub(crate) struct Decider {
     pub(crate) attempts: Attempts,
     /// Batches that still run apart at once, since one has failed.
     parts_first: u32,
+    /// The share of messages that fail, refused ones with them.
+    failing: f64,
     /// Tenants of which a message has used up its time in vain and none has succeeded since; and when that was.
     late: HashMap<IdentityPart, Instant>,
 }
 
 impl Decider {
     pub(crate) fn new(attempts: Attempts) -> Self {
-        Self { attempts, parts_first: 0, late: HashMap::new() }
+        Self { attempts, parts_first: 0, failing: 0.0, late: HashMap::new() }
     }
 
     /// Commits the batch in one transaction; where a message fails, in one that rolls back each failure by itself; and a failure that the
@@ -76,11 +118,17 @@ impl Decider {
         if by_themselves {
             order.extend(late);
         }
+        if back {
+            // Each runs by itself, and those behind some that meet locks are left untried: another time they come first.
+            fastrand::shuffle(&mut order);
+        } else if self.attempts.shared().consumer.lock_order.is_some() {
+            order.sort_by(|one, other| work[*one].lock.cmp(&work[*other].lock));
+        }
         let now: Vec<&Candidate> = order.iter().map(|&index| work[index]).collect();
         let mut decided: Vec<Option<Outcome>> = vec![None; now.len()];
         let fault = match by_themselves {
             true => None,
-            false => self.in_batch(isolation, &now, &mut decided).await?,
+            false => self.in_batches(isolation, &now, &mut decided).await?,
         };
         self.by_themselves(isolation, &now, &mut decided, fault).await?;
         for (index, outcome) in order.into_iter().zip(decided) {
@@ -96,81 +144,105 @@ impl Decider {
         Ok(outcomes)
     }
 
-    /// All of them in one transaction, and, where that fails, in one that keeps them apart. Fills in what is decided; returns what the
-    /// last transaction failed with.
-    async fn in_batch(
+    /// Runs the messages in batches, each of which commits or leaves nothing; one that fails runs another way. Fills in what is decided;
+    /// returns what the last batch failed with that is left to run message by message.
+    async fn in_batches(
         &mut self,
         isolation: Isolation,
         work: &[&Candidate],
         outcomes: &mut [Option<Outcome>],
     ) -> Result<Option<Fault>, Abandoned> {
         let shared = Arc::clone(self.attempts.shared());
-        let in_parts = matches!(shared.run, Run::Sql(_)) && work.len() > 1;
-        let mut contended = false;
-        let mut last = None;
-        if self.parts_first == 0 || !in_parts {
-            let mut setback = match self.attempts.run(isolation, Plan::Together { contended }, work).await? {
+        let (mut from, mut last, mut setbacks) = (0, None, Setbacks::default());
+        while from < work.len() {
+            let Some((plan, most)) = self.plan(&shared, work.len() - from, setbacks) else { break };
+            let batch = &work[from..work.len().min(from + most)];
+            let done = self.attempts.run(isolation, plan, batch).await?;
+            if setbacks.gave_way && !matches!(done, Err(Setback::Held(_))) {
+                // No key was held: its own transactions stand in each other's way.
+                shared.contention.collided(Instant::now().into());
+            }
+            let setback = match done {
                 Ok(done) => {
-                    fill(outcomes, 0, done);
-                    return Ok(None);
+                    self.learn(&shared, plan, &done);
+                    fill(outcomes, from, done);
+                    (from, setbacks) = (from + batch.len(), Setbacks::default());
+                    continue;
                 }
                 Err(setback) => setback,
             };
-            self.parts_first = PARTS_FIRST;
-            shared.counters.fallback();
-            tracing::debug!(?setback, messages = work.len(), "a batch failed: its messages are told apart");
-            if let Setback::Failed(fault) = &setback
-                && fault.class == FaultClass::Contention
-                && work.len() > 1
-            {
-                // Not the same way again: no other lane of the consumer is at work beside it.
-                shared.permits.contended();
-                contended = true;
-                match self.attempts.run(isolation, Plan::Together { contended }, work).await? {
-                    Ok(done) => {
-                        fill(outcomes, 0, done);
-                        return Ok(None);
+            tracing::debug!(?setback, ?plan, messages = batch.len(), "a batch failed");
+            match setbacks.after(plan, &setback, batch.len()) {
+                Some(next) => {
+                    if matches!(plan, Plan::Together { .. }) && !next.gave_way {
+                        self.parts_first = PARTS_FIRST;
+                        shared.counters.fallback();
                     }
-                    Err(again) => setback = again,
+                    setbacks = next;
+                }
+                // Message by message, when the other batches are through.
+                None => {
+                    self.parts_first = PARTS_FIRST;
+                    last = Some(setback.into_fault());
+                    (from, setbacks) = (from + batch.len(), Setbacks::default());
                 }
             }
-            let is_held = matches!(setback, Setback::Held(_));
-            let fault = setback.into_fault();
-            // Kept apart they would be out of time once more: the server ends a function's whole statement.
-            if is_held || is_late(&fault) {
-                return Ok(Some(fault));
-            }
-            last = Some(fault);
         }
-        let size = match in_parts {
-            true => work.len(),
-            // A single message is next to run by itself.
-            false if work.len() == 1 => return Ok(last),
-            false => SUBTRANSACTIONS,
-        };
-        for (number, chunk) in work.chunks(size).enumerate() {
-            let mut plan = Plan::Apart { contended, unparsed: false };
-            let mut done = self.attempts.run(isolation, plan, chunk).await?;
-            if in_parts && matches!(&done, Err(Setback::Failed(fault)) if is_of_values(fault)) {
-                plan = Plan::Apart { contended, unparsed: true };
-                done = self.attempts.run(isolation, plan, chunk).await?;
-            }
-            match done {
-                Ok(done) => fill(outcomes, number * size, done),
-                Err(setback) => last = Some(setback.into_fault()),
-            }
-        }
-        let is_good = |outcome: &Option<Outcome>| {
-            matches!(
-                outcome,
-                Some(Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. })
-            )
-        };
-        self.parts_first = match outcomes.iter().all(is_good) {
-            true => self.parts_first.saturating_sub(1),
-            false => PARTS_FIRST,
-        };
         Ok(last)
+    }
+
+    /// How the next of so many messages run together, and how many of them at most; `None` for one by one, each in a transaction of its own.
+    fn plan(&self, shared: &Shared, messages: usize, setbacks: Setbacks) -> Option<(Plan, usize)> {
+        let course = match (setbacks.gave_way, shared.contention.course(Instant::now().into())) {
+            (true, Course::Beside) => Course::Turns { most: messages },
+            (_, course) => course,
+        };
+        let (turn, most) = match course {
+            Course::Beside => (false, messages),
+            Course::Turns { most } => (true, most),
+            Course::ByThemselves => return None,
+        };
+        let each = self.failing > MANY;
+        if !setbacks.failed && !each && self.parts_first == 0 {
+            return Some((Plan::Together { turn }, most));
+        }
+        // A single message that may fail runs by itself at once.
+        if messages == 1 {
+            return (!setbacks.failed && !each).then_some((Plan::Together { turn }, 1));
+        }
+        let in_server = matches!(shared.run, Run::Sql(_));
+        if !in_server && !setbacks.failed && !each {
+            return Some((Plan::Together { turn }, most));
+        }
+        let plan = Plan::Apart { turn, each: each && !setbacks.unparsed, unparsed: setbacks.unparsed };
+        // What fails gives its subtransaction back.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        // up to a few thousand
+        let room = (SUBTRANSACTIONS as f64 / (1.0 - self.failing).max(0.05)) as usize;
+        Some((plan, if in_server && !each { most } else { most.min(room) }))
+    }
+
+    /// Notes what the next batch may learn from one that is decided.
+    fn learn(&mut self, shared: &Shared, plan: Plan, outcomes: &[Outcome]) {
+        if plan.has_turn() {
+            shared.contention.took(outcomes.len(), self.attempts.took());
+        }
+        self.note_failing(outcomes);
+        if matches!(plan, Plan::Apart { .. }) {
+            self.parts_first = match outcomes.iter().all(is_good) {
+                true => self.parts_first.saturating_sub(1),
+                false => PARTS_FIRST,
+            };
+        }
+    }
+
+    /// Keeps the share of messages that fail, of the last hundred or so.
+    fn note_failing(&mut self, outcomes: &[Outcome]) {
+        #[allow(clippy::cast_precision_loss)] // up to a few thousand
+        let (failed, all) =
+            (outcomes.iter().filter(|outcome| !is_good(outcome)).count() as f64, outcomes.len() as f64);
+        let weight = all / (all + REMEMBERED);
+        self.failing += (failed / all.max(1.0) - self.failing) * weight;
     }
 
     /// Runs what is not decided message by message, each in a transaction of its own, and decides who answers for what fails there.
@@ -211,17 +283,15 @@ impl Decider {
                 continue;
             }
             match before.as_ref().map(|fault| fault.class) {
-                // Not of a key that somebody holds: no lane of ours is in its way.
-                Some(FaultClass::Contention) if is_collision(before.as_ref()) => {
-                    self.attempts.shared().permits.contended();
-                }
                 // Its plans and prepared statements are of another time.
                 Some(FaultClass::Session) => self.attempts.drop_session(),
                 _ => {}
             }
             // The others need not wait for all of them.
             self.attempts.drop_permit();
-            let outcome = self.by_itself(isolation, witness, work[index]).await?;
+            let first = before.is_none();
+            let outcome = self.by_itself(isolation, Plan::ByItself { witness, first }, work[index]).await?;
+            self.note_failing(std::slice::from_ref(&outcome));
             let is_long = self.attempts.took() > LONG;
             is_slow |= is_long;
             if outcome.completes() {
@@ -244,10 +314,11 @@ impl Decider {
         // One that came late has shown that it was not the environment: the earlier ones are tried once more, and answer for it.
         let is_completed = |outcome: &Option<Outcome>| outcome.as_ref().is_some_and(Outcome::completes);
         if unwitnessed > 0 && outcomes.iter().any(is_completed) {
+            let again = Plan::ByItself { witness: true, first: false };
             for index in 0..work.len() {
                 if matches!(&outcomes[index], Some(Outcome::Undecided { fault, .. }) if !matches!(fault.class, FaultClass::Contention | FaultClass::Crashed))
                 {
-                    outcomes[index] = Some(self.by_itself(isolation, true, work[index]).await?);
+                    outcomes[index] = Some(self.by_itself(isolation, again, work[index]).await?);
                 }
             }
         }
@@ -258,10 +329,10 @@ impl Decider {
     async fn by_itself(
         &mut self,
         isolation: Isolation,
-        witness: bool,
+        plan: Plan,
         one: &Candidate,
     ) -> Result<Outcome, Abandoned> {
-        let fault = match self.attempts.run(isolation, Plan::ByItself { witness }, &[one]).await? {
+        let fault = match self.attempts.run(isolation, plan, &[one]).await? {
             Ok(mut done) => match done.pop() {
                 Some(outcome) => return Ok(outcome),
                 None => Fault::new(FaultClass::Transient, None, "a transaction without an outcome"),
@@ -269,12 +340,16 @@ impl Decider {
             Err(Setback::Held(fault)) => return Ok(Outcome::Undecided { attempts: 0, fault }),
             Err(Setback::Failed(fault)) => fault,
         };
+        if is_collision(&fault) {
+            self.attempts.shared().contention.collided(Instant::now().into());
+        }
         // It failed as a whole, at COMMIT or by a limit: nothing of it is recorded.
         let progress = &self.attempts.shared().progress;
         let circumstances = Circumstances {
             by_itself: true,
-            witness: witness || progress.has_witness(&one.identity, Instant::now().into()),
+            witness: plan.has_witness() || progress.has_witness(&one.identity, Instant::now().into()),
             is_last: true,
+            persists: progress.persists(&one.identity, Instant::now().into()),
             poisoned: progress.poisoned(),
         };
         match blame(fault.class, circumstances) {
@@ -284,9 +359,14 @@ impl Decider {
     }
 }
 
-/// Did two of our own transactions stand in each other's way?
-fn is_collision(fault: Option<&Fault>) -> bool {
-    fault.and_then(|fault| fault.code.as_deref()).is_some_and(|code| code.starts_with("40"))
+/// Did two transactions wait for each other? A message alone in one does so with another one of its consumer, most likely.
+fn is_collision(fault: &Fault) -> bool {
+    fault.class == FaultClass::Contention && fault.code.as_deref().is_some_and(|code| code.starts_with("40"))
+}
+
+/// Has the message run without a failure of its own? A copy that came early has.
+fn is_good(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Completed { .. } | Outcome::Duplicate(_) | Outcome::Postponed { .. })
 }
 
 /// Is there a value that its type can't hold (SQLSTATE classes 22 and 54)? Where messages run apart, the handler's own errors come as
@@ -299,5 +379,30 @@ fn is_of_values(fault: &Fault) -> bool {
 fn fill(outcomes: &mut [Option<Outcome>], from: usize, done: Vec<Outcome>) {
     for (slot, outcome) in outcomes[from..].iter_mut().zip(done) {
         *slot = Some(outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_gives_way_once_and_then_runs_message_by_message() {
+        let failed = |class, code: &str| Setback::Failed(Fault::new(class, Some(code.to_owned()), ""));
+        let together = Plan::Together { turn: false };
+        for code in ["40P01", "40001", "55P03"] {
+            let collision = failed(FaultClass::Contention, code);
+            let next = Setbacks::default().after(together, &collision, 100).unwrap();
+            assert!(next.gave_way && !next.failed, "{code}");
+            assert!(next.after(Plan::Together { turn: true }, &collision, 100).is_none(), "{code}");
+            assert!(Setbacks::default().after(together, &collision, 1).is_none(), "{code}");
+        }
+        let refused = failed(FaultClass::Refused, "ONC07");
+        let apart = Setbacks::default().after(together, &refused, 100).unwrap();
+        assert!(apart.failed && !apart.gave_way);
+        let late = failed(FaultClass::Transient, "57014");
+        assert!(apart.after(together, &late, 100).is_none(), "apart it would be late again");
+        let held = Setback::Held(Fault::new(FaultClass::Contention, Some("55P03".to_owned()), ""));
+        assert!(apart.after(together, &held, 100).is_none(), "a key");
     }
 }

@@ -41,13 +41,14 @@ pub(super) async fn commit_in_one_statement(
             LargeResponse::Compress => None,
             LargeResponse::Refuse => Some(consumer.response_limit.into()),
         },
+        in_lock_order: consumer.lock_order.is_some(),
     };
     step("worker.commit_fresh.before");
     step_with("worker.handle.before", incoming.iter().map(|one| one.identity.key.as_str()));
     let connection = &mut session.connection;
     let called = async {
         let called = commit_fresh(connection, handler, &consumer.name, &incoming, &record).await;
-        called.map_err(interrupt_of)
+        called.map_err(|error| interrupt_of(error, candidates.len()))
     };
     until_deadline(shared, run.backend, Handling::InServer, called).await.inspect_err(|interrupt| {
         if let Interrupt::Outage(_) = interrupt {
@@ -61,9 +62,10 @@ pub(super) async fn commit_in_one_statement(
     Ok(vec![Outcome::Completed { attempt: 1, response: None }; candidates.len()])
 }
 
-/// What is known or held is claimed again, step by step: that tells a key that somebody holds from what a handler waits for.
-fn interrupt_of(error: sqlx::Error) -> Interrupt {
-    if pg::is_taken(&error) || pg::is_locked(&error) {
+/// A key that is known is claimed again, step by step. So is a message alone that met a lock: that tells a key that another transaction holds
+/// from what the handler waits for. Of a batch the next try tells, which has the turn.
+fn interrupt_of(error: sqlx::Error, messages: usize) -> Interrupt {
+    if pg::is_taken(&error) || messages == 1 && pg::is_locked(&error) {
         Interrupt::Known
     } else {
         Interrupt::of_handler(error)

@@ -156,7 +156,7 @@ impl Rehearsal {
         result: Result<Option<String>, Fault>,
     ) -> Option<Outcome> {
         let claims = vec![Claim::Run { attempt, failed_with: None }];
-        let plan = Plan::ByItself { witness };
+        let plan = Plan::ByItself { witness, first: false };
         let outcome = verdicts(&self.shared, plan, &[one], claims, vec![result]).pop()?;
         self.shared.progress.note(std::iter::once((&one.identity, &outcome)));
         Some(outcome)

@@ -1,6 +1,6 @@
 //! A transaction step by step: claim, handle, record, COMMIT.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sqlx::{Connection as _, PgConnection};
 
@@ -15,15 +15,13 @@ use super::response::check_responses;
 use super::unconfirmed::Unconfirmed;
 use super::verdict::verdicts;
 use crate::failpoint::{step, step_with};
+use crate::fault::{Fault, FaultClass};
 use crate::handler::{Message, Run};
 use crate::metrics::Stage;
 use crate::outcome::Outcome;
-use crate::pg::{self, LockWait, Session};
+use crate::pg::{self, Session};
 use crate::worker::interrupt::Interrupt;
 use crate::worker::prediction::SMALL;
-
-/// A handler's longest wait for a lock in a batch that has met another transaction's.
-const CONTENDED: Duration = Duration::from_millis(500);
 
 /// Runs one transaction for a batch. When it returns outcomes, they are committed.
 pub(crate) async fn transact(
@@ -44,10 +42,13 @@ pub(crate) async fn transact(
     let begun = async { pg::begin_to_claim(&mut session.connection).await.map_err(Interrupt::of_ours) };
     let mut transaction = in_time(run.shared, begun).await?;
     step("worker.begin.after");
+    if run.plan.has_turn() {
+        take_turn(run, &mut transaction).await?;
+    }
     let outcomes = step_by_step(run, &mut transaction, unconfirmed).await?;
     // What the handler deferred runs at COMMIT.
     let entered =
-        async { pg::enter_handler(&mut transaction, LockWait::Session).await.map_err(Interrupt::of_ours) };
+        async { pg::enter_handler(&mut transaction, run.lock_wait()).await.map_err(Interrupt::of_ours) };
     in_time(run.shared, entered).await?;
     // From here on the reply may be lost while the commit happens: an error of the connection says nothing about it.
     unconfirmed.remember(run.candidates, &outcomes);
@@ -69,6 +70,18 @@ pub(crate) async fn transact(
     Ok(outcomes)
 }
 
+/// Waits for the turn of the consumer's batches, which ends with the transaction.
+async fn take_turn(run: &BatchRun<'_>, transaction: &mut PgConnection) -> Result<(), Interrupt> {
+    let consumer = run.shared.consumer.name.as_str();
+    let taken = async { pg::take_turn(transaction, consumer).await.map_err(Interrupt::of_ours) };
+    if in_time(run.shared, taken).await? {
+        return Ok(());
+    }
+    run.shared.contention.missed(tokio::time::Instant::now());
+    let text = "another batch of the consumer does not end";
+    Err(Interrupt::Failed(Fault::new(FaultClass::Contention, None, text)))
+}
+
 /// Everything but BEGIN and COMMIT.
 async fn step_by_step(
     run: &BatchRun<'_>,
@@ -80,10 +93,7 @@ async fn step_by_step(
     if let (Run::Sql(_), Plan::Apart { .. } | Plan::ByItself { .. }) = (&run.shared.run, run.plan) {
         // A SQL handler runs within a statement of ours, so the limit is set before it. The statements after the claim may wait longer
         // for locks than the claim itself, whether a handler runs or not.
-        let limit = match run.plan.lock_wait() {
-            LockWait::Session => run.shared.postgres.lock_timeout,
-            LockWait::Moment => CONTENDED,
-        };
+        let limit = run.lock_wait().limit().unwrap_or(run.shared.postgres.lock_timeout);
         let limited = async { pg::limit_lock_wait(transaction, limit).await.map_err(Interrupt::of_ours) };
         in_time(run.shared, limited).await?;
     }

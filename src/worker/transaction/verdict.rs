@@ -48,6 +48,7 @@ pub(super) fn verdicts(
                 || failed_with.is_some() && failed_with == fault.code && !shared.progress.is_stalled()
                 || shared.progress.has_witness(&candidate.identity, tokio::time::Instant::now()),
             is_last: shared.consumer.retry.after(attempt).is_none(),
+            persists: shared.progress.persists(&candidate.identity, tokio::time::Instant::now()),
             poisoned,
         };
         let outcome = match blame(fault.class, circumstances) {

@@ -4,6 +4,7 @@
 mod budget;
 mod contention;
 mod environment;
+mod hot_rows;
 mod time;
 
 use crate::support::World;

@@ -167,6 +167,7 @@ impl World {
             by_itself: true,
             witness: message.answered || message.undecided.is_some_and(|before| state.completed > before),
             is_last: retry.after(next).is_none(),
+            persists: false,
             poisoned: 0,
         };
         let verdict = match self.policy {

@@ -38,7 +38,11 @@ pub(crate) const CASES: [(Hot, [&str; 3]); 5] = [
 ];
 
 /// Measures one kind of work: the baseline once a round, and each number of workers beside it.
-pub(crate) async fn hot(rounds: &Rounds<'_>, hot: Hot, names: [&'static str; 3]) -> anyhow::Result<Vec<Outcome>> {
+pub(crate) async fn hot(
+    rounds: &Rounds<'_>,
+    hot: Hot,
+    names: [&'static str; 3],
+) -> anyhow::Result<Vec<Outcome>> {
     let refused_of_ten = if hot == Hot::Stock { 6 } else { 0 };
     let job = |consumer| Job {
         consumer,
@@ -70,11 +74,14 @@ pub(crate) async fn hot(rounds: &Rounds<'_>, hot: Hot, names: [&'static str; 3])
         }
     }
     let outcomes = names.iter().enumerate().filter_map(|(index, name)| {
-        let outcome = Outcome::new(find(name)?, ratios(&us[index], &them, |run| run.rate)).of(&us[index], &them);
+        let outcome =
+            Outcome::new(find(name)?, ratios(&us[index], &them, |run| run.rate)).of(&us[index], &them);
         let burst = longest[index];
         Some(
             outcome
-                .unless(burst > LONGEST, || format!("a burst of {BURST} messages took {:.1} s", burst.as_secs_f64()))
+                .unless(burst > LONGEST, || {
+                    format!("a burst of {BURST} messages took {:.1} s", burst.as_secs_f64())
+                })
                 .note("longest_burst_s", json!(rounded(burst.as_secs_f64())))
                 .note("naive_longest_burst_s", json!(rounded(their_longest.as_secs_f64()))),
         )
@@ -113,7 +120,10 @@ async fn bursts(site: &mut Site<'_>, seed: u64) -> anyhow::Result<Duration> {
             if left == 0 && count(&mut watch).await? == due {
                 break;
             }
-            anyhow::ensure!(started.elapsed() < STUCK, "a burst: {left} messages in the queue, and nothing moves");
+            anyhow::ensure!(
+                started.elapsed() < STUCK,
+                "a burst: {left} messages in the queue, and nothing moves"
+            );
             check(&mut members)?;
             tokio::time::sleep(LOOK).await;
         }

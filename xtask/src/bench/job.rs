@@ -168,7 +168,13 @@ impl QueueType {
 
 impl Job {
     pub(crate) fn naive(queue_type: QueueType, messages: u64) -> Self {
-        Self { consumer: Consumer::Naive(Keys::Article), queue_type, messages, poison_every: 0, refused_of_ten: 0 }
+        Self {
+            consumer: Consumer::Naive(Keys::Article),
+            queue_type,
+            messages,
+            poison_every: 0,
+            refused_of_ten: 0,
+        }
     }
 
     pub(crate) fn ours(ours: Ours, queue_type: QueueType, messages: u64) -> Self {

@@ -304,7 +304,11 @@ impl<'s> Site<'s> {
             }
             Consumer::NaiveHot(hot) => {
                 let queue = self.queue.clone();
-                members.push(self.member("naive", "bench", &["naive", "--queue", &queue, "--hot", hot.naive()])?);
+                members.push(self.member(
+                    "naive",
+                    "bench",
+                    &["naive", "--queue", &queue, "--hot", hot.naive()],
+                )?);
             }
             Consumer::Bare => {
                 let queue = self.queue.clone();

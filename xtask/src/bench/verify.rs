@@ -22,7 +22,11 @@ pub(crate) async fn verify(
     let (poisoned, refused) = (site.job.poisoned(), site.job.refused());
     match &site.job.consumer {
         Consumer::Naive(_) | Consumer::NaiveHot(_) => facts.extend([
-            ("completed keys", "select count(*) from idempotency_keys where status = 'COMPLETED'", effects + refused),
+            (
+                "completed keys",
+                "select count(*) from idempotency_keys where status = 'COMPLETED'",
+                effects + refused,
+            ),
             ("keys", "select count(*) from idempotency_keys", effects + refused),
             ("audit rows", "select count(*) from audit", effects + refused),
             ("outbox rows", "select count(*) from outbox", effects + refused),

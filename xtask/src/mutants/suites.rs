@@ -108,6 +108,16 @@ pub(crate) const TESTED: &[Tested] = &[
         "late_result_changes_nothing",
         &["sql_protocol::leases::what_becomes_known_late_resolves_an_unknown_outcome"],
     ),
+    it(
+        "batches_wait_for_locks",
+        &["blame::hot_rows::batches_of_several_processes_lose_no_deadlock_and_spend_no_attempt"],
+    ),
+    it(
+        "turns_are_not_taken",
+        &["blame::hot_rows::a_batch_whose_turn_does_not_come_goes_on_message_by_message"],
+    ),
+    it("parts_keep_their_locks", &["blame::hot_rows::a_part_of_a_batch_that_meets_a_lock_ends_the_batch"]),
+    it("refusals_run_twice", &["blame::hot_rows::many_refusals_run_no_message_twice"]),
     it("redis_takeover_keeps_the_token", &[REDIS]),
     it("redis_complete_without_token", &[REDIS]),
     it(
