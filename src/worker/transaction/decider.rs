@@ -282,10 +282,9 @@ impl Decider {
                 outcomes[index] = Some(Outcome::Undecided { attempts: 0, fault });
                 continue;
             }
-            match before.as_ref().map(|fault| fault.class) {
+            if before.as_ref().is_some_and(|fault| fault.class == FaultClass::Session) {
                 // Its plans and prepared statements are of another time.
-                Some(FaultClass::Session) => self.attempts.drop_session(),
-                _ => {}
+                self.attempts.drop_session();
             }
             // The others need not wait for all of them.
             self.attempts.drop_permit();
