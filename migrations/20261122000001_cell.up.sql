@@ -67,6 +67,108 @@ comment on function oncely.epoch is
     'The epoch that a row belongs to: system identifier, timeline, database oid and history id. Fails on a '
     'standby.';
 
+-- What one process at a time does. Rows, and no advisory locks: any login may take those, for as long as it likes. A
+-- row of pid 0 is locked for a transaction; a session that takes a lock for longer adds a row, which counts as long as
+-- the session is there. No role may write here: only functions do.
+create table oncely.locks (
+    name text collate "C" not null,
+    pid integer not null,
+    backend_start timestamptz not null,
+    since timestamptz not null,
+    constraint locks_pkey primary key (name, pid),
+    constraint locks_name check (name in ('audit_partitions', 'collection', 'count_letters', 'requeue', 'requeueing')),
+    constraint locks_times check (
+        least(backend_start, since) >= '1970-01-01 00:00:00+00'
+        and greatest(backend_start, since) <= '9999-12-31 00:00:00+00'
+    )
+);
+comment on table oncely.locks is 'Locks of the maintenance and of requeues, and the sessions that hold them.';
+comment on column oncely.locks.name is 'What is locked.';
+comment on column oncely.locks.pid is 'The process of the session that holds it; 0 in the row that transactions lock.';
+comment on column oncely.locks.backend_start is 'When that process began, as far as it is shown.';
+comment on column oncely.locks.since is
+    'Since when the session holds it; in the row of pid 0, when it was released last.';
+insert into oncely.locks (name, pid, backend_start, since)
+select n, 0, '1970-01-01 00:00:00+00', clock_timestamp()
+from unnest(array['audit_partitions', 'collection', 'count_letters', 'requeue', 'requeueing']) as n;
+
+create function oncely.take_lock(name text, shared boolean) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if shared then
+        perform from oncely.locks as l where l.name = take_lock.name and l.pid = 0 for share;
+    else
+        perform from oncely.locks as l where l.name = take_lock.name and l.pid = 0 for update;
+    end if;
+    if not found then
+        raise exception using errcode = 'ONC11', message = format('oncely: there is no lock %s', name);
+    end if;
+end
+$$;
+comment on function oncely.take_lock is 'Takes a lock until the transaction ends; waits for it.';
+revoke execute on function oncely.take_lock from public;
+
+create function oncely.try_session_lock(name text, shared boolean) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    at timestamptz := clock_timestamp();
+begin
+    perform oncely.take_lock(name, false);
+    -- A session that is gone holds nothing; nor does one whose number another session has got since.
+    delete from oncely.locks as l
+    where l.name = try_session_lock.name and l.pid <> 0
+        and (
+            l.pid = pg_backend_pid()
+            or l.since < at - interval '1 day'
+            or not oncely.is_at_work(l.pid, l.backend_start)
+        );
+    if not shared and exists (
+        select from oncely.locks as l where l.name = try_session_lock.name and l.pid <> 0
+    ) then
+        return false;
+    end if;
+    insert into oncely.locks (name, pid, backend_start, since)
+    select try_session_lock.name, a.pid, coalesce(a.backend_start, '1970-01-01 00:00:00+00'), at
+    from pg_stat_activity as a
+    where a.pid = pg_backend_pid();
+    return true;
+end
+$$;
+comment on function oncely.try_session_lock is
+    'Takes a lock until it is released or the session ends, a day at the most; false where another session holds it. A '
+    'shared one never keeps others out, and is seen (oncely.is_session_locked).';
+revoke execute on function oncely.try_session_lock from public;
+
+create function oncely.release_session_lock(name text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from oncely.locks as l where l.name = release_session_lock.name and l.pid = pg_backend_pid();
+    update oncely.locks as l set since = clock_timestamp() where l.name = release_session_lock.name and l.pid = 0;
+end
+$$;
+comment on function oncely.release_session_lock is 'Releases a lock of the session.';
+revoke execute on function oncely.release_session_lock from public;
+
+create function oncely.is_session_locked(name text) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return exists (
+        select from oncely.locks as l
+        where l.name = is_session_locked.name and l.pid <> 0 and oncely.is_at_work(l.pid, l.backend_start)
+    );
+end
+$$;
+comment on function oncely.is_session_locked is 'Does a session hold this lock?';
+revoke execute on function oncely.is_session_locked from public;
+
 -- Frozen for ever: the first two bytes of SHA-256 of the tenant, modulo 1,024. Cells will own buckets, not tenants.
 create function oncely.bucket(tenant text) returns integer
 language sql immutable strict parallel safe

@@ -107,7 +107,7 @@ begin
         partition
     );
     -- Two relays at once: the second waits, then finds it made.
-    perform pg_advisory_xact_lock(hashtextextended('oncely.audit_partitions', 0));
+    perform oncely.take_lock('audit_partitions', false);
     if to_regclass(format('oncely.%I', partition)) is not null then
         return null;
     end if;

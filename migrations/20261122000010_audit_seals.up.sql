@@ -265,7 +265,7 @@ begin
             message = format('oncely: the trail is kept for %s at least, up to %s', least_age, known),
             hint = 'The owner of the schema can lower it: update oncely.cell set audit_floor = …';
     end if;
-    perform pg_advisory_xact_lock(hashtextextended('oncely.audit_partitions', 0));
+    perform oncely.take_lock('audit_partitions', false);
     select c.relname, (to_date(right(c.relname, 8), 'YYYYMMDD') + 7)::timestamp at time zone 'UTC'
     into partition, cutoff
     from pg_inherits as i

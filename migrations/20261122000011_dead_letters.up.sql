@@ -232,9 +232,11 @@ declare
     room bigint;
 begin
     -- One at a time: of two counts the older one might be written last, without what the newer one took away.
-    if not pg_try_advisory_xact_lock(hashtextextended('oncely.count_letters', 0)) then
+    perform from oncely.locks as k where k.name = 'count_letters' and k.pid = 0 for update skip locked;
+    if not found then
         return null;
     end if;
+    update oncely.locks as k set since = at where k.name = 'count_letters' and k.pid = 0;
     -- By one snapshot: a row of growth is seen, and taken away, exactly where its letters are.
     with counted as (
         select d.tenant, count(*) as letters, sum(d.stored_size) as bytes

@@ -76,13 +76,12 @@ begin
         raise exception using errcode = 'ONC05',
             message = 'the message_id and the ordering_key of an event must not be empty: leave them out';
     end if;
-    -- Any session may set it: 128 MiB, RabbitMQ's own default limit for long, is the end of it.
-    most := least(coalesce(nullif(current_setting('oncely.max_event_bytes', true), ''), '16777216')::bigint, 134217728);
+    -- Any session may set it: it lowers the limit. What is larger than 16 MiB no relay reads (src/pg/event_relay.rs).
+    most := least(coalesce(nullif(current_setting('oncely.max_event_bytes', true), ''), '16777216')::bigint, 16777216);
     if octet_length(payload) > most then
         raise exception using errcode = 'ONC04',
             message = format('the payload of an event has %s bytes; the limit is %s', octet_length(payload), most),
-            hint = 'Put large content where its consumer can fetch it, or set oncely.max_event_bytes (and RabbitMQ''s '
-                'max_message_size).';
+            hint = 'Put large content where its consumer can fetch it.';
     end if;
     due := at;
     if delay is not null then
@@ -142,8 +141,9 @@ begin
                 when 'array' then true
                 -- RabbitMQ takes these two for lists of routing keys, and closes the channel on anything else.
                 else h.key in ('CC', 'BCC')
-            end or octet_length(h.key) not between 1 and 255)
-        into size, wrong
+            end or octet_length(h.key) not between 1 and 255),
+            count(*)
+        into size, wrong, number
         from jsonb_each(headers) as h;
         if wrong is not null then
             raise exception using errcode = 'ONC05',
@@ -158,6 +158,11 @@ begin
                 message = format('the headers of an event have %s bytes; the limit is 122880', size),
                 hint = 'AMQP can''t split the headers of a message: they must fit into one frame.';
         end if;
+        if number > 4096 then
+            raise exception using errcode = 'ONC04',
+                message = format('an event has %s headers; the limit is 4096', number);
+        end if;
+        number := null;
     end if;
     if ordering_key is not null then
         -- The row stays locked until the caller's commit: who comes next under this key waits, and gets a higher

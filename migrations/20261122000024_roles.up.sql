@@ -61,7 +61,8 @@ begin
             values
             -- Runs handlers, and records what became of their messages.
             ('oncely_worker', 'usage on schema oncely'),
-            ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
+            ('oncely_worker', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.locks, '
+                'oncely.idempotency_keys, '
                 'oncely.dead_letters, oncely.tenant_limits, oncely.letter_usage, oncely.letter_growth, '
                 'oncely.controls'),
             ('oncely_worker', 'insert on oncely.dead_letters, oncely.letter_growth, oncely.mirror_queue'),
@@ -94,7 +95,8 @@ begin
             -- some column; of keys a policy lets it change none.
             ('oncely_relay', 'usage on schema oncely'),
             ('oncely_relay', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
-            ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.audit_seals, oncely.processes, '
+            ('oncely_relay', 'select on oncely.consumers, oncely.maintenance, oncely.locks, oncely.audit_seals, '
+                'oncely.processes, '
                 'oncely.letter_usage'),
             -- How long a tenant's keys are kept.
             ('oncely_relay', 'select (tenant, retention, former_retention, former_until) on oncely.tenant_limits'),
@@ -110,7 +112,9 @@ begin
                 'delete on oncely.dead_letters'),
             -- It makes the tags of identities, as the worker does: it can write to Redis whatever it likes anyway. It
             -- signs nothing.
-            ('oncely_relay', 'execute on function oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
+            ('oncely_relay', 'execute on function oncely.take_lock, oncely.try_session_lock, '
+                'oncely.release_session_lock, '
+                'oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
                 'oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
@@ -120,7 +124,8 @@ begin
 
             -- A person with the command line.
             ('oncely_operator', 'usage on schema oncely'),
-            ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.idempotency_keys, '
+            ('oncely_operator', 'select on oncely.cell, oncely.consumers, oncely.maintenance, oncely.locks, '
+                'oncely.idempotency_keys, '
                 'oncely.mirror_queue, oncely.audit, oncely.audit_seals, oncely.processed_keys, oncely.dead_letters, '
                 'oncely.dead_letter_groups, oncely.tenant_limits, oncely.letter_usage, oncely.letter_growth, '
                 'oncely.events, oncely.ordering_keys, oncely.operator_actions, oncely.rights, oncely.processes, '
@@ -132,7 +137,9 @@ begin
             ('oncely_operator', 'delete, update (state, updated_at, swept_at) on oncely.dead_letters'),
             ('oncely_operator', 'delete, update (available_at, attempts, state, reason, last_error) on oncely.events'),
             ('oncely_operator', 'delete, update (used_at) on oncely.ordering_keys'),
-            ('oncely_operator', 'execute on function oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
+            ('oncely_operator', 'execute on function oncely.take_lock, oncely.try_session_lock, '
+                'oncely.release_session_lock, '
+                'oncely.is_session_locked, oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention, oncely.accept_clock, '
@@ -147,7 +154,8 @@ begin
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
             ('oncely_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
-            ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.mirror_queue, oncely.audit, '
+            ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.locks, oncely.mirror_queue, '
+                'oncely.audit, '
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.tenant_limits, '
                 'oncely.letter_usage, oncely.letter_growth, oncely.ordering_keys, oncely.operator_actions, '
                 'oncely.rights, oncely.processes, oncely.stats, oncely.relay_stats, '

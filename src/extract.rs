@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use serde_json::Value;
+use serde_json::Number;
 use sha2::{Digest as _, Sha256};
 
 use crate::identity::{Identity, IdentityError, IdentityPart};
+use crate::json::Json;
 use crate::message::{HeaderValue, RawMessage};
 use crate::reason::{Reason, Rejection};
 
@@ -107,7 +108,7 @@ pub fn identify(
     let part = |source: &Source, wrong: fn(IdentityError, &str) -> Rejection| {
         let json = match &json {
             Some(Err(rejection)) if in_body(source) => return Err(rejection.clone()),
-            Some(Ok(json)) => Some(json),
+            Some(Ok(json)) => Some(*json),
             _ => None,
         };
         find(message, json, source).map_err(|error| wrong(error, &source.to_string()))
@@ -126,21 +127,25 @@ pub(crate) fn value(message: &RawMessage, source: &Source) -> Option<IdentityPar
         Source::JsonPointer(_) => Some(parse(&message.body).ok()?),
         _ => None,
     };
-    find(message, json.as_ref(), source).ok()
+    find(message, json, source).ok()
 }
 
 /// Parses a body as JSON.
 ///
 /// # Errors
 /// A [`Rejection`] with the place of the first error, without the text around it.
-pub(crate) fn parse(body: &[u8]) -> Result<Value, Rejection> {
-    serde_json::from_slice(body).map_err(|error| {
+fn parse(body: &[u8]) -> Result<Json<'_>, Rejection> {
+    Json::parse(body).map_err(|error| {
         let place = format!("line {}, column {}", error.line(), error.column());
         Rejection::new(Reason::InvalidJson, format!("the body is not JSON ({place})"))
     })
 }
 
-fn find(message: &RawMessage, json: Option<&Value>, source: &Source) -> Result<IdentityPart, IdentityError> {
+fn find(
+    message: &RawMessage,
+    json: Option<Json<'_>>,
+    source: &Source,
+) -> Result<IdentityPart, IdentityError> {
     let missing = IdentityError::Missing;
     match source {
         Source::Property(property) => IdentityPart::new(property.of(message).ok_or(missing)?.as_bytes()),
@@ -154,20 +159,31 @@ fn find(message: &RawMessage, json: Option<&Value>, source: &Source) -> Result<I
             IdentityPart::new(word.as_bytes())
         }
         Source::Queue => IdentityPart::new(message.queue.as_bytes()),
-        Source::JsonPointer(pointer) => match json.and_then(|json| json.pointer(pointer)).ok_or(missing)? {
-            Value::String(text) => IdentityPart::new(text.as_bytes()),
-            Value::Number(number) if !number.is_f64() => IdentityPart::new(number.to_string().as_bytes()),
-            Value::Number(_) => Err(IdentityError::WrongType("a fraction or a number beyond 64 bits")),
-            Value::Null => Err(IdentityError::WrongType("null")),
-            Value::Bool(_) => Err(IdentityError::WrongType("a boolean")),
-            Value::Array(_) => Err(IdentityError::WrongType("an array")),
-            Value::Object(_) => Err(IdentityError::WrongType("an object")),
-        },
+        Source::JsonPointer(pointer) => in_body(json.and_then(|json| json.at(pointer)).ok_or(missing)?),
         Source::BodyHash => {
             let digest = Sha256::digest(&message.body);
             IdentityPart::new(digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>().as_bytes())
         }
         Source::Fixed(value) => IdentityPart::new(value.as_bytes()),
+    }
+}
+
+/// A value in a body: text, or an integer of 64 bits in decimal.
+fn in_body(json: Json<'_>) -> Result<IdentityPart, IdentityError> {
+    let wrong = |kind| Err(IdentityError::WrongType(kind));
+    match json.text().as_bytes().first() {
+        Some(b'"') => {
+            let text = json.characters().ok_or(IdentityError::NotUtf8)?;
+            IdentityPart::new(text.as_bytes())
+        }
+        Some(b'{') => wrong("an object"),
+        Some(b'[') => wrong("an array"),
+        Some(b'n') => wrong("null"),
+        Some(b't' | b'f') => wrong("a boolean"),
+        _ => match serde_json::from_str::<Number>(json.text()) {
+            Ok(number) if !number.is_f64() => IdentityPart::new(number.to_string().as_bytes()),
+            Ok(_) | Err(_) => wrong("a fraction or a number beyond 64 bits"),
+        },
     }
 }
 

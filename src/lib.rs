@@ -92,6 +92,7 @@ mod heartbeat;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod identity;
+pub(crate) mod json;
 pub mod lease;
 #[doc(hidden)]
 pub mod letter;

@@ -22,6 +22,9 @@ pub(crate) const LETTER_MARK: &str = "x-oncely-dead-letter-mark";
 /// Names of the original's headers that a copy could not keep.
 pub(crate) const LEFT_OUT: &str = "x-oncely-headers-left-out";
 
+/// The bytes of headers that are too many to be read.
+pub(crate) const UNREAD: &str = "x-oncely-headers-unread";
+
 // What a dead letter says of itself. A tenant, a key and an attempt are missing where they are not known.
 pub(crate) const ATTEMPT: &str = "x-oncely-attempt";
 pub(crate) const CONSUMER: &str = "x-oncely-consumer";
@@ -38,7 +41,7 @@ pub(crate) const ROUTING_KEY: &str = "x-oncely-routing-key";
 pub(crate) const USER_ID: &str = "x-oncely-user-id";
 
 /// All of them.
-pub(crate) const ALL: [&str; 18] = [
+pub(crate) const ALL: [&str; 19] = [
     RUNG,
     COPY,
     EVENT,
@@ -46,6 +49,7 @@ pub(crate) const ALL: [&str; 18] = [
     LETTER,
     LETTER_MARK,
     LEFT_OUT,
+    UNREAD,
     ATTEMPT,
     CONSUMER,
     DETAIL,

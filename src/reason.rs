@@ -24,6 +24,8 @@ pub enum Reason {
     InvalidJson,
     /// The body is over the consumer's limit.
     BodyTooLarge,
+    /// The headers hold more than 4,096 values, those in tables and arrays counted.
+    HeadersTooLarge,
     /// The key came before with another payload.
     KeyConflict,
     /// The handler said that this message can never succeed.
@@ -54,6 +56,7 @@ impl Reason {
         Self::KeyInvalid,
         Self::InvalidJson,
         Self::BodyTooLarge,
+        Self::HeadersTooLarge,
         Self::KeyConflict,
         Self::HandlerRejected,
         Self::Poison,
@@ -76,6 +79,7 @@ impl Reason {
             Self::KeyInvalid => "key_invalid",
             Self::InvalidJson => "invalid_json",
             Self::BodyTooLarge => "body_too_large",
+            Self::HeadersTooLarge => "headers_too_large",
             Self::KeyConflict => "key_conflict",
             Self::HandlerRejected => "handler_rejected",
             Self::Poison => "poison",

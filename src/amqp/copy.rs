@@ -41,7 +41,10 @@ pub(crate) fn without(headers: &FieldTable, names: &[&str]) -> FieldTable {
 
 /// The publisher's headers without what Oncely wrote beside them.
 pub(crate) fn without_ours(headers: &FieldTable) -> FieldTable {
-    keep(headers, |name| !name.starts_with("x-oncely-") && name != own_headers::RUNG)
+    // What was not read is all that there is of them: without it they would look as if there were none.
+    keep(headers, |name| {
+        name == own_headers::UNREAD || !name.starts_with("x-oncely-") && name != own_headers::RUNG
+    })
 }
 
 fn keep(headers: &FieldTable, kept: impl Fn(&str) -> bool) -> FieldTable {

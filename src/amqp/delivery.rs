@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use chrono::DateTime;
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldArray, FieldTable};
+use lapin::types::{AMQPValue, FieldArray, FieldTable, ShortString};
 
 use super::budget::{Budget, Share};
 use super::channel_life::{ChannelLife, Parked};
 use super::copy::{Copy, short};
-use super::headers::table_size;
+use super::headers::{table_size, values};
 use crate::message::{HeaderValue, Properties, RawMessage};
 
 /// A message as handed over, with the life of the channel that it came on.
@@ -25,6 +25,8 @@ pub(crate) struct Delivery {
     pub(crate) tag: u64,
     /// The channel's life: a tag means nothing on another channel.
     pub(crate) channel: Arc<ChannelLife>,
+    /// Values in all of its headers.
+    pub(crate) header_values: usize,
     /// When it came.
     pub(crate) arrived: Instant,
     /// How often the broker had been asked anew when it came.
@@ -38,6 +40,9 @@ pub(crate) struct Delivery {
 /// Of a delivery with an empty body.
 const OVERHEAD: usize = 1 << 10;
 
+/// Of each value in the headers, in both forms, whatever its size on the wire. Collections have room for twice what is in them.
+const VALUE: usize = 2 * (size_of::<(ShortString, AMQPValue)>() + size_of::<(String, HeaderValue)>());
+
 impl Delivery {
     pub(crate) fn new(
         delivery: lapin::message::Delivery,
@@ -47,12 +52,28 @@ impl Delivery {
     ) -> Box<Self> {
         let tag = delivery.delivery_tag;
         // The headers are kept as they came, and in a readable form.
-        let headers = delivery.properties.headers().as_ref().map_or(0, |headers| 2 * table_size(headers));
+        let (header_values, headers) = match delivery.properties.headers() {
+            Some(headers) => {
+                let count = values(headers);
+                (count, 2 * table_size(headers) + count * VALUE)
+            }
+            None => (0, 0),
+        };
         let share = budget.take(delivery.data.len() + headers + OVERHEAD);
         let (message, properties) = read(delivery, queue);
         let (arrived, round) = (Instant::now(), channel.round());
         // Half a kilobyte that moves from hand to hand.
-        Box::new(Self { message, properties, tag, channel, arrived, round, parked: None, _share: share })
+        Box::new(Self {
+            message,
+            properties,
+            tag,
+            channel,
+            header_values,
+            arrived,
+            round,
+            parked: None,
+            _share: share,
+        })
     }
 
     /// It waits, for its time or for its copy.

@@ -5,11 +5,20 @@
 //! refuses, and tables nested thousands of levels deep, which it parses by recursion. So bytes that are not UTF-8 become NUL, which no
 //! identity may hold: the message is refused by name (`key_invalid`). And a table or an array below [`DEEPEST`] becomes a byte array
 //! of what is in it, which looks the same on the wire but for its type.
+//!
+//! A value of one byte on the wire takes a hundred when it is decoded. So headers of more than [`MOST_VALUES`] are not: they become one
+//! header, [`own_headers::UNREAD`], whose value is their bytes, and whoever meets it refuses the message.
 
 use std::str;
 
+use crate::own_headers;
+
 /// Levels of tables and arrays that the client gets to see as such; a handler sees no more either.
 pub(super) const DEEPEST: u32 = 64;
+
+/// Values in all headers of a message, those in tables and arrays counted, that the client gets to see. Twice what a message may come
+/// with ([`super::headers::MOST_VALUES`]): copies of it carry more.
+pub(super) const MOST_VALUES: usize = 2 * super::headers::MOST_VALUES;
 
 /// Type, channel and size.
 const HEADER: usize = 7;
@@ -138,7 +147,7 @@ pub(crate) fn properties(bytes: &mut [u8]) -> Option<()> {
         }
         match bit {
             // headers
-            2 => rest.table(1)?,
+            2 => rest.headers()?,
             // delivery_mode, priority
             3 | 4 => rest.skip(1)?,
             // timestamp
@@ -177,29 +186,36 @@ impl<'b> Cursor<'b> {
         Some(())
     }
 
-    /// A table that lies on the given level: its length, then names and values.
-    fn table(&mut self, level: u32) -> Option<()> {
+    /// All headers: a table.
+    fn headers(&mut self) -> Option<()> {
         let count = self.u32()?;
-        let mut inner = Self(self.bytes(count)?);
-        while !inner.0.is_empty() {
-            inner.short_string()?;
-            inner.value(level)?;
+        let table = self.bytes(count)?;
+        let mut values = 0;
+        let read = Cursor(&mut *table).entries(1, &mut values);
+        if values > MOST_VALUES { unread(table) } else { read }
+    }
+
+    /// What is in a table that lies on the given level: names and values. Adds how many there are to `values`.
+    fn entries(mut self, level: u32, values: &mut usize) -> Option<()> {
+        while !self.0.is_empty() {
+            self.short_string()?;
+            self.value(level, values)?;
         }
         Some(())
     }
 
-    fn array(&mut self, level: u32) -> Option<()> {
-        let count = self.u32()?;
-        let mut inner = Self(self.bytes(count)?);
-        while !inner.0.is_empty() {
-            inner.value(level)?;
+    /// What is in an array that lies on the given level.
+    fn items(mut self, level: u32, values: &mut usize) -> Option<()> {
+        while !self.0.is_empty() {
+            self.value(level, values)?;
         }
         Some(())
     }
 
     /// A value in a table or an array on the given level, its type before it. RabbitMQ's types and sizes
     /// (<https://www.rabbitmq.com/amqp-0-9-1-errata>), which are the client's.
-    fn value(&mut self, level: u32) -> Option<()> {
+    fn value(&mut self, level: u32, values: &mut usize) -> Option<()> {
+        *values += 1;
         let kind = self.bytes(1)?.first_mut()?;
         match *kind {
             b'F' | b'A' if level >= DEEPEST => {
@@ -207,8 +223,12 @@ impl<'b> Cursor<'b> {
                 let count = self.u32()?;
                 self.skip(count)
             }
-            b'F' => self.table(level + 1),
-            b'A' => self.array(level + 1),
+            b'F' | b'A' => {
+                let is_table = *kind == b'F';
+                let count = self.u32()?;
+                let inner = Cursor(self.bytes(count)?);
+                if is_table { inner.entries(level + 1, values) } else { inner.items(level + 1, values) }
+            }
             b'S' | b'x' => {
                 let count = self.u32()?;
                 self.skip(count)
@@ -222,6 +242,16 @@ impl<'b> Cursor<'b> {
             _ => None,
         }
     }
+}
+
+/// Makes one header of what is in a table: its bytes, but for those that the name takes. It has far more.
+fn unread(table: &mut [u8]) -> Option<()> {
+    let name = own_headers::UNREAD.as_bytes();
+    let bytes = table.len().checked_sub(1 + name.len() + 5)?;
+    let start =
+        [&[u8::try_from(name.len()).ok()?][..], name, b"x", &u32::try_from(bytes).ok()?.to_be_bytes()];
+    table.get_mut(..table.len() - bytes)?.copy_from_slice(&start.concat());
+    Some(())
 }
 
 /// Bytes that are not UTF-8 become NUL.
@@ -313,6 +343,30 @@ mod tests {
             assert_eq!((deep[changed[0]], got[changed[0]]), (kind, b'x'));
             let fit = header(&nested(DEEPEST - 1, kind), b"k");
             assert_eq!(through(&fit, 100), fit);
+        }
+    }
+
+    #[test]
+    fn more_headers_than_are_read_become_one_of_their_bytes() {
+        let array = |count: usize| {
+            let size = u32::try_from(count).unwrap().to_be_bytes();
+            [&short(b"t")[..], b"S\0\0\0\x01a", &short(b"x"), b"A", &size, &vec![b'V'; count]].concat()
+        };
+        let entries = |count: u16| -> Vec<u8> {
+            (0..count).flat_map(|n| [&short(format!("{n}").as_bytes())[..], b"V"].concat()).collect()
+        };
+        let most = u16::try_from(MOST_VALUES).unwrap();
+        for fit in [array(MOST_VALUES - 2), entries(most)] {
+            let fit = header(&fit, b"k");
+            assert_eq!(through(&fit, 4_096), fit);
+        }
+        for table in [array(MOST_VALUES - 1), array(120_000), entries(most + 1)] {
+            let got = through(&header(&table, b"k"), 4_096);
+            let name = short(own_headers::UNREAD.as_bytes());
+            let rest = table.len() - name.len() - 5;
+            let bytes = u32::try_from(rest).unwrap().to_be_bytes();
+            let one = [&name[..], b"x", &bytes, &table[table.len() - rest..]].concat();
+            assert_eq!(got, header(&one, b"k"));
         }
     }
 

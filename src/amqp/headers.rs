@@ -13,6 +13,9 @@ const OTHER_PROPERTIES: usize = 4_096;
 /// such a name may be a publisher's.
 const OUR_LARGEST: usize = 2_048;
 
+/// Values that a message may come with in its headers, those in tables and arrays counted.
+pub(crate) const MOST_VALUES: usize = 4_096;
+
 /// Leaves out the largest headers until the rest fits into one frame: AMQP can't split the headers of a message, and a
 /// broker closes the connection over a larger frame. Headers of our own are never left out.
 pub(crate) fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
@@ -54,6 +57,19 @@ pub(crate) fn fit(headers: FieldTable, frame_max: u32) -> FieldTable {
 /// Bytes on the wire: a length, then the entries.
 pub(super) fn table_size(table: &FieldTable) -> usize {
     4 + table.inner().iter().map(|(name, value)| entry_size(name.as_str(), value)).sum::<usize>()
+}
+
+/// Values in all of them, those in tables and arrays counted.
+pub(super) fn values(table: &FieldTable) -> usize {
+    table.inner().values().map(values_in).sum()
+}
+
+fn values_in(value: &AMQPValue) -> usize {
+    1 + match value {
+        AMQPValue::FieldArray(items) => items.as_slice().iter().map(values_in).sum(),
+        AMQPValue::FieldTable(inner) => values(inner),
+        _ => 0,
+    }
 }
 
 fn entry_size(name: &str, value: &AMQPValue) -> usize {

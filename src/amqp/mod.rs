@@ -31,6 +31,7 @@ pub(crate) use delivery::read;
 pub(crate) use depth::{Depth, depth};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use frames::properties as fit_properties;
+pub(crate) use headers::MOST_VALUES as MOST_HEADER_VALUES;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use headers::fit;
 pub(crate) use management::{BindingFacts, Management, ManagementError, QueueFacts};

@@ -56,6 +56,8 @@ pub(crate) enum PublishResult {
     HeadersTooLarge,
     /// Nothing was published: no message can be made of what is stored.
     Unreadable,
+    /// Nothing was published: what is stored is too large to be read.
+    TooLarge,
 }
 
 /// All properties other than the headers, with the frame around them.

@@ -156,8 +156,10 @@ fn copy_result(copy: &Copy, result: PublishResult) -> Result<(), PublishError> {
     match result {
         PublishResult::Arrived => Ok(()),
         PublishResult::Unroutable => Err(PublishError::Unroutable(copy.exchange.clone())),
-        // Only a stored event can be unreadable.
-        PublishResult::Nacked | PublishResult::Unreadable => Err(PublishError::Nacked),
+        // Only a stored event can be one of the last two.
+        PublishResult::Nacked | PublishResult::Unreadable | PublishResult::TooLarge => {
+            Err(PublishError::Nacked)
+        }
         PublishResult::Closed(code, text) => Err(PublishError::Closed(code, text)),
         PublishResult::HeadersTooLarge => Err(PublishError::HeadersTooLarge),
     }

@@ -173,8 +173,8 @@ pub const CHECKS: &[Check] = &[
     at_start(
         "pg.maintenance",
         "The maintenance runs",
-        "`oncely.maintenance`: the last look at the database's clock",
-        "warning: nobody has looked for three hours, or the clock says what nothing explains: nothing is collected",
+        "`oncely.maintenance`, `oncely.locks`: the last look at the database's clock, the last collection and count",
+        "warning: nobody has looked for three hours; no collection ended within six hours of when one was due; or dead letters were not counted for three hours",
         "start a relay; if the clock is right, `oncely gc run --accept-clock`",
     ),
     later(

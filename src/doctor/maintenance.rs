@@ -17,6 +17,8 @@ use crate::units::counted;
 const AHEAD: TimeDelta = TimeDelta::days(2);
 /// It looks at the clock every hour.
 const LOOKED: TimeDelta = TimeDelta::hours(3);
+/// A collection of much takes hours.
+const COLLECTED: TimeDelta = TimeDelta::hours(6);
 /// It seals every hour; a transaction that is open keeps it waiting.
 const SEALED: TimeDelta = TimeDelta::days(2);
 
@@ -29,7 +31,7 @@ pub(super) async fn look(config: &Config, limits: &Limits, asking: &mut Asking<'
         Some(state) => {
             partitions(&state, asking.found);
             default_partition(&state, asking).await;
-            maintenance(&state, asking.found);
+            maintenance(config, &state, asking.found);
             sealed(&state, asking.found);
             horizon(config, &state, asking).await;
         }
@@ -85,13 +87,30 @@ async fn default_partition(state: &MaintenanceState, asking: &mut Asking<'_>) {
     }
 }
 
-fn maintenance(state: &MaintenanceState, found: &mut Found) {
+fn maintenance(config: &Config, state: &MaintenanceState, found: &mut Found) {
     const CHECK: &str = "pg.maintenance";
     let age = state.now - state.clock_seen_at;
     found.read(CHECK, format!("the clock was looked at last at {}", state.clock_seen_at));
     if age > LOOKED {
         let what = format!(
             "nobody has looked at the database's clock for {}: no relay keeps the tables, nothing is collected",
+            delta(age)
+        );
+        found.warning(CHECK, "", what);
+        return;
+    }
+    let due = config.gc.schedule.find_next_occurrence(&state.collected_at, false).ok();
+    if let Some(late) = due.map(|due| state.now - due).filter(|late| *late > COLLECTED) {
+        let what = format!(
+            "a collection was due {} ago, and none has ended since: a relay's log says why; `oncely gc run` runs one now",
+            delta(late)
+        );
+        found.warning(CHECK, "", what);
+    }
+    let age = state.now - state.counted_at;
+    if age > LOOKED {
+        let what = format!(
+            "what is stored of dead letters was not counted for {}: a relay does it every minute, and its log says why it can't",
             delta(age)
         );
         found.warning(CHECK, "", what);

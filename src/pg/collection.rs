@@ -113,9 +113,7 @@ pub(crate) async fn past_requeues(
     connection: &mut PgConnection,
 ) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
     let mut transaction = connection.begin().await?;
-    sqlx::query!("select pg_advisory_xact_lock(hashtextextended('oncely.requeue', 0))")
-        .fetch_one(&mut *transaction)
-        .await?;
+    sqlx::query!("select oncely.take_lock('requeue', false)").fetch_one(&mut *transaction).await?;
     Ok(transaction)
 }
 
@@ -279,17 +277,13 @@ pub(crate) async fn count_expired(
 
 /// Takes the lock of the one collection, if it is free. It belongs to the session; two collections at once are correct, only wasteful.
 pub(crate) async fn try_lock(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    let row =
-        sqlx::query!(r#"select pg_try_advisory_lock(hashtextextended('oncely.collection', 0)) as "locked!""#)
-            .fetch_one(connection)
-            .await?;
-    Ok(row.locked)
+    sqlx::query_scalar!(r#"select oncely.try_session_lock('collection', false) as "locked!""#)
+        .fetch_one(connection)
+        .await
 }
 
 /// Gives the lock back.
 pub(crate) async fn unlock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query!("select pg_advisory_unlock(hashtextextended('oncely.collection', 0))")
-        .fetch_one(connection)
-        .await?;
+    sqlx::query!("select oncely.release_session_lock('collection')").fetch_one(connection).await?;
     Ok(())
 }

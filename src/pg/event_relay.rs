@@ -26,7 +26,8 @@ pub(crate) struct TakenEvent {
     pub(crate) app_id: Option<String>,
     /// JSON.
     pub(crate) headers: Option<String>,
-    pub(crate) payload: Vec<u8>,
+    /// `None` where it is larger than an event may be.
+    pub(crate) payload: Option<Vec<u8>>,
 }
 
 /// How much is taken at once.
@@ -34,13 +35,16 @@ pub(crate) struct TakenEvent {
 pub(crate) struct TakeLimits {
     /// Events.
     pub(crate) events: i64,
-    /// Bytes of payload.
+    /// Bytes of payloads, and of headers as they are decoded.
     pub(crate) bytes: i64,
     /// Ordering keys looked at.
     pub(crate) keys: i64,
     /// Events of one ordering key.
     pub(crate) in_row: i64,
 }
+
+/// The same bytes of one event: what `oncely.add_event` lets be written, at the most. A larger row was written past it.
+const LARGEST: i64 = (16 << 20) + 16 * (1 << 20);
 
 /// The ordering key (with its tenant) after which the next walk begins; a walk that came to the end begins anew.
 pub(crate) type Cursor = Option<(String, String)>;
@@ -51,7 +55,7 @@ pub(crate) async fn take_events(
     now: DateTime<Utc>,
     limits: TakeLimits,
 ) -> Result<Vec<TakenEvent>, sqlx::Error> {
-    sqlx::query_file_as!(TakenEvent, "src/pg/events_take.sql", now, limits.events, limits.bytes)
+    sqlx::query_file_as!(TakenEvent, "src/pg/events_take.sql", now, limits.events, limits.bytes, LARGEST)
         .fetch_all(connection)
         .await
 }
@@ -84,7 +88,8 @@ pub(crate) async fn take_ordered(
         &keys,
         in_row,
         limits.events,
-        limits.bytes
+        limits.bytes,
+        LARGEST
     )
     .fetch_all(connection)
     .await?;
@@ -196,7 +201,7 @@ mod tests {
             reply_to: None,
             app_id: None,
             headers: None,
-            payload: Vec::new(),
+            payload: Some(Vec::new()),
         }
     }
 

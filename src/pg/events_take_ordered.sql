@@ -1,30 +1,31 @@
 -- Takes the first events of ordering keys, heads first; place is the position within the key, from 1. Rows that somebody else holds,
 -- or that are not due any more, are left out, so the caller uses a key's events only as far as their places have no gap.
--- Times and headers as in events_take.sql.
+-- Times, headers and sizes as in events_take.sql.
 -- Numbers follow the order of the commits: what comes before a visible event is visible, too, or published and gone.
 with first as materialized (
     select f.tenant, f.id, f.place, f.size
     from unnest($2::text[], $3::text[]) as k (tenant, ordering_key)
     cross join lateral (
-        select e.tenant, e.id, row_number() over (order by e.ordering_number) as place, octet_length(e.payload) as size
+        select e.tenant, e.id, row_number() over (order by e.ordering_number) as place, 
+            octet_length(e.payload) + 16::bigint * coalesce(octet_length(e.headers::text), 0) as size
         from oncely.events as e
         where e.tenant = k.tenant and e.ordering_key = k.ordering_key
         order by e.ordering_number
         limit $4
     ) as f
 ), picked as materialized (
-    select tenant, id, place
+    select tenant, id, place, size
     from (
-        select tenant, id, place, row_number() over w as rank, sum(size) over w - size as before
+        select tenant, id, place, size, row_number() over w as rank, sum(size) over w as until
         from first
         window w as (order by place, tenant, id)
     ) as f
-    where rank <= $5 and before < $6
+    where rank <= $5 and (until <= $6::bigint or rank = 1)
 )
 select e.tenant as "tenant!", e.id as "id!", greatest(least(e.created_at, '9999-12-31 00:00:00+00'), '1970-01-01 00:00:00+00') as "created_at!", e.attempts as "attempts!", e.reply as "reply!",
     e.exchange as "exchange!", e.routing_key as "routing_key!", e.ordering_key, p.place as "place!", e.message_id, e.content_type,
-    e.type as kind, e.correlation_id, e.reply_to, e.app_id, e.headers::text as headers,
-    e.payload as "payload!"
+    e.type as kind, e.correlation_id, e.reply_to, e.app_id, case when p.size <= $7 then e.headers::text end as headers,
+    case when p.size <= $7 then e.payload end as payload
 from picked as p
 join oncely.events as e on e.tenant = p.tenant and e.id = p.id
 where e.state = 'pending' and e.available_at <= $1

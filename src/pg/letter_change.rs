@@ -137,9 +137,7 @@ pub(crate) async fn begin_requeue(
     even_if_forgotten: bool,
     repeat_unknown: bool,
 ) -> Result<Begun, sqlx::Error> {
-    sqlx::query!("select pg_advisory_xact_lock_shared(hashtextextended('oncely.requeue', 0))")
-        .fetch_one(&mut *connection)
-        .await?;
+    sqlx::query!("select oncely.take_lock('requeue', true)").fetch_one(&mut *connection).await?;
     let (tenants, ids, generations) = columns(letters);
     sqlx::query_file!("src/pg/letters_lock_keys.sql", &tenants, &ids).fetch_all(&mut *connection).await?;
     let rows = sqlx::query_file!("src/pg/letters_memory.sql", &tenants, &ids, &generations, now)
@@ -302,24 +300,15 @@ pub(crate) async fn lock_free_requeueing(
 
 /// Says, for as long as the session lives, that it requeues letters.
 pub(crate) async fn announce_requeue(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::query!("select pg_advisory_lock_shared(hashtextextended('oncely.requeueing', 0))")
-        .fetch_one(connection)
-        .await?;
+    sqlx::query!("select oncely.try_session_lock('requeueing', true)").fetch_one(connection).await?;
     Ok(())
 }
 
 /// Is a session requeueing letters? Those that stand as requeueing are not all broken off then.
 pub(crate) async fn is_requeue_under_way(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar!(
-        r#"select exists (
-            select from pg_locks
-            where locktype = 'advisory' and granted and objsubid = 1
-              and database = (select oid from pg_database where datname = current_database())
-              and (classid::bigint << 32) | objid::bigint = hashtextextended('oncely.requeueing', 0)
-        ) as "under_way!""#
-    )
-    .fetch_one(connection)
-    .await
+    sqlx::query_scalar!(r#"select oncely.is_session_locked('requeueing') as "under_way!""#)
+        .fetch_one(connection)
+        .await
 }
 
 /// What a sweep must know of a letter.

@@ -12,6 +12,9 @@ pub(crate) struct MaintenanceState {
     pub(crate) clock_seen_at: DateTime<Utc>,
     /// The trail is sealed up to about here; `None` where no seal was ever begun.
     pub(crate) sealing_since: Option<DateTime<Utc>>,
+    /// When a collection ended last, and a count of what is stored of dead letters.
+    pub(crate) collected_at: DateTime<Utc>,
+    pub(crate) counted_at: DateTime<Utc>,
     /// End of the last week that has a partition.
     pub(crate) partitions_until: Option<DateTime<Utc>>,
     /// Bytes of the default partition.
@@ -30,6 +33,8 @@ pub(crate) async fn maintenance_state(
         MaintenanceState,
         r#"select clock_timestamp() as "now!", oncely.bounded(m.clock_seen_at) as "clock_seen_at!",
             oncely.bounded(m.seal_mark_at) as sealing_since,
+            (select l.since from oncely.locks as l where l.name = 'collection' and l.pid = 0) as "collected_at!",
+            (select l.since from oncely.locks as l where l.name = 'count_letters' and l.pid = 0) as "counted_at!",
             (
                 select ((max(to_date(right(c.relname, 8), 'YYYYMMDD')) + 7)::timestamp at time zone 'UTC')
                 from pg_inherits as i

@@ -15,7 +15,7 @@ use crate::own_headers;
 use crate::pg::{self, Cursor, EventFailure, NoSession, Session, TakeLimits, TakenEvent};
 use crate::traces::EventTraces;
 
-/// Most payload in one batch.
+/// Most bytes in one batch, of payloads and of decoded headers, unless it is one event.
 const BYTES: i64 = 8 << 20;
 
 /// Events of one ordering key in one batch: each is published and confirmed before the next.
@@ -197,12 +197,15 @@ async fn publish(
             if stuck.contains(&(event.tenant.as_str(), event.ordering_key.as_deref())) {
                 continue;
             }
-            let Some(message) = outgoing(event) else {
-                if event.ordering_key.is_some() {
-                    stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
+            let message = match outgoing(event) {
+                Ok(message) => message,
+                Err(result) => {
+                    if event.ordering_key.is_some() {
+                        stuck.insert((event.tenant.as_str(), event.ordering_key.as_deref()));
+                    }
+                    results[index] = Some(result);
+                    continue;
                 }
-                results[index] = Some(PublishResult::Unreadable);
-                continue;
             };
             going.push(index);
             messages.push(message);
@@ -226,8 +229,13 @@ async fn publish(
     (results, None)
 }
 
-/// `None` where no message can be made of it: a row that came past `oncely.emit` and the table's constraints.
-fn outgoing(event: &TakenEvent) -> Option<Outgoing<'_>> {
+/// The message of an event; or what keeps it from being one: a row that came past `oncely.emit` and the table's constraints.
+fn outgoing(event: &TakenEvent) -> Result<Outgoing<'_>, PublishResult> {
+    let payload = event.payload.as_deref().ok_or(PublishResult::TooLarge)?;
+    message(event, payload).ok_or(PublishResult::Unreadable)
+}
+
+fn message<'a>(event: &'a TakenEvent, payload: &'a [u8]) -> Option<Outgoing<'a>> {
     // A longer one panics where it becomes a short string.
     let short = |text: &str| ShortString::try_new(text).ok();
     short(&event.exchange).and(short(&event.routing_key))?;
@@ -261,7 +269,7 @@ fn outgoing(event: &TakenEvent) -> Option<Outgoing<'_>> {
         &event.routing_key,
         properties,
         headers,
-        &event.payload,
+        payload,
     ))
 }
 
@@ -289,6 +297,9 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
         PublishResult::Unreadable => {
             ("unreadable", "no message can be made of it: it was not written by oncely.emit".to_owned())
         }
+        PublishResult::TooLarge => {
+            ("too_large", "it is larger than oncely.emit lets be written, and was not read".to_owned())
+        }
         PublishResult::HeadersTooLarge => {
             ("headers_too_large", "its headers don't fit into one frame of this broker".to_owned())
         }
@@ -300,7 +311,10 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
 fn is_final(result: &PublishResult) -> bool {
     matches!(
         result,
-        PublishResult::Closed(406, _) | PublishResult::HeadersTooLarge | PublishResult::Unreadable
+        PublishResult::Closed(406, _)
+            | PublishResult::HeadersTooLarge
+            | PublishResult::Unreadable
+            | PublishResult::TooLarge
     )
 }
 

@@ -59,7 +59,7 @@ impl EventTraces {
             KeyValue::new("messaging.operation.name", "publish"),
             KeyValue::new("messaging.operation.type", "send"),
             KeyValue::new("messaging.destination.template", exchange.to_owned()),
-            KeyValue::new("messaging.message.body.size", number(event.payload.len())),
+            KeyValue::new("messaging.message.body.size", number(event.payload.as_ref().map_or(0, Vec::len))),
             KeyValue::new("oncely.outbox.wait_seconds", waited.as_secs_f64()),
             KeyValue::new("oncely.attempt", i64::from(event.attempts.saturating_add(1))),
         ];

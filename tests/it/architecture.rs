@@ -11,6 +11,7 @@ const ROOMS: [&[&str]; 21] = [
         "event",
         "retry",
         "fault",
+        "json",
         "fingerprint",
         "settlement",
         "shown",

@@ -24,7 +24,7 @@ async fn every_unique_index_contains_the_tenant_and_every_primary_key_begins_wit
          join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'oncely'
          -- Of these each cell has its own copy, so they need no tenant.
          where x.indisunique and c.relname not in ('cell', '_sqlx_migrations', 'processes', 'consumers', 'maintenance', 'audit_seals',
-             'stats', 'relay_stats', 'controls', 'secrets', 'turns')
+             'stats', 'relay_stats', 'controls', 'secrets', 'turns', 'locks')
            and not exists (
                select from pg_attribute as a
                where a.attrelid = c.oid and a.attname = 'tenant'

@@ -291,7 +291,12 @@ async fn what_the_services_run_gets_a_message_through_with_a_login_for_each_and_
         panic!("{error}: {} {}", worker.output(), relay.output());
     }
     let entries: Vec<String> = {
-        let client = redis::Client::open(site.redis.url()).unwrap();
+        let stranger = redis::Client::open(site.redis.url()).unwrap();
+        let mut stranger = stranger.get_multiplexed_async_connection().await.unwrap();
+        let refused: redis::RedisResult<Vec<String>> = redis::AsyncCommands::keys(&mut stranger, "*").await;
+        assert_eq!(refused.unwrap_err().code(), Some("NOAUTH"), "nobody comes in without a password");
+        let url = site.redis.url().replace("redis://", "redis://:oncely@");
+        let client = redis::Client::open(url).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
         redis::AsyncCommands::keys(&mut connection, "oncely:2:*").await.unwrap()
     };

@@ -1,8 +1,8 @@
 //! The garbage collection, and the audit table's partitions.
 
-use sqlx::Row as _;
+use sqlx::{Connection as _, Row as _};
 
-use crate::support::World;
+use crate::support::{Login, World};
 
 async fn with_keys(retention: &str) -> World {
     let mut world = World::new().await;
@@ -89,14 +89,70 @@ async fn the_relay_collects_by_its_schedule() {
 #[tokio::test]
 async fn a_second_collection_leaves_the_work_to_the_first() {
     let mut world = with_keys("10d").await;
-    sqlx::query("select pg_advisory_lock(hashtextextended('oncely.collection', 0))")
-        .execute(&mut world.sql)
-        .await
-        .unwrap();
+    assert_eq!(
+        world.text("select oncely.try_session_lock('collection', false)::text").await,
+        Some("true".to_owned())
+    );
     let output = world.oncely(&["gc", "run"]).await;
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("another collection is at work"));
     assert_eq!(left(&mut world, "payments").await, 90);
+    // Released, or held by a session that is gone.
+    for end in
+        ["select oncely.release_session_lock('collection')", "update oncely.locks set pid = 1 where pid <> 0"]
+    {
+        sqlx::query("select oncely.try_session_lock('collection', false)")
+            .execute(&mut world.sql)
+            .await
+            .unwrap();
+        sqlx::query(end).execute(&mut world.sql).await.unwrap();
+        let output = world.oncely(&["gc", "run"]).await;
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("at work"), "{end}");
+    }
+}
+
+/// Every advisory lock that there ever was here.
+const SQUATTED: [&str; 5] = ["collection", "requeue", "requeueing", "count_letters", "audit_partitions"];
+
+#[tokio::test]
+async fn no_lock_that_any_login_may_take_stops_the_maintenance_or_a_requeue() {
+    let mut world = with_keys("10d").await;
+    let stranger = Login::create(&mut world, "oncely_emitter").await;
+    let mut squatter = stranger.connect().await;
+    for name in SQUATTED {
+        sqlx::query("select pg_advisory_lock(hashtextextended('oncely.' || $1, 0))")
+            .bind(name)
+            .execute(&mut squatter)
+            .await
+            .unwrap();
+    }
+    let refused = sqlx::query("select oncely.take_lock('collection', false)").execute(&mut squatter).await;
+    assert!(refused.is_err());
+    let output = world.oncely(&["gc", "run"]).await;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.contains("deleted"), "{said}");
+    assert!(left(&mut world, "payments").await < 90);
+    assert_eq!(world.text("select oncely.count_letters(1, 1)::text").await, Some("0".to_owned()));
+    squatter.close().await.unwrap();
+    stranger.drop_now(&mut world).await;
+}
+
+#[test]
+fn nothing_of_ours_takes_an_advisory_lock() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![root.join("src"), root.join("migrations")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                let taken = ["pg_advisory", "pg_try_advisory"].iter().any(|word| text.contains(word));
+                assert!(!taken, "{}", path.display());
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod alerts;
 mod architecture;
 mod bad_messages;
 mod blame;
+mod bounded_memory;
 mod catalogue;
 mod command_line;
 mod compose;

@@ -1,11 +1,10 @@
 //! A delivery becomes a candidate, or a named rejection.
 
-use serde_json::value::RawValue;
-
-use crate::amqp::{Delivery, header};
+use crate::amqp::{Delivery, MOST_HEADER_VALUES, header};
 use crate::extract::{self, Unidentified, identify};
 use crate::handler::{JsonPolicy, Run};
 use crate::identity::IdentityPart;
+use crate::json::Json;
 use crate::message::HeaderValue;
 use crate::own_headers;
 use crate::reason::{Reason, Rejection};
@@ -36,6 +35,14 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         let detail = format!("the body has {size} bytes; the limit is {limit} (consumers.max_body)");
         return Err(reject(delivery, Rejection::new(Reason::BodyTooLarge, detail), Known::default()));
     }
+    // Where there is nothing else they were not read at all, and no signed identity was among them.
+    let too_many = |delivery| {
+        let detail = format!("the headers hold more than {MOST_HEADER_VALUES} values");
+        Err(reject(delivery, Rejection::new(Reason::HeadersTooLarge, detail), Known::default()))
+    };
+    if delivery.message.headers.contains_key(own_headers::UNREAD) {
+        return too_many(delivery);
+    }
     let opened = match delivery.message.headers.get(own_headers::IDENTITY) {
         Some(HeaderValue::Text(value)) => {
             shared.keys.now().signing.open(value, &consumer.name, &delivery.message.body).map(Some)
@@ -57,6 +64,8 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
     };
     let identity = match signed {
         Some(identity) => identity,
+        // A copy of one that had just so many holds some more.
+        None if delivery.header_values > MOST_HEADER_VALUES => return too_many(delivery),
         None => match identify(&delivery.message, &consumer.name, &consumer.tenant, &consumer.key) {
             Ok(identity) => identity,
             Err(Unidentified { rejection, tenant }) => {
@@ -71,7 +80,7 @@ pub(crate) fn prepare(shared: &Shared, mut delivery: Box<Delivery>) -> Result<Ca
         }
         Run::Rust(_) | Run::RustBatch(_) | Run::Leased(_) => (false, false),
     };
-    let is_json = wants_json && is_json(&delivery.message.body);
+    let is_json = wants_json && Json::parse(&delivery.message.body).is_ok();
     if needs_json && !is_json {
         let detail = "the body is not JSON, and the handler needs it (handler.json = \"required\")";
         return Err(reject(delivery, Rejection::new(Reason::InvalidJson, detail), Known::from(&identity)));
@@ -100,22 +109,4 @@ pub(crate) fn tenant_of(shared: &Shared, delivery: &Delivery) -> Option<Identity
         }
     }
     extract::value(message, &consumer.tenant)
-}
-
-/// Would PostgreSQL's parser take it? Skipping values (`IgnoredAny`) looks into no text, so it takes bytes that are not UTF-8; what
-/// PostgreSQL then refuses would cost its whole batch a second run.
-fn is_json(body: &[u8]) -> bool {
-    serde_json::from_slice::<&RawValue>(body).is_ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_text_that_is_not_utf_8_makes_a_body_that_is_not_json() {
-        assert!(is_json(br#"{"a": "b"}"#));
-        assert!(!is_json(b"{\"a\": \"\xff\"}"));
-        assert!(!is_json(b"not json"));
-    }
 }

@@ -147,10 +147,9 @@ fn doubt(sent: &Sent, meanwhile: &Meanwhile, key: &Key, ladder: &[&Step], verdic
         }
         "attempts_exhausted" => doubt_ladder(meanwhile, key, ladder, verdict),
         // What was sent justifies these, which is judged message by message.
-        "body_too_large" | "handler_rejected" | "incomplete_claim" | "invalid_json" | "key_invalid"
-        | "key_missing" | "parked" | "poison" | "signature_invalid" | "tenant_invalid" | "tenant_missing" => {
-            None
-        }
+        "body_too_large" | "handler_rejected" | "headers_too_large" | "incomplete_claim" | "invalid_json"
+        | "key_invalid" | "key_missing" | "parked" | "poison" | "signature_invalid" | "tenant_invalid"
+        | "tenant_missing" => None,
         other => Some(format!("with a reason that nobody knows: {other}")),
     }
 }

@@ -136,6 +136,16 @@ const UPKEEP: &[Case] = &[
         "update oncely.maintenance set clock_refused_at = null",
     ),
     case(
+        "update oncely.locks set since = now() - interval '3 days' where name = 'collection'",
+        "pg.maintenance", Verdict::Warning, "a collection was due",
+        "update oncely.locks set since = now()",
+    ),
+    case(
+        "update oncely.locks set since = now() - interval '1 day' where name = 'count_letters'",
+        "pg.maintenance", Verdict::Warning, "was not counted for 1day",
+        "update oncely.locks set since = now()",
+    ),
+    case(
         "update oncely.secrets set created_at = now() - interval '400 days' where purpose = 'letter'",
         "secrets", Verdict::Info, "oncely secrets rotate letter",
         "update oncely.secrets set created_at = now()",

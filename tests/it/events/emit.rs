@@ -232,15 +232,23 @@ async fn what_no_broker_would_take_is_refused_when_it_is_written() {
         assert_eq!(refused.code().as_deref(), Some(code), "{call:.200}: {refused}");
         assert!(refused.message().contains(says), "{call:.200}: {refused}");
     }
-    // The limit can be set, for a session or a database.
-    for (limit, taken) in [("11", true), ("10", false)] {
+    // The limit can be lowered, for a session or a database, and not raised.
+    for (limit, bytes, taken) in [
+        ("11", 11, true),
+        ("10", 11, false),
+        ("2000000000", 16 << 20, true),
+        ("2000000000", (16 << 20) + 1, false),
+    ] {
         sqlx::query("select set_config('oncely.max_event_bytes', $1, false)")
             .bind(limit)
             .execute(&mut world.sql)
             .await
             .unwrap();
-        let done = sqlx::query("select oncely.emit('x', 'y', 'hello world')").execute(&mut world.sql).await;
-        assert_eq!(done.is_ok(), taken, "limit {limit}");
+        let done = sqlx::query("select oncely.emit('x', 'y', repeat('x', $1))")
+            .bind(bytes)
+            .execute(&mut world.sql)
+            .await;
+        assert_eq!(done.is_ok(), taken, "limit {limit}, {bytes} bytes");
     }
 }
 

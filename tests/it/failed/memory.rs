@@ -213,17 +213,14 @@ async fn no_key_is_collected_while_a_requeue_is_being_decided() {
     // An operator's transaction has looked at the key, and will take the letter.
     let mut operator = world.database.connect().await.unwrap();
     let mut deciding = sqlx::Connection::begin(&mut operator).await.unwrap();
-    sqlx::query("select pg_advisory_xact_lock_shared(hashtextextended('oncely.requeue', 0))")
-        .execute(&mut *deciding)
-        .await
-        .unwrap();
+    sqlx::query("select oncely.take_lock('requeue', true)").execute(&mut *deciding).await.unwrap();
     let collecting = collect(&world);
     let decided = async {
         let mut watch = world.database.connect().await.unwrap();
         testbed::eventually("the collection waits", || async {
             let row: i64 = sqlx::query_scalar(
-                "select count(*) from pg_locks where locktype = 'advisory' and not granted
-                    and database = (select oid from pg_database where datname = current_database())",
+                "select count(*) from pg_stat_activity
+                where datname = current_database() and wait_event_type = 'Lock' and query like '%take_lock%'",
             )
             .fetch_one(&mut world.database.connect().await?)
             .await?;

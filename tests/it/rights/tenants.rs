@@ -67,17 +67,19 @@ const WORDS: [&str; 10] = [
 
 /// Tables that are of all tenants together: no row of theirs is a tenant's, and whoever reads one tenant alone gets none of them, or of
 /// consumers and the cell what names no tenant.
-const SHARED: [&str; 10] = [
+const SHARED: [&str; 12] = [
     "_sqlx_migrations",
     "audit_seals",
     "cell",
     "consumers",
     "controls",
+    "locks",
     "maintenance",
     "processes",
     "relay_stats",
     "secrets",
     "stats",
+    "turns",
 ];
 
 fn rows_of(tenant: &str, text: &str, payload: &str, number: &str) -> String {

@@ -22,6 +22,8 @@ pub(crate) struct World {
     prefix: String,
     scratch: Scratch,
     configuration: String,
+    /// What a program may have of memory.
+    memory: Option<u64>,
 }
 
 /// Whose events are for which nobody says it: as an application with one tenant has it.
@@ -81,10 +83,16 @@ impl World {
             prefix: format!("test-{}", uuid::Uuid::new_v4().simple()),
             scratch: Scratch::new("world").expect("scratch"),
             configuration: String::new(),
+            memory: None,
             urls,
             database,
             sql,
         }
+    }
+
+    /// Programs that start from now on may have so many bytes of memory (RLIMIT_DATA).
+    pub(crate) fn limit_memory(&mut self, bytes: u64) {
+        self.memory = Some(bytes);
     }
 
     /// Appends to the configuration.
@@ -223,6 +231,10 @@ impl World {
         let unset = ["REDIS_URL", "RUST_MIN_STACK", "DATABASE_URL", "AMQP_URL"];
         let unset = unset.iter().filter(|name| !environment.iter().any(|(set, _)| set == *name));
         let mut all: Vec<&str> = unset.flat_map(|name| ["-u", *name]).collect();
+        let limit = self.memory.map(|bytes| format!("--data={bytes}"));
+        if let Some(limit) = &limit {
+            all.extend(["/usr/bin/prlimit", limit, "--"]);
+        }
         all.push(program);
         all.extend(arguments);
         Process::start("/usr/bin/env".as_ref(), &all, &environment, &log).expect("program")

@@ -118,6 +118,10 @@ pub(crate) const TESTED: &[Tested] = &[
     ),
     it("parts_keep_their_locks", &["blame::hot_rows::a_part_of_a_batch_that_meets_a_lock_ends_the_batch"]),
     it("refusals_run_twice", &["blame::hot_rows::many_refusals_run_no_message_twice"]),
+    it("canonical_json_without_bound", &["bounded_memory::no_body_ends_a_worker_in_256_mib"]),
+    it("body_becomes_a_tree", &["bounded_memory::no_body_ends_a_worker_in_256_mib"]),
+    it("headers_by_their_wire_size", &["bounded_memory::no_headers_end_a_worker_in_256_mib"]),
+    it("event_of_any_size_is_read", &["bounded_memory::no_event_ends_a_relay_in_256_mib"]),
     it("redis_takeover_keeps_the_token", &[REDIS]),
     it("redis_complete_without_token", &[REDIS]),
     it(

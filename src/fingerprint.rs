@@ -1,10 +1,8 @@
 //! What makes two payloads the same.
 
-mod json;
-
 use sha2::{Digest as _, Sha256};
 
-use json::Json;
+use crate::json::Json;
 
 /// What is stored of a payload: the policy that made it, and 96 bits of SHA-256 of what that policy compares. By default of the exact
 /// body, so that SQL can recompute it: `oncely.stored_fingerprint(sha256(body))`.
@@ -69,7 +67,8 @@ pub enum FingerprintPolicy {
     #[default]
     Body,
     /// The body as JSON without regard to white space and the order of fields, for producers that re-serialise on retry.
-    /// A body that is not JSON is compared byte for byte.
+    /// A body that is not JSON is compared byte for byte; so is one with more than 1,024 levels, or with more than 32,768 fields in
+    /// an object and those around it.
     CanonicalJson,
     /// The values at these RFC 6901 pointers only, for producers that re-stamp on retry. A body that is not JSON is
     /// compared byte for byte.
@@ -119,14 +118,14 @@ impl FingerprintPolicy {
             Self::None => return None,
             Self::Body => hash.update(body),
             Self::CanonicalJson => match Json::parse(body) {
-                Some(json) => {
+                Ok(json) => {
                     hash.update([JSON]);
                     json.add_to(&mut hash);
                 }
-                None => bytes(&mut hash, body),
+                Err(_) => bytes(&mut hash, body),
             },
             Self::JsonPointers(pointers) => match Json::parse(body) {
-                Some(json) => {
+                Ok(json) => {
                     hash.update([JSON]);
                     for pointer in pointers {
                         // An absent value differs from null.
@@ -136,7 +135,7 @@ impl FingerprintPolicy {
                         }
                     }
                 }
-                None => bytes(&mut hash, body),
+                Err(_) => bytes(&mut hash, body),
             },
         }
         let digest: [u8; 32] = hash.finalize().into();
