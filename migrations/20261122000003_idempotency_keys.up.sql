@@ -130,7 +130,7 @@ comment on column oncely.idempotency_keys.grace_ends_at is
     'had reached the server.';
 comment on column oncely.idempotency_keys.steps is
     'What runs under leases have begun and done, by the name of the step: oncely.begin_step. A key that has any is run '
-    'under a lease only.';
+    'under a lease only, unless an operator said that none of it took effect.';
 comment on column oncely.idempotency_keys.http_status is
     'With which status its request was answered over HTTP; null where it came as a message.';
 comment on column oncely.idempotency_keys.http_headers is

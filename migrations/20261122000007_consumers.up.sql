@@ -108,13 +108,16 @@ comment on function oncely.forgotten_before is
 revoke execute on function oncely.forgotten_before from public;
 
 -- After a retention was shortened, mirror entries of before live on for a while; their keys must, too.
+-- (In PL/pgSQL, as what follows: asked for each key, and a function in SQL that sets a path is planned each time.)
 create function oncely.effective_retention(
     at timestamptz, retention interval, former_retention interval, former_until timestamptz
 ) returns interval
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select greatest(retention, case when former_until > at then former_retention end)
+begin
+    return greatest(retention, case when former_until > at then former_retention end);
+end
 $$;
 comment on function oncely.effective_retention is
     'By which retention the garbage collection goes at a time: the former, longer one until the last mirror entry is '
@@ -128,10 +131,11 @@ create function oncely.tenant_retention(
     at timestamptz, of_consumer interval, redelivery_horizon interval, mirror_ttl interval, retention interval,
     former_retention interval, former_until timestamptz
 ) returns interval
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select case
+begin
+    return case
         -- Nobody knows the consumer: nothing of it is collected.
         when of_consumer is null then null
         -- Greatest leaves nulls out.
@@ -139,7 +143,8 @@ as $$
             then greatest(of_consumer, retention, former_retention, redelivery_horizon, mirror_ttl)
         when retention is null then of_consumer
         else greatest(retention, redelivery_horizon, mirror_ttl)
-    end
+    end;
+end
 $$;
 comment on function oncely.tenant_retention is
     'By which retention the garbage collection goes for a tenant''s keys of a consumer, given that of the consumer '

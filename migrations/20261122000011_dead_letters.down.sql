@@ -4,6 +4,7 @@ drop function oncely.free_keys;
 drop function oncely.has_done;
 drop function oncely.reopen_steps;
 drop function oncely.letter_memories;
+drop function oncely.may_be_forgotten;
 drop view oncely.dead_letter_groups;
 drop function oncely.set_tenant_retention;
 drop function oncely.limit_tenant;

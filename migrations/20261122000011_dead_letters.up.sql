@@ -401,6 +401,85 @@ group by tenant, consumer, failure_group, reason, error_code;
 comment on view oncely.dead_letter_groups is
     'Dead letters by what failed alike: how many wait, were requeued, were discarded, and came back after that.';
 
+-- The one place that says which keys may go: the garbage collection and the erasure of a tenant ask it. A key is needed
+-- for as long as a copy of its message may come: for its retention after the last word on it (a claim, a failure, a
+-- requeue), pauses left out, and for as long as a letter or a mirror record stands for it.
+create function oncely.may_be_forgotten(
+    tenant text,
+    consumer text,
+    key text,
+    status oncely.key_status,
+    reason text,
+    created_at timestamptz,
+    completed_at timestamptz,
+    not_before timestamptz,
+    expires_at timestamptz,
+    fencing_token bigint,
+    at timestamptz,
+    -- How far its memory reaches back at that time: oncely.forgotten_before.
+    before timestamptz,
+    -- Its letters are being closed.
+    without_letters boolean default false
+) returns boolean
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+-- Asked for each key: planned once.
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_variable
+declare
+    last_word constant timestamptz := case
+        when expires_at is not null then created_at
+        when status = 'IN_PROGRESS'
+            -- A lease's token is the time of its claim.
+            then greatest(created_at, not_before, to_timestamp(fencing_token / 1000000.0))
+        else completed_at
+    end;
+begin
+    -- Also where before is not known: nothing of the consumer is collected.
+    if (last_word <= before) is not true or not_before > at then
+        return false;
+    end if;
+    -- Its entry would outlive it; or a copy of it may be on its way, and only the key would recognise it.
+    if status = 'COMPLETED' and exists (
+        select from oncely.mirror_queue as q
+        where coalesce(q.completed_at, q.created_at) <= may_be_forgotten.completed_at
+    ) or not without_letters and exists (
+        select from oncely.dead_letters as d
+        where d.state = 'requeueing' and d.tenant = may_be_forgotten.tenant
+            and d.consumer = may_be_forgotten.consumer and d.key = may_be_forgotten.key
+    ) then
+        return false;
+    end if;
+    if without_letters then
+        return true;
+    end if;
+    -- What its steps have called outside stands in the key alone, and its letter may ask for it.
+    if status <> 'COMPLETED' and fencing_token is not null and exists (
+        select from oncely.dead_letters as d
+        where hashtextextended(d.key, 0) = hashtextextended(may_be_forgotten.key, 0)
+            and d.key = may_be_forgotten.key and d.tenant = may_be_forgotten.tenant
+            and d.consumer = may_be_forgotten.consumer and d.state <> 'discarded'
+    ) then
+        return false;
+    end if;
+    -- Set aside by hand: its message may come at any time, and then must not run. Once it has, its letter speaks.
+    if status = 'FAILED' and reason = 'parked' then
+        return exists (
+            select from oncely.dead_letters as d
+            where hashtextextended(d.key, 0) = hashtextextended(may_be_forgotten.key, 0)
+                and d.key = may_be_forgotten.key and d.tenant = may_be_forgotten.tenant
+                and d.consumer = may_be_forgotten.consumer
+        );
+    end if;
+    return true;
+end
+$$;
+comment on function oncely.may_be_forgotten is
+    'May this key be deleted at that time? Not before its retention is over since the last word on it (before: '
+    'oncely.forgotten_before), and not while a mirror record, a letter or a parked message may still need it.';
+revoke execute on function oncely.may_be_forgotten from public;
+
 -- What waited longer than its key is remembered is published again only where the trail, which is kept longer, says
 -- that it never took effect. Of all letters in one statement, by index probes whatever the tables' sizes (hence the
 -- limit and the offset: nothing else may come of them): planned for each letter, the trail's partitions took a
@@ -473,7 +552,8 @@ comment on function oncely.letter_memories is
     'the trail, though the key is collected; FORGOTTEN: nobody can say any more.';
 revoke execute on function oncely.letter_memories from public;
 
--- What began and may have happened may begin again, under the same key for the other side.
+-- What began may have happened, and keeps its key for the other side until that call is known to have been done or
+-- refused. open: an operator allows one more call. An operator's certain no is worth a call's: the next round begins.
 create function oncely.reopen_steps(steps jsonb, may_have_happened boolean) returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp
@@ -484,9 +564,12 @@ as $$
             select jsonb_object_agg(
                 s.name,
                 case
-                    when s.step ->> 'state' <> 'started' then s.step
+                    when s.step ->> 'state' not in ('started', 'open') then s.step
                     when may_have_happened then s.step || jsonb_build_object('state', 'open')
-                    else s.step - 'started_at' || jsonb_build_object('state', 'open')
+                    else jsonb_build_object(
+                        'state', 'refused', 'round', coalesce((s.step ->> 'round')::integer, 0) + 1, 'token',
+                        s.step -> 'token', 'error', 'settled by hand'
+                    )
                 end
             )
             from jsonb_each(steps) as s (name, step)
@@ -494,7 +577,8 @@ as $$
     end
 $$;
 comment on function oncely.reopen_steps is
-    'The steps of a key, and those that began may begin again; if they may have happened, by the same window.';
+    'The steps of a key, and those that began may begin again: if they may have happened, as a repeated call with the '
+    'same call_key; else in the next round.';
 
 create function oncely.has_done(steps jsonb) returns boolean
 language sql immutable
@@ -512,8 +596,10 @@ declare
     freed bigint;
 begin
     update oncely.idempotency_keys as i
-    set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, not_before = null,
-        error_code = null,
+    set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, error_code = null,
+        -- Its memory begins again.
+        not_before = clock_timestamp(),
+        expires_at = oncely.bounded(clock_timestamp() + (i.expires_at - i.completed_at)),
         steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
     from unnest(tenants, letters) as l (tenant, id)
     join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id

@@ -23,11 +23,18 @@ begin
     update oncely.idempotency_keys as i
     set status = case when took_effect then 'COMPLETED' else 'IN_PROGRESS' end::oncely.key_status,
         completed_at = case when took_effect then coalesce(i.completed_at, at) end, reason = null, last_error = null,
-        owner = null, run_ends_at = null, not_before = null,
-        -- Where nothing is known to have been done, it may run without a lease, too.
-        steps = case
-            when took_effect then i.steps when oncely.has_done(i.steps) then oncely.reopen_steps(i.steps, false)
+        owner = null, run_ends_at = null,
+        -- A no is worth a call's: it begins afresh, in the next round, and is remembered from now on.
+        attempts = case when took_effect then i.attempts else 0 end,
+        crash_attempts = case when took_effect then i.crash_attempts else 0 end,
+        error_code = case when took_effect then i.error_code end,
+        not_before = case when not took_effect then at end,
+        expires_at = case
+            when took_effect then i.expires_at
+            else oncely.bounded(at + (i.expires_at - coalesce(i.completed_at, i.created_at)))
         end,
+        steps = case when took_effect then i.steps else oncely.reopen_steps(i.steps, false) end,
+        -- Where nothing is known to have been done, it may run without a lease, too.
         fencing_token = case when took_effect or oncely.has_done(i.steps) then i.fencing_token end
     where i.tenant = settle_claim.tenant and i.consumer = settle_claim.consumer and i.key = settle_claim.key
       and (
@@ -70,8 +77,8 @@ end
 $$;
 comment on function oncely.settle_claim is
     'Says of a key that was given up, for whatever reason, or of one that runs under leases left open, whether it took '
-    'effect (COMPLETED) or not (may run again, and the steps that began with it), after somebody has looked. False '
-    'where the key is none of these. For operators.';
+    'effect (COMPLETED) or not (may run again with all its attempts, and the steps that began in their next round), '
+    'after somebody has looked. False where the key is none of these. For operators.';
 revoke execute on function oncely.settle_claim from public;
 
 -- A message that does harm is set aside by hand: its key is given up before the message comes again, which then becomes
@@ -148,6 +155,8 @@ declare
     at constant timestamptz := clock_timestamp();
     remembered interval;
 begin
+    -- In turn with an erasure: what it deletes is not said again behind it.
+    perform from oncely.cell for share;
     select c.retention into remembered from oncely.consumers as c where c.consumer = mirror_again.consumer;
     if not found then
         raise exception using errcode = 'ONC11',

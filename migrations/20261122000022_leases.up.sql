@@ -984,7 +984,8 @@ begin
     set status = case when outcome = 'given_up' then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
         attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
         reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
-        not_before = case when outcome = 'retry' then at + fail_lease.delay end,
+        -- Without a delay, too: its memory begins again.
+        not_before = case when outcome = 'retry' then at + coalesce(fail_lease.delay, '0') end,
         expires_at = oncely.bounded(at + coalesce(fail_lease.delay, '0') + oncely.lease_retention(held)),
         -- The process lives: it reports this failure.
         crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
@@ -1019,7 +1020,7 @@ begin
     held := oncely.hold_lease(release_lease.tenant, release_lease.consumer, release_lease.key, release_lease.token);
     if oncely.is_held(held, release_lease.token) then
         update oncely.idempotency_keys as i
-        set owner = null, run_ends_at = null, not_before = null
+        set owner = null, run_ends_at = null, not_before = clock_timestamp()
         where i.tenant = release_lease.tenant and i.consumer = release_lease.consumer and i.key = release_lease.key;
         return true;
     end if;
@@ -1054,7 +1055,7 @@ begin
         return false;
     end if;
     update oncely.idempotency_keys as i
-    set owner = null, run_ends_at = null, not_before = null, fencing_token = i.fencing_token + 1
+    set owner = null, run_ends_at = null, not_before = at, fencing_token = i.fencing_token + 1
     where i.tenant = revoke_lease.tenant and i.consumer = revoke_lease.consumer and i.key = revoke_lease.key;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (

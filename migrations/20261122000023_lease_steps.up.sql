@@ -78,6 +78,7 @@ declare
     held oncely.idempotency_keys;
     at timestamptz;
     known jsonb;
+    said_again boolean;
 begin
     perform oncely.check_argument('step', begin_step.step);
     perform oncely.check_lease_time('lease', begin_step.lease, interval '1 second', interval '1 day');
@@ -102,16 +103,17 @@ begin
     known := held.steps -> begin_step.step;
     round := coalesce((known ->> 'round')::integer, 0);
     call_key := oncely.step_key(begin_step.tenant, begin_step.consumer, begin_step.key, begin_step.step, round);
-    case coalesce(known ->> 'state', 'open')
+    case coalesce(known ->> 'state', 'new')
         when 'done' then
             state := 'done';
             result := known -> 'result';
         when 'started' then
+            -- The reply to this very call was lost: the call outside was not made.
+            said_again := coalesce(
+                known ->> 'call_id' = begin_step.call_id::text and (known ->> 'token')::bigint = begin_step.token, false
+            );
             state := case
-                -- The reply to this very call was lost: the call outside was not made.
-                when known ->> 'call_id' = begin_step.call_id::text
-                    and (known ->> 'token')::bigint = begin_step.token
-                then 'run'
+                when said_again then case when known ? 'allowed' then 'repeat' else 'run' end
                 -- By the rule under which it was called, and by that of now: a program may have changed its mind.
                 when oncely.may_repeat(
                     begin_step.repeat, begin_step."window", (known ->> 'started_at')::timestamptz, at
@@ -123,18 +125,23 @@ begin
                 else 'unknown'
             end;
             -- started_at stays: it is when the first call may have gone out.
-            if state = 'repeat' then
-                known := known - 'call_id' || jsonb_build_object('token', begin_step.token, 'repeated', true);
+            if state = 'repeat' and not said_again then
+                known := known - '{call_id,allowed}'::text[]
+                    || jsonb_build_object('token', begin_step.token, 'repeated', true);
             end if;
+        when 'open' then
+            -- It may have happened, and an operator allows one more call, whatever the rule: a repeated one.
+            state := 'repeat';
+            known := known || jsonb_build_object(
+                'state', 'started', 'token', begin_step.token, 'call_id', begin_step.call_id, 'repeated', true,
+                'allowed', true
+            );
         else
             perform oncely.check_steps(held.steps, known is null);
             state := 'run';
             known := jsonb_strip_nulls(jsonb_build_object(
-                'state', 'started', 'round', round, 'token', begin_step.token, 'started_at',
-                -- Of a step that may begin again though its first call may have happened: the other side has known its
-                -- key since then.
-                coalesce((known ->> 'started_at')::timestamptz, at), 'call_id', begin_step.call_id, 'repeat',
-                begin_step.repeat, 'window', begin_step."window"
+                'state', 'started', 'round', round, 'token', begin_step.token, 'started_at', at, 'call_id',
+                begin_step.call_id, 'repeat', begin_step.repeat, 'window', begin_step."window"
             ));
     end case;
     update oncely.idempotency_keys as i
@@ -145,7 +152,8 @@ end
 $$;
 comment on function oncely.begin_step is
     'Says before a call outside that it is about to happen: run (COMMIT, then call with call_key), repeat (an earlier '
-    'call may have happened, and by the rule it may be repeated with the same call_key), done (with the result: don''t '
+    'call may have happened, and by the rule, or by an operator''s leave, it may be repeated with the same call_key), '
+    'done (with the result: don''t '
     'call), unknown (it may have happened and must not be repeated: ask the other side, then oncely.checkpoint or '
     'oncely.refuse_step; or oncely.fail_lease as outcome_unknown). Renews the lease. call_id: of this very call, so '
     'that it can be made again after a lost reply. ONC18: the lease is lost. Lease protocol version 1.';
@@ -265,7 +273,7 @@ begin
     end if;
     known := held.steps -> refuse_step.step;
     -- Said again, after a lost reply; or of a round that is over.
-    if (known ->> 'state' = 'refused' and (known ->> 'token')::bigint = refuse_step.token)
+    if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = refuse_step.token)
         or (known ->> 'round')::integer > refuse_step.round
     then
         return (known ->> 'round')::integer;
@@ -274,8 +282,16 @@ begin
         raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
     end if;
     -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its key
-    -- stays. Where the other side was asked instead, the token is an older one.
+    -- stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is an
+    -- older one.
     if (known ->> 'token')::bigint = refuse_step.token and known ? 'repeated' then
+        if known ? 'allowed' then
+            update oncely.idempotency_keys as i
+            set steps = i.steps || jsonb_build_object(
+                refuse_step.step, known - '{allowed,call_id}'::text[] || jsonb_build_object('state', 'open')
+            )
+            where i.tenant = refuse_step.tenant and i.consumer = refuse_step.consumer and i.key = refuse_step.key;
+        end if;
         return (known ->> 'round')::integer;
     end if;
     next_round := (known ->> 'round')::integer + 1;

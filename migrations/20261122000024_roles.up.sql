@@ -118,7 +118,8 @@ begin
                 'oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
-                'oncely.tenant_retention, oncely.count_letters, oncely.register_mirror_ttl, oncely.summarize_audit, '
+                'oncely.tenant_retention, oncely.may_be_forgotten, oncely.count_letters, oncely.register_mirror_ttl, '
+                'oncely.summarize_audit, '
                 'oncely.beat, oncely.leave, '
                 'oncely.bury_processes, oncely.record_relay_stats, oncely.roll_up_stats, oncely.prune_stats'),
 
@@ -142,7 +143,8 @@ begin
                 'oncely.is_session_locked, oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
-                'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention, oncely.accept_clock, '
+                'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention, '
+                'oncely.may_be_forgotten, oncely.accept_clock, '
                 'oncely.set_retention, oncely.set_tenant_retention, '
                 'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
                 'oncely.free_keys, oncely.forget_processes, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
@@ -242,7 +244,8 @@ begin
             execute format('grant select on oncely._sqlx_migrations to %I', role);
         end if;
         -- Who collects deletes what is past its retention, and nothing else: a key that is gone too early is a message
-        -- that runs again. By the clock as far as it is explained (oncely.observe_clock). Never what a run holds.
+        -- that runs again. By the clock as far as it is explained (oncely.observe_clock). Never what a run holds. What
+        -- is needed for longer, oncely.may_be_forgotten says.
         if role in ('oncely_relay', 'oncely_operator') then
             execute format(
                 'create policy %I on oncely.idempotency_keys for delete to %I using ('

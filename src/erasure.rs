@@ -84,6 +84,13 @@ impl Erasure<'_> {
     /// # Errors
     /// When a server does not answer, or the login is not the schema's owner: what was erased until then stays so.
     pub(crate) async fn run(&self, config: &Config, session: &mut Session) -> anyhow::Result<Receipt> {
+        if self.forgets_keys && config.mirror.is_none() && pg::has_mirror(&mut session.connection).await? {
+            anyhow::bail!(
+                "nothing was changed: relays of this database have a mirror, and this configuration has none; without [mirror] the tags of the \
+                 keys that are forgotten would stay in Redis, and later messages with these keys be taken for duplicates. Run it with the \
+                 relays' configuration"
+            );
+        }
         let pseudonym = format!("erased-{}", Uuid::new_v4());
         let mut receipt = Receipt { pseudonym, trail_deleted: self.deletes_trail, ..Receipt::default() };
         pg::take_time(&mut session.connection).await?;
@@ -162,7 +169,15 @@ impl Erasure<'_> {
         loop {
             let now = session.clock.now();
             let mut transaction = pg::past_requeues(&mut session.connection).await?;
+            if self.forgets_keys {
+                pg::hold_rebuilds(&mut transaction).await?;
+            }
             let gone = pg::erase_keys(&mut transaction, self.tenant, BATCH, self.forgets_keys, now).await?;
+            // A key that is not past its retention may have a record that waits for a relay, or that one has taken. Behind the keys, so that
+            // all records of theirs are seen; before their tags, so that none comes after.
+            if self.forgets_keys && !gone.is_empty() {
+                receipt.mirror_records += pg::erase_pending_tags(&mut transaction, self.tenant).await?;
+            }
             if let Some((mirror, keys)) = &mirror {
                 let mut tags: Vec<Tag> = Vec::with_capacity(gone.len());
                 for one in &gone {

@@ -200,10 +200,10 @@ impl<S: LeaseStore> Run<S> {
             }
             Err(StepError::Unknown(error)) => Err(HandlerError::transient(format!("{error:#}"))),
             Err(StepError::Away(error)) => Err(HandlerError::environment(format!("{error:#}"))),
-            Err(StepError::Refused(error)) if info.is_repeat => Err(self.noted(step.refused_again(error))),
+            // Of a repeated call it says nothing of the first one: the store keeps the step as it is.
             Err(StepError::Refused(error)) => {
                 self.refuse(step, info.round).await?;
-                Err(error)
+                Err(if info.is_repeat { self.noted(step.refused_again(error)) } else { error })
             }
         }
     }

@@ -11,6 +11,7 @@ use super::copy::{self, Held};
 use super::plan::Change;
 use crate::amqp::{Copy, Publisher, connect};
 use crate::config::Config;
+use crate::decide::KeyStatus;
 use crate::encryption::CipherError;
 use crate::letter::{Letter, Memory};
 use crate::pg::{self, Begun, Named, Planned, Session};
@@ -43,12 +44,18 @@ pub(crate) fn requeue_refusal(letter: &Planned, named: bool, overrides: Override
              stored): once that is mended, move them back to their queue, and the client stores them",
         );
     }
-    if letter.reason == Reason::IncompleteClaim.as_str() && !named {
+    // What the key says counts, which may have been settled since; of one that is gone its letter's word.
+    let reason = match letter.key_status.as_deref() {
+        Some(status) if status == KeyStatus::Failed.as_str() => letter.key_reason.as_deref(),
+        Some(_) => None,
+        None => Some(letter.reason.as_str()),
+    };
+    if reason == Some(Reason::IncompleteClaim.as_str()) && !named {
         return Some(
             "incomplete_claim: they may have taken effect, and would run again; look, and name them by id, --key or --reason",
         );
     }
-    if letter.reason == Reason::OutcomeUnknown.as_str() && !(named && overrides.repeat_unknown) {
+    if reason == Some(Reason::OutcomeUnknown.as_str()) && !(named && overrides.repeat_unknown) {
         return Some(
             "outcome_unknown: what they called outside may have happened; look, then settle their keys (oncely keys settle), or name \
              them by id, --key or --reason and say --repeat-unknown",

@@ -15,6 +15,8 @@ pub(crate) struct Abilities {
     pub(crate) pause: bool,
     /// To take a key from the run that holds it.
     pub(crate) release_leases: bool,
+    /// To say of a key whether it took effect.
+    pub(crate) settle: bool,
     /// To read headers, bodies and responses.
     pub(crate) read_messages: bool,
     /// To record that somebody did so.

@@ -1,22 +1,22 @@
 -- One bounded batch of keys that took effect before $2, through the partial index. By ctid, because that is five times
 -- cheaper than by key; in a file of its own, because Citus needs the form by key.
 -- From $4 on, where the batch before ended: the index still holds what that one deleted, and each batch would walk over it.
--- Never a key whose mirror record may still be pending: nothing that is not older than the oldest record of the mirror queue.
--- Never one whose letter is being requeued: a copy of it may be on its way, and only the key would recognise it.
+-- Which of them go at $7, oncely.may_be_forgotten says. That none is whose mirror record may still be pending stands here, too: where the
+-- relay is away, these are not looked at.
 -- Of all tenants but $5, or of these alone ($6): those have a retention of their own. What is looked at is bounded, and not what is found:
--- keys that stay because their tenant wants it so may be many.
+-- keys that stay may be many.
 -- It waits for whoever holds one of the rows, and then asks the conditions of the row's new version: a key that was taken again stays.
 -- (Servers from before the minor releases of November 2025 do not ask for the place again: "Add missing EPQ recheck for TID Scan".)
 with walked as materialized (
-    select i.ctid as place, completed_at as at, (i.tenant = any ($5)) = $6 as is_due
+    select i.ctid as place, completed_at as at,
+        (i.tenant = any ($5)) = $6 and oncely.may_be_forgotten(
+            i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+            i.fencing_token, $7, $2
+        ) as is_due
     from oncely.idempotency_keys as i
     where status = 'COMPLETED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity')
       and completed_at < least($2, (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q))
-      and not exists (
-          select from oncely.dead_letters as d
-          where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
-      )
     order by completed_at
     limit $3
 ), gone as (

@@ -1,14 +1,14 @@
 -- The same as collect_completed.sql, without the rows that somebody holds: locks each row first, which costs a third more.
 with walked as materialized (
-    select i.ctid as place, completed_at as at, (i.tenant = any ($5)) = $6 as is_due
+    select i.ctid as place, completed_at as at,
+        (i.tenant = any ($5)) = $6 and oncely.may_be_forgotten(
+            i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+            i.fencing_token, $7, $2
+        ) as is_due
     from oncely.idempotency_keys as i
     where status = 'COMPLETED' and consumer = $1 and expires_at is null
       and completed_at >= coalesce($4::timestamptz, '-infinity')
       and completed_at < least($2, (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q))
-      and not exists (
-          select from oncely.dead_letters as d
-          where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
-      )
     order by completed_at
     limit $3
 ), due as materialized (

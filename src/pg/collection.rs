@@ -47,7 +47,7 @@ pub(crate) async fn collect_batch(
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> Result<Collected, sqlx::Error> {
-    let Memory { consumer, before, tenants, is_own } = memory;
+    let Memory { consumer, before, tenants, is_own, at } = memory;
     let row = match status {
         KeyStatus::Completed => match collect_unheld(connection, memory, limit, from).await? {
             Some(row) => row,
@@ -61,7 +61,8 @@ pub(crate) async fn collect_batch(
                     limit,
                     from,
                     tenants,
-                    is_own
+                    is_own,
+                    at
                 )
                 .fetch_one(&mut *transaction)
                 .await?;
@@ -79,7 +80,8 @@ pub(crate) async fn collect_batch(
                 limit,
                 from,
                 tenants,
-                is_own
+                is_own,
+                at
             )
             .fetch_one(&mut *transaction)
             .await?;
@@ -96,7 +98,8 @@ pub(crate) async fn collect_batch(
                 limit,
                 from,
                 tenants,
-                is_own
+                is_own,
+                at
             )
             .fetch_one(&mut *transaction)
             .await?;
@@ -132,7 +135,7 @@ async fn collect_unheld(
     sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
         .fetch_one(&mut *transaction)
         .await?;
-    let Memory { consumer, before, tenants, is_own } = memory;
+    let Memory { consumer, before, tenants, is_own, at } = memory;
     let batch = sqlx::query_file_as!(
         Batch,
         "src/pg/collect_completed.sql",
@@ -141,7 +144,8 @@ async fn collect_unheld(
         limit,
         from,
         tenants,
-        is_own
+        is_own,
+        at
     );
     match batch.fetch_one(&mut *transaction).await {
         Ok(batch) => {
@@ -199,26 +203,13 @@ pub(crate) async fn count_self_expired(
     let count = sqlx::query_scalar!(
         r#"select count(*) as "count!" from oncely.idempotency_keys as i
         where expires_at < $1
-          and not exists (
-              select from oncely.consumers as c
-              where c.consumer = i.consumer and not isempty(c.paused)
-                and oncely.forgotten_before($1, i.expires_at - i.created_at, c.paused) <= i.created_at
-          )
-          and not exists (
-              select from oncely.dead_letters as d
-              where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
-          )
-          and coalesce(i.not_before, '-infinity') < $1
-          and (
-              i.fencing_token is null
-              or i.status <> 'FAILED'
-              or not exists (
-                  select from oncely.dead_letters as d
-                  where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key
-                    and d.tenant = i.tenant and d.consumer = i.consumer
+          and oncely.may_be_forgotten(
+              i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+              i.fencing_token, $1, oncely.forgotten_before(
+                  $1, i.expires_at - i.created_at,
+                  coalesce((select c.paused from oncely.consumers as c where c.consumer = i.consumer), '{}')
               )
-          )
-          and (status <> 'COMPLETED' or completed_at < coalesce((select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q), 'infinity'))"#,
+          )"#,
         now
     )
     .fetch_one(connection)
@@ -233,42 +224,21 @@ pub(crate) async fn count_expired(
 ) -> Result<[u64; 3], sqlx::Error> {
     let row = sqlx::query!(
         r#"select
-            count(*) filter (
-                where status = 'COMPLETED'
-                  and completed_at < least($2, (select min(coalesce(q.completed_at, q.created_at)) from oncely.mirror_queue as q))
-            ) as "completed!",
-            count(*) filter (
-                where status = 'FAILED' and completed_at < $2
-                  and (
-                      i.reason is distinct from 'parked'
-                      or exists (
-                          select from oncely.dead_letters as d
-                          where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key
-                            and d.tenant = i.tenant and d.consumer = i.consumer
-                      )
-                  )
-                  and (
-                      i.fencing_token is null
-                      or i.reason = 'parked'
-                      or not exists (
-                          select from oncely.dead_letters as d
-                          where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key
-                            and d.tenant = i.tenant and d.consumer = i.consumer
-                      )
-                  )
-            ) as "failed!",
-            count(*) filter (where status = 'IN_PROGRESS' and created_at < $2 and coalesce(not_before, '-infinity') < $2) as "in_progress!"
+            count(*) filter (where status = 'COMPLETED') as "completed!",
+            count(*) filter (where status = 'FAILED') as "failed!",
+            count(*) filter (where status = 'IN_PROGRESS') as "in_progress!"
         from oncely.idempotency_keys as i
         where consumer = $1 and expires_at is null and (completed_at < $2 or (status = 'IN_PROGRESS' and created_at < $2))
           and (tenant = any ($3)) = $4
-          and not exists (
-              select from oncely.dead_letters as d
-              where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
+          and oncely.may_be_forgotten(
+              i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+              i.fencing_token, $5, $2
           )"#,
         memory.consumer,
         memory.before,
         &memory.tenants,
-        memory.is_own
+        memory.is_own,
+        memory.at
     )
     .fetch_one(connection)
     .await?;

@@ -104,6 +104,8 @@ pub(crate) struct Memory {
     pub(crate) tenants: Vec<String>,
     /// Of these tenants alone, and not of all others.
     pub(crate) is_own: bool,
+    /// The time at which this was asked.
+    pub(crate) at: DateTime<Utc>,
 }
 
 /// How far the memories of all known consumers reach back, by the time that it is: of each consumer one for all tenants, and one for
@@ -140,7 +142,7 @@ pub(crate) async fn memories(
             group by c.consumer, c.paused, r.retention
         )
         select consumer as "consumer!", oncely.bounded(oncely.forgotten_before($1, retention, paused)) as "before!",
-            tenants as "tenants!", is_own as "is_own!"
+            tenants as "tenants!", is_own as "is_own!", $1::timestamptz as "at!"
         from kept
         order by consumer, is_own, retention"#,
         now

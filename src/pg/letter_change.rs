@@ -31,6 +31,8 @@ pub(crate) struct Planned {
     /// Stored by a client of the SQL protocol: no dead-letter queue has a copy that we know.
     pub(crate) from_client: bool,
     pub(crate) key_status: Option<String>,
+    /// Why its key was given up, where it was.
+    pub(crate) key_reason: Option<String>,
     pub(crate) same_payload: bool,
     /// See [`Memory::from_column`].
     pub(crate) memory: String,

@@ -20,13 +20,13 @@ with wanted as materialized (
 select d.tenant as "tenant!", d.id as "id!", d.consumer as "consumer!", d.key as "key!",
     oncely.bounded(d.dead_lettered_at) as "dead_lettered_at!", d.reason as "reason!", d.detail, d.queue as "queue!",
     d.state as "state!", d.generation as "generation!", d.failure_group as "failure_group!", d.body_size as "body_size!",
-    d.whole as "whole!", d.from_client, i.status::text as "key_status?",
+    d.whole as "whole!", d.from_client, i.status::text as "key_status?", i.reason as "key_reason?",
     coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true) as "same_payload!", m.memory as "memory!"
 from (select array_agg(w.tenant) as tenants, array_agg(w.id) as ids from wanted as w) as a
 cross join lateral oncely.letter_memories(a.tenants, a.ids, $12::timestamptz) as m
 join wanted as d on d.tenant = m.tenant and d.id = m.id
 left join lateral (
-    select k.status, k.fingerprint from oncely.idempotency_keys as k
+    select k.status, k.reason, k.fingerprint from oncely.idempotency_keys as k
     where k.tenant = d.tenant and k.consumer = d.consumer and k.key = d.key
     limit 1
 ) as i on true

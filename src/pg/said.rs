@@ -247,6 +247,16 @@ pub(crate) fn revoke_lease(tenant: &str, consumer: &str, key: &str) -> String {
     )
 }
 
+/// A key that is settled.
+pub(crate) fn settle_claim(tenant: &str, consumer: &str, key: &str) -> String {
+    format!(
+        "select oncely.settle_claim({}, {}, {}, false, 'how you know');",
+        literal(tenant),
+        literal(consumer),
+        literal(key)
+    )
+}
+
 /// What waits for Redis.
 pub(crate) fn mirror_queue() -> String {
     "select count(*), min(created_at) as oldest\nfrom (select created_at from oncely.mirror_queue order by created_at limit 10000) as m;".to_owned()

@@ -1,8 +1,22 @@
 //! What a person says of a key of which nobody knows whether it took effect.
 
+use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::KeyDetails;
+use crate::decide::KeyStatus;
+
+impl KeyDetails {
+    /// Is it for a person to say whether it took effect? As `oncely.settle_claim` has it.
+    pub(crate) fn is_to_settle(&self, now: DateTime<Utc>) -> bool {
+        let is_held = self.owner.is_some() && self.not_before.is_some_and(|until| until > now);
+        match self.status.as_str() {
+            status if status == KeyStatus::Failed.as_str() => true,
+            status if status == KeyStatus::InProgress.as_str() => self.fencing_token.is_some() && !is_held,
+            _ => false,
+        }
+    }
+}
 
 /// Says whether it took effect, and records it; false where the key is not open any more, or has run since `key` was read.
 pub(crate) async fn settle_claim(

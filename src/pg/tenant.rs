@@ -129,6 +129,30 @@ pub(crate) async fn erase_rows(
     Ok(deleted.execute(connection).await?.rows_affected())
 }
 
+/// Keeps `mirror rebuild` waiting until the caller's transaction ends: it says again no key that is deleted in it.
+pub(crate) async fn hold_rebuilds(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query!("select only_row from oncely.cell for update").fetch_one(connection).await?;
+    Ok(())
+}
+
+/// Deletes every mirror record that may hold a tag of a tenant, and waits for relays that have one in hand: what they write is in Redis
+/// then. A batch's record has tags of any tenants; those of others are found in PostgreSQL instead.
+pub(crate) async fn erase_pending_tags(
+    connection: &mut PgConnection,
+    tenant: &str,
+) -> Result<u64, sqlx::Error> {
+    let deleted =
+        sqlx::query!("delete from oncely.mirror_queue where kind = 'mirror' or tenant = $1", tenant);
+    Ok(deleted.execute(connection).await?.rows_affected())
+}
+
+/// Has any relay had a mirror, as far as its entries may live still?
+pub(crate) async fn has_mirror(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar!(r#"select mirror_ttl > interval '0' as "has_mirror!" from oncely.cell"#)
+        .fetch_one(connection)
+        .await
+}
+
 /// A key that was deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ErasedKey {
@@ -137,7 +161,7 @@ pub(crate) struct ErasedKey {
     pub(crate) fingerprint: Option<Fingerprint>,
 }
 
-/// Deletes up to `most` keys of a tenant, in the caller's transaction: `all`, or those that are past their retention.
+/// Deletes up to `most` keys of a tenant, in the caller's transaction: `all`, or those that may be forgotten.
 pub(crate) async fn erase_keys(
     connection: &mut PgConnection,
     tenant: &str,

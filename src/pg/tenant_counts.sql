@@ -1,34 +1,41 @@
--- What there is of a tenant ($1) at a time ($2). Of its keys those that are not past their retention yet, as the collection reckons it, and
--- when the last of them will be; one that was parked, and whose message has not come, has no end.
+-- What there is of a tenant ($1) at a time ($2). Of its keys those that may not be forgotten yet, its letters being closed, and when the last
+-- of them may; one that was parked, and whose message has not come, has no end.
 with remembered as (
-    select case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end as at,
-        coalesce(
-            i.expires_at - i.created_at,
-            oncely.tenant_retention(
-                least(u.clock_seen_at, $2),
-                oncely.effective_retention(
-                    least(u.clock_seen_at, $2), c.retention, c.former_retention, c.former_until
-                ),
-                c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
-            )
-        ) as retention,
-        coalesce(c.paused, '{}') as paused,
+    select case
+            when i.expires_at is null
+                then greatest(i.completed_at, i.created_at, i.not_before, to_timestamp(i.fencing_token / 1000000.0))
+            else i.created_at
+        end as at,
+        m.retention,
         i.reason = 'parked' and not exists (
             select from oncely.dead_letters as d
             where d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
                 and hashtextextended(d.key, 0) = hashtextextended(i.key, 0)
-        ) as is_awaited
+        ) or not oncely.may_be_forgotten(
+            i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+            i.fencing_token, n.now, oncely.forgotten_before(n.now, m.retention, coalesce(c.paused, '{}')), true
+        ) as is_young
     from oncely.idempotency_keys as i
     cross join oncely.maintenance as u
     cross join oncely.cell as e
     left join oncely.consumers as c on c.consumer = i.consumer
     left join oncely.tenant_limits as l on l.tenant = i.tenant
+    -- By the clock as far as it is explained.
+    cross join lateral (select least(u.clock_seen_at, $2) as now) as n
+    cross join lateral (
+        select coalesce(
+            i.expires_at - i.created_at,
+            oncely.tenant_retention(
+                n.now, oncely.effective_retention(n.now, c.retention, c.former_retention, c.former_until),
+                c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
+            )
+        ) as retention
+    ) as m
     where i.tenant = $1
 ), young as (
     select r.at + r.retention as ends
     from remembered as r
-    cross join oncely.maintenance as u
-    where r.is_awaited or coalesce(r.at > oncely.forgotten_before(least(u.clock_seen_at, $2), r.retention, r.paused), true)
+    where r.is_young
 )
 select
     (select count(*) from remembered) as "keys!",

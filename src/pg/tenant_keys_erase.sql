@@ -1,6 +1,5 @@
--- Deletes up to $2 keys of a tenant ($1): all ($3), or those that are past their retention at $4, as the collection reckons it. Says which,
--- so that their tags can be taken out of the mirror. What somebody holds stays.
--- Never one whose letter is being requeued, as in collect_completed.sql.
+-- Deletes up to $2 keys of a tenant ($1): all ($3), or those that may be forgotten at $4, its letters being closed. Says which, so that their
+-- tags can be taken out of the mirror. What a run holds stays.
 with due as materialized (
     select i.tenant, i.consumer, i.key
     from oncely.idempotency_keys as i
@@ -8,41 +7,25 @@ with due as materialized (
     cross join oncely.cell as e
     left join oncely.consumers as c on c.consumer = i.consumer
     left join oncely.tenant_limits as l on l.tenant = i.tenant
-    where i.tenant = $1
-        and (
-            $3
-            or case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end
-                <= oncely.forgotten_before(
-                    least(u.clock_seen_at, $4),
-                    coalesce(
-                        i.expires_at - i.created_at,
-                        oncely.tenant_retention(
-                            least(u.clock_seen_at, $4),
-                            oncely.effective_retention(
-                                least(u.clock_seen_at, $4), c.retention, c.former_retention, c.former_until
-                            ),
-                            c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
-                        )
-                    ),
-                    coalesce(c.paused, '{}')
-                )
-        )
-        and not (i.owner is not null and i.not_before > $4)
-        -- As in collect_failed.sql.
-        and (
-            $3
-            or i.fencing_token is null
-            or i.status <> 'FAILED'
-            or not exists (
-                select from oncely.dead_letters as d
-                where hashtextextended(d.key, 0) = hashtextextended(i.key, 0) and d.key = i.key and d.tenant = i.tenant
-                    and d.consumer = i.consumer
+    -- By the clock as far as it is explained.
+    cross join lateral (select least(u.clock_seen_at, $4) as now) as n
+    cross join lateral (
+        select coalesce(
+            i.expires_at - i.created_at,
+            oncely.tenant_retention(
+                n.now, oncely.effective_retention(n.now, c.retention, c.former_retention, c.former_until),
+                c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
             )
-        )
-        and not exists (
-            select from oncely.dead_letters as d
-            where d.state = 'requeueing' and d.tenant = i.tenant and d.consumer = i.consumer and d.key = i.key
-        )
+        ) as retention
+    ) as m
+    where i.tenant = $1
+        and case
+            when $3 then (i.owner is not null and i.not_before > $4) is not true
+            else oncely.may_be_forgotten(
+                i.tenant, i.consumer, i.key, i.status, i.reason, i.created_at, i.completed_at, i.not_before, i.expires_at,
+                i.fencing_token, n.now, oncely.forgotten_before(n.now, m.retention, coalesce(c.paused, '{}')), true
+            )
+        end
     order by i.consumer, i.key
     limit $2
     for update of i skip locked

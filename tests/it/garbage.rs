@@ -175,6 +175,7 @@ async fn a_collection_finds_its_rows_through_the_partial_index() {
         .bind(Some(chrono::Utc::now() - chrono::Duration::seconds(195_000)))
         .bind(vec!["globex"])
         .bind(false)
+        .bind(chrono::Utc::now())
         .fetch_all(&mut world.sql)
         .await
         .unwrap();
@@ -253,6 +254,7 @@ async fn a_key_that_is_taken_again_while_a_collection_waits_for_it_stays() {
             .bind(None::<chrono::DateTime<chrono::Utc>>)
             .bind(Vec::<String>::new())
             .bind(false)
+            .bind(chrono::Utc::now())
             .execute(&mut collector)
             .await
     });

@@ -208,6 +208,63 @@ async fn what_may_have_happened_and_must_not_be_repeated_is_a_dead_letter() {
     world.stop(worker).await;
 }
 
+/// Two messages whose first call may have happened, as their dead letters.
+async fn unknown(world: &mut World, first: [(&str, &str); 2]) {
+    for (key, body) in first {
+        world.publish("charges", message("acme", key), body).await;
+    }
+    let letters =
+        "select count(*) from oncely.dead_letters where reason = 'outcome_unknown' and state = 'waiting'";
+    world.wait_for(letters, 2).await;
+}
+
+#[tokio::test]
+async fn a_call_that_may_have_happened_keeps_its_key_until_its_answer_whatever_is_refused_meanwhile() {
+    let (endpoint, address) = Endpoint::start().await;
+    let mut world = world(&address, "\"never\"", ", timeout = \"1s\"").await;
+    let worker = world.start("worker");
+    unknown(
+        &mut world,
+        [("torn", r#"{"tear": true, "statuses": [null, 429, 429]}"#), ("silent", r#"{"hang": true}"#)],
+    )
+    .await;
+    let requeued = world.oncely(&["failed", "requeue", "--key", "torn", "--repeat-unknown", "--yes"]).await;
+    assert!(requeued.status.success(), "{requeued:?}");
+    world.wait_for(COMPLETED, 1).await;
+    world.stop(worker).await;
+    let calls = endpoint.calls_of("torn");
+    let repeats: Vec<&str> = calls.iter().map(|call| call.header("oncely-repeat")).collect();
+    assert_eq!(repeats, ["false", "true", "true", "true"]);
+    assert!(calls.iter().all(|call| call.header("idempotency-key") == calls[0].header("idempotency-key")));
+    let effects = endpoint.effects.lock().unwrap();
+    assert_eq!(effects.len(), 2, "one for each message, where the service knows a key again: {effects:?}");
+}
+
+#[tokio::test]
+async fn an_operators_no_is_worth_a_calls_and_is_asked_for_before_a_letters_reason() {
+    let (endpoint, address) = Endpoint::start().await;
+    let mut world = world(&address, "\"never\"", ", timeout = \"1s\"").await;
+    let worker = world.start("worker");
+    unknown(&mut world, [("lost", r#"{"status": 500}"#), ("other", r#"{"status": 500}"#)]).await;
+    let all = &["failed", "requeue", "--all", "--yes"][..];
+    let refused = world.oncely(all).await;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let no = ["keys", "settle", "lost", "--took-effect", "no", "--yes"];
+    let settled = world.oncely(&no).await;
+    assert!(settled.status.success(), "{settled:?}");
+    // The one that is settled runs again, and needs no leave; the other one still does.
+    let requeued = world.oncely(all).await;
+    assert!(requeued.status.success(), "{requeued:?}");
+    world.wait_for(COMPLETED, 1).await;
+    world.stop(worker).await;
+    assert_eq!(endpoint.calls_of("other").len(), 1);
+    let calls = endpoint.calls_of("lost");
+    let [first, second] = calls.as_slice() else { panic!("{} calls", calls.len()) };
+    // A service that stores its 500 would answer with it for ever.
+    assert_ne!(first.header("idempotency-key"), second.header("idempotency-key"));
+    assert_eq!([second.header("oncely-repeat"), second.header("oncely-attempt")], ["false", "1"]);
+}
+
 #[tokio::test]
 async fn an_endpoint_that_is_away_costs_no_attempt() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -32,6 +32,7 @@ mod failover;
 mod failure_log;
 mod failures;
 mod fair;
+mod forgotten;
 mod garbage;
 mod gateway;
 mod handler_test;

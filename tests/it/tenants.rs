@@ -11,13 +11,13 @@ use crate::command_line::stdout;
 use crate::support::{Login, World, message};
 
 /// The tenant that leaves. Its name stands in its keys, and in what its messages say.
-const GONE: &str = "zebra-4711";
+pub(crate) const GONE: &str = "zebra-4711";
 
 fn told(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-async fn run(world: &mut World, statements: &str) {
+pub(crate) async fn run(world: &mut World, statements: &str) {
     sqlx::raw_sql(sqlx::AssertSqlSafe(statements.to_owned()))
         .execute(&mut world.sql)
         .await
@@ -25,7 +25,7 @@ async fn run(world: &mut World, statements: &str) {
 }
 
 /// Runs `oncely tenant erase … --json`.
-async fn erase(world: &World, arguments: &[&str]) -> (i32, Value, String) {
+pub(crate) async fn erase(world: &World, arguments: &[&str]) -> (i32, Value, String) {
     let all = [&["tenant", "erase", GONE][..], arguments, &["--json"]].concat();
     let output = world.oncely(&all).await;
     let object = serde_json::from_slice(&output.stdout).unwrap_or_default();

@@ -108,17 +108,6 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
 }
 
 impl Plan {
-    /// Is it for a person to say? As `oncely.settle_claim` has it.
-    fn is_open(&self) -> bool {
-        let KeyDetails { status, owner, fencing_token, not_before, .. } = &self.key;
-        let is_held = owner.is_some() && not_before.is_some_and(|until| until > self.now);
-        match status.as_str() {
-            "FAILED" => true,
-            "IN_PROGRESS" => fencing_token.is_some() && !is_held,
-            _ => false,
-        }
-    }
-
     /// How it stands.
     fn state(&self) -> String {
         let KeyDetails { status, reason, completed_at, last_error, owner, .. } = &self.key;
@@ -129,11 +118,13 @@ impl Plan {
             status if status == KeyStatus::Failed.as_str() => {
                 format!("given up as {}{ago}{error}", safe(reason.as_deref().unwrap_or("unknown")))
             }
-            _ => match owner.as_deref().filter(|_| !self.is_open()) {
+            _ => match owner.as_deref().filter(|_| !self.key.is_to_settle(self.now)) {
                 Some(owner) => {
                     format!("held by {}: wait for its end, or take it: oncely leases release", safe(owner))
                 }
-                None if self.is_open() => format!("ran under a lease, and nobody holds it{error}"),
+                None if self.key.is_to_settle(self.now) => {
+                    format!("ran under a lease, and nobody holds it{error}")
+                }
                 None => format!("it is tried again when its message comes{error}"),
             },
         }
@@ -152,7 +143,7 @@ impl Proposal for Plan {
     }
 
     fn count(&self) -> usize {
-        usize::from(self.is_open())
+        usize::from(self.key.is_to_settle(self.now))
     }
 
     fn describe(&self) -> String {

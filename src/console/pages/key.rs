@@ -11,6 +11,7 @@ use super::keys::batch_link;
 use super::leases::{release_link, steps};
 use super::reveal::{Revealed, record_reveal};
 use super::rows::trace_link;
+use super::settle::settle_link;
 use crate::mask::Sight;
 use crate::pg::{self, Abilities, AuditRow, LeaseStep, LetterRow};
 use crate::story::{Folded, Story, folded, stories, verdict};
@@ -231,7 +232,13 @@ impl Known<'_> {
         html! {
             h2 id=(format!("facts-{index}")) { "Facts" }
             dl.facts {
-                dt { "Status" } dd { (details.status) @if let Some(reason) = &details.reason { ", " (text(reason)) } }
+                dt { "Status" }
+                dd {
+                    (details.status) @if let Some(reason) = &details.reason { ", " (text(reason)) }
+                    @if self.ask.visitor.is_operator() && details.is_to_settle(self.now) {
+                        " · " a id=(format!("settle-{index}")) href=(settle_link(self.ask, details)) { "Settle…" }
+                    }
+                }
                 dt { "Attempts" } dd { (details.attempts) }
                 dt { "First claimed" } dd { (exact_time(details.created_at)) }
                 @if let Some(at) = details.completed_at { dt { "Final since" } dd { (exact_time(at)) " (" (ago(at, self.now)) ")" } }

@@ -19,6 +19,7 @@ mod plan;
 mod plots;
 mod reveal;
 mod rows;
+mod settle;
 mod standing;
 mod table;
 mod tail;
@@ -46,6 +47,8 @@ pub(super) fn router(app: Shared) -> Router {
         .route("/leases", page(leases::page))
         .route("/lease", page(leases::plan))
         .route("/lease/release", action(leases::release))
+        .route("/settle", page(settle::plan))
+        .route("/settle/say", action(settle::say))
         .route("/failed", page(failed::page))
         .route("/failed/letters", page(letters::page))
         .route("/failed/letter", page(letter::page))

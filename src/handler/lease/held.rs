@@ -380,11 +380,11 @@ impl Lease {
             }
             Err(StepError::Unknown(error)) => Err(HandlerError::transient(format!("{error:#}"))),
             Err(StepError::Away(error)) => Err(HandlerError::environment(format!("{error:#}"))),
-            // That a repeated call was refused says nothing of the first one: the step stays as it is, and so does its key.
-            Err(StepError::Refused(error)) if info.is_repeat => Err(step.refused_again(error)),
+            // That a repeated call was refused says nothing of the first one: the step keeps its key. It is said all the same: an operator's
+            // leave to repeat it stays.
             Err(StepError::Refused(error)) => {
                 self.refuse(step.name, info.round, "refused").await?;
-                Err(error)
+                Err(if info.is_repeat { step.refused_again(error) } else { error })
             }
         }
     }

@@ -1,7 +1,10 @@
 //! Whether a call is made again that may have happened.
 
-use super::{Case, Clock, Duration, Held, LEASE, LeaseStore, Repeat, SECOND, Seen, Step, Trial, same, text};
-use crate::lease::held::StepState;
+use super::{
+    Case, Clock, Duration, Held, LEASE, LeaseStore, Repeat, SECOND, Seen, Step, Trial, failure, fits, same,
+    text,
+};
+use crate::lease::held::{Failed, StepState};
 
 type T<'a, S, C> = Trial<'a, S, C>;
 
@@ -78,8 +81,20 @@ pub(super) async fn a_refused_repetition_says_nothing_of_the_first_call<S: Lease
     let held = begun_and_gone(trial, &step).await?;
     let again = trial.begin(&held, &step).await?;
     same!(trial.store.refuse_step(&held, "charge", again.round, LEASE).await?, 0);
-    let third = trial.begin(&held, &step).await?;
-    same!((third.state, third.call_key), (StepState::Repeat, again.call_key));
+    // Nor do the refusals of later runs, nor one that is said again.
+    let mut held = held;
+    for owner in ["third", "fourth"] {
+        same!(trial.store.refuse_step(&held, "charge", again.round, LEASE).await?, 0);
+        let failed = trial.store.fail(&held, &failure(Duration::ZERO, 9, None)).await?;
+        fits!(failed, Failed::Retry { .. });
+        held = trial.granted(&held.identity, owner).await?.1;
+        let repeated = trial.begin(&held, &step).await?;
+        same!((repeated.state, repeated.call_key), (StepState::Repeat, again.call_key));
+        same!(trial.store.refuse_step(&held, "charge", repeated.round, LEASE).await?, 0);
+    }
+    // The first one certainly happened: its answer was found.
+    trial.store.checkpoint(&held, "charge", &text("ch_1"), LEASE).await?;
+    same!(trial.begin(&held, &step).await?.state, StepState::Done(text("ch_1")));
     Ok(())
 }
 

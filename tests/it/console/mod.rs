@@ -8,6 +8,7 @@ mod looks;
 mod operations;
 mod outages;
 mod scans;
+mod settle;
 mod trail;
 
 use sqlx::AssertSqlSafe;

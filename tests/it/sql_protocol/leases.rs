@@ -615,7 +615,29 @@ async fn what_may_have_happened_runs_again_only_when_somebody_says_so() {
     assert!(requeued.status.success(), "{requeued:?}");
     let token = granted(&mut sql, "repeated", "fourth").await;
     let again = begin(&mut sql, ("repeated", token), "charge", "never").await.unwrap();
-    assert_eq!((again.0.as_str(), again.2), ("run", calls[1]), "by the same key: who knows it runs it once");
+    assert_eq!(
+        (again.0.as_str(), again.2),
+        ("repeat", calls[1]),
+        "by the same key: who knows it runs it once"
+    );
+    // That one was refused, which says nothing of the first: the next run calls by the same key, and still by leave.
+    let refuse = "select oncely.refuse_step('acme', 'payments', 'repeated', $1, 'charge', 'busy', 0)";
+    for _ in 0..2 {
+        let round: i32 = sqlx::query_scalar(refuse).bind(token).fetch_one(&mut sql).await.unwrap();
+        assert_eq!(round, 0);
+    }
+    failed(&mut sql, ("repeated", token), None, None).await;
+    let token = granted(&mut sql, "repeated", "fifth").await;
+    // Said again after a lost reply, it is the same call.
+    let call = Some(Uuid::new_v4());
+    for _ in 0..2 {
+        let again = begin_call(&mut sql, ("repeated", token), "charge", "never", call).await.unwrap();
+        assert_eq!((again.0.as_str(), again.2), ("repeat", calls[1]));
+    }
+    // Of that one nobody knows: the leave was for one call.
+    run_out(&mut world, "repeated").await;
+    let token = granted(&mut sql, "repeated", "sixth").await;
+    assert_eq!(begin(&mut sql, ("repeated", token), "charge", "never").await.unwrap().0, "unknown");
 }
 
 #[tokio::test]
@@ -703,7 +725,7 @@ async fn a_rule_is_that_of_the_call_and_a_window_counts_from_the_first_one() {
     let token = granted(&mut sql, "k", "third").await;
     assert_eq!(
         begin(&mut sql, ("k", token), "mail", "within 24:00:00").await.unwrap().0,
-        "run",
+        "repeat",
         "somebody said so"
     );
     let again = begin(&mut sql, ("k", token), "mail", "within 24:00:00").await.unwrap();
@@ -714,16 +736,16 @@ async fn a_rule_is_that_of_the_call_and_a_window_counts_from_the_first_one() {
     sqlx::query(ahead).execute(&mut world.sql).await.unwrap();
     assert_eq!(begin(&mut sql, ("k", token), "mail", "within 24:00:00").await.unwrap().0, "unknown");
     // A refusal that was said again and comes late.
-    let refuse = "select oncely.refuse_step('acme', 'payments', 'k', $1, 'charge', 'no', $2)";
-    assert_eq!(begin(&mut sql, ("k", token), "charge", "never").await.unwrap().0, "run");
+    let refuse = "select oncely.refuse_step('acme', 'payments', 'k', $1, 'ship', 'no', $2)";
+    assert_eq!(begin(&mut sql, ("k", token), "ship", "never").await.unwrap().0, "run");
     for (round, expected) in [(0, 1), (0, 1)] {
         let next: i32 = sqlx::query_scalar(refuse).bind(token).bind(round).fetch_one(&mut sql).await.unwrap();
         assert_eq!(next, expected);
     }
-    assert_eq!(begin(&mut sql, ("k", token), "charge", "never").await.unwrap().3, 1);
+    assert_eq!(begin(&mut sql, ("k", token), "ship", "never").await.unwrap().3, 1);
     let late: i32 = sqlx::query_scalar(refuse).bind(token).bind(0).fetch_one(&mut sql).await.unwrap();
     assert_eq!(late, 1, "the call of the next round is not refused by it");
-    checkpoint(&mut sql, ("k", token), "charge", json!(1), false).await.unwrap();
+    checkpoint(&mut sql, ("k", token), "ship", json!(1), false).await.unwrap();
 }
 
 #[tokio::test]
@@ -792,7 +814,14 @@ async fn a_key_that_runs_left_open_can_be_settled_and_then_run_without_a_lease()
     assert_eq!(claim(&mut sql, "in part", "{}").await.unwrap().outcome, "given_up");
     let token = granted(&mut sql, "in part", "next").await;
     assert_eq!(begin(&mut sql, ("in part", token), "mail", "never").await.unwrap().0, "done");
-    assert_eq!(begin(&mut sql, ("in part", token), "charge", "never").await.unwrap().0, "run");
+    // What did not happen is another call, and the runs of before count no more.
+    let next = begin(&mut sql, ("in part", token), "charge", "never").await.unwrap();
+    assert_eq!((next.0.as_str(), next.3), ("run", 1));
+    let attempts = "select attempts::bigint from oncely.idempotency_keys where key = 'in part'";
+    assert_eq!(world.count(attempts).await, 0);
+    // Also of a key that may run without a lease since.
+    let token = granted(&mut sql, "did not", "next").await;
+    assert_eq!(begin(&mut sql, ("did not", token), "charge", "never").await.unwrap().3, 1);
 }
 
 #[tokio::test]

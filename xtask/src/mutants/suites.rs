@@ -135,6 +135,31 @@ pub(crate) const TESTED: &[Tested] = &[
             "lease_stores::redis_store::a_key_is_forgotten_after_its_retention_and_never_with_its_lease",
         ],
     ),
+    it(
+        "erasure_leaves_pending_tags",
+        &["forgotten::what_is_forgotten_with_a_tenant_runs_again_whatever_was_on_its_way_to_the_mirror"],
+    ),
+    it(
+        "key_is_as_old_as_its_first_claim",
+        &[
+            "forgotten::what_a_copy_may_still_ask_for_is_neither_collected_nor_erased",
+            "forgotten::a_key_is_remembered_from_the_last_word_on_it",
+        ],
+    ),
+    it(
+        "allowed_repetition_is_a_first_call",
+        &[
+            "http_handler::a_call_that_may_have_happened_keeps_its_key_until_its_answer_whatever_is_refused_meanwhile",
+            "sql_protocol::leases::what_may_have_happened_runs_again_only_when_somebody_says_so",
+        ],
+    ),
+    it(
+        "settled_no_keeps_its_round",
+        &[
+            "http_handler::an_operators_no_is_worth_a_calls_and_is_asked_for_before_a_letters_reason",
+            "sql_protocol::leases::a_key_that_runs_left_open_can_be_settled_and_then_run_without_a_lease",
+        ],
+    ),
     dynamodb("dynamo_takeover_unseen", &[DYNAMODB, "one_of_two_that_have_seen_the_same_takes_over"]),
     dynamodb("dynamo_own_write_is_unknown", &["a_write_that_was_tried_twice_is_known_as_ones_own"]),
     dynamodb("dynamo_ttl_is_lease", &["the_tables_ttl_is_the_retention_and_never_the_lease"]),
