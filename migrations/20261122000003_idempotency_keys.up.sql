@@ -175,8 +175,8 @@ language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
-        when octet_length(fingerprint) = 32 then '\xd8470935'::bytea || substr(fingerprint, 1, 12)
-        else '\xfeae938b'::bytea || substr(sha256(fingerprint), 1, 12)
+        when octet_length(fingerprint) = 32 then E'\\xd8470935'::bytea || substr(fingerprint, 1, 12)
+        else E'\\xfeae938b'::bytea || substr(sha256(fingerprint), 1, 12)
     end
 $$;
 comment on function oncely.stored_fingerprint is

@@ -212,7 +212,7 @@ begin
     -- As it is. What was written as a literal, or sent by a driver without a type, arrives here.
     if content_type is null then
         content_type := case
-            when ltrim(payload, E' \t\r\n') ~ '^[\[{]' and oncely.try_jsonb(convert_to(payload, 'UTF8')) is not null
+            when ltrim(payload, E' \t\r\n') ~ '^[[{]' and oncely.try_jsonb(convert_to(payload, 'UTF8')) is not null
                 then 'application/json'
             else 'text/plain; charset=utf-8'
         end;

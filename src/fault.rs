@@ -80,6 +80,13 @@ impl Fault {
     }
 }
 
+impl Fault {
+    /// The same, as one that may strike every message: what it met is taken for the environment's until another message succeeds.
+    pub(crate) fn of_nobody(self) -> Self {
+        Self { class: FaultClass::Environment, ..self }
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;

@@ -181,14 +181,14 @@ mod tests {
     /// The classes of SQLSTATE by their table in the documentation of [`class_of`], written another way.
     fn by_the_table(code: &str) -> Option<FaultClass> {
         const OUTAGE: [&str; 2] = ["08", "57"];
-        const ENVIRONMENT: [&str; 8] = ["53", "58", "42", "3F", "3D", "28", "XX", "F0"];
+        const ENVIRONMENT: [&str; 9] = ["53", "58", "42", "3F", "3D", "28", "XX", "F0", "HV"];
         let class = &code[..2];
         match code {
             "ONC01" => Some(FaultClass::Rejected),
             "ONC02" => Some(FaultClass::NotJson),
             "57014" => Some(FaultClass::Transient),
             "25006" => None,
-            "2200H" | "ONC16" => Some(FaultClass::Environment),
+            "2200H" | "55006" | "ONC16" => Some(FaultClass::Environment),
             "0A000" | "26000" => Some(FaultClass::Session),
             "55P03" => Some(FaultClass::Contention),
             _ if class == "40" => Some(FaultClass::Contention),

@@ -141,6 +141,7 @@ pub(crate) mod url_file;
 pub(crate) mod vitals;
 #[doc(hidden)]
 pub mod watchdog;
+pub(crate) mod witnesses;
 pub mod worker;
 
 pub use config::Config;

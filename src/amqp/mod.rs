@@ -1,5 +1,6 @@
 //! RabbitMQ: supervised connections, deliveries that are acknowledged once, publishing that is known to have arrived.
 
+mod applied;
 mod budget;
 mod channel_life;
 mod connection;
@@ -21,6 +22,7 @@ mod topology;
 mod transport;
 mod valve;
 
+pub use applied::{Applied, Beside, Refused};
 pub(crate) use budget::Budget;
 pub(crate) use channel_life::ChannelLife;
 pub use connection::{AmqpError, connect};
@@ -41,4 +43,4 @@ pub(crate) use publisher::{PublishError, Publisher};
 pub(crate) use queue_reader::{QueueReader, QueuedMessage};
 pub(crate) use stored::{restore_headers, restore_properties, store_headers, store_properties};
 pub(crate) use subscription::Subscription;
-pub use topology::{Applied, Topology, TopologyReport};
+pub use topology::{Topology, TopologyReport};

@@ -14,6 +14,7 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ExchangeKind};
 
+use super::applied::{Applied, Beside, Refused};
 use super::connection::{AmqpError, answer};
 use crate::config::{Consumer, OBSERVER, QueueArgument, QueueBinding, QueueType};
 use crate::own_headers;
@@ -283,9 +284,12 @@ impl Topology {
             let name = step.to_string();
             match step.declare(connection, limit).await {
                 Ok(()) => applied.done.push(name),
-                // PRECONDITION_FAILED: it exists with other arguments. NOT_FOUND: a binding of what was refused.
+                // PRECONDITION_FAILED: other arguments, or such as the broker does not take. NOT_FOUND: a binding of what is not there.
                 Err(error) if matches!(error.reply_code(), Some(404 | 406)) => {
-                    applied.refused.push((name, error))
+                    match step.found(connection, limit).await {
+                        Ok(found) => applied.refused.push(Refused { name, error, found }),
+                        Err(error) => return Err((name, error)),
+                    }
                 }
                 Err(error) => return Err((name, error)),
             }
@@ -382,17 +386,6 @@ async fn is_exchange(
     }
 }
 
-/// What [`Topology::apply`] did.
-#[derive(Debug, Default)]
-pub struct Applied {
-    /// Declared, or there already.
-    pub done: Vec<String>,
-    /// There with other arguments, and left as it is.
-    pub refused: Vec<(String, AmqpError)>,
-    /// The work queue was not there, though what belongs around it was, and the configuration names no bindings for it.
-    pub is_unbound: bool,
-}
-
 /// Deliveries of one message by a quorum queue before the broker itself dead-letters it. Every lost connection counts for
 /// all messages that were on it, so RabbitMQ's default of 20 (from 4.0 on) would empty a queue into the dead-letter queue in
 /// one bad night: a consumer timeout every half hour. A thousand of those are three weeks.
@@ -441,22 +434,44 @@ impl std::fmt::Display for Step {
 }
 
 impl Step {
+    /// What is there, after the broker has refused it.
+    async fn found(&self, connection: &Connection, limit: Duration) -> Result<Beside, AmqpError> {
+        let is_there = match self {
+            Self::Exchange(name, kind, _) => is_exchange(connection, limit, name, kind.clone()).await?,
+            Self::Queue(name, _) => look(connection, limit, name).await?.is_some(),
+            Self::Binding { queue, exchange, .. } => {
+                let mut missing = Vec::new();
+                if !is_exchange(connection, limit, exchange, ExchangeKind::Topic).await? {
+                    missing.push(format!("exchange {exchange}"));
+                }
+                if look(connection, limit, queue).await?.is_none() {
+                    missing.push(format!("queue {queue}"));
+                }
+                return Ok(Beside::Missing(missing));
+            }
+        };
+        Ok(if is_there { Beside::Same } else { Beside::Nothing })
+    }
+
     /// On a channel of its own: the broker closes it when it refuses.
-    async fn declare(self, connection: &Connection, limit: Duration) -> Result<(), AmqpError> {
+    async fn declare(&self, connection: &Connection, limit: Duration) -> Result<(), AmqpError> {
         let channel = answer("channel.open", limit, connection.create_channel()).await?;
         match self {
             Self::Exchange(name, kind, arguments) => {
                 let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-                let declared = channel.exchange_declare(name.into(), kind, options, arguments);
+                let (name, arguments) = (name.as_str().into(), arguments.clone());
+                let declared = channel.exchange_declare(name, kind.clone(), options, arguments);
                 answer("exchange.declare", limit, declared).await?;
             }
             Self::Queue(name, arguments) => {
-                let declared = channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
+                let (name, arguments) = (name.as_str().into(), arguments.clone());
+                let declared = channel.queue_declare(name, QueueDeclareOptions::durable(), arguments);
                 answer("queue.declare", limit, declared).await?;
             }
             Self::Binding { queue, exchange, routing_key, arguments } => {
-                let (key, options) = (routing_key.into(), QueueBindOptions::default());
-                let bound = channel.queue_bind(queue.into(), exchange.into(), key, options, arguments);
+                let (queue, exchange) = (queue.as_str().into(), exchange.as_str().into());
+                let (key, options) = (routing_key.as_str().into(), QueueBindOptions::default());
+                let bound = channel.queue_bind(queue, exchange, key, options, arguments.clone());
                 answer("queue.bind", limit, bound).await?;
             }
         }

@@ -15,7 +15,7 @@ use super::migration_wait::Patient;
 use super::output::{self, List, Output, Row, Times};
 use crate::config::Config;
 use crate::exit;
-use crate::pg::{MIGRATOR, MigrationState, PgSettings, migration_state};
+use crate::pg::{MIGRATOR, MigrationState, PgSettings, migration_state, server_encoding, unfit_encoding};
 
 #[derive(Debug, Args)]
 #[command(
@@ -98,6 +98,12 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let server = settings.shown();
     let mut connection =
         settings.connect("oncely migrate").await.with_context(|| format!("cannot connect to {server}"))?;
+    if !matches!(verb, Some(Verb::Info(_) | Verb::Revert { .. }))
+        && let Some(why) = unfit_encoding(&server_encoding(&mut connection).await?)
+    {
+        output::note(&format!("{server}: {why}"));
+        return Ok(ExitCode::from(exit::CONFIG));
+    }
     let before = migration_state(&mut connection).await?;
     match verb {
         Some(Verb::Info(info)) => return show(&before, info.output, times),

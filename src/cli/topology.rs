@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::observer_bindings;
 use super::output::{self, List, Output, Row, Times};
-use crate::amqp::{Topology, TopologyReport, connect};
+use crate::amqp::{Beside, Refused, Topology, TopologyReport, connect};
 use crate::config::Config;
 use crate::exit;
 
@@ -119,14 +119,34 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
                 topology.queue()
             ));
         }
-        for (name, error) in &applied.refused {
-            output::note(&format!(
-                "{name} exists with other arguments and is left as it is: {error}\n  \
-                 delete it when it is empty and apply again; where it is rightly so, name its further arguments in \
-                 queue_arguments, or leave it to whoever declares it (declare = false)"
-            ));
+        for refused in &applied.refused {
+            output::note(&told(refused));
             code = ExitCode::from(exit::NO);
         }
     }
     Ok(code)
+}
+
+/// What the broker refused, what is there, and what may be done.
+fn told(Refused { name, error, found }: &Refused) -> String {
+    match found {
+        Beside::Same => format!(
+            "{name} exists, and can't be declared as configured; it is left as it is: {error}\n  \
+             it has other arguments, or the broker does not take one of these for it. Where it is rightly as it is, name its further \
+             arguments in queue_arguments, or leave it to whoever declares it (declare = false); else delete it when it is empty and \
+             apply again"
+        ),
+        Beside::Nothing => format!(
+            "{name} does not exist, and the broker does not take the arguments that it would be declared with: {error}\n  \
+             change or leave out the one that it names (queue_arguments, queue_type)"
+        ),
+        Beside::Missing(missing) if missing.is_empty() => {
+            format!("{name} can't be made: {error}\n  what it binds exists: apply again")
+        }
+        Beside::Missing(missing) => format!(
+            "{name} can't be made, because there is no {}: {error}\n  \
+             declare it where it belongs to (an exchange of `bindings` is its producer's), or correct its name, and apply again",
+            missing.join(" and no ")
+        ),
+    }
 }

@@ -125,6 +125,15 @@ fn check(text: &str, schemes: &[&str], example: &str, place: &str, problems: &mu
     }
     match url::Url::parse(text) {
         Ok(url) if url.fragment().is_some() => problems.add(place, "must not have a part behind a '#'"),
+        Ok(url) if url.scheme().starts_with("amqp") && url.path() == "/" => {
+            let what = "ends in a slash, and so names the virtual host \"\", which is none: leave the slash out for the default one (\"/\"), \
+                        or write the name behind it";
+            problems.add(place, what);
+        }
+        Ok(url) if url.scheme().starts_with("amqp") && url.path().trim_start_matches('/').contains('/') => {
+            let what = "has a slash in or behind the name of the virtual host: leave it out, or write it as %2F where it belongs to the name";
+            problems.add(place, what);
+        }
         Ok(url) if schemes.contains(&url.scheme()) && (url.has_host() || url.query().is_some()) => {}
         Ok(url) if !cfg!(feature = "tls") && ["amqps", "rediss"].contains(&url.scheme()) => {
             problems.add(place, format!("{}:// {NOT_BUILT}", url.scheme()));

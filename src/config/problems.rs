@@ -12,6 +12,12 @@ pub struct Problem {
     pub message: String,
 }
 
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)
+    }
+}
+
 /// All that is wrong. Refused configurations end a process with exit code 78 (`EX_CONFIG` of sysexits.h).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
@@ -48,7 +54,7 @@ impl fmt::Display for Problems {
         let count = self.0.len();
         write!(f, "{count} problem{} with the configuration:", if count == 1 { "" } else { "s" })?;
         for problem in &self.0 {
-            write!(f, "\n  {}: {}", problem.place, problem.message)?;
+            write!(f, "\n  {problem}")?;
         }
         Ok(())
     }

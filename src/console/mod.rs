@@ -46,7 +46,7 @@ use self::turns::Turns;
 use self::watch::Watch;
 use crate::config::Config;
 use crate::mask::Masks;
-use crate::preflight::{Preflight, preflight, warn_of_secret_files};
+use crate::preflight::{preflight, warn_of_secret_files};
 
 /// Tails that a person may follow at the same time, and all people.
 const TAILS: usize = 3;
@@ -82,15 +82,16 @@ impl Console {
     pub(crate) async fn open(config: Config, options: Options) -> anyhow::Result<Self> {
         let listen = options.listen.unwrap_or(config.console.listen);
         refusals(&config.console, listen, options.insecure_plaintext).or(())?;
+        crate::pg::tell_server_texts(config.log.server_errors);
         warn_of_secret_files(&config);
-        let Preflight { problems, unreachable, session } = preflight(&config, false).await;
-        if let Some(session) = session {
+        let mut found = preflight(&config, false).await;
+        if let Some(session) = found.session.take() {
             session.close().await;
         }
-        problems.or(())?;
-        for away in &unreachable {
-            tracing::warn!("{away}");
+        for waits_for in found.waits_for() {
+            tracing::warn!("{waits_for}");
         }
+        found.problems.or(())?;
         let listener =
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
         // The port, where it was left to the system.

@@ -112,8 +112,8 @@ impl Watch {
         let redis = async {
             let mirror = self.mirror.as_ref()?;
             Some(match tokio::time::timeout(REDIS, mirror.ping()).await {
-                Ok(answer) => answer.map_err(|error| error.to_string()),
-                Err(_) => Err(format!("no answer within {REDIS:?}")),
+                Ok(answer) => answer.map_err(|error| Missing { text: error.to_string(), is_away: true }),
+                Err(_) => Err(Missing { text: format!("no answer within {REDIS:?}"), is_away: true }),
             })
         };
         let (postgres, rabbitmq, redis) =

@@ -75,6 +75,13 @@ pub const CHECKS: &[Check] = &[
         "upgrade PostgreSQL",
     ),
     at_start(
+        "pg.encoding",
+        "The database stores UTF-8",
+        "`server_encoding`",
+        "error: another one, such as `SQL_ASCII`: most messages then fail",
+        "create a database in UTF8 and take over what is in this one with pg_dump",
+    ),
+    at_start(
         "pg.schema",
         "The migrations",
         "`oncely._sqlx_migrations` beside the program's own list",
@@ -373,11 +380,11 @@ pub const CHECKS: &[Check] = &[
         "warning: a replica: the relay can write nothing, every look-up misses",
         "name the primary in `redis.url`",
     ),
-    later(
+    at_start(
         "redis.cluster",
         "Redis is one node",
         "`INFO`: `cluster_enabled`",
-        "warning: a cluster: look-ups are redirected, and count as misses",
+        "error: a node of a cluster: it redirects what belongs to others, so that look-ups count as misses and entries are never written",
         "use a Redis without cluster mode",
     ),
     later(

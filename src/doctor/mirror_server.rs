@@ -33,6 +33,9 @@ pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
         preflight::REDIS.kept(tls.as_ref(), settings.allow_plaintext, found);
     }
     if scope.at_start {
+        if let Ok(facts) = mirror.facts().await {
+            cluster(&facts, found);
+        }
         return;
     }
     sentinels(&mirror, found).await;
@@ -84,8 +87,15 @@ fn away(found: &mut Found, server: &str, error: &MirrorError) {
     }
 }
 
+fn cluster(facts: &RedisFacts, found: &mut Found) {
+    found.read("redis.cluster", format!("cluster mode: {}", facts.is_cluster));
+    if facts.is_cluster {
+        found.error("redis.cluster", "redis.url", preflight::IN_CLUSTER);
+    }
+}
+
 fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut Found) {
-    let RedisFacts { version, used_memory, max_memory, policy, is_replica, is_cluster, latency } = facts;
+    let RedisFacts { version, used_memory, max_memory, policy, is_replica, is_cluster: _, latency } = facts;
     let size = |count: u64| bytes(i64::try_from(count).unwrap_or(i64::MAX));
     let most = if *max_memory == 0 { "no bound".to_owned() } else { size(*max_memory) };
     found.read("redis.memory", format!("{version}: {} in use, {most}, {policy}", size(*used_memory)));
@@ -100,11 +110,7 @@ fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut Found) {
     if *is_replica {
         found.warning("redis.role", "redis.url", "is a replica: the relay can write nothing there");
     }
-    found.read("redis.cluster", format!("cluster mode: {is_cluster}"));
-    if *is_cluster {
-        let what = "is a node of a cluster: entries of other slots are redirected, and count as misses";
-        found.warning("redis.cluster", "redis.url", what);
-    }
+    cluster(facts, found);
     found.read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
     if *latency > budget {
         let what = format!(

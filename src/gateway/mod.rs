@@ -44,7 +44,7 @@ use crate::config::GatewayConfig;
 use crate::heartbeat::Heartbeat;
 use crate::metrics::{GatewayMetrics, Server};
 use crate::pg::{self, Readiness, SessionPool, Timelines};
-use crate::preflight::{Preflight, fit_database, warn_of_gateway_files};
+use crate::preflight::{fit_database, warn_of_gateway_files};
 use crate::shutdown::{self, Stopped};
 use crate::vitals::{Program, Vitals, unheard};
 use crate::watchdog;
@@ -83,14 +83,14 @@ impl Gateway {
         let Some(vitals) = Vitals::start(program, &stop).await? else { return Ok(unheard(&stop)) };
         warn_of_gateway_files(&config);
         warn(&config);
-        let Preflight { problems, unreachable, session } = fit_database(&config.postgres, &config.cell).await;
-        if let Some(session) = session {
+        let mut found = fit_database(&config.postgres, &config.cell).await;
+        if let Some(session) = found.session.take() {
             session.close().await;
         }
-        problems.or(())?;
-        for away in &unreachable {
-            tracing::warn!("{away}: requests with a key are refused until it is there");
+        for waits_for in found.waits_for() {
+            tracing::warn!("{waits_for}: requests with a key are refused until then");
         }
+        found.problems.or(())?;
         let name = format!("oncely gateway {}", config.worker.name);
         let timelines = Timelines::default();
         let door = pg::Door::new(config.postgres.clone(), config.cell.clone(), timelines.clone());

@@ -40,7 +40,7 @@ pub enum PgFault {
 /// | 57014 cancelled (statement timeout) | transient |
 /// | 40 rollback (deadlock, serialisation), 55P03 lock timeout | contention |
 /// | 0A000 (a cached plan whose table has changed), 26000 (a prepared statement that is gone) | session |
-/// | 53 resources, 58 system, 42, 3F and 3D (missing object, no grant), 28 login, F0 configuration, XX internal, 2200H (a sequence is used up), `ONC16` (no right to claim or emit), `ONC17` (reserved: not in this cell) | environment |
+/// | 53 resources, 58 system, 42, 3F and 3D (missing object, no grant), 28 login, F0 configuration, XX internal, HV (a foreign server), 55006 (an object is in use), 2200H (a sequence is used up), `ONC16` (no right to claim or emit), `ONC17` (reserved: not in this cell) | environment |
 /// | 22 data, 54 limits | poison |
 /// | `ONC01` (`oncely.reject`) | rejected |
 /// | `ONC07` (`oncely.refuse`) | refused |
@@ -48,6 +48,9 @@ pub enum PgFault {
 /// | `ONC04`, `ONC05` (`oncely.emit`: an event that is too large, or can't be sent) | poison |
 /// | `ONC11`, `ONC15` (`oncely.claim`, `oncely.complete`: arguments that can't be right) | poison |
 /// | everything else, 23 (constraints) and P0001 (`raise`) with it | transient, so bounded by the attempts |
+///
+/// The class says what a message *may* have caused by itself (transient, poison), what it can't have (environment, contention, session)
+/// and what is its handler's word. Whether it has caused it is decided by [`crate::blame`].
 ///
 /// Source: PostgreSQL's Appendix A, "PostgreSQL Error Codes".
 #[must_use]
@@ -208,9 +211,8 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
         ("25006", _) | (_, "08") => return None,
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
-        ("2200H" | "ONC16" | "ONC17", _) | (_, "53" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0") => {
-            FaultClass::Environment
-        }
+        ("2200H" | "55006" | "ONC16" | "ONC17", _)
+        | (_, "53" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0" | "HV") => FaultClass::Environment,
         (_, "22" | "54") => FaultClass::Poison,
         ("55P03", _) | (_, "40") => FaultClass::Contention,
         ("0A000" | "26000", _) => FaultClass::Session,
@@ -227,6 +229,18 @@ pub fn handler_class_of(code: &str) -> FaultClass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blame::{Blame, Circumstances, blame};
+
+    proptest::proptest! {
+        #[test]
+        fn no_sqlstate_is_charged_while_all_messages_fail(code in "[0-9A-Z]{5}", is_last: bool, by_itself: bool) {
+            let class = handler_class_of(&code);
+            let circumstances = Circumstances { by_itself, witness: false, alone: false, is_last };
+            let spoken = [FaultClass::Rejected, FaultClass::Refused, FaultClass::NotJson];
+            let is_charged = matches!(blame(class, circumstances), Blame::Message(_));
+            proptest::prop_assert_eq!(is_charged, spoken.contains(&class), "{}", code);
+        }
+    }
 
     #[test]
     fn each_class_of_sqlstate_has_one_meaning() {
@@ -241,6 +255,8 @@ mod tests {
             ("0A000", FaultClass::Session),
             ("26000", FaultClass::Session),
             ("2200H", FaultClass::Environment),
+            ("55006", FaultClass::Environment),
+            ("HV00N", FaultClass::Environment),
             ("ONC16", FaultClass::Environment),
             ("ONC17", FaultClass::Environment),
             ("57014", FaultClass::Transient),

@@ -145,6 +145,13 @@ pub(crate) struct EventFailure<'a> {
     pub(crate) error: String,
 }
 
+impl EventFailure<'_> {
+    /// Does it spend an attempt?
+    pub(crate) fn is_charged(&self) -> bool {
+        self.attempts > self.event.attempts
+    }
+}
+
 /// Counts failures. Returns of how many events.
 pub(crate) async fn fail_events(
     connection: &mut PgConnection,

@@ -163,7 +163,9 @@ pub(crate) use migrate::{MigrationTry, try_migration};
 pub use migration_lock::{KeptOut, LockedWork, TableLock, UnclearLock, migration_locks};
 pub(crate) use migration_plan::{PlannedLock, measure_locked, pending_locks};
 pub(crate) use mirror_again::{KeyPlace, mirror_again, mirrored_sample};
-pub(crate) use mirror_queue::{Mirrored, append_mirror, delete as delete_mirrored, take_mirror};
+pub(crate) use mirror_queue::{
+    MirrorRecord, Mirrored, append_mirror, delete as delete_mirrored, take_mirror,
+};
 pub(crate) use observed::{ConflictingKey, ObservedCount, conflicting_keys, observed_counts};
 pub(crate) use operator_action::{Action, ActionRow, one_tenant, recent_actions, record_action};
 pub(crate) use ordering_key::collect_ordering_keys;
@@ -190,7 +192,10 @@ pub(crate) use secret::{
     SecretRow, Secrets, forget_secrets, list_secrets, mirror_keys, rotate_secret, secrets, signing_secrets,
 };
 pub(crate) use seed::{MOST_SEEDS, Seed, SeedConflict, seed_keys};
-pub(crate) use server::{ServerSettings, read_clock, read_only, server_settings, server_version};
+pub(crate) use server::{
+    ServerSettings, is_read_only, read_clock, read_only, server_encoding, server_settings, server_version,
+    unfit_encoding,
+};
 #[cfg(feature = "testing")]
 pub(crate) use session::end_backend_now;
 pub(crate) use session::{

@@ -12,6 +12,33 @@ pub(crate) async fn server_version(connection: &mut PgConnection) -> Result<(i32
     Ok((row.try_get(0)?, row.try_get(1)?))
 }
 
+/// In which encoding the database stores text.
+pub(crate) async fn server_encoding(connection: &mut PgConnection) -> Result<String, sqlx::Error> {
+    sqlx::raw_sql("select pg_catalog.current_setting('server_encoding')")
+        .fetch_one(connection)
+        .await?
+        .try_get(0)
+}
+
+/// Why a database in this encoding is not fit, and what to do; `None` where it is. Others can't hold every text of a message, or hold
+/// bytes of which PostgreSQL does not know what they mean (`SQL_ASCII`, which `initdb` makes where there is no locale).
+pub(crate) fn unfit_encoding(encoding: &str) -> Option<String> {
+    (encoding != "UTF8").then(|| {
+        format!(
+            "the database's encoding is {encoding}, and must be UTF8: messages hold any text, and an encoding can't be changed. Create \
+             another one, as in \"create database NAME encoding 'UTF8' locale 'C.UTF-8' template template0\" (a cluster gets it with \
+             `initdb --encoding=UTF8`), and take over what is in this one with pg_dump"
+        )
+    })
+}
+
+/// Does a session take no writes, by what the server, the database or the login says of new ones?
+pub(crate) async fn is_read_only(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let asked = "select reset_val operator(pg_catalog.=) 'on' from pg_catalog.pg_settings \
+                 where name operator(pg_catalog.=) 'default_transaction_read_only'";
+    sqlx::raw_sql(asked).fetch_one(connection).await?.try_get(0)
+}
+
 /// Lets a session change nothing, until it says otherwise.
 pub(crate) async fn read_only(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query!("select set_config('default_transaction_read_only', 'on', false)")

@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-use crate::config::Problems;
 use crate::tls::TlsFault;
 
 /// What a check says of what it looked at; the worst last.
@@ -126,14 +125,5 @@ impl Found {
         self.read.extend(other.read);
         self.unreachable.extend(other.unreachable);
         self.quoted.extend(other.quoted);
-    }
-
-    /// The errors, as what keeps a process from starting.
-    pub(crate) fn problems(&self) -> Problems {
-        let mut problems = Problems::default();
-        for finding in self.findings.iter().filter(|finding| finding.verdict == Verdict::Error) {
-            problems.add(&finding.about, &finding.text);
-        }
-        problems
     }
 }

@@ -3,6 +3,7 @@
 mod files;
 mod found;
 mod handlers;
+mod mirror;
 mod postgres;
 mod rabbitmq;
 mod trust;
@@ -13,6 +14,8 @@ pub(crate) use files::{secret_files, warn_of_secret_files};
 pub use found::{Finding, Verdict};
 pub(crate) use found::{Found, Quoted};
 pub(crate) use handlers::{consumers, handlers};
+pub(crate) use mirror::IN_CLUSTER;
+use mirror::cluster;
 #[cfg(feature = "gateway")]
 use postgres::database;
 use postgres::pauses;
@@ -25,26 +28,88 @@ use crate::config::{Config, Problems};
 use crate::pg::PgSettings;
 use crate::pg::{Secrets, Session};
 
+/// The checks whose errors only another configuration mends (or, for `pg.version`, another server). Whatever else is wrong at a start
+/// (a server in a state that passes, a migration, a right, a function or a queue that is missing) may be mended while the process waits,
+/// as it waits for the same once it runs.
+const OF_CONFIGURATION: [&str; 11] = [
+    "config",
+    "config.files",
+    "pg.reach",
+    "pg.tls",
+    "pg.pooler",
+    "pg.version",
+    "pg.encoding",
+    "pg.cell",
+    "mq.reach",
+    "mq.tls",
+    "redis.cluster",
+];
+
+/// What an error is about that only another program mends.
+const PROGRAM: &str = "program";
+
 /// What a process that starts has to know.
 #[derive(Debug, Default)]
 pub(crate) struct Preflight {
-    /// What must be changed.
+    /// What must be changed in the configuration.
     pub(crate) problems: Problems,
+    /// What must be changed at the servers.
+    unfit: Problems,
     /// Servers that do not answer: they may come back.
-    pub(crate) unreachable: Vec<String>,
+    unreachable: Vec<String>,
     /// An open session, where PostgreSQL is fit.
     pub(crate) session: Option<Session>,
 }
 
 impl Preflight {
     fn note(&mut self, found: Found) {
-        for problem in found.problems().list() {
-            self.problems.add(&problem.place, &problem.message);
+        for finding in found.findings.iter().filter(|finding| finding.verdict == Verdict::Error) {
+            let problems = match OF_CONFIGURATION.contains(&finding.check) || finding.about == PROGRAM {
+                true => &mut self.problems,
+                false => &mut self.unfit,
+            };
+            problems.add(&finding.about, &finding.text);
         }
         self.unreachable.extend(found.unreachable.into_iter().map(|(_, text)| text));
     }
 
-    /// The keys of a worker. Without them: why is among the problems or the unreachable servers.
+    /// Looks whether the mirror is a server that can be one.
+    pub(crate) async fn look_at_mirror(&mut self, config: &Config) {
+        let mut found = Found::default();
+        cluster(config, &mut found).await;
+        self.note(found);
+    }
+
+    /// What a process that has started waits for, in one line each.
+    pub(crate) fn waits_for(&self) -> Vec<String> {
+        let unfit = self.unfit.list().iter().map(ToString::to_string);
+        self.unreachable.iter().cloned().chain(unfit).collect()
+    }
+
+    /// Says what the process waits for.
+    pub(crate) fn log_wait(&self) -> String {
+        for problem in self.unfit.list() {
+            tracing::error!(place = problem.place, "waiting until this is mended: {}", problem.message);
+        }
+        if !self.unreachable.is_empty() {
+            tracing::warn!(servers = self.unreachable.join("; "), "waiting for servers");
+        }
+        format!("waiting for servers: {}", self.waits_for().join("; "))
+    }
+
+    /// Everything that must be changed, for those who do not wait.
+    ///
+    /// # Errors
+    /// If there is something.
+    pub(crate) fn refused(&self) -> Result<(), Problems> {
+        let mut all = Problems::default();
+        for problem in self.problems.list().iter().chain(self.unfit.list()) {
+            all.add(&problem.place, &problem.message);
+        }
+        all.or(())
+    }
+
+    /// The keys of a worker. Without them [`Preflight::waits_for`] says why.
     pub(crate) async fn read_secrets(&mut self, config: &Config, session: &mut Session) -> Option<Secrets> {
         let mut found = Found::default();
         let secrets = read_secrets(config, session, &mut found).await;
@@ -73,9 +138,7 @@ pub(crate) async fn open_session(config: &Config) -> anyhow::Result<Session> {
 /// # Errors
 /// Like [`open_session`].
 pub(crate) fn fit<T>(opened: Option<T>, found: Preflight) -> anyhow::Result<T> {
-    if !found.problems.is_empty() {
-        return Err(found.problems.into());
-    }
+    found.refused()?;
     opened.ok_or_else(|| Unreachable(found.unreachable.join("; ")).into())
 }
 

@@ -5,8 +5,7 @@ use sqlx::Connection as _;
 use super::Found;
 use super::trust::POSTGRES;
 use crate::config::Config;
-use crate::fault::FaultClass;
-use crate::pg::{self, PgFault, PgSettings, Secrets, Session, classify};
+use crate::pg::{self, PgSettings, Secrets, Session};
 
 /// The oldest version that has all that we use.
 const OLDEST: i32 = 150_000;
@@ -32,11 +31,9 @@ pub(super) async fn database(settings: &PgSettings, cell: &str, found: &mut Foun
                 POSTGRES.broken(fault, &server, &text, found);
                 return None;
             }
-            match classify(error) {
-                PgFault::Outage(_) => found.away("pg.reach", format!("PostgreSQL at {server}: {text}")),
-                PgFault::Fault(fault) => {
-                    found.error("pg.reach", "postgres.url", format!("{server}: {fault}"));
-                }
+            match is_refusal(&error) {
+                true => found.error("pg.reach", "postgres.url", format!("{server}: {text}")),
+                false => found.away("pg.reach", format!("PostgreSQL at {server}: {text}")),
             }
             return None;
         }
@@ -93,6 +90,12 @@ async fn fitting(
         found.error("pg.version", "postgres.url", what);
         return Ok(false);
     }
+    let encoding = pg::server_encoding(connection).await.map_err(of("pg.encoding"))?;
+    found.read("pg.encoding", encoding.as_str());
+    if let Some(what) = pg::unfit_encoding(&encoding) {
+        found.error("pg.encoding", "postgres.url", format!("{server}: {what}"));
+        return Ok(false);
+    }
     if let Some(login) = pg::may_enter(connection).await.map_err(of("pg.grants"))? {
         let what = format!(
             "the login {login} may not enter the schema oncely at {server}: grant it the role of its work, as in \"grant \
@@ -112,7 +115,7 @@ async fn fitting(
     if !state.changed.is_empty() {
         let what =
             format!("migrations {:?} were applied from other files than this program's", state.changed);
-        found.error("pg.schema", "postgres", what);
+        found.error("pg.schema", super::PROGRAM, what);
         return Ok(false);
     }
     if let Some(version) = state.contracted {
@@ -120,7 +123,7 @@ async fn fitting(
             "a newer Oncely has migrated this database, and its migration {version} took away what this program still uses: update \
              this program"
         );
-        found.error("pg.schema", "postgres", what);
+        found.error("pg.schema", super::PROGRAM, what);
         return Ok(false);
     }
     if !state.unknown.is_empty() {
@@ -208,12 +211,18 @@ pub(crate) fn unexpected(found: &mut Found, check: &'static str, server: &str, e
         found.error("pg.pooler", "postgres.url", format!("{server}: {error}; {POOLER}"));
         return;
     }
-    match classify(error) {
-        PgFault::Outage(outage) => found.away("pg.reach", format!("PostgreSQL at {server}: {outage}")),
-        // A server that is too slow for its own limits, most likely: it is waited for.
-        PgFault::Fault(fault) if matches!(fault.class, FaultClass::Transient | FaultClass::Contention) => {
-            found.away("pg.reach", format!("PostgreSQL at {server}: {fault}"));
-        }
-        PgFault::Fault(fault) => found.error(check, "postgres", format!("{server}: {fault}")),
+    let text = pg::describe(&error);
+    match is_refusal(&error) {
+        true => found.error(check, "postgres", format!("{server}: {text}")),
+        // Whatever else it is may pass: no connection is free, the server starts, a disk is full.
+        false => found.away("pg.reach", format!("PostgreSQL at {server}: {text}")),
     }
+}
+
+/// Is it what is asked for that PostgreSQL refuses: the login, the database, a name, a right, a start-up option?
+fn is_refusal(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| {
+        code == "22023" || ["28", "3D", "3F", "42"].iter().any(|class| code.starts_with(class))
+    })
 }

@@ -32,11 +32,19 @@ pub(crate) async fn reach(config: &Config, found: &mut Found) -> Option<Connecti
                 return None;
             }
             match error.reply_code() {
-                // ACCESS_REFUSED, NOT_ALLOWED: user, password or virtual host.
-                Some(403 | 530) => {
-                    let what = format!("{server}: user, password or virtual host is refused");
+                // ACCESS_REFUSED: user or password.
+                Some(403) => {
+                    let what = format!("{server}: user or password is refused ({error})");
                     found.error("mq.reach", "rabbitmq.url", what);
                 }
+                // NOT_ALLOWED: also where a limit of connections is reached, or the virtual host has yet to come.
+                Some(530) => found.away(
+                    "mq.reach",
+                    format!(
+                        "RabbitMQ at {server}: the virtual host can't be entered ({error}): it is not there (`rabbitmqctl list_vhosts`), \
+                         the user has no permissions in it (`rabbitmqctl list_permissions`), or a limit of connections is reached"
+                    ),
+                ),
                 _ => found.away("mq.reach", format!("RabbitMQ at {server}: {error}")),
             }
             None

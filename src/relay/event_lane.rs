@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use chrono::DateTime;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::events::{EventBatch, EventError, EventReport, is_due};
 use super::idle::{Idle, REPORT, SHORTEST};
@@ -15,6 +16,7 @@ use crate::config::Config;
 use crate::metrics::{RelayResult, Target};
 use crate::pg::{self, Cursor, Door};
 use crate::traces::EventTraces;
+use crate::witnesses::Witnesses;
 
 struct EventLane {
     config: Config,
@@ -71,7 +73,14 @@ pub(super) async fn publish_events(
                 + lane.config.rabbitmq.timeout * 4,
         );
         let began = Instant::now();
-        let pause = match lane.once().await {
+        let pause = match lane.once(&watched.pulse.witnesses).await {
+            Ok(Some(report)) if report.taken > 0 && report.undecided == report.taken => {
+                watched.note(&report, began.elapsed());
+                let error = "no event arrives (`oncely outbox list`): no attempt is spent".to_owned();
+                watched.pulse.failed(Target::Rabbitmq, error);
+                total.failed += report.failed;
+                backoff.next()
+            }
             Ok(Some(report)) => {
                 backoff.reset();
                 watched.note(&report, began.elapsed());
@@ -118,7 +127,7 @@ pub(super) async fn publish_events(
 impl Watched {
     fn note(&self, report: &EventReport, took: Duration) {
         self.pulse.succeeded(Target::Rabbitmq);
-        let EventReport { taken, published, failed, parked, oldest } = *report;
+        let EventReport { taken, published, failed, parked, undecided: _, oldest } = *report;
         for (result, number) in
             [(RelayResult::Done, published), (RelayResult::Failed, failed), (RelayResult::Parked, parked)]
         {
@@ -140,7 +149,7 @@ fn log_total(total: &mut EventReport) {
 
 impl EventLane {
     /// One batch; `None` while the broker takes no messages.
-    async fn once(&mut self) -> Result<Option<EventReport>, EventError> {
+    async fn once(&mut self, witnesses: &Witnesses<Uuid>) -> Result<Option<EventReport>, EventError> {
         let client_timeout = self.config.postgres.client_timeout();
         let sessions = match &mut self.sessions {
             Some(sessions) => sessions,
@@ -173,6 +182,7 @@ impl EventLane {
             client_timeout,
             longest: self.config.postgres.statement_timeout,
             traces: &self.traces,
+            witnesses,
         };
         batch.publish().await.map(Some)
     }

@@ -7,13 +7,17 @@ use chrono::{DateTime, Utc};
 use lapin::BasicProperties;
 use lapin::types::{FieldTable, ShortString};
 use sqlx::{Connection as _, PgConnection};
+use uuid::Uuid;
 
 use crate::amqp::{AmqpError, Outgoing, PublishConnection, PublishResult, restore_headers};
+use crate::blame::{Blame, Circumstances, blame};
 use crate::config::EventSettings;
 use crate::failpoint::step;
+use crate::fault::FaultClass;
 use crate::own_headers;
 use crate::pg::{self, Cursor, EventFailure, NoSession, Session, TakeLimits, TakenEvent};
 use crate::traces::EventTraces;
+use crate::witnesses::{Company, Said, Witnesses};
 
 /// Most bytes in one batch, of payloads and of decoded headers, unless it is one event.
 const BYTES: i64 = 8 << 20;
@@ -35,6 +39,8 @@ pub(crate) struct EventReport {
     pub(crate) failed: usize,
     /// Refused or returned for the last time.
     pub(crate) parked: usize,
+    /// Of those that failed, and are tried again: what may strike every event. No attempt is spent.
+    pub(crate) undecided: usize,
     /// When the oldest that was published was written, and when it was taken.
     pub(crate) oldest: Option<(DateTime<Utc>, DateTime<Utc>)>,
 }
@@ -64,6 +70,7 @@ pub(crate) struct EventBatch<'a> {
     /// How long a batch may publish: half of what PostgreSQL lets its transaction do nothing.
     pub(crate) longest: Duration,
     pub(crate) traces: &'a EventTraces,
+    pub(crate) witnesses: &'a Witnesses<Uuid>,
 }
 
 /// Is there anything to publish? For a lane that has no connection to the broker yet: without events it needs none.
@@ -96,7 +103,17 @@ impl EventBatch<'_> {
     /// Takes a batch, publishes it, deletes what has arrived. The rows stay locked meanwhile, so that several lanes and relays
     /// share the work; a death before the COMMIT publishes the same events again, with the same `message_id`s.
     pub(crate) async fn publish(self) -> Result<EventReport, EventError> {
-        let Self { session, witness, connection, settings, cursor, client_timeout, longest, traces } = self;
+        let Self {
+            session,
+            witness,
+            connection,
+            settings,
+            cursor,
+            client_timeout,
+            longest,
+            traces,
+            witnesses,
+        } = self;
         let now = session.clock.now();
         let limits = limits(settings);
         let mut transaction = pg::within(client_timeout, session.connection.begin()).await?;
@@ -134,7 +151,8 @@ impl EventBatch<'_> {
             report.published = arrived.len();
             report.oldest = arrived.iter().map(|event| event.created_at).min().map(|oldest| (oldest, now));
         }
-        let failures = failures(settings, now, with_result(&events, &results));
+        let judge = Judge { settings, now, witnesses, has_arrived: !arrived.is_empty() };
+        let failures = judge.failures(with_result(&events, &results));
         if !failures.is_empty() {
             step("events.fail.before");
             let counted =
@@ -143,11 +161,14 @@ impl EventBatch<'_> {
             step("events.fail.after");
             report.parked = failures.iter().filter(|failure| failure.again_at.is_none()).count();
             report.failed = failures.len() - report.parked;
+            report.undecided = failures.iter().filter(|failure| !failure.is_charged()).count();
             log_failures(&failures);
         }
         step("events.commit.before");
         pg::within(client_timeout, transaction.commit()).await?;
         step("events.commit.after");
+        let said = arrived.iter().map(|event| (&event.id, Said::Succeeded));
+        witnesses.note(said.chain(failures.iter().map(|failure| (&failure.event.id, said_of(failure)))));
         match failed {
             Some(error) => Err(error.into()),
             None => Ok(report),
@@ -306,34 +327,94 @@ fn reason(event: &TakenEvent, result: &PublishResult) -> Option<(&'static str, S
     })
 }
 
-/// Is it a matter of this event alone, and will be tomorrow? It is parked at once: each try of it closes a channel, and its neighbours
-/// on that channel are published again.
-fn is_final(result: &PublishResult) -> bool {
-    matches!(
-        result,
-        PublishResult::Closed(406, _)
-            | PublishResult::HeadersTooLarge
-            | PublishResult::Unreadable
-            | PublishResult::TooLarge
-    )
+/// What a result says of its event, as an error of a handler does of its message.
+fn class(result: &PublishResult) -> FaultClass {
+    match result {
+        // Of this event alone, and it will be so tomorrow.
+        PublishResult::HeadersTooLarge | PublishResult::Unreadable | PublishResult::TooLarge => {
+            FaultClass::Rejected
+        }
+        // Each try of it closes a channel, and its neighbours on that channel are published again.
+        PublishResult::Closed(406, _) => FaultClass::Poison,
+        // A full queue, or one without a leader: no event is the reason.
+        PublishResult::Nacked => FaultClass::Environment,
+        PublishResult::Unroutable | PublishResult::Closed(..) | PublishResult::Arrived => {
+            FaultClass::Transient
+        }
+    }
 }
 
-fn failures<'a>(
-    settings: &EventSettings,
+/// What is known when events have failed.
+struct Judge<'a> {
+    settings: &'a EventSettings,
     now: DateTime<Utc>,
-    events: impl Iterator<Item = (&'a TakenEvent, &'a PublishResult)>,
-) -> Vec<EventFailure<'a>> {
-    events
-        .filter_map(|(event, result)| {
+    witnesses: &'a Witnesses<Uuid>,
+    /// Others of the batch have arrived.
+    has_arrived: bool,
+}
+
+impl Judge<'_> {
+    fn failures<'a>(
+        &self,
+        events: impl Iterator<Item = (&'a TakenEvent, &'a PublishResult)>,
+    ) -> Vec<EventFailure<'a>> {
+        let failures = events.filter_map(|(event, result)| {
             let (reason, error) = reason(event, result)?;
             let attempts = event.attempts.saturating_add(1);
-            let again_at = (!is_final(result))
-                .then(|| settings.after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply))
-                .flatten()
-                .and_then(|delay| now.checked_add_signed(chrono::Duration::from_std(delay).ok()?));
-            Some(EventFailure { event, attempts, again_at, reason, error })
-        })
-        .collect()
+            let delay = self.settings.after(u32::try_from(attempts).unwrap_or(u32::MAX), event.reply);
+            let failure = match self.blame(event, result, delay.is_none()) {
+                Some(FaultClass::Rejected | FaultClass::Poison) => {
+                    EventFailure { event, attempts, again_at: None, reason, error }
+                }
+                Some(_) => EventFailure { event, attempts, again_at: self.after(delay), reason, error },
+                None => {
+                    let (pause, _) = self.witnesses.undecided(&event.id, tokio::time::Instant::now(), true);
+                    self.witnesses.stall();
+                    let again_at = self.after(Some(pause));
+                    EventFailure { event, attempts: event.attempts, again_at, reason, error }
+                }
+            };
+            Some(failure)
+        });
+        failures.collect()
+    }
+
+    /// The class of a failure that the event answers for; `None` where every event may have it. Where it would be parked, what arrived
+    /// in the same batch may have arrived before the fault began, and former attempts may have been spent on it.
+    fn blame(&self, event: &TakenEvent, result: &PublishResult, is_last: bool) -> Option<FaultClass> {
+        let (witnesses, now) = (self.witnesses, tokio::time::Instant::now());
+        let class = class(result);
+        // A requester that is gone is gone for its reply alone.
+        let is_own = event.reply && *result == PublishResult::Unroutable;
+        let is_last = is_last || class == FaultClass::Poison;
+        let seen = is_own || witnesses.has_witness(&event.id, now) || self.has_arrived && !is_last;
+        let company = if seen { Company::Unknown } else { witnesses.fails(&event.id, now) };
+        let again = event.attempts > 0 && !witnesses.is_stalled() && (!is_last || company != Company::Others);
+        let circumstances = Circumstances {
+            by_itself: true,
+            witness: seen || again,
+            alone: company == Company::Alone,
+            is_last,
+            // An event waits for no locks of others.
+            persists: false,
+        };
+        match blame(class, circumstances) {
+            Blame::Message(class) => Some(class),
+            Blame::Batch | Blame::Nobody => None,
+        }
+    }
+
+    fn after(&self, delay: Option<Duration>) -> Option<DateTime<Utc>> {
+        self.now.checked_add_signed(chrono::Duration::from_std(delay?).ok()?)
+    }
+}
+
+fn said_of(failure: &EventFailure<'_>) -> Said {
+    match failure.again_at {
+        None => Said::Over,
+        Some(_) if failure.is_charged() => Said::Charged,
+        Some(_) => Said::Nothing,
+    }
 }
 
 /// One line per exchange and reason.

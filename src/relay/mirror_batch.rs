@@ -5,7 +5,7 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::failpoint::step;
 use crate::mirror::{Mirror, MirrorError, Tag, TagKey};
-use crate::pg::{self, Mirrored, Session};
+use crate::pg::{self, MirrorRecord, Mirrored, Session};
 
 /// What one batch did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,48 +53,70 @@ pub(crate) async fn mirror_batch(
         return Ok(MirrorReport::default());
     }
     let mut written = 0;
+    let mut failed = None;
+    // What is written, or never will be.
+    let mut over = records;
     if let Some((mirror, tag_key)) = mirror {
-        // An entry must not outlive its key: where the rest of the key's life is shorter than an entry's, there is none.
-        let ends = mirror.expires_at(now);
-        let tags: Vec<Tag> = records
-            .iter()
-            .filter(|record| record.expires_at >= ends)
-            .flat_map(|record| match &record.content {
-                Mirrored::Tags(tags) => {
-                    tags.as_chunks::<{ Tag::BYTES }>().0.iter().map(|bytes| Tag(*bytes)).collect()
-                }
-                Mirrored::Key(identity, print) => vec![tag_key.tag(&epoch, identity, print.as_ref())],
-                // Its key stays known to PostgreSQL.
-                Mirrored::Unreadable => {
-                    tracing::error!(id = %record.id, "a mirror record that can't be read is dropped");
-                    Vec::new()
-                }
-            })
-            .collect();
+        let (due, past): (Vec<_>, Vec<_>) = over.into_iter().partition(|record| is_due(record, mirror, now));
+        let tags: Vec<Tag> = due.iter().flat_map(|record| tags_of(record, tag_key, &epoch)).collect();
         if !tags.is_empty() {
             // Visible is not enough where a standby takes over: an entry must not outlive its row.
             if let Some(witness) = witness {
                 pg::await_standby(witness).await?;
             }
             step("relay.mirror.before");
-            mirror.write(tag_key, &tags, now).await?;
+            failed = mirror.write(tag_key, &tags, now).await.err();
             step("relay.mirror.after");
         }
         written = tags.len();
+        over = past;
+        // A mirror that takes nothing keeps no record for longer than its entry would have lived: it would keep the keys of that time.
+        if failed.is_none() {
+            over.extend(due);
+        }
+    }
+    if over.is_empty()
+        && let Some(error) = failed
+    {
+        return Err(error.into());
     }
     step("relay.delete.before");
-    let deleted = pg::delete_mirrored(&mut transaction, &records).await?;
+    let deleted = pg::delete_mirrored(&mut transaction, &over).await?;
     step("relay.delete.after");
-    if usize::try_from(deleted) != Ok(records.len()) {
-        return Err(MirrorBatchError::Deleted { deleted, taken: records.len() });
+    if usize::try_from(deleted) != Ok(over.len()) {
+        return Err(MirrorBatchError::Deleted { deleted, taken: over.len() });
     }
     step("relay.commit.before");
     transaction.commit().await?;
     step("relay.commit.after");
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
     Ok(MirrorReport {
-        records: records.len(),
+        records: over.len(),
         tags: written,
-        oldest: records.iter().map(|record| record.created_at).min(),
+        oldest: over.iter().map(|record| record.created_at).min(),
         at: now,
     })
+}
+
+/// May an entry be made of a record? It must not outlive its key: where the rest of the key's life is shorter than an entry's, there is none.
+/// Nor is there one where it would be over by now, had it been written in time.
+fn is_due(record: &MirrorRecord, mirror: &Mirror, now: DateTime<Utc>) -> bool {
+    let age = now.signed_duration_since(record.created_at).to_std().unwrap_or_default();
+    record.expires_at >= mirror.expires_at(now) && age < mirror.ttl()
+}
+
+fn tags_of(record: &MirrorRecord, tag_key: &TagKey, epoch: &str) -> Vec<Tag> {
+    match &record.content {
+        Mirrored::Tags(tags) => {
+            tags.as_chunks::<{ Tag::BYTES }>().0.iter().map(|bytes| Tag(*bytes)).collect()
+        }
+        Mirrored::Key(identity, print) => vec![tag_key.tag(epoch, identity, print.as_ref())],
+        // Its key stays known to PostgreSQL.
+        Mirrored::Unreadable => {
+            tracing::error!(id = %record.id, "a mirror record that can't be read is dropped");
+            Vec::new()
+        }
+    }
 }

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
+use uuid::Uuid;
 
 use crate::heartbeat::{Member, Totals};
 use crate::metrics::{RelayMetrics, RelayResult, Target};
 use crate::pg::{Pause, RelayStats, Secrets};
 use crate::vitals::Beat;
+use crate::witnesses::Witnesses;
 
 /// What a lane says of itself by.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub(super) struct Watched {
 #[derive(Debug)]
 pub(crate) struct Pulse {
     pub(crate) metrics: RelayMetrics,
+    /// Of events, by their ids.
+    pub(crate) witnesses: Witnesses<Uuid>,
     targets: [TargetPulse; 2],
 }
 
@@ -44,7 +48,7 @@ struct State {
 
 impl Pulse {
     pub(crate) fn new(metrics: RelayMetrics) -> Self {
-        Self { metrics, targets: Default::default() }
+        Self { metrics, witnesses: Witnesses::default(), targets: Default::default() }
     }
 
     /// A look at what waits has succeeded, whether anything was there or not.

@@ -55,6 +55,7 @@ impl Relay {
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<Stopped, Problems> {
         let (stop, _waiting) = shutdown::when(stop);
         let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
+        crate::pg::tell_server_texts(self.config.log.server_errors);
         let program = Program {
             kind: "relay",
             name: &self.config.worker.name,
@@ -161,18 +162,18 @@ impl Relay {
         warn_of_secret_files(&self.config);
         let mut backoff = Backoff::default();
         loop {
-            let found = preflight(&self.config, false).await;
+            let mut found = preflight(&self.config, false).await;
+            found.look_at_mirror(&self.config).await;
             if !found.problems.is_empty() {
                 return Err(found.problems);
             }
-            if let Some(session) = found.session {
+            let waits = !found.waits_for().is_empty();
+            if let Some(session) = found.session.take_if(|_| !waits) {
                 let clock = session.clock.clone();
                 session.close().await;
                 return Ok(Some(clock));
             }
-            let servers = found.unreachable.join("; ");
-            tracing::warn!(servers, "waiting for servers");
-            vitals.set_readiness(Readiness::Starting(format!("waiting for servers: {servers}")));
+            vitals.set_readiness(Readiness::Starting(found.log_wait()));
             tokio::select! {
                 () = stop.cancelled() => return Ok(None),
                 () = tokio::time::sleep(backoff.next()) => {}

@@ -68,7 +68,14 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
     {
         found.look("PostgreSQL", format!("answers, and a question to it failed: {}", safe(&missing.text)));
     }
-    if let Ok(database) = &picture.postgres {
+    if let Ok(database) = &picture.postgres
+        && database.read_only
+    {
+        let what = "takes no writes: default_transaction_read_only is on, so nothing can be processed, and no process can report. Workers \
+                    and relays wait, and go on once it is off (a provider sets it where the disk is full, say)";
+        found.danger("PostgreSQL", what.to_owned());
+        found.pauses(database, times);
+    } else if let Ok(database) = &picture.postgres {
         found.pauses(database, times);
         found.stalls(database, times);
         found.failing(database);
@@ -79,11 +86,10 @@ pub(crate) fn judge(picture: &Picture, times: Times) -> Vec<Finding> {
         found.processes(database);
         found.relay(database, picture.has_broker);
     }
-    if let Some(Err(error)) = &picture.redis {
-        found.look(
-            "Redis",
-            format!("does not answer, so PostgreSQL decides alone, only slower: {}", safe(error)),
-        );
+    if let Some(Err(missing)) = &picture.redis {
+        let what = if missing.is_away { "does not answer" } else { "can't be used" };
+        let text = format!("{what}, so PostgreSQL decides alone, only slower: {}", safe(&missing.text));
+        found.look("Redis", text);
     }
     let mut findings = found.0;
     findings.sort_by_key(|finding| finding.severity);
@@ -123,8 +129,9 @@ impl Found {
         let paused =
             picture.postgres.as_ref().is_ok_and(|database| database.pause(&state.consumer).is_some());
         let workers = picture.workers(&state.consumer).count();
-        // Where PostgreSQL does not answer, nothing is known of workers.
-        let is_alone = picture.postgres.is_ok() && workers == 0 && state.subscriptions.is_some();
+        // Where PostgreSQL does not answer, or takes no reports, nothing is known of workers.
+        let reports = picture.postgres.as_ref().is_ok_and(|database| !database.read_only);
+        let is_alone = reports && workers == 0 && state.subscriptions.is_some();
         if (state.subscriptions == Some(0) || is_alone) && !paused {
             let what = match (workers, state.subscriptions) {
                 (0, None | Some(0)) => "no worker is there".to_owned(),

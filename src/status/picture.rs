@@ -14,7 +14,7 @@ use crate::pg::{
     self, ConsumerState, EventStatus, FailingKey, HeldCount, MirrorQueueStatus, OverQuota, Pause,
     QueueLetters, RecentOutcome, Session, TableStatistics,
 };
-use crate::preflight::open_session;
+use crate::preflight::{IN_CLUSTER, open_session};
 use crate::worker::Report;
 
 /// How far back outcomes are counted.
@@ -24,7 +24,7 @@ const ARRIVED: chrono::Duration = chrono::Duration::minutes(1);
 /// How many failing keys of a consumer are named, and tenants over their quota.
 const NAMED: i64 = 3;
 
-/// Why nothing is known of PostgreSQL.
+/// Why a server is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) text: String,
@@ -39,7 +39,7 @@ pub(crate) struct Picture {
     pub(crate) has_broker: bool,
     pub(crate) rabbitmq: Result<Vec<QueueState>, String>,
     /// `None` where there is no mirror.
-    pub(crate) redis: Option<Result<(), String>>,
+    pub(crate) redis: Option<Result<(), Missing>>,
 }
 
 /// What PostgreSQL knows.
@@ -48,6 +48,8 @@ pub(crate) struct Database {
     pub(crate) now: DateTime<Utc>,
     pub(crate) cell: String,
     pub(crate) epoch: String,
+    /// It takes no writes, though it is no standby (`default_transaction_read_only`).
+    pub(crate) read_only: bool,
     pub(crate) mirror_queue: MirrorQueueStatus,
     pub(crate) events: EventStatus,
     pub(crate) tables: TableStatistics,
@@ -151,6 +153,7 @@ impl Database {
             now,
             cell: session.cell.name.clone(),
             epoch: session.cell.epoch.clone(),
+            read_only: pg::is_read_only(connection).await?,
             mirror_queue: pg::mirror_queue_status(connection).await?,
             events: pg::event_status(connection, now).await?,
             tables: pg::table_statistics(connection).await?,
@@ -249,11 +252,16 @@ async fn queue_state(
     })
 }
 
-async fn redis(config: &Config) -> Option<Result<(), String>> {
+async fn redis(config: &Config) -> Option<Result<(), Missing>> {
     let settings = config.mirror.as_ref()?;
     let answer = match Mirror::new(settings) {
-        Ok(mirror) => mirror.ping().await,
+        Ok(mirror) => match mirror.ping().await {
+            Ok(()) if mirror.facts().await.is_ok_and(|facts| facts.is_cluster) => {
+                return Some(Err(Missing { text: IN_CLUSTER.to_owned(), is_away: false }));
+            }
+            answer => answer,
+        },
         Err(error) => Err(error),
     };
-    Some(answer.map_err(|error| error.to_string()))
+    Some(answer.map_err(|error| Missing { text: error.to_string(), is_away: true }))
 }

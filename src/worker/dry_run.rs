@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::batch::prepare::prepare;
 use super::candidate::{Candidate, Known};
+use super::progress::Progress;
 use super::shared::{Common, Shared};
 use super::transaction::plan::Plan;
 use super::transaction::rehearsal::{Effect, Rehearsal, Run, Unrehearsed};
@@ -90,8 +91,8 @@ impl DryRun<'_> {
         deliveries: Vec<Box<Delivery>>,
     ) -> Result<Rehearsed, BrokenOff> {
         let run = crate::handler::Run::Sql(Arc::new(SqlHandler::new(self.function.clone())));
-        let shared =
-            Arc::new(Shared::new(common, self.consumer, run, None, ConsumerMetrics::new(self.consumer)));
+        let shared = Shared::new(common, self.consumer, run, None, ConsumerMetrics::new(self.consumer));
+        let shared = Arc::new(Shared { progress: Progress::of_a_trial(), ..shared });
         let prepared: Vec<_> = deliveries.into_iter().map(|delivery| prepare(&shared, delivery)).collect();
         let (positions, candidates): (Vec<usize>, Vec<&Candidate>) = prepared
             .iter()

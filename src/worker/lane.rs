@@ -285,8 +285,9 @@ impl Lane {
         let mut waits: HashMap<Identity, (Duration, Instant)> = HashMap::new();
         for (Candidate { delivery, identity, .. }, fault) in undecided {
             let known = waits.entry(identity.clone());
+            let has_failed = fault.class != FaultClass::Contention;
             let (wait, since) =
-                *known.or_insert_with(|| shared.progress.undecided(&identity, now, fault.class));
+                *known.or_insert_with(|| shared.progress.undecided(&identity, now, has_failed));
             if fault.class == FaultClass::Contention {
                 tracing::debug!(consumer = %shared.consumer.name, tenant = %identity.tenant, key = %identity.key,
                     error = %fault, "a message waits for what another transaction holds");

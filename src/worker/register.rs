@@ -1,16 +1,11 @@
 //! What a worker tells the database at its start: what decides about its consumers' keys.
 
-use super::error::WorkerError;
-use crate::config::{Config, Consumer, Problems};
+use crate::config::{Config, Consumer};
 use crate::decide::OnConflict;
-use crate::fault::FaultClass;
-use crate::pg::{self, PgFault, Registered, Registration, Session, classify};
+use crate::pg::{self, Registered, Registration, Session};
 
-/// Tells the database, and says where it knows better. `false`: it does not answer.
-///
-/// # Errors
-/// Where the database refuses it.
-pub(super) async fn register(config: &Config, session: &mut Session) -> Result<bool, WorkerError> {
+/// Tells the database, and says where it knows better. `false`: it could not be told.
+pub(super) async fn register(config: &Config, session: &mut Session) -> bool {
     for consumer in &config.consumers {
         let fingerprint = consumer.fingerprint.name();
         let with = Registration {
@@ -28,29 +23,15 @@ pub(super) async fn register(config: &Config, session: &mut Session) -> Result<b
         let asked = pg::register_consumer(&mut session.connection, with);
         match pg::within(config.postgres.client_timeout(), asked).await {
             Ok(registered) => log_differences(consumer, &fingerprint, &registered),
-            Err(error) => match classify(error) {
-                PgFault::Outage(outage) => {
-                    tracing::warn!(error = %outage, "PostgreSQL went away while the worker started");
-                    return Ok(false);
-                }
-                // A lock, or a server that is too slow for its own limits: it is waited for.
-                PgFault::Fault(fault) if fault.class == FaultClass::Transient => {
-                    tracing::warn!(error = %fault, "the consumers could not be registered");
-                    return Ok(false);
-                }
-                PgFault::Fault(fault) => {
-                    let server = config.postgres.shown();
-                    let mut problems = Problems::default();
-                    problems.add(
-                        format!("consumers.{}", consumer.name),
-                        format!("{server}: it can't be registered (role oncely_worker): {fault}"),
-                    );
-                    return Err(problems.into());
-                }
-            },
+            Err(error) => {
+                let server = config.postgres.shown();
+                tracing::error!(consumer = %consumer.name, error = pg::describe(&error),
+                    "it can't be registered at {server} (role oncely_worker): tried again");
+                return false;
+            }
         }
     }
-    Ok(true)
+    true
 }
 
 fn log_differences(consumer: &Consumer, fingerprint: &str, known: &Registered) {

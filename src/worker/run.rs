@@ -268,16 +268,16 @@ impl Worker {
         let mut backoff = Backoff::default();
         loop {
             let mut found = preflight(&self.config, true).await;
+            found.look_at_mirror(&self.config).await;
             // It has looked at the other servers since this session was opened: PostgreSQL may be gone again.
             let opened = match found.session.take() {
-                Some(mut session) if found.problems.is_empty() && found.unreachable.is_empty() => {
-                    match found.read_secrets(&self.config, &mut session).await {
-                        Some(secrets) => {
-                            register(&self.config, &mut session).await?.then_some((session, secrets))
-                        }
-                        None => None,
-                    }
-                }
+                Some(mut session) if found.problems.is_empty() && found.waits_for().is_empty() => match found
+                    .read_secrets(&self.config, &mut session)
+                    .await
+                {
+                    Some(secrets) => register(&self.config, &mut session).await.then_some((session, secrets)),
+                    None => None,
+                },
                 _ => None,
             };
             if !found.problems.is_empty() {
@@ -286,9 +286,7 @@ impl Worker {
             match opened {
                 Some(opened) => return Ok(Some(opened)),
                 None => {
-                    let servers = found.unreachable.join("; ");
-                    tracing::warn!(servers, "waiting for servers");
-                    vitals.set_readiness(Readiness::Starting(format!("waiting for servers: {servers}")));
+                    vitals.set_readiness(Readiness::Starting(found.log_wait()));
                 }
             }
             tokio::select! {

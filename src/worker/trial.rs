@@ -13,6 +13,7 @@ use super::batch::prepare::prepare;
 use super::intake::arrivals::{Arrivals, Taken};
 use super::lane::Lane;
 use super::leased::{self, LeasedTrial};
+use super::progress::Progress;
 use super::register::register;
 use super::shared::{Common, Shared};
 use super::{Worker, WorkerError};
@@ -55,12 +56,12 @@ impl Trials {
             }
             None => None,
         };
-        if !found.problems.is_empty() {
-            return Err(found.problems.into());
-        }
-        let Some((mut session, secrets)) = opened else { return Ok(Err(found.unreachable.join("; "))) };
-        if !register(&config, &mut session).await? {
-            return Ok(Err("PostgreSQL went away while the consumers were registered".to_owned()));
+        found.refused()?;
+        let Some((mut session, secrets)) = opened else { return Ok(Err(found.waits_for().join("; "))) };
+        if !register(&config, &mut session).await {
+            return Ok(Err(
+                "the consumers could not be registered at PostgreSQL (role oncely_worker)".to_owned()
+            ));
         }
         // Nobody stops it: a run under a lease is not given back early.
         config.worker.shutdown = Duration::MAX;
@@ -97,7 +98,7 @@ impl Trials {
         let shared = Shared::new(&self.common, settings, run, None, ConsumerMetrics::new(settings));
         // Of this consumer alone: what ends its delivery ends no other's.
         let abandon = self.common.abandon.child_token();
-        Some(Trial::start(Shared { abandon, ..shared }).await)
+        Some(Trial::start(Shared { abandon, progress: Progress::of_a_trial(), ..shared }).await)
     }
 
     /// Another process takes over: of this one nothing is left but what is in the database.

@@ -29,7 +29,7 @@ const ROOMS: [&[&str]; 21] = [
     &["pg"],
     &["handler"],
     &["config"],
-    &["telemetry", "shutdown", "watchdog", "metrics"],
+    &["telemetry", "shutdown", "watchdog", "metrics", "witnesses"],
     &["traces"],
     &["amqp", "mirror"],
     &["lease"],

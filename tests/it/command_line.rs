@@ -92,7 +92,22 @@ async fn topology_is_applied_twice_without_harm_and_a_foreign_queue_is_left_alon
     let output = other.oncely(&["topology", "apply"]).await;
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.contains("exists with other arguments and is left as it is"), "{text}");
+    assert!(text.contains("exists, and can't be declared as configured"), "{text}");
+}
+
+#[tokio::test]
+async fn what_the_broker_refuses_to_declare_is_told_with_what_is_there() {
+    let mut world = World::new().await;
+    let exchange = world.queue("orders");
+    world.consumer("payments", &format!("bindings = [{{ exchange = \"{exchange}\", routing_key = \"x\" }}]"));
+    world.consumer("ledger", "queue_arguments = { x-max-priority = 1000 }");
+    let output = world.oncely(&["topology", "apply"]).await;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains(&format!("can't be made, because there is no exchange {exchange}")), "{told}");
+    let queue = world.queue("ledger");
+    assert!(told.contains(&format!("queue {queue} does not exist, and the broker does not take")), "{told}");
+    assert!(!told.contains("exists, and can't") && !told.contains("delete it"), "{told}");
 }
 
 /// A world with a completed, a conflicting, a failed and a listed duplicate message.

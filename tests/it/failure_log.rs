@@ -11,7 +11,7 @@ async fn a_failing_key_is_named_at_its_first_failure_and_not_again() {
     for key in ["bad-1", "bad\u{1b}[2J"] {
         world.publish("payments", message("acme", key), r#"{"do": "fail", "card": "4111"}"#).await;
     }
-    world.wait_for("select count(*) from oncely.dead_letters", 2).await;
+    world.wait_beside_good_ones("payments", "select count(*) from oncely.dead_letters", 2).await;
     world.wait_for_lines(&worker, "a message is dead-lettered", 2).await;
     let log = worker.output();
     world.stop(worker).await;
@@ -21,7 +21,7 @@ async fn a_failing_key_is_named_at_its_first_failure_and_not_again() {
         assert_eq!(of(key, "it is tried again"), 1, "{key}, of four failures that are tried again: {log}");
         assert_eq!(of(key, "a message is dead-lettered"), 1, "{log}");
     }
-    assert_eq!(of("bad-1", "P0001"), 2, "with its SQLSTATE: {log}");
+    assert_eq!(of("bad-1", "detail=\"boom (SQLSTATE P0001)"), 2, "with its SQLSTATE: {log}");
     assert!(
         !log.contains("4111") && !log.contains("\u{1b}[2J"),
         "no payload, and nothing that moves the cursor"

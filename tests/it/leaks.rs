@@ -47,7 +47,7 @@ async fn told(server_errors: bool) -> String {
         let body = format!(r#"{{"do": "{what}", "secret": "S3CR3T"}}"#);
         world.publish("casts", message("acme", what), &body).await;
     }
-    world.wait_for("select count(*) from oncely.dead_letters", 4).await;
+    world.wait_beside_good_ones("casts", "select count(*) from oncely.dead_letters", 4).await;
     let headers = dead_headers(&world.broker, &world.queue("casts"), 4).await;
     assert!(headers.contains("no such account"), "{headers}");
     let mut told = headers + &worker.output();

@@ -330,3 +330,26 @@ async fn a_relay_without_redis_drops_mirror_records_that_would_hold_back_the_col
     world.wait_for(MIRROR_QUEUE, 0).await;
     world.stop(relay).await;
 }
+
+#[tokio::test]
+async fn a_redis_that_takes_nothing_keeps_no_record_for_longer_than_its_entry_would_live() {
+    let mut world = World::new().await;
+    world.with_redis("redis://127.0.0.1:1", "ttl = \"1h\"");
+    world.configure("[relay]\npoll = \"20ms\"\nbatch = 2");
+    let record = |age: &str| {
+        format!(
+            "insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+             select 'a', gen_random_uuid(), 'mirror', now() - interval '{age}', now() + interval '30 days', 'payments',
+                decode(repeat('ab', 16), 'hex')
+             from generate_series(1, 3)"
+        )
+    };
+    for age in ["2 hours", "10 minutes"] {
+        sqlx::query(sqlx::AssertSqlSafe(record(age))).execute(&mut world.sql).await.unwrap();
+    }
+    let relay = world.start("relay");
+    world.wait_for(MIRROR_QUEUE, 3).await;
+    world.wait_for_lines(&relay, "the mirror queue was not relayed", 4).await;
+    assert_eq!(world.count(MIRROR_QUEUE).await, 3, "those may still become entries");
+    world.stop(relay).await;
+}

@@ -59,9 +59,9 @@ async fn a_queue_that_can_t_carry_the_promise_is_refused() {
         let (code, told) = checked(&world).await;
         assert_eq!(code, Some(78), "{what}: {told}");
         assert!(told.contains(&queue) && told.contains("not as Oncely declares it"), "{what}: {told}");
-        let mut worker = world.start("worker");
-        let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
-        assert_eq!(status.code(), Some(78), "{what}: {}", worker.output());
+        let worker = world.start("worker");
+        world.wait_for_line(&worker, "not as Oncely declares it").await;
+        world.stop(worker).await;
         world.broker.delete_queue(&queue).await.unwrap();
     }
     let exclusive = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };

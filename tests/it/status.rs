@@ -1,6 +1,7 @@
 //! What a person sees at night: `oncely status`, and the heartbeats behind it.
 
 use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Executor as _};
 use testbed::eventually;
 
 use crate::console::console;
@@ -233,19 +234,19 @@ async fn a_handler_that_fails_for_every_new_message_is_told_by_all_who_are_asked
     let worker = world.start("worker");
     let address = crate::support::http::address(&worker).await;
     for number in 0..20 {
-        world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "fail"}"#).await;
+        world.publish("payments", message("acme", &format!("k{number}")), r#"{"do": "reject"}"#).await;
     }
     let (code, findings) = told(&world, "every message fails since").await;
     assert_eq!(code, 5, "{findings}");
-    assert!(findings.contains("boom (SQLSTATE P0001); tenant acme · key k"), "{findings}");
+    assert!(findings.contains("no such account (SQLSTATE ONC01); tenant acme · key k"), "{findings}");
     let ready =
         crate::support::http::wait_for(&address, "/readyz", 503, "every message of payments fails").await;
-    assert!(ready.contains("(P0001)") && !ready.contains("boom"), "anybody may ask: {ready}");
+    assert!(ready.contains("(ONC01)") && !ready.contains("no such account"), "anybody may ask: {ready}");
     let failing = "oncely_consumer_failing{consumer=\"payments\"} 1\n";
     crate::support::http::wait_for(&address, "/metrics", 200, failing).await;
     let top = world.oncely(&["top", "--once"]).await;
     let top = String::from_utf8_lossy(&top.stdout).into_owned();
-    assert!(top.contains("FAILING") && top.contains("boom (SQLSTATE P0001)"), "{top}");
+    assert!(top.contains("FAILING") && top.contains("no such account (SQLSTATE ONC01)"), "{top}");
     // One that succeeds ends it.
     world.publish("payments", message("acme", "good"), "{}").await;
     crate::support::http::wait_for(&address, "/readyz", 200, "ready").await;
@@ -369,4 +370,27 @@ async fn a_stall_keeps_its_beginning_while_a_dead_letter_comes_and_other_tries_f
     .await
     .unwrap();
     world.stop(worker).await;
+}
+
+#[tokio::test]
+async fn a_primary_that_takes_no_writes_is_told_and_no_worker_is_blamed() {
+    let mut world = world("").await;
+    let (worker, relay) = (world.start("worker"), world.start("relay"));
+    world.wait_for(PROCESSES, 2).await;
+    let name = world.database.url().rsplit('/').next().unwrap().to_owned();
+    let set = |value: &str| {
+        AssertSqlSafe(format!(
+            "set default_transaction_read_only = off; alter database {name} set default_transaction_read_only = {value}"
+        ))
+    };
+    world.sql.execute(set("on")).await.unwrap();
+    let (code, text) = told(&world, "takes no writes").await;
+    assert!(code == 5 && text.contains("default_transaction_read_only is on"), "{text}");
+    assert!(!text.contains("no worker") && !text.contains("silent"), "{text}");
+    let output = world.oncely(&["status"]).await;
+    let screen = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!screen.contains("\u{2713} PostgreSQL") && screen.contains("\u{2717} PostgreSQL"), "{screen}");
+    world.sql.execute(set("off")).await.unwrap();
+    world.stop(worker).await;
+    world.stop(relay).await;
 }

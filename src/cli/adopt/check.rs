@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -114,9 +115,21 @@ async fn facts(
     management: &Management,
     queue: &str,
 ) -> Result<(QueueFacts, Vec<BindingFacts>), ManagementError> {
-    let facts = management.queue(queue).await?.unwrap_or_default();
+    let mut facts = management.queue(queue).await?.unwrap_or_default();
+    let ours = Topology::dead_letter_exchange(queue);
+    let until = Instant::now() + OLDEST_WORD;
+    while facts.setting("dead-letter-exchange").and_then(Value::as_str) != Some(&ours)
+        && Instant::now() < until
+    {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        facts = management.queue(queue).await?.unwrap_or_default();
+    }
     Ok((facts, management.bindings(queue).await?))
 }
+
+/// How old what RabbitMQ's HTTP API says of a queue may be (`collect_statistics_interval`, 5 s), and so of its policy: one that was set just
+/// now is waited for.
+const OLDEST_WORD: Duration = Duration::from_secs(6);
 
 /// The exchanges that a queue is bound to, and their types as far as somebody says them.
 async fn management_types(config: &Config, bindings: &[BindingFacts]) -> Vec<(String, String)> {

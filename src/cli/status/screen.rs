@@ -43,11 +43,16 @@ fn servers(config: &Config, picture: &Picture) -> Vec<String> {
         Some(error) => format!("✗ {what:<11} {url}: {}", safe(error)),
     };
     let redis = match (&config.mirror, &picture.redis) {
-        (Some(settings), Some(answer)) => line("Redis", masked(&settings.url), answer.as_ref().err()),
+        (Some(settings), Some(answer)) => {
+            line("Redis", masked(&settings.url), answer.as_ref().err().map(|missing| &missing.text))
+        }
         _ => "– Redis       not configured: PostgreSQL answers for all duplicates".to_owned(),
     };
     vec![
         match &picture.postgres {
+            Ok(database) if database.read_only => {
+                line("PostgreSQL", config.postgres.shown(), Some(&"takes no writes".to_owned()))
+            }
             Ok(_) => line("PostgreSQL", config.postgres.shown(), None),
             // It names the server.
             Err(missing) => format!("✗ PostgreSQL  {}", safe(&missing.text)),

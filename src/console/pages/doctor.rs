@@ -76,12 +76,13 @@ fn servers(config: &Config, view: &View, database: &Database) -> Markup {
                     caption.unseen { "Servers" }
                     thead { tr { th scope="col" { "Server" } th scope="col" { "State" } th scope="col" { "URL" } th scope="col" { "" } } }
                     tbody {
-                        (row("PostgreSQL", config.postgres.shown(), None, html! { "epoch " (code(&database.epoch)) }))
+                        @let read_only = "takes no writes".to_owned();
+                        (row("PostgreSQL", config.postgres.shown(), database.read_only.then_some(&read_only), html! { "epoch " (code(&database.epoch)) }))
                         @if config.has_broker {
                             (row("RabbitMQ", config.rabbitmq.shown(), view.picture.rabbitmq.as_ref().err(), Markup::default()))
                         }
                         @if let (Some(mirror), Some(answer)) = (&config.mirror, &view.picture.redis) {
-                            (row("Redis", mirror.shown(), answer.as_ref().err(), html! { "only makes duplicates cheaper" }))
+                            (row("Redis", mirror.shown(), answer.as_ref().err().map(|missing| &missing.text), html! { "only makes duplicates cheaper" }))
                         }
                     }
                 }

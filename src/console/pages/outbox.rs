@@ -117,7 +117,10 @@ fn facts(ask: &Ask, view: &View, database: &Database) -> Markup {
                 @match &view.picture.redis {
                     None => "not configured: PostgreSQL answers for all duplicates",
                     Some(Ok(())) => "answers",
-                    Some(Err(why)) => { span.look { "does not answer, so PostgreSQL decides alone, only slower: " } (text(why)) },
+                    Some(Err(why)) => {
+                        span.look { (if why.is_away { "does not answer" } else { "can't be used" }) ", so PostgreSQL decides alone, only slower: " }
+                        (text(&why.text))
+                    },
                 }
             }
             @if let Some(mode) = mode { dt { "How much a hit is worth" } dd { (mode) } }

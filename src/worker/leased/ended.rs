@@ -6,14 +6,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::runner::{Decided, Runner};
-use crate::blame::{Blame, Circumstances, blame};
+use crate::blame::Blame;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::HandlerError;
 use crate::handler::lease::{Ended, Failure, Finish, Lease};
 use crate::outcome::{DuplicateSource, Outcome};
 use crate::pg::{LeaseFailed, PgFault};
 use crate::reason::{Reason, Rejection};
+use crate::witnesses::{Company, HEARING};
 use crate::worker::candidate::{Candidate, Known};
+use crate::worker::progress::FailedRun;
 
 impl Runner {
     /// The run is done, or its answer is no.
@@ -83,18 +85,32 @@ impl Runner {
         let retry = &shared.consumer.retry;
         let attempt = lease.attempt();
         shared.counters.metrics.failed(fault.class);
-        let circumstances = Circumstances {
+        let (progress, identity) = (&shared.progress, &candidate.identity);
+        let run = FailedRun {
+            identity,
+            class: fault.class,
             // Each run has its own transactions, if any.
             by_itself: true,
-            witness: shared.progress.has_witness(&candidate.identity, Instant::now()),
+            witness: false,
+            again: progress.was_charged_with(identity, fault.code.as_deref()),
             is_last: attempt >= retry.max_attempts,
-            persists: shared.progress.persists(&candidate.identity, Instant::now()),
-            poisoned: shared.progress.poisoned(),
         };
-        let class = match blame(fault.class, circumstances) {
+        let mut blamed = progress.blame(run, Instant::now());
+        if blamed == Blame::Nobody && progress.fails(identity, Instant::now()) != Company::Others {
+            // It may be alone. Not run again to find out: that may be a call.
+            progress.undecided(identity, Instant::now(), true);
+            tokio::select! {
+                () = shared.stop.cancelled() => {}
+                () = tokio::time::sleep(HEARING) => {}
+            }
+            if !progress.has_witness(identity, Instant::now()) {
+                blamed = progress.blame(run, Instant::now());
+            }
+        }
+        let class = match blamed {
             Blame::Message(class) => class,
             Blame::Batch | Blame::Nobody if unknown.is_none() => {
-                return Some(self.undecided(lease, candidate, &fault).await);
+                return Some(self.undecided(lease, candidate, &fault.of_nobody()).await);
             }
             Blame::Batch | Blame::Nobody => fault.class,
         };
@@ -115,6 +131,7 @@ impl Runner {
         let recorded = lease.fail(failure).await;
         match recorded {
             Ended::Done(LeaseFailed::Retry { .. }) => {
+                progress.charged(identity, fault.code.as_deref());
                 Some(Outcome::Retried { attempt, delay, code: fault.code, detail: fault.message }.into())
             }
             Ended::Done(LeaseFailed::GivenUp { reason, .. }) => {

@@ -92,7 +92,7 @@ impl Runner {
     }
 
     fn undecided_since(&self, candidate: &Candidate, class: FaultClass) -> (Duration, Instant) {
-        self.shared.progress.undecided(&candidate.identity, Instant::now(), class)
+        self.shared.progress.undecided(&candidate.identity, Instant::now(), class != FaultClass::Contention)
     }
 
     /// It comes back after a while; without retry queues it waits here.

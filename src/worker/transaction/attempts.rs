@@ -244,7 +244,7 @@ impl Attempts {
                     self.note_epoch();
                     let decided = work.iter().map(|one| &one.identity).zip(&outcomes);
                     if shared.progress.note(decided) && self.aside.resume(tokio::time::Instant::now()) {
-                        tracing::info!(consumer = %shared.consumer.name, "a message has succeeded: consuming goes on");
+                        tracing::info!(consumer = %shared.consumer.name, "consuming goes on");
                     }
                     match shared.progress.is_stalled() {
                         true => shared.health.committed(),
@@ -347,7 +347,9 @@ impl Attempts {
             match in_time(&shared, record_failure(&shared, session, one, fault, &mut counted)).await {
                 Ok(outcome) => {
                     self.note_epoch();
-                    shared.progress.note(std::iter::once((&one.identity, &outcome)));
+                    if shared.progress.note(std::iter::once((&one.identity, &outcome))) {
+                        self.aside.resume(tokio::time::Instant::now());
+                    }
                     return Ok(outcome);
                 }
                 // The key itself: it is left for later, and with it what would have been recorded.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::attempts::{Attempts, Setback};
 use super::deadline::is_late;
 use super::plan::Plan;
-use crate::blame::{Blame, Circumstances, blame};
+use crate::blame::Blame;
 use crate::fault::{Fault, FaultClass};
 use crate::handler::Run;
 use crate::identity::IdentityPart;
@@ -16,6 +16,7 @@ use crate::worker::abandoned::Abandoned;
 use crate::worker::candidate::Candidate;
 use crate::worker::isolation::contention::Course;
 use crate::worker::isolation::permit::Isolation;
+use crate::worker::progress::FailedRun;
 use crate::worker::shared::Shared;
 
 /// Most messages in a transaction that gives each a subtransaction of its own: PostgreSQL keeps 64 of them per backend in
@@ -343,17 +344,25 @@ impl Decider {
             self.attempts.shared().contention.collided(Instant::now().into());
         }
         // It failed as a whole, at COMMIT or by a limit: nothing of it is recorded.
-        let progress = &self.attempts.shared().progress;
-        let circumstances = Circumstances {
+        let shared = Arc::clone(self.attempts.shared());
+        let run = FailedRun {
+            identity: &one.identity,
+            class: fault.class,
             by_itself: true,
-            witness: plan.has_witness() || progress.has_witness(&one.identity, Instant::now().into()),
+            witness: plan.has_witness(),
+            again: shared.progress.was_charged_with(&one.identity, fault.code.as_deref()),
             is_last: true,
-            persists: progress.persists(&one.identity, Instant::now().into()),
-            poisoned: progress.poisoned(),
         };
-        match blame(fault.class, circumstances) {
-            Blame::Message(class) => self.attempts.failed(one, &Fault { class, ..fault }).await,
-            Blame::Batch | Blame::Nobody => Ok(Outcome::Undecided { attempts: 0, fault }),
+        match shared.progress.blame(run, Instant::now().into()) {
+            Blame::Message(class) => {
+                shared.progress.charged(&one.identity, fault.code.as_deref());
+                self.attempts.failed(one, &Fault { class, ..fault }).await
+            }
+            // Others go on: it waits by itself.
+            Blame::Batch | Blame::Nobody if fault.class == FaultClass::Contention && plan.has_witness() => {
+                Ok(Outcome::Undecided { attempts: 0, fault })
+            }
+            Blame::Batch | Blame::Nobody => Ok(Outcome::Undecided { attempts: 0, fault: fault.of_nobody() }),
         }
     }
 }

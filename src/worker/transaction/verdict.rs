@@ -3,12 +3,12 @@
 use super::call::Results;
 use super::claim::Claim;
 use super::plan::Plan;
-use crate::blame::{Blame, Circumstances, blame};
+use crate::blame::Blame;
 use crate::decide::{FailureDecision, after_failure};
 use crate::fault::{Fault, FaultClass};
 use crate::outcome::{DuplicateSource, Outcome};
-use crate::reason::Reason;
 use crate::worker::candidate::Candidate;
+use crate::worker::progress::FailedRun;
 use crate::worker::shared::Shared;
 
 /// The outcomes, in the order of the claims; `results` are of those that ran, in the same order.
@@ -20,7 +20,6 @@ pub(super) fn verdicts(
     results: Results,
 ) -> Vec<Outcome> {
     let witness = plan.has_witness() || results.iter().any(Result::is_ok);
-    let mut poisoned = shared.progress.poisoned();
     let mut results = results.into_iter();
     let decided = claims.into_iter().zip(candidates).map(|(claim, candidate)| {
         let (attempt, failed_with) = match claim {
@@ -41,24 +40,21 @@ pub(super) fn verdicts(
             // Never: a handler's results are counted.
             None => Fault::new(FaultClass::Transient, None, "the handler has no result"),
         };
-        let circumstances = Circumstances {
+        let run = FailedRun {
+            identity: &candidate.identity,
+            class: fault.class,
             by_itself: plan.is_by_itself(),
-            witness: witness
-                // While nothing succeeds it may be everybody's after all.
-                || failed_with.is_some() && failed_with == fault.code && !shared.progress.is_stalled()
-                || shared.progress.has_witness(&candidate.identity, tokio::time::Instant::now()),
+            witness,
+            again: attempt > 1 && failed_with == fault.code,
             is_last: shared.consumer.retry.after(attempt).is_none(),
-            persists: shared.progress.persists(&candidate.identity, tokio::time::Instant::now()),
-            poisoned,
         };
-        let outcome = match blame(fault.class, circumstances) {
+        match shared.progress.blame(run, tokio::time::Instant::now()) {
             Blame::Message(class) => failed(shared, Fault { class, ..fault }, attempt),
-            Blame::Batch | Blame::Nobody => Outcome::Undecided { attempts: attempt.saturating_sub(1), fault },
-        };
-        if outcome.reason() == Some(Reason::Poison) {
-            poisoned += 1;
+            Blame::Batch => Outcome::Undecided { attempts: attempt.saturating_sub(1), fault },
+            Blame::Nobody => {
+                Outcome::Undecided { attempts: attempt.saturating_sub(1), fault: fault.of_nobody() }
+            }
         }
-        outcome
     });
     decided.collect()
 }

@@ -57,7 +57,14 @@ async fn play(how: &str, batch: usize, beside: usize, chosen: impl Fn(&Case) -> 
         .map(|(w, s)| (s, w))
         .unwrap();
     let published = began.elapsed();
-    let run = stage.run(expected_decisions(&cases) + goods).await;
+    let witnesses = |round: usize| {
+        let good = |(name, consumer): (&String, &testbed::CorpusConsumer)| {
+            consumer.good(name, &format!("good witness {round}")).unwrap()
+        };
+        // One that has a single good message gets copies of it: those are nobody's witnesses.
+        corpus.consumers.iter().filter(|(_, consumer)| consumer.crowd).map(good).collect()
+    };
+    let run = stage.run(expected_decisions(&cases) + goods, witnesses).await;
     let done = began.elapsed();
     wrongs.extend(run.problems.iter().map(|problem| Wrong::of("(the run)", "", problem)));
     wrongs.extend(judge(&cases, &run));

@@ -73,7 +73,7 @@ async fn a_redis_that_is_full_a_replica_refuses_or_is_far_away_only_makes_the_mi
 async fn a_node_of_a_cluster_is_told() {
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]).await.unwrap();
     let (_world, config) = with(&redis.url()).await;
-    is(&config, "redis.cluster", Verdict::Warning, "is a node of a cluster").await;
+    is(&config, "redis.cluster", Verdict::Error, "is a node of a cluster").await;
 }
 
 #[tokio::test]

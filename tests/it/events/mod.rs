@@ -34,3 +34,22 @@ async fn bodies(broker: &Broker, queue: &str) -> Vec<String> {
     }
     bodies
 }
+
+/// Emits good events until so many others are parked.
+async fn parked_beside(world: &mut World, good: &str, parked: i64) {
+    for _ in 0..300 {
+        if world.count("select count(*) from oncely.events where state = 'parked'").await == parked {
+            return;
+        }
+        run(world, &format!("select oncely.emit('', '{good}', 'witness')")).await;
+        world
+            .wait_for(
+                &format!(
+                    "select count(*) from oncely.events where routing_key = '{good}' and payload = 'witness'"
+                ),
+                0,
+            )
+            .await;
+    }
+    panic!("{:?}", world.text("select string_agg(e::text, '; ') from oncely.events as e").await);
+}

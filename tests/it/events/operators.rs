@@ -5,7 +5,7 @@ use std::process::Output;
 use lapin::types::FieldTable;
 use serde_json::Value;
 
-use super::{bodies, run, world_with};
+use super::{bodies, parked_beside, run, world_with};
 use crate::support::World;
 
 fn json(output: &Output) -> Value {
@@ -134,7 +134,9 @@ async fn a_retried_event_is_published_and_a_discarded_head_frees_its_key() {
     )
     .await;
     let relay = world.start("relay");
-    world.wait_for("select count(*) from oncely.events where state = 'parked'", 2).await;
+    let others = world.queue("others");
+    world.broker.declare_queue(&others, FieldTable::default()).await.unwrap();
+    parked_beside(&mut world, &others, 2).await;
     world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
     for arguments in [
         ["outbox", "retry", "--reason", "unroutable", "--yes"],

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use lapin::ExchangeKind;
 use lapin::types::{AMQPValue, FieldTable};
-use testbed::RabbitMq;
+use testbed::{Broker, RabbitMq};
 
-use super::{bodies, run, world_with};
+use super::{bodies, parked_beside, run, world_with};
 use crate::support::{World, servers};
 
 fn full_after(messages: i32) -> FieldTable {
@@ -42,11 +42,13 @@ async fn what_the_broker_refuses_is_parked_with_its_reason_and_holds_up_nobody()
     )
     .await;
     let relay = world.start("relay");
-    world.wait_for("select count(*) from oncely.events where state = 'parked'", 6).await;
+    // What arrives meanwhile is their witness.
+    parked_beside(&mut world, &good, 6).await;
     run(&mut world, &format!("select oncely.emit('', '{full}', 'too many')")).await;
-    world.wait_for("select count(*) from oncely.events where state = 'parked'", 7).await;
-    assert_eq!(world.count("select count(*) from oncely.events").await, 7, "nothing else is left");
+    parked_beside(&mut world, &good, 7).await;
+    world.wait_for("select count(*) from oncely.events", 7).await;
     let mut arrived = bodies(&world.broker, &good).await;
+    arrived.retain(|body| body != "witness");
     arrived.sort();
     arrived.dedup();
     assert_eq!(arrived.len(), 100);
@@ -81,14 +83,90 @@ async fn what_a_channel_nacked_is_tried_again_on_another_one() {
     let relay = world.start("relay");
     world.wait_for_line(&relay, "reason=\"nacked\"").await;
     let mut seen = Vec::new();
-    for attempts in [3, 9] {
-        world
-            .wait_for(&format!("select least(attempts, {attempts})::bigint from oncely.events"), attempts)
-            .await;
+    for tries in [3, 6] {
+        world.wait_for_lines(&relay, "reason=\"nacked\"", tries).await;
         let channels = rabbitmq.ctl(&["list_channels", "--silent", "pid"]).await.unwrap();
         seen.push(channels.lines().map(str::to_owned).collect::<BTreeSet<_>>());
     }
     // Ours alone.
     assert_eq!(seen[0].intersection(&seen[1]).count(), 1, "{seen:?}");
     world.stop(relay).await;
+}
+
+/// A fault of the relay's user, of the queue, and of the exchange, each for longer than all attempts last.
+#[tokio::test]
+async fn what_strikes_all_events_for_a_while_parks_none_and_they_arrive_in_order() {
+    let rabbitmq = RabbitMq::start().await.unwrap();
+    for arguments in
+        [&["add_user", "relay", "relay"][..], &["set_permissions", "-p", "/", "relay", ".*", ".*", ".*"]]
+    {
+        rabbitmq.ctl(arguments).await.unwrap();
+    }
+    let mut world = world_with("").await;
+    world.broker = Broker::connect(&rabbitmq.url()).await.unwrap();
+    let mut url = url::Url::parse(&rabbitmq.url()).unwrap();
+    url.set_username("relay").unwrap();
+    url.set_password(Some("relay")).unwrap();
+    world.urls.rabbitmq = url.into();
+    world.configure("");
+    let (queue, exchange) = (world.queue("told"), world.queue("exchange"));
+    world.broker.declare_queue(&queue, full_after(20)).await.unwrap();
+    let bound = async |world: &World| {
+        world.broker.declare_exchange(&exchange, ExchangeKind::Topic).await.unwrap();
+        world.broker.bind(&queue, &exchange, "x").await.unwrap();
+    };
+    bound(&world).await;
+    let relay = world.start("relay");
+    let mut expected = Vec::new();
+    for fault in ["right", "full", "exchange", "binding"] {
+        match fault {
+            "right" => {
+                rabbitmq
+                    .ctl(&["set_permissions", "-p", "/", "relay", ".*", "^nothing$", ".*"])
+                    .await
+                    .unwrap();
+            }
+            "full" => {
+                for _ in 0..20 {
+                    let properties = lapin::BasicProperties::default();
+                    world.broker.publish("", &queue, properties, b"fills it").await.unwrap();
+                }
+            }
+            "exchange" => world.broker.delete_exchange(&exchange).await.unwrap(),
+            _ => world.broker.unbind(&queue, &exchange, "x").await.unwrap(),
+        }
+        run(
+            &mut world,
+            &format!("select oncely.emit('{exchange}', 'x', '{fault} ' || n, ordering_key => case when n > 5 then 'k' end) from generate_series(1, 10) as n"),
+        )
+        .await;
+        world.wait_for("select count(*) from oncely.events where last_error is not null", 6).await;
+        // For as long as the fault lasts: longer than three attempts.
+        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+        assert_eq!(
+            world.count("select count(*) from oncely.events where state = 'pending' and attempts = 0").await,
+            10,
+            "{fault}: {}",
+            relay.output()
+        );
+        match fault {
+            "right" => {
+                rabbitmq.ctl(&["set_permissions", "-p", "/", "relay", ".*", ".*", ".*"]).await.unwrap();
+            }
+            "full" => world.broker.purge(&queue).await.unwrap(),
+            _ => bound(&world).await,
+        }
+        world.wait_for("select count(*) from oncely.events", 0).await;
+        let arrived = bodies(&world.broker, &queue).await;
+        let ordered = arrived.iter().filter(|body| expected_ordered(fault).contains(body)).cloned();
+        assert_eq!(ordered.collect::<Vec<_>>(), expected_ordered(fault), "{arrived:?}");
+        expected.push(arrived.len());
+    }
+    assert_eq!(expected, [10; 4]);
+    world.stop(relay).await;
+}
+
+/// Those with an ordering key.
+fn expected_ordered(fault: &str) -> Vec<String> {
+    (6..=10).map(|number| format!("{fault} {number}")).collect()
 }

@@ -20,7 +20,7 @@ create table app.faults (kind text);
 create function app.fragile(message oncely.message) returns jsonb language plpgsql as $$
 begin
     if exists (select from app.faults where kind = message.payload ->> 'kind') then
-        raise exception 'kind % is broken at order ''%''', message.payload ->> 'kind', message.key;
+        perform oncely.reject(format('kind %s is broken at order ''%s''', message.payload ->> 'kind', message.key));
     end if;
     return app.handle(message);
 end

@@ -115,7 +115,7 @@ async fn a_group_is_requeued_alone_and_what_comes_back_is_counted() {
     assert_eq!(world.count(WAITING).await, 6, "a dry run changes nothing");
     // One of the three is mended.
     sqlx::query("create or replace function app.handle(message oncely.message) returns jsonb language plpgsql as $$ begin
-        if message.key <> 'a-2' then raise exception 'kind a is broken at order ''%''', message.key; end if;
+        if message.key <> 'a-2' then perform oncely.reject(format('kind a is broken at order ''%s''', message.key)); end if;
         insert into app.effects (tenant, consumer, key) values (message.tenant, message.consumer, message.key); return null; end $$")
         .execute(&mut world.sql)
         .await

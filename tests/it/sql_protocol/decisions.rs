@@ -90,16 +90,16 @@ async fn sql_reads_errors_as_the_worker_does() {
     let mut world = World::new().await;
     let known = [
         "", "00000", "08006", "2200H", "22012", "22P02", "26000", "0A000", "23505", "25006", "28000",
-        "3D000", "3F000", "40001", "40P01", "42501", "42P01", "53100", "54001", "55P03", "57014", "57P01",
-        "58030", "F0000", "XX000", "P0001",
+        "3D000", "3F000", "40001", "40P01", "42501", "42P01", "53100", "54001", "55006", "55P03", "57014",
+        "57P01", "58030", "F0000", "XX000", "HV00N", "P0001",
     ];
     // Ours, those of tomorrow included.
     let ours = (1..=40).map(|number| format!("ONC{number:02}"));
     for code in known.into_iter().map(str::to_owned).chain(ours) {
         let code = code.as_str();
         let rust = match class_of(code) {
-            None | Some(FaultClass::Environment) => "environment",
-            Some(FaultClass::Transient | FaultClass::Contention | FaultClass::Session) => "transient",
+            None | Some(FaultClass::Environment | FaultClass::Contention) => "environment",
+            Some(FaultClass::Transient | FaultClass::Session) => "transient",
             Some(FaultClass::Poison) => "poison",
             Some(FaultClass::Rejected | FaultClass::Refused) => "handler_rejected",
             Some(FaultClass::NotJson) => "invalid_json",

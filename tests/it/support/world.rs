@@ -302,6 +302,18 @@ impl World {
         .expect("in time");
     }
 
+    /// Waits like [`World::wait_for`], while other messages of the consumer succeed: they are the witnesses without which failures of
+    /// several messages are judged by none.
+    pub(crate) async fn wait_beside_good_ones(&mut self, consumer: &str, query: &str, wanted: i64) {
+        let start = std::time::Instant::now();
+        while self.count(query).await != wanted {
+            assert!(start.elapsed() < Duration::from_secs(60), "{query} is not {wanted}");
+            let witness = format!("witness-{}", uuid::Uuid::new_v4());
+            self.publish(consumer, message("witness", &witness), "{}").await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
     /// Waits until a queue has so many ready messages.
     pub(crate) async fn wait_for_ready(&self, queue: &str, wanted: u32) {
         eventually(&format!("{wanted} messages in {queue}"), || async {

@@ -166,9 +166,9 @@ impl World {
         let circumstances = Circumstances {
             by_itself: true,
             witness: message.answered || message.undecided.is_some_and(|before| state.completed > before),
+            alone: false,
             is_last: retry.after(next).is_none(),
             persists: false,
-            poisoned: 0,
         };
         let verdict = match self.policy {
             Policy::ChargesAll => Blame::Message(FaultClass::Transient),

@@ -44,6 +44,46 @@ const DYNAMODB: &str = "the_store_in_dynamodb_conforms";
 /// All such bugs.
 pub(crate) const TESTED: &[Tested] = &[
     it(
+        "fault_of_all_is_charged",
+        &[
+            "blame::environment::no_sqlstate_that_strikes_all_for_a_while_spends_an_attempt_and_each_that_strikes_one_does",
+            "blame::environment::a_handler_that_finds_poison_in_all_stops_and_says_so",
+        ],
+    ),
+    it(
+        "contention_needs_no_witness",
+        &[
+            "blame::environment::no_sqlstate_that_strikes_all_for_a_while_spends_an_attempt_and_each_that_strikes_one_does",
+        ],
+    ),
+    it(
+        "lone_failure_is_never_judged",
+        &[
+            "blame::environment::a_message_that_is_alone_and_fails_is_judged_and_the_next_one_waits_for_a_witness",
+        ],
+    ),
+    it(
+        "events_fault_of_all_parks",
+        &["events::refusals::what_strikes_all_events_for_a_while_parks_none_and_they_arrive_in_order"],
+    ),
+    it(
+        "passing_state_ends_start",
+        &["starting::programs_that_start_while_no_connection_is_free_wait_for_one"],
+    ),
+    it(
+        "start_waits_for_nothing",
+        &["starting::a_worker_waits_for_its_function_its_queue_its_rights_and_migrations"],
+    ),
+    it("any_encoding_will_do", &["starting::a_database_that_is_not_in_utf8_is_refused_with_what_to_do"]),
+    it(
+        "record_waits_for_a_dead_mirror",
+        &["mirror::a_redis_that_takes_nothing_keeps_no_record_for_longer_than_its_entry_would_live"],
+    ),
+    it(
+        "cluster_is_taken_for_a_mirror",
+        &["starting::what_only_another_configuration_mends_ends_the_process"],
+    ),
+    it(
         "http_answers_before_commit",
         &["http::broken::a_handler_that_fails_commits_nothing_and_may_run_again"],
     ),

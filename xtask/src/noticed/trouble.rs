@@ -110,7 +110,7 @@ impl Trouble {
     fn readyz(self) -> &'static [Words] {
         match self {
             Self::BrokenHandler => &[&["worker 503", "payments is stalled", "42P01"]],
-            Self::RaisingHandler => &[&["worker 503", "payments", "P0001"]],
+            Self::RaisingHandler => &[&["worker 503", "payments is stalled", "P0001"]],
             // Messages go on.
             Self::RaisingForATenant => &[],
             Self::StoppedRelay | Self::KilledRelay => &[&["relay: no answer"]],
@@ -125,7 +125,7 @@ impl Trouble {
     fn status(self) -> &'static [Words] {
         match self {
             Self::BrokenHandler => &[&["exit 5 danger payments: stands still", "42P01"]],
-            Self::RaisingHandler => &[&["exit 5 danger payments:", "the till does not open"]],
+            Self::RaisingHandler => &[&["exit 5 danger payments: stands still", "the till does not open"]],
             Self::RaisingForATenant => {
                 &[&["exit 1 look emails:", "tenant initech", "the till does not open"]]
             }
@@ -141,7 +141,7 @@ impl Trouble {
     fn top(self) -> &'static [Words] {
         match self {
             Self::BrokenHandler => &[&["payments", "STALLED", "42P01"]],
-            Self::RaisingHandler => &[&["payments", "FAILING", "the till does not open"]],
+            Self::RaisingHandler => &[&["payments", "STALLED", "the till does not open"]],
             Self::RaisingForATenant => &[&["emails", "initech", "the till does not open"]],
             Self::StoppedRelay | Self::KilledRelay => &[&["! no relay runs"]],
             Self::DeletedQueue => &[&["payments", "NO QUEUE"]],
@@ -171,9 +171,7 @@ impl Trouble {
     fn doctor(self) -> &'static [Words] {
         match self {
             Self::BrokenHandler => &[&["live.stalled payments:", "42P01"]],
-            Self::RaisingHandler => {
-                &[&["live.processes worker worker-1:", "every message of payments fails"]]
-            }
+            Self::RaisingHandler => &[&["live.stalled payments:", "the till does not open"]],
             // It looks at the surroundings, not at messages.
             Self::RaisingForATenant => &[],
             Self::StoppedRelay | Self::KilledRelay => &[&["live.relay relay: none lives"]],
@@ -188,7 +186,7 @@ impl Trouble {
     fn alert(self) -> &'static [Words] {
         match self {
             Self::BrokenHandler => &[&["page OncelyConsumerStalled: Consumer payments"]],
-            Self::RaisingHandler => &[&["page OncelyConsumerFailing: ", "payments"]],
+            Self::RaisingHandler => &[&["page OncelyConsumerStalled: Consumer payments"]],
             Self::RaisingForATenant => &[&["ticket OncelyMessagesFailing: ", "emails"]],
             Self::StoppedRelay | Self::KilledRelay => &[&["page OncelyRelayGone"]],
             Self::DeletedQueue => &[&["page OncelyConsumerUnsubscribed", "payments"]],
