@@ -235,7 +235,7 @@ mod tests {
         #[test]
         fn no_sqlstate_is_charged_while_all_messages_fail(code in "[0-9A-Z]{5}", is_last: bool, by_itself: bool) {
             let class = handler_class_of(&code);
-            let circumstances = Circumstances { by_itself, witness: false, alone: false, is_last };
+            let circumstances = Circumstances { by_itself, witness: false, alone: false, is_last, persists: false };
             let spoken = [FaultClass::Rejected, FaultClass::Refused, FaultClass::NotJson];
             let is_charged = matches!(blame(class, circumstances), Blame::Message(_));
             proptest::prop_assert_eq!(is_charged, spoken.contains(&class), "{}", code);
