@@ -15,7 +15,12 @@ async fn programs_that_start_while_no_connection_is_free_wait_for_one() {
     world.configure("[relay]\npoll = \"20ms\"\n[gateway]\nprincipal = []");
     world.apply_topology().await;
     let login = Login::create(&mut world, "oncely_worker").await;
-    let more = format!("grant oncely_relay to {}; alter role {0} connection limit 0", login.name);
+    // What the handler needs is the application's to grant.
+    let more = format!(
+        "grant oncely_relay to {0}; grant usage on schema app to {0}; grant insert on app.effects to {0};
+         alter role {0} connection limit 0",
+        login.name
+    );
     sqlx::raw_sql(AssertSqlSafe(more)).execute(&mut world.sql).await.unwrap();
     let environment = login.environment();
     let gateway = ["gateway", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"];

@@ -237,7 +237,7 @@ async fn no_sqlstate_that_strikes_all_for_a_while_spends_an_attempt_and_each_tha
         assert_eq!(world.count(charged).await, 0, "{code} has spent attempts");
         world.sql.execute("update app.switch set code = null").await.unwrap();
         world.wait_for("select count(*) from app.effects where attempt = 1", good + more).await;
-        // Locks count after a minute only (crate::blame).
+        // A lock is the message's only after a minute: `contention` has that.
         if code == "55P03" || code.starts_with("40") {
             continue;
         }
