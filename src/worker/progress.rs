@@ -5,7 +5,7 @@ use std::ops::Deref;
 use tokio::time::Instant;
 
 use crate::blame::{Blame, Circumstances, blame};
-use crate::fault::FaultClass;
+use crate::fault::{Fault, FaultClass};
 use crate::identity::Identity;
 use crate::outcome::Outcome;
 use crate::witnesses::{Company, Said, Witnesses};
@@ -52,6 +52,15 @@ impl Progress {
         self.witnesses.note(decided.map(|(identity, outcome)| (identity, said(outcome))))
     }
 
+    /// Says what a failure is taken for that nothing answers for yet: it may strike every message, and the consumer waits for a success. A lock
+    /// that others don't meet is waited for aside, by its message alone.
+    pub(crate) fn unanswered(&self, run: FailedRun<'_>, fault: Fault, now: Instant) -> Fault {
+        match fault.class == FaultClass::Contention && (run.witness || self.has_witness(run.identity, now)) {
+            true => fault,
+            false => fault.of_nobody(),
+        }
+    }
+
     /// Decides who answers for a run that has failed.
     pub(crate) fn blame(&self, run: FailedRun<'_>, now: Instant) -> Blame {
         let FailedRun { identity, class, by_itself, witness, again, is_last } = run;
@@ -70,7 +79,7 @@ impl Progress {
                 witness: witness || again,
                 alone: company == Company::Alone,
                 is_last,
-                persists: self.persists(identity, now),
+                persists: again || self.persists(identity, now),
             },
         )
     }

@@ -358,11 +358,10 @@ impl Decider {
                 shared.progress.charged(&one.identity, fault.code.as_deref());
                 self.attempts.failed(one, &Fault { class, ..fault }).await
             }
-            // Others go on: it waits by itself.
-            Blame::Batch | Blame::Nobody if fault.class == FaultClass::Contention && plan.has_witness() => {
+            Blame::Batch | Blame::Nobody => {
+                let fault = shared.progress.unanswered(run, fault, Instant::now().into());
                 Ok(Outcome::Undecided { attempts: 0, fault })
             }
-            Blame::Batch | Blame::Nobody => Ok(Outcome::Undecided { attempts: 0, fault: fault.of_nobody() }),
         }
     }
 }

@@ -52,7 +52,8 @@ pub(super) fn verdicts(
             Blame::Message(class) => failed(shared, Fault { class, ..fault }, attempt),
             Blame::Batch => Outcome::Undecided { attempts: attempt.saturating_sub(1), fault },
             Blame::Nobody => {
-                Outcome::Undecided { attempts: attempt.saturating_sub(1), fault: fault.of_nobody() }
+                let fault = shared.progress.unanswered(run, fault, tokio::time::Instant::now());
+                Outcome::Undecided { attempts: attempt.saturating_sub(1), fault }
             }
         }
     });
