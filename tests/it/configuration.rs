@@ -128,10 +128,20 @@ async fn a_worker_refuses_what_the_servers_do_not_hold() {
     let text = worker.output();
     assert_eq!(status.code(), Some(78), "{text}");
     assert!(text.contains("cell.name") && text.contains("\"main\", not \"eu-1\""), "{text}");
-    assert!(text.contains("there is no function app.nobody(oncely.message)"), "{text}");
-    assert!(text.contains(&format!("queues {}", world.queue("payments"))), "{text}");
-    assert!(text.contains(&format!("exchanges {}.dlx", world.queue("payments"))), "{text}");
     assert!(!text.contains("guest:guest"), "{text}");
+}
+
+#[tokio::test]
+async fn a_worker_waits_for_what_can_be_made_while_it_runs_and_names_it() {
+    let mut world = World::new().await;
+    world.consumer("payments", "handler = { function = \"app.nobody\" }");
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, "there is no function app.nobody(oncely.message)").await;
+    world.wait_for_line(&worker, &format!("queues {}", world.queue("payments"))).await;
+    world.wait_for_line(&worker, &format!("exchanges {}.dlx", world.queue("payments"))).await;
+    let text = worker.output();
+    assert!(!text.contains("guest:guest"), "{text}");
+    world.stop(worker).await;
 }
 
 #[tokio::test]
@@ -154,7 +164,7 @@ async fn a_handler_of_another_form_or_result_is_refused_with_what_it_must_be() {
 }
 
 #[tokio::test]
-async fn a_missing_dead_letter_exchange_alone_is_refused() {
+async fn a_missing_dead_letter_exchange_alone_is_waited_for() {
     let mut world = World::new().await;
     world.consumer("payments", "");
     world.apply_topology().await;
@@ -165,31 +175,23 @@ async fn a_missing_dead_letter_exchange_alone_is_refused() {
         .exchange_delete(exchange.as_str().into(), lapin::options::ExchangeDeleteOptions::default())
         .await
         .unwrap();
-    let mut worker = world.start("worker");
-    let status = worker.ended(std::time::Duration::from_secs(30)).await.unwrap();
-    assert_eq!(status.code(), Some(78));
-    assert!(
-        worker.output().contains(&format!("exchanges {exchange}; run `oncely topology apply`")),
-        "{}",
-        worker.output()
-    );
+    let worker = world.start("worker");
+    world.wait_for_line(&worker, &format!("exchanges {exchange}; run `oncely topology apply`")).await;
+    world.apply_topology().await;
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.stop(worker).await;
 }
 
 #[tokio::test]
-async fn a_database_without_the_migrations_is_refused_with_the_command_to_run() {
+async fn a_database_without_the_migrations_is_waited_for_with_the_command_to_run() {
     let mut world = World::new().await;
     world.consumer("payments", "");
     world.apply_topology().await;
     let empty = testbed::Database::create(&world.urls.postgres).await.unwrap();
-    let output = Command::new(program("worker"))
-        .env("ONCELY_CONFIG", world.file())
-        .env("DATABASE_URL", empty.url())
-        .env("AMQP_URL", &world.urls.rabbitmq)
-        .env_remove("REDIS_URL")
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(78));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("run `oncely migrate`"));
+    let worker = world.start_with("worker", "worker", &[("DATABASE_URL", empty.url().to_owned())]);
+    world.wait_for_line(&worker, "run `oncely migrate`").await;
+    world.stop(worker).await;
     empty.drop_now().await.unwrap();
 }
 

@@ -173,6 +173,7 @@ async fn no_verb_lets_a_name_reach_the_terminal_as_it_is() {
             "worker",
             "relay",
             "migrate",
+            "processes",
             "mirror",
             "console",
             "gateway",

@@ -14,7 +14,9 @@ const FRAGILE: &str = "
     insert into app.broken values (true);
     create function app.fragile(message oncely.message) returns jsonb language plpgsql as $$
     begin
-        if (select bool_or(is_broken) from app.broken) then raise exception 'account % is closed', message.key; end if;
+        if (select bool_or(is_broken) from app.broken) then
+            perform oncely.reject(format('account %s is closed', message.key));
+        end if;
         return app.handle(message);
     end
     $$";

@@ -24,8 +24,12 @@ begin
         when 'divide' then perform 1 / 0;
         when 'missing_table' then execute 'insert into app.not_there values (1)';
         -- Blocks until whoever holds this lock lets go: a handler that is in the middle of its work.
-        when 'wait' then perform pg_advisory_xact_lock(4711);
+        when 'wait' then
+            -- Not as a batch waits for rows: for the time that the work takes.
+            perform set_config('lock_timeout', '5s', true);
+            perform pg_advisory_xact_lock(4711);
         when 'wait_number' then
+            perform set_config('lock_timeout', '5s', true);
             perform pg_advisory_xact_lock(4711);
             insert into app.numbers values (message.payload ->> 'number');
         when 'number' then insert into app.numbers values (message.payload ->> 'number');
