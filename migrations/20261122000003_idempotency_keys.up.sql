@@ -73,9 +73,9 @@ create table oncely.idempotency_keys (
         and (http_status is null or (status = 'COMPLETED' and http_status between 200 and 599))
     ),
     constraint idempotency_keys_times check (
-        least(created_at, completed_at, not_before, expires_at, marked_backend_start, run_ends_at)
+        least(created_at, completed_at, not_before, expires_at, marked_backend_start, run_ends_at, grace_ends_at)
             >= '1970-01-01 00:00:00+00'
-        and greatest(created_at, completed_at, not_before, expires_at, marked_backend_start, run_ends_at)
+        and greatest(created_at, completed_at, not_before, expires_at, marked_backend_start, run_ends_at, grace_ends_at)
             <= '9999-12-31 00:00:00+00'
     )
 );
