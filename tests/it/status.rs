@@ -86,6 +86,9 @@ async fn what_is_at_work_and_what_waits_for_its_next_try_is_counted() {
         world.publish("payments", message("acme", key), r#"{"do": "fail"}"#).await;
     }
     world.wait_for("select count(*) from oncely.idempotency_keys where status = 'IN_PROGRESS'", 2).await;
+    // Whether they fail by themselves is known when another one has succeeded.
+    world.publish("payments", message("acme", "good"), "{}").await;
+    world.wait_for("select count(*) from oncely.audit where outcome = 'retried'", 2).await;
     world.publish("payments", message("acme", "slow"), r#"{"do": "wait"}"#).await;
     world.wait_for(WAITING, 1).await;
     let (code, object) = eventually("it is seen", || async {
@@ -238,7 +241,10 @@ async fn a_handler_that_fails_for_every_new_message_is_told_by_all_who_are_asked
     }
     let (code, findings) = told(&world, "every message fails since").await;
     assert_eq!(code, 5, "{findings}");
-    assert!(findings.contains("no such account (SQLSTATE ONC01); tenant acme · key k"), "{findings}");
+    assert!(
+        findings.contains("no such account") && findings.contains("(SQLSTATE ONC01); tenant acme · key k"),
+        "{findings}"
+    );
     let ready =
         crate::support::http::wait_for(&address, "/readyz", 503, "every message of payments fails").await;
     assert!(ready.contains("(ONC01)") && !ready.contains("no such account"), "anybody may ask: {ready}");
@@ -246,7 +252,7 @@ async fn a_handler_that_fails_for_every_new_message_is_told_by_all_who_are_asked
     crate::support::http::wait_for(&address, "/metrics", 200, failing).await;
     let top = world.oncely(&["top", "--once"]).await;
     let top = String::from_utf8_lossy(&top.stdout).into_owned();
-    assert!(top.contains("FAILING") && top.contains("no such account (SQLSTATE ONC01)"), "{top}");
+    assert!(top.contains("FAILING") && top.contains("no such account"), "{top}");
     // One that succeeds ends it.
     world.publish("payments", message("acme", "good"), "{}").await;
     crate::support::http::wait_for(&address, "/readyz", 200, "ready").await;

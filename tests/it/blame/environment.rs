@@ -188,7 +188,7 @@ async fn a_handler_that_finds_poison_in_all_stops_and_says_so() {
 /// the handler's own words on a message.
 fn sqlstates(random: usize) -> Vec<String> {
     let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    eprintln!("seed {seed}");
     let mut random_codes = fastrand::Rng::with_seed(seed);
     let mut codes: Vec<String> =
         ["23514", "55P03", "22012", "P0001", "40P01", "57P01", "ORD01"].map(str::to_owned).into();

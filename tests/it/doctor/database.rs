@@ -271,11 +271,28 @@ async fn a_database_without_migrations_is_told_and_nothing_else_is_taken_for_fin
     assert!(schema.findings[0].text.contains("run `oncely migrate`"), "{schema:#?}");
     for examined in report.checks.iter().filter(|examined| {
         examined.check.group() == "pg"
-            && !["pg.schema", "pg.pooler", "pg.version", "pg.tls"].contains(&examined.check.id)
+            && !["pg.schema", "pg.pooler", "pg.version", "pg.tls", "pg.encoding"].contains(&examined.check.id)
     }) {
         assert_eq!(examined.verdict, Verdict::Skipped, "{examined:#?}");
         assert_eq!(examined.findings[0].text, "looked at when pg.schema is mended", "{examined:#?}");
     }
+}
+
+#[tokio::test]
+async fn a_database_that_does_not_store_utf_8_is_an_error() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    let name = format!("ascii_{}", fastrand::u64(..));
+    let create = format!("create database {name} encoding 'SQL_ASCII' locale 'C' template template0");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut world.sql).await.unwrap();
+    let mut config = world.config();
+    let (server, _) = world.urls.postgres.rsplit_once('/').unwrap();
+    config.postgres.url = SecretString::from(format!("{server}/{name}"));
+    let report = all(&config).await;
+    let encoding = of(&report, "pg.encoding");
+    assert_eq!(("pg.encoding", encoding.verdict), ("pg.encoding", Verdict::Error), "{encoding:#?}");
+    let drop = format!("drop database {name} with (force)");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut world.sql).await.unwrap();
 }
 
 #[tokio::test]

@@ -56,6 +56,13 @@ const LIVE: &[Case] = &[
         "update oncely.processes set consumers = '[{\"consumer\": \"payments\"}]' where kind = 'worker'",
     ),
     case(
+        "update oncely.processes set consumers = jsonb_build_array(jsonb_build_object('consumer', 'payments', 'contended',
+             jsonb_build_object('since', now() - interval '10 minutes')))
+         where kind = 'worker'",
+        "live.contended", Verdict::Warning, "payments: has had transactions that collide for 10m",
+        "update oncely.processes set consumers = '[{\"consumer\": \"payments\"}]' where kind = 'worker'",
+    ),
+    case(
         "insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, owner, fencing_token, not_before, run_ends_at)
          values ('acme', 'ledger', 'S3CR3T-KEY', 'IN_PROGRESS', 0, now(), 'S3CR3T', 1, now() - interval '11 minutes', now())",
         "live.leases", Verdict::Warning, "ledger: 1 key is held by a lease that ended, the first 11m",

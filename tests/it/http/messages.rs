@@ -57,7 +57,9 @@ async fn a_message_that_failed_may_be_done_as_a_request() {
     let server = Server::start(pool.clone(), |_| shared(pool, "payments")).await;
     let body = r#"{"do":"fail_once"}"#;
     world.publish("payments", message("acme", "k"), body).await;
-    world.wait_for("select count(*) from oncely.idempotency_keys where status = 'IN_PROGRESS'", 1).await;
+    let charged =
+        "select count(*) from oncely.idempotency_keys where status = 'IN_PROGRESS' and not_before > now()";
+    world.wait_for(charged, 1).await;
     let early = server.client.ask(&Ask::pay("k", body)).await;
     assert_eq!((early.status, early.problem().as_str()), (409, "in-flight"), "its delay is not over");
     let due = "update oncely.idempotency_keys set not_before = now()";
