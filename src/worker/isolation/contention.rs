@@ -3,8 +3,7 @@
 //! A batch holds the locks of all its messages until it commits, so two batches that touch the same rows in different orders deadlock,
 //! also where they run in two processes. PostgreSQL takes a second to notice. So a batch waits for locks only for a moment ([`LockWait`]);
 //! one that had to give way has found contention. From then on, for a while, one batch of the consumer runs at a time over all processes
-//! (`oncely.take_turn`): alone, it can wait for nobody that waits for it. Measured against the two alternatives on 15 hot rows with two and four
-//! workers, turns are several times as fast as a transaction per message, and, unlike batches in an order of their locks, need no setting.
+//! (`oncely.take_turn`): alone, it can wait for nobody that waits for it.
 //!
 //! Each process finds out for itself. One that does not know yet gives way to a batch that has the turn, and knows then.
 //!
