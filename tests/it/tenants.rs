@@ -106,6 +106,9 @@ async fn lived_in(redis: &Redis) -> World {
         )
         .await;
     }
+    // As a relay parks them, which parks none while no other event arrives.
+    let park = "update oncely.events set state = 'parked', attempts = 2, reason = 'unroutable', last_error = 'no route'";
+    run(&mut world, park).await;
     world.wait_for("select count(*) from oncely.events where state = 'parked'", 2).await;
     world.stop(worker).await;
     world.stop(relay).await;
