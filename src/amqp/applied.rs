@@ -24,7 +24,7 @@ pub enum Beside {
     Missing(Vec<String>),
 }
 
-/// What [`Topology::apply`] did.
+/// Lists what [`Topology::apply`](super::topology::Topology::apply) declared and what the broker refused.
 #[derive(Debug, Default)]
 pub struct Applied {
     /// Declared, or there already.

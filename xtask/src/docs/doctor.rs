@@ -49,7 +49,7 @@ is `#` and\neight hexadecimal digits: equal names are equal within one archive, 
 
 | of | in the archive |
 | --- | --- |
-| `cell.known_keys` `cell.signing_key` `console.key` `console.url` `consumers.queue_arguments` `gateway.listen_tls` `gateway.tenant` `gateway.tls` `mirror.key` `postgres.tls` `postgres.url` `rabbitmq.management` \
+| `cell.known_keys` `cell.signing_key` `console.key` `console.url` `consumers.lock_order` `consumers.queue_arguments` `gateway.listen_tls` `gateway.tenant` `gateway.tls` `mirror.key` `postgres.tls` `postgres.url` `rabbitmq.management` \
 `rabbitmq.tls` `rabbitmq.url` `redis.sentinels` `redis.tls` `redis.url` `traces.headers` `traces.tls` `worker.name` | masked |
 | `tenant`, `key` of a consumer | the place that they are taken from; `fixed` is masked, wherever it stands |
 | queues of a consumer whose tenant or key is the queue's name | masked in the settings, hashed elsewhere |
