@@ -40,10 +40,7 @@ pub enum Blame {
 pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
     let Circumstances { by_itself, witness, alone, is_last, persists } = circumstances;
     match class {
-        // The handler's word on this message, or the death of a process that ran it alone.
-        FaultClass::Rejected | FaultClass::Refused | FaultClass::NotJson | FaultClass::Crashed => {
-            Blame::Message(class)
-        }
+        _ if class.is_of_one_message() => Blame::Message(class),
         FaultClass::Transient | FaultClass::Poison => match () {
             // What ends in a dead letter after its attempts has failed by itself.
             () if !by_itself && (!witness || is_last && class == FaultClass::Transient) => Blame::Batch,
@@ -51,7 +48,7 @@ pub fn blame(class: FaultClass, circumstances: Circumstances) -> Blame {
             () => Blame::Nobody,
         },
         // No message causes these by itself, even where no other one is to be seen.
-        FaultClass::Environment | FaultClass::Contention | FaultClass::Session => {
+        _ => {
             match (by_itself, witness) {
                 // Also where others succeed: a temporary table that each message makes, say, is there for all but the first.
                 (false, _) => Blame::Batch,

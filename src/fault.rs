@@ -45,6 +45,12 @@ impl FaultClass {
         Self::Crashed,
     ];
 
+    /// Tells whether the failure concerns one message and no other: the handler's own word on it, or the death of a process that ran it.
+    #[must_use]
+    pub fn is_of_one_message(self) -> bool {
+        matches!(self, Self::Rejected | Self::Refused | Self::NotJson | Self::Crashed)
+    }
+
     /// As a label.
     #[must_use]
     pub fn as_str(self) -> &'static str {

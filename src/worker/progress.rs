@@ -66,7 +66,8 @@ impl Progress {
         let FailedRun { identity, class, by_itself, witness, again, is_last } = run;
         let witness = witness || self.has_witness(identity, now);
         let company = match self.is_trial {
-            _ if witness => Company::Unknown,
+            // A rejection is no sign that others fail.
+            _ if witness || class.is_of_one_message() => Company::Unknown,
             true => Company::Alone,
             false => self.fails(identity, now),
         };

@@ -191,13 +191,13 @@ async fn what_fails_has_spans_although_its_sender_records_nothing() {
         (attributes["error.type"].as_str(), attributes["oncely.reason"].as_str()),
         ("handler_rejected", "handler_rejected")
     );
-    // Of its run, the batch says with what it failed.
     let retried = by("retried");
     assert_eq!(error_of(retried).as_deref(), Some("P0001"));
+    // Of a run as a whole, the batch says with what it failed.
     let batches = receiver.spans().into_iter().filter(|span| span.name == "oncely.batch");
     let setbacks = batches.flat_map(|batch| batch.events).map(|event| texts(&event.attributes));
     assert!(
-        setbacks.clone().any(|setback| setback["db.response.status_code"] == "P0001"),
+        setbacks.clone().any(|setback| setback["db.response.status_code"] == "ONC01"),
         "{:?}",
         setbacks.collect::<Vec<_>>()
     );
