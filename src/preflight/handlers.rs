@@ -1,6 +1,6 @@
 //! Are the functions of the consumers there; and does the database know the consumers as the configuration has them?
 
-use super::{Found, unexpected};
+use super::{Found, code_of, unexpected};
 use crate::config::Config;
 use crate::handler::SqlFunction;
 use crate::pg::{self, HandlerFunction, Session};
@@ -30,6 +30,13 @@ pub(crate) async fn handlers(config: &Config, session: &mut Session, found: &mut
                     Ok(Some(fitting)) => doubts(fitting, &function.name, &place, found),
                     Ok(None) => {}
                 }
+            }
+            Err(error) if code_of(&error).as_deref() == Some("42501") => {
+                let what = format!(
+                    "the login may not use the schema of {}: \"grant usage on schema …\" to it (at {server})",
+                    function.name
+                );
+                found.error("pg.handler", place, what);
             }
             Err(error) => unexpected(found, "pg.handler", &server, error),
         }

@@ -16,6 +16,7 @@ pub(crate) use found::{Found, Quoted};
 pub(crate) use handlers::{consumers, handlers};
 pub(crate) use mirror::IN_CLUSTER;
 use mirror::cluster;
+use postgres::code_of;
 #[cfg(feature = "gateway")]
 use postgres::database;
 use postgres::pauses;

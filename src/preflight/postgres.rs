@@ -1,5 +1,7 @@
 //! Is the database fit for work?
 
+use std::borrow::Cow;
+
 use sqlx::Connection as _;
 
 use super::Found;
@@ -201,8 +203,7 @@ pub(super) async fn pauses(config: &Config, session: &mut Session, found: &mut F
 
 /// PROTOCOL VIOLATION is what a pooler says to start-up options that it does not know; or they are not in force.
 fn is_pooler(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
-    matches!(error, sqlx::Error::Configuration(_)) || code.as_deref() == Some("08P01")
+    matches!(error, sqlx::Error::Configuration(_)) || code_of(error).as_deref() == Some("08P01")
 }
 
 /// Notes an error of a question that a fit server answers.
@@ -219,10 +220,14 @@ pub(crate) fn unexpected(found: &mut Found, check: &'static str, server: &str, e
     }
 }
 
+/// Returns the SQLSTATE, where the server sent one.
+pub(super) fn code_of(error: &sqlx::Error) -> Option<Cow<'_, str>> {
+    error.as_database_error().and_then(|error| error.code())
+}
+
 /// Is it what is asked for that PostgreSQL refuses: the login, the database, a name, a right, a start-up option?
 fn is_refusal(error: &sqlx::Error) -> bool {
-    let code = error.as_database_error().and_then(|error| error.code());
-    code.is_some_and(|code| {
+    code_of(error).is_some_and(|code| {
         code == "22023" || ["28", "3D", "3F", "42"].iter().any(|class| code.starts_with(class))
     })
 }

@@ -298,10 +298,12 @@ async fn a_consumer_that_is_resumed_does_not_wait_for_what_was_at_work_before_th
 async fn a_worker_that_may_not_read_pauses_waits_and_is_told_what_to_grant() {
     let mut world = world().await;
     let login = Login::create(&mut world, "oncely_worker").await;
-    sqlx::raw_sql("revoke select on oncely.controls from oncely_worker")
-        .execute(&mut world.sql)
-        .await
-        .unwrap();
+    let grant = format!(
+        "revoke select on oncely.controls from oncely_worker;
+         grant usage on schema app to {0}; grant insert on app.effects to {0}",
+        login.name
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(grant)).execute(&mut world.sql).await.unwrap();
     world.publish("payments", message("acme", "k"), "{}").await;
     let worker = world.start_with("worker", "worker", &login.environment());
     world.wait_for_line(&worker, "select on oncely.controls").await;
