@@ -174,10 +174,11 @@ async fn worker_dies_at_every_step(batch: usize) {
         let worker = world.start_as("worker", "surviving");
         let starts = format!("starts_with(key, '{step} ')");
         let effects = format!("select count(distinct key) from app.effects where {starts}");
-        world.wait_for(&effects, i64::try_from(expected.effects.len()).unwrap()).await;
+        let wanted = i64::try_from(expected.effects.len()).unwrap();
+        world.wait_beside_good_ones("payments", &effects, wanted).await;
         let failed =
             format!("select count(*) from oncely.idempotency_keys where {starts} and status = 'FAILED'");
-        world.wait_for(&failed, 1).await;
+        world.wait_beside_good_ones("payments", &failed, 1).await;
         world.stop(worker).await;
         finish(&world).await;
         books_are_right(&mut world, step, &expected).await;

@@ -126,10 +126,10 @@ async fn a_status_decides_what_becomes_of_a_message() {
     world.wait_for(COMPLETED, 6).await;
     world.wait_for("select count(*) from oncely.dead_letters", 3).await;
     let reasons = "select string_agg(key || ' ' || reason || ' ' || attempt, ', ' order by key) from oncely.dead_letters";
-    assert_eq!(
-        world.text(reasons).await.as_deref(),
-        Some("broken attempts_exhausted 3, declined handler_rejected 1, too-late outcome_unknown 2")
-    );
+    let reasons = world.text(reasons).await.unwrap();
+    // Its first call counts only where another one had succeeded meanwhile.
+    let known = "broken attempts_exhausted 3, declined handler_rejected 1, too-late outcome_unknown ";
+    assert!([1, 2].map(|attempt| format!("{known}{attempt}")).contains(&reasons), "{reasons}");
     let fine = &endpoint.calls_of("fine")[0];
     assert_eq!(fine.body, json!({ "amount": 7 }));
     let of_call =

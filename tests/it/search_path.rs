@@ -1,12 +1,11 @@
 //! Objects of strangers on the search_path: where everybody may create in `public`, nobody's objects there run with our rights, and
 //! handlers still find their own.
 
-use std::time::Duration;
-
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use testbed::{Database, Redis};
 
 use crate::console::{console, crawl};
+use crate::events::wait_beside_good_events;
 use crate::gateway::every_statement;
 use crate::support::{World, message, program, servers, untried};
 
@@ -202,8 +201,10 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
     world.wait_for("select count(*) from oncely.audit where outcome = 'duplicate'", 450).await;
     world.wait_for("select count(*) from oncely.mirror_queue", 0).await;
     world.wait_for("select count(*) from app.notes", expected).await;
-    let parked = "select count(*) from oncely.events where state = 'pending'";
-    world.wait_within(Duration::from_secs(60), parked, 0).await;
+    let told = world.queue("told");
+    world.broker.declare_queue(&told, lapin::types::FieldTable::default()).await.unwrap();
+    let pending = "select count(*) from oncely.events where state = 'pending'";
+    wait_beside_good_events(&mut world, &told, pending, 0).await;
     let keys = world.file().with_file_name("keys.csv");
     std::fs::write(&keys, "tenant,key\nacme,seeded\n").unwrap();
     let seed = format!("keys seed {} --consumer one", keys.display());
@@ -245,6 +246,7 @@ async fn nothing_of_a_strangers_runs_with_our_rights_and_handlers_find_their_own
         ("tenant export acme", vec![0]),
         ("tenant limit acme --letters 10 --retention 90d", vec![0]),
         ("tenant usage", vec![0]),
+        ("processes forget", vec![1]),
         ("handler test examples/testing/payments.jsonl --consumer one", vec![1]),
         ("handler test examples/testing/payments.jsonl --consumer many", vec![1]),
     ];

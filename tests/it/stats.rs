@@ -299,7 +299,7 @@ async fn a_login_has_a_hundred_processes_and_hides_nobody_elses() {
     run(
         &mut world,
         "insert into oncely.processes
-         select gen_random_uuid(), kind, name, version, host, pid, config_digest, state, reason, login, started_at, now(), consumers
+         select gen_random_uuid(), kind, name, version, host, pid, config_digest, state, reason, login, started_at, now(), has_succeeded, consumers
          from oncely.processes cross join generate_series(1, 2000) where name = 'b'",
     )
     .await

@@ -231,7 +231,7 @@ async fn a_suspect_that_runs_alone_stops_no_other_consumer() {
     world.apply_topology().await;
     let mut gate = world.database.connect().await.unwrap();
     sqlx::query("select pg_advisory_lock(4711)").execute(&mut gate).await.unwrap();
-    world.publish("payments", message("acme", "suspect"), r#"{"do": "wait"}"#).await;
+    world.publish("payments", message("acme", "suspect"), r#"{"do": "wait", "for": "25s"}"#).await;
     deliver_once_in_vain(&world, "payments", 1).await;
     // As after a process died in its run.
     world

@@ -37,8 +37,14 @@ async fn bodies(broker: &Broker, queue: &str) -> Vec<String> {
 
 /// Emits good events until so many others are parked.
 async fn parked_beside(world: &mut World, good: &str, parked: i64) {
+    let query = "select count(*) from oncely.events where state = 'parked'";
+    wait_beside_good_events(world, good, query, parked).await;
+}
+
+/// Emits good events until a query gives a number.
+pub(crate) async fn wait_beside_good_events(world: &mut World, good: &str, query: &str, wanted: i64) {
     for _ in 0..300 {
-        if world.count("select count(*) from oncely.events where state = 'parked'").await == parked {
+        if world.count(query).await == wanted {
             return;
         }
         run(world, &format!("select oncely.emit('', '{good}', 'witness')")).await;

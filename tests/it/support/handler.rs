@@ -26,7 +26,7 @@ begin
         -- Blocks until whoever holds this lock lets go: a handler that is in the middle of its work.
         when 'wait' then
             -- Not as a batch waits for rows: for the time that the work takes.
-            perform set_config('lock_timeout', '5s', true);
+            perform set_config('lock_timeout', coalesce(message.payload ->> 'for', '5s'), true);
             perform pg_advisory_xact_lock(4711);
         when 'wait_number' then
             perform set_config('lock_timeout', '5s', true);
