@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of requests, where nobody says it and they are smaller than half of it.
-const BYTES: usize = 128 * 1_048_576;
+const BYTES: usize = 64 * 1_048_576;
 const MOST_REQUESTS: usize = 1_000_000;
 const LONGEST_READ: Duration = Duration::from_secs(600);
 /// Between two lines of the log about requests that are refused.
@@ -104,8 +104,8 @@ impl AtWork {
 }
 
 impl Arrived {
-    /// So many more bytes of the body have come; false where there is no room for them. What is announced costs nothing: a client that
-    /// announces much and sends nothing keeps nobody out.
+    /// Counts bytes that are about to be allocated for the body; false where there is no room for them. What is announced costs nothing: a
+    /// client that announces much and sends nothing keeps nobody out.
     pub(super) fn grow(&mut self, bytes: usize) -> bool {
         let Ok(bytes) = u32::try_from(bytes) else { return false };
         let Ok(more) = Arc::clone(&self.of).try_acquire_many_owned(bytes) else { return false };

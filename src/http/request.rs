@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use http::Uri;
 use http::request::Parts;
@@ -98,7 +98,7 @@ where
     }
     let mut body = pin!(body);
     let reading = async {
-        let mut read = BytesMut::new();
+        let mut read = Vec::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.into().is::<LengthLimitError>() {
                 // Of a layer before this one.
@@ -109,12 +109,18 @@ where
             if data.len() > most - read.len() {
                 return Err(too_large());
             }
-            if !arrived.grow(data.len()) {
-                return Err(Problem::busy());
+            // What is allocated is counted: a buffer that grows has room for twice of what it holds.
+            let needed = read.len() + data.len();
+            if needed > read.capacity() {
+                let grown = needed.max(read.capacity().saturating_mul(2).min(most));
+                if !arrived.grow(grown - read.capacity()) {
+                    return Err(Problem::busy());
+                }
+                read.reserve_exact(grown - read.len());
             }
             read.extend_from_slice(&data);
         }
-        Ok(read.freeze())
+        Ok(Bytes::from(read))
     };
     let Ok(read) = tokio::time::timeout(limit, reading).await else {
         return Err(Problem::new(Kind::BodyLate, "Nothing ran; send it again with the same key"));

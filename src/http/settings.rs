@@ -231,7 +231,7 @@ impl Settings {
     }
 
     /// How many bytes of the bodies of these requests may be here together, counted as they come: what is announced counts nothing, and one for
-    /// whose next bytes there is no room is refused half-way. As [`Settings::max_at_work`]. Default: 128 MiB, or twice `max_request` where that is more.
+    /// whose next bytes there is no room is refused half-way. As [`Settings::max_at_work`]. Default: 64 MiB, or twice `max_request` where that is more.
     #[must_use]
     pub fn max_bytes_at_work(mut self, bytes: usize) -> Self {
         self.limits.bytes = Some(bytes);

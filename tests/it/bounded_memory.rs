@@ -10,7 +10,7 @@ use testbed::Process;
 use crate::support::{World, message};
 
 /// As in deploy/kubernetes.
-const LIMIT: u64 = 256 << 20;
+pub(crate) const LIMIT: u64 = 256 << 20;
 
 /// What a consumer's largest body may be by default, but for a kilobyte.
 const LARGE: usize = (16 << 20) - 1_024;

@@ -6,6 +6,7 @@ mod browser;
 mod client;
 mod crashes;
 mod health;
+mod memory;
 mod once;
 mod places;
 mod refused;
