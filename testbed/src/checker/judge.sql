@@ -157,13 +157,14 @@ as $$
 declare
     one record;
 begin
-    -- Who decides about a key holds its row first, who emits an event in an order holds the order's: behind these locks nobody is in
-    -- the middle of anything.
+    -- Who has a turn or requeues holds that row first, who decides about a key holds the key's, who emits an event in an order holds the
+    -- order's: behind these locks nobody is in the middle of anything.
     for one in
         select c.oid::regclass as name
         from pg_class as c
         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
-        order by c.relname <> 'idempotency_keys', c.relname <> 'ordering_keys', c.relname <> 'events', c.relname
+        order by c.relname not in ('locks', 'turns'), c.relname <> 'idempotency_keys', c.relname <> 'ordering_keys', c.relname <> 'events',
+            c.relname
     loop
         execute format('lock table %s in exclusive mode', one.name);
     end loop;
