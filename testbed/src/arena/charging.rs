@@ -115,6 +115,11 @@ impl Arena {
         Ok(())
     }
 
+    /// Are orders about to be published?
+    pub(super) fn is_ordering(&self) -> bool {
+        self.charging.as_ref().is_some_and(|charging| charging.unpublished() > 0)
+    }
+
     /// Publishes orders in the background.
     pub fn order(&self, orders: &[Order]) {
         if let Some(charging) = &self.charging {
@@ -150,6 +155,7 @@ impl Arena {
         while since.elapsed() < CHARGED && !self.is_charged().await.unwrap_or(false) {
             self.supervise()?;
             self.look_at_tenants().await?;
+            self.publish_witnesses();
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Ok(())

@@ -34,6 +34,7 @@ mod requester;
 mod start;
 mod tenants;
 mod watchers;
+mod witnesses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -59,9 +60,10 @@ use publisher::Publisher;
 use start::oncely_command;
 pub use tenants::Missing;
 use watchers::Watchers;
+use witnesses::Witnesses;
 
 use crate::checker::mirror::{self, Entry};
-use crate::checker::{self, Evidence, FRAGILE, Intent, RECOVERY_LIMIT, Sent, Violation};
+use crate::checker::{self, Evidence, FRAGILE, Intent, RECOVERY_LIMIT, Sent, Violation, WITNESS};
 use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
 
 /// From one look at the tenants to the next.
@@ -94,7 +96,7 @@ pub struct Arena {
     watchers: Option<Watchers>,
     started: Instant,
     looked: Option<Instant>,
-    witnesses: usize,
+    witnesses: Witnesses,
     publisher: Publisher,
     application: Option<Application>,
     charging: Option<Charging>,
@@ -160,7 +162,7 @@ impl Arena {
         tokio::time::timeout(Duration::from_secs(5), self.database.connect()).await?
     }
 
-    /// Effects so far, but for those of [`FRAGILE`] tenants; an error while PostgreSQL does not answer.
+    /// Effects so far, but for those of [`FRAGILE`] tenants and of [`WITNESS`]; an error while PostgreSQL does not answer.
     pub async fn effects(&mut self) -> anyhow::Result<u64> {
         let asked = async {
             let mut watch = match self.watch.take() {
@@ -168,7 +170,7 @@ impl Arena {
                 None => self.database.connect().await?,
             };
             let row = sqlx::query("select count(*) from judge.log where tenant <> all ($1)")
-                .bind(FRAGILE)
+                .bind([&FRAGILE[..], &[WITNESS]].concat())
                 .fetch_one(&mut watch)
                 .await?;
             self.watch = Some(watch);
@@ -305,6 +307,7 @@ impl Arena {
         while start.elapsed() <= limit {
             self.supervise()?;
             self.look_at_tenants().await?;
+            self.publish_witnesses();
             if let Ok(effects) = self.effects().await
                 && does(self, effects)
             {

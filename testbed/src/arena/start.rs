@@ -12,6 +12,7 @@ use super::member::{Member, environment};
 use super::neighbours::Neighbours;
 use super::publisher::Publisher;
 use super::watchers::Watchers;
+use super::witnesses::Witnesses;
 use crate::checker::events::{EXCHANGE, FREE, ORDERED};
 use crate::checker::{self, Evidence};
 use crate::{Broker, Database, Scratch, Servers, Urls};
@@ -107,7 +108,7 @@ impl Arena {
             watchers,
             started: Instant::now(),
             looked: None,
-            witnesses: 0,
+            witnesses: Witnesses::default(),
             publisher: Publisher::start(brokers, queue.clone(), config.window()),
             config,
             application: None,
