@@ -31,6 +31,7 @@ mod neighbours;
 mod operator;
 mod publisher;
 mod requester;
+mod shops;
 mod start;
 mod tenants;
 mod watchers;
@@ -63,7 +64,7 @@ use watchers::Watchers;
 use witnesses::Witnesses;
 
 use crate::checker::mirror::{self, Entry};
-use crate::checker::{self, Evidence, FRAGILE, Intent, RECOVERY_LIMIT, Sent, Violation, WITNESS};
+use crate::checker::{self, Evidence, FRAGILE, Intent, Key, RECOVERY_LIMIT, Sent, Violation, WITNESS};
 use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
 
 /// From one look at the tenants to the next.
@@ -96,6 +97,8 @@ pub struct Arena {
     watchers: Option<Watchers>,
     started: Instant,
     looked: Option<Instant>,
+    /// Messages of shops that are decided.
+    decided: BTreeSet<Key>,
     witnesses: Witnesses,
     publisher: Publisher,
     application: Option<Application>,
@@ -230,6 +233,7 @@ impl Arena {
                 .fetch_all(&mut watch)
                 .await?;
             self.look_at_leases(&mut watch).await?;
+            self.look_at_shops(&mut watch).await?;
             self.watch = Some(watch);
             anyhow::Ok(rows)
         };

@@ -108,6 +108,7 @@ impl Arena {
             watchers,
             started: Instant::now(),
             looked: None,
+            decided: BTreeSet::new(),
             witnesses: Witnesses::default(),
             publisher: Publisher::start(brokers, queue.clone(), config.window()),
             config,

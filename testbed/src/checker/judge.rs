@@ -31,9 +31,10 @@ pub enum Invariant {
     I10,
     /// After a fault the work goes on, and ends.
     I11,
-    /// Who is not to blame does not wait: every healthy tenant with work makes progress.
+    /// Who is not to blame does not wait: every healthy tenant with work makes progress, and no message that updates a hot row waits for long.
     I12,
-    /// A verdict is justified: attempts lie on their ladder, a death stands behind each `crash`, a second payload behind each conflict.
+    /// A verdict is justified: attempts lie on their ladder, a death stands behind each `crash`, a second payload behind each conflict, and no
+    /// attempt is spent on locks.
     I13,
     /// No role does to others what its rights don't say.
     I14,
@@ -112,6 +113,8 @@ pub enum What {
     Starved,
     /// A dead letter whose attempts, deaths or payloads don't bear its verdict out.
     UnjustifiedDeadLetter,
+    /// An attempt that was spent on a lock or a deadlock.
+    ContentionCharged,
     /// Somebody ran what a stranger had left lying about.
     Trespass,
     /// A key that is long past its retention.
@@ -182,6 +185,7 @@ impl What {
             Self::NotDrained => "not_drained",
             Self::Starved => "starved",
             Self::UnjustifiedDeadLetter => "unjustified_dead_letter",
+            Self::ContentionCharged => "contention_charged",
             Self::Trespass => "trespass",
             Self::Uncollected => "uncollected",
             Self::Unpartitioned => "unpartitioned",
@@ -310,7 +314,7 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
                     found.add(Invariant::I4, What::OrphanEffect, format!("{} (nobody sent it)", name(key)))
                 }
                 Some(version) => {
-                    if version.act.reason().is_some() {
+                    if !version.act.takes_effect() {
                         found.add(Invariant::I1, What::WrongEffect, name(key));
                     }
                     if version.class == Class::Refused {
@@ -331,6 +335,7 @@ fn whereabouts(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
             if evidence.ran(key, &version.digest)
                 || dead.contains(&here)
                 || evidence.discarded.contains(key)
+                || (version.act == Act::Refuse && evidence.answered.contains(key))
                 || evidence.took_effect_alike(key)
             {
                 continue;
@@ -396,10 +401,12 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
         if status != "COMPLETED" {
             continue;
         }
-        if !evidence.effects.contains_key(key) {
+        let refused = evidence.refused.get(key).copied().unwrap_or(0);
+        if !evidence.effects.contains_key(key) && refused == 0 {
             found.add(Invariant::I4, What::OrphanKey, name(key));
         }
-        let audited = evidence.completed.get(key).copied().unwrap_or(0);
+        // An answer, too, is given once.
+        let audited = evidence.completed.get(key).copied().unwrap_or(0) + refused;
         if audited != 1 {
             found.add(Invariant::I4, What::OrphanAudit, format!("{} has {audited} audit rows", name(key)));
         }

@@ -128,6 +128,13 @@ create table judge.discarded (
     primary key (tenant, key)
 );
 
+-- What was answered with a no: the trail forgets it sooner.
+create table judge.refused (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    primary key (tenant, key)
+);
+
 create function judge.note() returns void
 language sql
 set search_path = pg_catalog
@@ -145,6 +152,10 @@ as $$
     from oncely.audit, judge.calendar
     where consumer = 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
+    on conflict do nothing;
+    insert into judge.refused
+    select tenant, key from oncely.audit
+    where outcome = 'refused' and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     on conflict do nothing;
     insert into judge.discarded select tenant, key from oncely.dead_letters where state = 'discarded' on conflict do nothing;
 $$;
@@ -330,6 +341,7 @@ begin
         when 'fail_once' then
             if message.attempt = 1 then raise exception 'once'; end if;
         when 'reject' then perform oncely.reject('on purpose');
+        when 'refuse' then perform oncely.refuse('sold out');
         when 'divide' then perform 1 / 0;
         when 'gate' then
             -- The gate stands for work that takes its time, and is no lock that somebody holds.

@@ -1,6 +1,7 @@
 //! What was sent: intents, and what the broker said of them.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use sha2::{Digest as _, Sha256};
 
@@ -26,6 +27,8 @@ pub enum Act {
     Fail,
     /// Is refused by `oncely.reject`.
     Reject,
+    /// Is answered with a no by `oncely.refuse`: its key is completed, without an effect.
+    Refuse,
     /// Divides by zero: poison.
     Divide,
     /// Takes effect when the lock of that number is free ([`Act::GATE`]): a handler in the middle of its work.
@@ -63,6 +66,9 @@ pub enum Act {
 /// Tenants whose schema is missing at times: where it is, their messages fail as no others do.
 pub const FRAGILE: [&str; 2] = ["branch_0", "branch_1"];
 
+/// Tenants whose messages update few rows, and are refused in part. How long each waits is judged.
+pub const SHOPS: [&str; 3] = ["shop_0", "shop_1", "shop_2"];
+
 /// The tenant of work that is published so that others succeed beside what fails. Nobody waits for it.
 pub const WITNESS: &str = "witness";
 
@@ -92,6 +98,7 @@ impl Act {
             Self::FailOnce => "fail_once",
             Self::Fail => "fail",
             Self::Reject => "reject",
+            Self::Refuse => "refuse",
             Self::Divide => "divide",
             Self::Gate => "gate",
             Self::SecondGate => "second_gate",
@@ -123,6 +130,7 @@ impl Act {
             | Self::Late
             | Self::Branch
             | Self::Serialize
+            | Self::Refuse
             | Self::Order => None,
             Self::Kill => Some("crash"),
             // What strikes one message while others succeed is its own fault, whatever the SQLSTATE says.
@@ -137,6 +145,12 @@ impl Act {
             Self::Divide | Self::NoNumber => Some("poison"),
             Self::TooLarge => Some("body_too_large"),
         }
+    }
+
+    /// Must it take effect?
+    #[must_use]
+    pub fn takes_effect(self) -> bool {
+        self.reason().is_none() && self != Self::Refuse
     }
 }
 
@@ -215,6 +229,8 @@ pub struct Version {
     pub act: Act,
     /// What the broker said.
     pub class: Class,
+    /// When it said first that it has a copy.
+    pub confirmed: Option<Instant>,
 }
 
 /// The publisher's books, by key.
@@ -236,7 +252,7 @@ impl Sent {
         let digest = digest(&intent.body);
         let versions = self.keys.entry((intent.tenant.clone(), intent.key.clone())).or_default();
         if !versions.iter().any(|version| version.digest == digest) {
-            versions.push(Version { digest, act: intent.act, class: Class::Refused });
+            versions.push(Version { digest, act: intent.act, class: Class::Refused, confirmed: None });
         }
     }
 
@@ -251,6 +267,9 @@ impl Sent {
         let versions = self.keys.get_mut(&(intent.tenant.clone(), intent.key.clone()));
         if let Some(version) = versions.and_then(|all| all.iter_mut().find(|v| v.digest == digest)) {
             version.class = version.class.max(class);
+            if class == Class::Confirmed {
+                version.confirmed.get_or_insert_with(Instant::now);
+            }
         }
     }
 
@@ -269,7 +288,7 @@ impl Sent {
     /// The same, by tenant.
     #[must_use]
     pub fn due_by_tenant(&self) -> BTreeMap<String, u64> {
-        let is_due = |version: &Version| version.class == Class::Confirmed && version.act.reason().is_none();
+        let is_due = |version: &Version| version.class == Class::Confirmed && version.act.takes_effect();
         let mut due: BTreeMap<String, u64> = BTreeMap::new();
         for ((tenant, _), versions) in &self.keys {
             if FRAGILE.contains(&tenant.as_str()) || !versions.iter().any(is_due) {
@@ -281,6 +300,15 @@ impl Sent {
             }
         }
         due
+    }
+
+    /// Keys of a tenant, of which the broker has a copy, and since when.
+    pub fn confirmed_of(&self, tenant: &str) -> impl Iterator<Item = (&Key, Instant)> {
+        let from = (tenant.to_owned(), String::new());
+        let keys = self.keys.range(from..).take_while(move |((of, _), _)| of == tenant);
+        keys.filter_map(|(key, versions)| {
+            Some((key, versions.iter().filter_map(|version| version.confirmed).min()?))
+        })
     }
 
     /// All keys with their payloads.

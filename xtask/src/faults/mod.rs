@@ -70,6 +70,8 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// Workers, by the seed: their batches collide over hot rows.
+const WORKERS: [usize; 3] = [3, 4, 2];
 /// Messages that are published after a fault, in per cent of its slice.
 const TAIL: usize = 25;
 /// Days that a key is remembered, at first.
@@ -87,12 +89,14 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let binaries = process::build_for_faults()?;
     let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
     anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
-    eprintln!(
-        "starting PostgreSQL, RabbitMQ, Redis, three workers, two that charge, two HTTP servers, and two relays"
-    );
     let mut config = ArenaConfig::new(binaries)
         .set("consumer", "retention", &format!("\"{RETENTION}d\""))
         .set("audit", "retention", "\"35d\"");
+    config.workers = WORKERS[usize::try_from(arguments.seed % WORKERS.len() as u64)?];
+    eprintln!(
+        "starting PostgreSQL, RabbitMQ, Redis, {} workers, two that charge, two HTTP servers, and two relays",
+        config.workers
+    );
     if !arguments.quiet {
         config.neighbours = Neighbour::ALL.to_vec();
         config.watched = true;

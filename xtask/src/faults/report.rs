@@ -24,6 +24,8 @@ pub(crate) struct Report {
     judgement: Judgement,
     recoveries: Vec<(String, Option<Duration>)>,
     dead_letters: usize,
+    /// The longest time that a message which updates hot rows has waited while nothing was at fault.
+    longest: Duration,
     mirrored: u64,
     effects: usize,
     memory: u64,
@@ -81,6 +83,7 @@ impl Report {
             judgement,
             recoveries: evidence.recoveries.clone(),
             dead_letters: evidence.dead.len(),
+            longest: evidence.fairness.longest,
             mirrored: evidence.mirrored,
             effects: evidence.effects.len(),
             events: EventFigures {
@@ -205,6 +208,7 @@ impl Report {
             ("effects", json!(self.effects)),
             ("mirror_entries", json!(self.mirrored)),
             ("missed", json!(self.missed)),
+            ("longest_wait_of_hot_rows_seconds", json!(round(self.longest.as_secs_f64()))),
             ("changes", json!(self.changes)),
             ("faults_by_kind", json!(self.faults)),
             ("watchers", self.watchers()),
