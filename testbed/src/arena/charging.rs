@@ -47,6 +47,10 @@ impl Charging {
         self.publisher.pending()
     }
 
+    pub(super) fn members(&self) -> &[Member] {
+        self.crew.members()
+    }
+
     /// Where the provider is.
     pub(super) fn provider(&self) -> SocketAddr {
         self.provider.address()

@@ -30,6 +30,7 @@ mod member;
 mod neighbours;
 mod operator;
 mod publisher;
+mod rare;
 mod requester;
 mod shops;
 mod start;
@@ -58,6 +59,8 @@ pub use neighbours::Neighbour;
 use neighbours::Neighbours;
 pub use operator::Errand;
 use publisher::Publisher;
+pub use rare::Rare;
+use rare::RareStates;
 use start::oncely_command;
 pub use tenants::Missing;
 use watchers::Watchers;
@@ -95,6 +98,7 @@ pub struct Arena {
     other_build: Option<std::path::PathBuf>,
     neighbours: Option<Neighbours>,
     watchers: Option<Watchers>,
+    rare: Option<RareStates>,
     started: Instant,
     looked: Option<Instant>,
     /// Messages of shops that are decided.

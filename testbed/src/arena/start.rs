@@ -106,6 +106,7 @@ impl Arena {
             other_build: None,
             neighbours,
             watchers,
+            rare: None,
             started: Instant::now(),
             looked: None,
             decided: BTreeSet::new(),

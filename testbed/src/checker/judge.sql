@@ -112,6 +112,7 @@ create table judge.lease_trail (
     attempt integer not null,
     reason text,
     detail text,
+    worker text,
     at numeric not null,
     stored_at numeric not null,
     unique (tenant, key, outcome, attempt, stored_at)
@@ -146,8 +147,8 @@ as $$
     where outcome in ('retried', 'dead_lettered') and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
     on conflict do nothing;
-    insert into judge.lease_trail (tenant, key, outcome, attempt, reason, detail, at, stored_at)
-    select tenant, key, outcome, attempt, reason, detail,
+    insert into judge.lease_trail (tenant, key, outcome, attempt, reason, detail, worker, at, stored_at)
+    select tenant, key, outcome, attempt, reason, detail, worker,
         extract(epoch from occurred_at) + days * 86400, extract(epoch from occurred_at + moved)
     from oncely.audit, judge.calendar
     where consumer = 'charges' and occurred_at > clock_timestamp() - interval '3 days'

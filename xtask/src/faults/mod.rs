@@ -14,7 +14,7 @@ mod requests;
 mod schedule;
 mod traffic;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use testbed::checker::Intent;
-use testbed::{Arena, ArenaConfig, Errand, Neighbour};
+use testbed::{Arena, ArenaConfig, Errand, Neighbour, Rare};
 
 use crate::process;
 use crate::servers::Choice;
@@ -46,6 +46,9 @@ pub(crate) struct Arguments {
     /// The same seed gives the same messages and the same faults at the same progress
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Run with each of these seeds, and fail where a rare state was reached with none
+    #[arg(long, value_delimiter = ',', conflicts_with = "seed")]
+    seeds: Vec<u64>,
     /// Spread messages and faults evenly over so many minutes. What does not fit into them is left out: --messages and
     /// --faults are then upper bounds
     #[arg(long)]
@@ -87,12 +90,31 @@ const SAMPLE: usize = 8;
 pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.servers.apply()?;
     let binaries = process::build_for_faults()?;
-    let plan = schedule(arguments.seed, arguments.faults as usize, &arguments.only);
+    if arguments.seeds.is_empty() {
+        return trial(arguments, binaries, arguments.seed).await.map(drop);
+    }
+    let mut reached = BTreeSet::new();
+    for seed in &arguments.seeds {
+        reached.extend(trial(arguments, binaries.clone(), *seed).await?);
+    }
+    let missing: Vec<&str> =
+        Rare::ALL.iter().filter(|state| !reached.contains(state.name)).map(|state| state.name).collect();
+    anyhow::ensure!(missing.is_empty(), "reached with none of the seeds: {}", missing.join(", "));
+    Ok(())
+}
+
+/// Runs it with one seed; returns which rare states were reached.
+async fn trial(
+    arguments: &Arguments,
+    binaries: PathBuf,
+    seed: u64,
+) -> anyhow::Result<BTreeSet<&'static str>> {
+    let plan = schedule(seed, arguments.faults as usize, &arguments.only);
     anyhow::ensure!(!plan.is_empty(), "there is no such kind of fault");
     let mut config = ArenaConfig::new(binaries)
         .set("consumer", "retention", &format!("\"{RETENTION}d\""))
         .set("audit", "retention", "\"35d\"");
-    config.workers = WORKERS[usize::try_from(arguments.seed % WORKERS.len() as u64)?];
+    config.workers = WORKERS[usize::try_from(seed % WORKERS.len() as u64)?];
     eprintln!(
         "starting PostgreSQL, RabbitMQ, Redis, {} workers, two that charge, two HTTP servers, and two relays",
         config.workers
@@ -112,7 +134,7 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let days = match arguments.quiet {
         true => vec![Day::default(); plan.len()],
-        false => calendar(arguments.seed, plan.len(), arguments.other_build.is_some()),
+        false => calendar(seed, plan.len(), arguments.other_build.is_some()),
     };
     let trial = Trial {
         days,
@@ -120,12 +142,13 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         slice: (arguments.messages as usize / plan.len()).max(1),
         minutes: arguments.minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0)),
         bar: bar(plan.len()),
-        seed: arguments.seed,
+        seed,
     };
-    arena.emit(arguments.seed)?;
+    arena.emit(seed)?;
     arena.start_charging().await.context("starting what runs under leases")?;
-    arena.start_doors(arguments.seed).await.context("starting the HTTP servers")?;
-    let done = trial.run(&mut arena, &plan, Traffic::new(arguments.seed)).await;
+    arena.start_doors(seed).await.context("starting the HTTP servers")?;
+    arena.watch_rare_states();
+    let done = trial.run(&mut arena, &plan, Traffic::new(seed)).await;
     let Done { faults, missed, changes } = match done {
         Ok(done) => done,
         Err(error) => {
@@ -136,17 +159,16 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arena.drain().await.context("draining")?;
     let seconds = trial.started.elapsed().as_secs_f64();
     trial.bar.finish_and_clear();
-    let report = Report::collect(&mut arena, arguments.seed, seconds, faults, missed, changes).await?;
+    let report = Report::collect(&mut arena, seed, seconds, faults, missed, changes).await?;
     report.print(arguments.json)?;
     if !report.is_good(&arguments.tolerate) {
         eprintln!("logs: {}", arena.keep_logs()?.display());
     }
     anyhow::ensure!(
         report.is_good(&arguments.tolerate),
-        "an invariant is broken: this is a bug; the seed is {}",
-        arguments.seed
+        "an invariant is broken: this is a bug; the seed is {seed}"
     );
-    Ok(())
+    Ok(report.rare)
 }
 
 /// What goes on between two slices.
