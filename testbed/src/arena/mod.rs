@@ -32,6 +32,7 @@ mod operator;
 mod publisher;
 mod rare;
 mod requester;
+mod returning;
 mod shops;
 mod start;
 mod tenants;
@@ -67,7 +68,7 @@ use watchers::Watchers;
 use witnesses::Witnesses;
 
 use crate::checker::mirror::{self, Entry};
-use crate::checker::{self, Evidence, FRAGILE, Intent, Key, RECOVERY_LIMIT, Sent, Violation, WITNESS};
+use crate::checker::{self, Evidence, FRAGILE, Intent, Key, RECOVERY_LIMIT, Sent, UNCOUNTED, Violation};
 use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
 
 /// From one look at the tenants to the next.
@@ -104,6 +105,8 @@ pub struct Arena {
     /// Messages of shops that are decided.
     decided: BTreeSet<Key>,
     witnesses: Witnesses,
+    /// How often the tenant that returns has sent its messages.
+    returns: u32,
     publisher: Publisher,
     application: Option<Application>,
     charging: Option<Charging>,
@@ -169,7 +172,7 @@ impl Arena {
         tokio::time::timeout(Duration::from_secs(5), self.database.connect()).await?
     }
 
-    /// Effects so far, but for those of [`FRAGILE`] tenants and of [`WITNESS`]; an error while PostgreSQL does not answer.
+    /// Effects so far, but for those of [`FRAGILE`] tenants and of [`UNCOUNTED`]; an error while PostgreSQL does not answer.
     pub async fn effects(&mut self) -> anyhow::Result<u64> {
         let asked = async {
             let mut watch = match self.watch.take() {
@@ -177,7 +180,7 @@ impl Arena {
                 None => self.database.connect().await?,
             };
             let row = sqlx::query("select count(*) from judge.log where tenant <> all ($1)")
-                .bind([&FRAGILE[..], &[WITNESS]].concat())
+                .bind([&FRAGILE[..], &UNCOUNTED].concat())
                 .fetch_one(&mut watch)
                 .await?;
             self.watch = Some(watch);

@@ -1,4 +1,4 @@
-//! What an operator does in the meantime: collects, requeues, discards, sweeps; and is broken off in the middle of it.
+//! What an operator does in the meantime: collects, requeues, discards, sweeps, erases; and is broken off in the middle of it.
 
 use std::time::Duration;
 
@@ -21,6 +21,11 @@ pub enum Errand {
     Sweep,
     /// Collects with a file that knows another retention.
     CollectWithAnotherFile,
+    /// Erases the tenant that returns ([`RETURNING`](crate::checker::RETURNING)).
+    Erase {
+        /// Its rows of the trail, too, which stay under a pseudonym otherwise.
+        deletes_trail: bool,
+    },
 }
 
 impl Arena {
@@ -40,6 +45,7 @@ impl Arena {
                 self.told(&discard, None).await?;
                 self.run_sql("select judge.note()".to_owned()).await
             }
+            Errand::Erase { deletes_trail } => self.erase_returning(deletes_trail).await,
             Errand::Sweep => self.told(&["failed", "sweep"], None).await,
             Errand::CollectWithAnotherFile => {
                 let text = self.config.clone().set("consumer", "retention", "\"2d\"").toml(&self.queue);

@@ -45,7 +45,7 @@ const fn rare(name: &'static str, what: &'static str, sign: Sign) -> Rare {
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         rare(
             "commit_decided_late",
             "the reply to a COMMIT is lost, and the key says whether it was done",
@@ -138,6 +138,13 @@ impl Rare {
                          select from oncely.idempotency_keys as i where i.tenant = l.tenant and i.consumer = 'faults' and i.key = l.key
                      )
                  )",
+            ),
+        ),
+        rare(
+            "erased_and_returned",
+            "a tenant is erased with its keys, and they take effect again",
+            Sign::Query(
+                "select exists (select from judge.log where tenant = 'returning' group by key having count(*) > 1)",
             ),
         ),
         rare(

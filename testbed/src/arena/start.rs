@@ -111,6 +111,7 @@ impl Arena {
             looked: None,
             decided: BTreeSet::new(),
             witnesses: Witnesses::default(),
+            returns: 0,
             publisher: Publisher::start(brokers, queue.clone(), config.window()),
             config,
             application: None,

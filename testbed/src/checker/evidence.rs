@@ -119,7 +119,7 @@ impl Evidence {
         for (outcome, rows_of) in [("completed", &mut self.completed), ("refused", &mut self.refused)] {
             let rows = sqlx::query(
                 "select tenant, key, count(*) from oncely.audit
-                 where consumer = $1 and outcome = $2 group by tenant, key",
+                 where consumer = $1 and outcome = $2 and tenant not like 'erased-%' group by tenant, key",
             )
             .bind(consumer)
             .bind(outcome)

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::evidence::{Evidence, pairs};
-use super::ledger::{Act, Class, FRAGILE, Key, Sent};
+use super::ledger::{Act, Class, FRAGILE, Key, RETURNING, Sent};
 use super::verdicts;
 
 /// What must hold.
@@ -291,7 +291,9 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     let none = Vec::new();
     for (key, sum) in &evidence.effects {
         let runs = evidence.runs.get(key).unwrap_or(&none);
-        if *sum > 1 || runs.len() > 1 {
+        let payloads: BTreeSet<&str> = runs.iter().map(|(digest, _, _)| digest.as_str()).collect();
+        let most = if key.0 == RETURNING { payloads.len() } else { 1 };
+        if i64::try_from(most).is_ok_and(|most| *sum > most) || runs.len() > most {
             let who: Vec<String> =
                 runs.iter().map(|(_, attempt, who)| format!("attempt {attempt} by {who}")).collect();
             found.add(Invariant::I1, What::Doubled, format!("{} {sum} times: {}", name(key), who.join(", ")));
@@ -305,7 +307,7 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
         }
         let digests: BTreeSet<&str> =
             runs.unwrap_or(&none).iter().map(|(digest, _, _)| digest.as_str()).collect();
-        if digests.len() > 1 {
+        if digests.len() > 1 && key.0 != RETURNING {
             found.add(Invariant::I8, What::ConflictRan, name(key));
         }
         for digest in digests {

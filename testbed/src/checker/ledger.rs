@@ -72,6 +72,12 @@ pub const SHOPS: [&str; 3] = ["shop_0", "shop_1", "shop_2"];
 /// The tenant of work that is published so that others succeed beside what fails. Nobody waits for it.
 pub const WITNESS: &str = "witness";
 
+/// The tenant that is erased and comes back with its keys: each of its payloads takes effect once.
+pub const RETURNING: &str = "returning";
+
+/// Tenants that recoveries do not wait for.
+pub const UNCOUNTED: [&str; 2] = [WITNESS, RETURNING];
+
 /// What a message does beside its effect, that its neighbours meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
@@ -279,10 +285,11 @@ impl Sent {
         self.keys.len()
     }
 
-    /// Keys that must have an effect when all is done, whatever befalls [`FRAGILE`] tenants; those of [`WITNESS`] do not count.
+    /// Keys that must have an effect when all is done, whatever befalls [`FRAGILE`] tenants; those of [`UNCOUNTED`] do not count.
     #[must_use]
     pub fn due(&self) -> u64 {
-        self.due_by_tenant().iter().filter(|(tenant, _)| *tenant != WITNESS).map(|(_, due)| due).sum()
+        let due = self.due_by_tenant().into_iter();
+        due.filter(|(tenant, _)| !UNCOUNTED.contains(&tenant.as_str())).map(|(_, due)| due).sum()
     }
 
     /// The same, by tenant.

@@ -209,3 +209,23 @@ fn what_is_answered_with_a_no_has_no_effect_and_one_answer() {
     took_effect(&mut evidence, &no);
     assert_eq!(found(&books, &evidence), [((Invariant::I1, What::WrongEffect), 1)].into());
 }
+
+#[test]
+fn each_payload_of_a_tenant_that_returns_takes_effect_once() {
+    let mut evidence = Evidence::default();
+    let intents = [0, 1].map(|version| Intent::new(RETURNING, "k", Act::Work, version));
+    let books = sent(&[(&intents[0], Class::Confirmed), (&intents[1], Class::Confirmed)]);
+    let key = (RETURNING.to_owned(), "k".to_owned());
+    let run = |intent: &Intent| (digest(&intent.body), 1, "worker-1".to_owned());
+    evidence.status.insert(key.clone(), "COMPLETED".to_owned());
+    evidence.completed.insert(key.clone(), 1);
+    evidence.effects.insert(key.clone(), 1);
+    evidence.runs.insert(key.clone(), vec![run(&intents[0])]);
+    assert_eq!(found(&books, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+    evidence.effects.insert(key.clone(), 2);
+    evidence.runs.insert(key.clone(), intents.iter().map(run).collect());
+    assert_eq!(judge(&books, &evidence), []);
+    evidence.effects.insert(key.clone(), 3);
+    evidence.runs.insert(key, [&intents[0], &intents[1], &intents[1]].map(run).into());
+    assert_eq!(found(&books, &evidence), [((Invariant::I1, What::Doubled), 1)].into());
+}
