@@ -14,7 +14,7 @@ const SLACK: u64 = 10;
 const AT_ALL: Duration = Duration::from_secs(30);
 
 /// So long a message that updates a hot row may wait, where nothing is at fault.
-const HOT: Duration = Duration::from_secs(15);
+const HOT: Duration = Duration::from_secs(20);
 
 /// Looks at all tenants from time to time, and notes who waited too long.
 #[derive(Clone, Debug, Default)]

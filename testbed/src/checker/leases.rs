@@ -38,6 +38,8 @@ pub struct LeaseStep {
     pub attempt: i32,
     /// Why, in a dead letter.
     pub reason: String,
+    /// The same for people.
+    pub detail: String,
     /// Seconds since 1970, the days that went by at once included.
     pub at: f64,
 }
@@ -113,15 +115,16 @@ impl Leases {
         }
         sqlx::query("select judge.note()").execute(&mut *connection).await?;
         let rows = sqlx::query(
-            "select tenant, key, outcome, attempt, coalesce(reason, ''), at::double precision
+            "select tenant, key, outcome, attempt, coalesce(reason, ''), coalesce(detail, ''), at::double precision
              from judge.lease_trail order by place",
         )
         .fetch_all(&mut *connection)
         .await?;
         self.trail.clear();
         for row in &rows {
-            let (outcome, attempt, reason, at) = (row.get(2), row.get(3), row.get(4), row.get(5));
-            self.trail.entry(key(row)).or_default().push(LeaseStep { outcome, attempt, reason, at });
+            let (outcome, attempt, reason) = (row.get(2), row.get(3), row.get(4));
+            let step = LeaseStep { outcome, attempt, reason, detail: row.get(5), at: row.get(6) };
+            self.trail.entry(key(row)).or_default().push(step);
         }
         let reserved = "select tenant, key, token from judge.reserved";
         let finished = "select tenant, key, token from judge.finished";
@@ -407,7 +410,7 @@ impl Leases {
                     other => Some(format!("with a reason that nothing explains: {other}")),
                 };
                 if let Some(doubt) = doubt {
-                    let text = format!("{}: {} {doubt}", name(key), step.reason);
+                    let text = format!("{}: {} {doubt} ({})", name(key), step.reason, step.detail);
                     found.add(Invariant::L9, What::UnjustifiedDeadLetter, text);
                 }
             }

@@ -58,11 +58,11 @@ fn a_message_may_wait_for_a_while_from_the_last_fault_on() {
     fairness.fault();
     fairness.look_at_waiting(at(40), &waiting);
     fairness.healed();
-    for second in 50..66 {
+    for second in 50..71 {
         fairness.look_at_waiting(at(second), &waiting);
     }
-    assert_eq!((fairness.starved().len(), fairness.longest), (0, at(15)));
-    for second in 66..70 {
+    assert_eq!((fairness.starved().len(), fairness.longest), (0, at(20)));
+    for second in 71..75 {
         fairness.look_at_waiting(at(second), &waiting);
     }
     assert_eq!(fairness.starved().len(), 1, "{:?}", fairness.starved());

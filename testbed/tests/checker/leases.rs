@@ -14,7 +14,7 @@ fn call(name: &str, side: Side, token: i64, at: f64, answer: Answer) -> Call {
 }
 
 fn step(outcome: &str, attempt: i32, reason: &str, at: f64) -> LeaseStep {
-    LeaseStep { outcome: outcome.to_owned(), attempt, reason: reason.to_owned(), at }
+    LeaseStep { outcome: outcome.to_owned(), attempt, reason: reason.to_owned(), detail: String::new(), at }
 }
 
 fn row(status: &str, token: i64, stored: &[(Side, i64)]) -> LeaseRow {
