@@ -58,11 +58,11 @@ fn a_message_may_wait_for_a_while_from_the_last_fault_on() {
     fairness.fault();
     fairness.look_at_waiting(at(40), &waiting);
     fairness.healed();
-    for second in 50..71 {
+    for second in 50..76 {
         fairness.look_at_waiting(at(second), &waiting);
     }
-    assert_eq!((fairness.starved().len(), fairness.longest), (0, at(20)));
-    for second in 71..75 {
+    assert_eq!((fairness.starved().len(), fairness.longest), (0, at(25)));
+    for second in 76..80 {
         fairness.look_at_waiting(at(second), &waiting);
     }
     assert_eq!(fairness.starved().len(), 1, "{:?}", fairness.starved());
