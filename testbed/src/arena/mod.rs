@@ -33,6 +33,7 @@ mod publisher;
 mod rare;
 mod requester;
 mod returning;
+mod settling;
 mod shops;
 mod start;
 mod tenants;

@@ -45,7 +45,7 @@ const fn rare(name: &'static str, what: &'static str, sign: Sign) -> Rare {
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         rare(
             "commit_decided_late",
             "the reply to a COMMIT is lost, and the key says whether it was done",
@@ -173,6 +173,11 @@ impl Rare {
             "outcome_unknown",
             "a run is given up because nobody knows what it has done",
             Sign::Query("select exists (select from judge.lease_trail where reason = 'outcome_unknown')"),
+        ),
+        rare(
+            "settled",
+            "a person says that a call did not happen, and its message runs again",
+            Sign::Query("select exists (select from oncely.operator_actions where verb = 'settle_claim')"),
         ),
         rare(
             "late_result",

@@ -75,6 +75,10 @@ pub struct Leases {
     pub overlong: BTreeSet<String>,
     /// When stored times were moved, or a clock set. As [`LeaseStep::at`].
     pub clocks: Vec<f64>,
+    /// How often a person let a key that was given up as unknown run again.
+    pub leaves: BTreeMap<Key, usize>,
+    /// Those of them of which the person said that the call did not happen; the calls of the others are repeated.
+    pub settled: BTreeSet<Key>,
     /// How long a lease is, in seconds.
     pub lease: f64,
     /// After how many runs without a word a message is given up.
@@ -318,8 +322,10 @@ impl Leases {
             }
         }
         let runs: BTreeSet<i64> = calls.iter().map(|call| call.token).collect();
+        let leaves = self.leaves.get(key).copied().unwrap_or(0);
         let explained = 1
             + self.gave_back
+            + leaves
             + self.counted(key, "taken_over")
             + self.counted(key, "retried")
             + self.counted(key, "dead_lettered");
@@ -328,10 +334,21 @@ impl Leases {
             found.add(Invariant::L4, What::CallRepeated, text);
         }
         let unsure = calls.iter().filter(|call| call.answer != super::Answer::Refused).count();
-        if side == Side::Once && unsure > 1 {
+        if side == Side::Once && unsure > 1 + leaves {
             found.add(Invariant::L5, What::NeverRepeated, format!("{step}: {unsure} calls"));
         }
-        if let Memory::For(window) = side.memory() {
+        // Until it is known what became of it a call is made by one key, also where a person lets it be repeated, and it is refused then.
+        if leaves > 0 && !self.settled.contains(key) && matches!(side, Side::Once | Side::Charge) {
+            let doubted = calls.iter().skip_while(|call| call.answer == super::Answer::Refused);
+            let keys: BTreeSet<&str> = doubted.map(|call| call.call_key.as_str()).collect();
+            if keys.len() > 1 {
+                let text = format!("{step}: repeated by {} keys", keys.len());
+                found.add(Invariant::L5, What::NeverRepeated, text);
+            }
+        }
+        if let Memory::For(window) = side.memory()
+            && leaves == 0
+        {
             let mut first: BTreeMap<&str, f64> = BTreeMap::new();
             for call in calls {
                 let since = call.at - *first.entry(&call.call_key).or_insert(call.at);
@@ -372,6 +389,15 @@ impl Leases {
                     }
                     _ => {}
                 }
+            }
+        }
+        for key in &self.settled {
+            if self.rows.get(key).is_some_and(|row| row.status == "IN_PROGRESS") {
+                found.add(
+                    Invariant::L8,
+                    What::NotDrained,
+                    format!("{} is settled and does not run", name(key)),
+                );
             }
         }
         for (key, _) in self.rows.iter().filter(|(_, row)| row.is_held) {

@@ -278,3 +278,30 @@ fn a_lease_that_lasts_too_long_is_found() {
     };
     assert_eq!(after(long), only(Invariant::L11, What::LeaseTooLong));
 }
+
+#[test]
+fn what_a_person_lets_be_repeated_is_called_by_its_key_and_what_is_settled_runs_again() {
+    // The call of "once" is repeated, and refused; then it is done.
+    let repeated = |leases: &mut Leases, last: &str| {
+        leases.leaves.insert(key("once"), 1);
+        leases.calls.push(call("once", Side::Once, 42, 200.0, Answer::Refused));
+        leases
+            .calls
+            .push(Call { call_key: last.to_owned(), ..call("once", Side::Once, 43, 201.0, Answer::Done) });
+        leases.trail.get_mut(&key("once")).unwrap().push(step("retried", 1, "", 200.5));
+        leases.rows.get_mut(&key("once")).unwrap().token = 43;
+    };
+    assert_eq!(after(|leases| repeated(leases, "once-once")), BTreeMap::new());
+    let wrong = only(Invariant::L5, What::NeverRepeated);
+    assert_eq!(after(|leases| repeated(leases, "once-once-2")), wrong);
+    let settled = |leases: &mut Leases| {
+        repeated(leases, "once-once-2");
+        leases.settled.insert(key("once"));
+    };
+    assert_eq!(after(settled), BTreeMap::new());
+    let stands = |leases: &mut Leases| {
+        settled(leases);
+        leases.rows.get_mut(&key("once")).unwrap().status = "IN_PROGRESS".to_owned();
+    };
+    assert_eq!(after(stands), only(Invariant::L8, What::NotDrained));
+}

@@ -57,12 +57,13 @@ pub(crate) fn calendar(seed: u64, count: usize, builds: bool) -> Vec<Day> {
 }
 
 fn errand(random: &mut Rng) -> Errand {
-    match random.u8(0..10) {
+    match random.u8(0..12) {
         0..2 => Errand::Requeue,
         2..4 => Errand::RequeueBrokenOff(random.u64(20..400)),
         4..6 => Errand::Discard,
         6 => Errand::Sweep,
-        7..9 => Errand::Erase { deletes_trail: random.bool() },
+        7..9 => Errand::Settle,
+        9..11 => Errand::Erase { deletes_trail: random.bool() },
         _ => Errand::CollectWithAnotherFile,
     }
 }
