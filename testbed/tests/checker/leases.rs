@@ -305,3 +305,21 @@ fn what_a_person_lets_be_repeated_is_called_by_its_key_and_what_is_settled_runs_
     };
     assert_eq!(after(stands), only(Invariant::L8, What::NotDrained));
 }
+
+#[test]
+fn a_late_result_may_complete_a_key_whose_letter_waits() {
+    let completed = |detail: &str| {
+        after(|leases| {
+            leases.rows.insert(key("once"), row("COMPLETED", 41, &[(Side::Once, 40)]));
+            let late = LeaseStep { detail: detail.to_owned(), ..step("fenced", 1, "", 101.0) };
+            let trail = leases.trail.get_mut(&key("once")).unwrap();
+            trail.extend([late, step("completed", 1, "", 102.0)]);
+            leases.finished.insert(key("once"), vec![41]);
+        })
+    };
+    assert_eq!(
+        completed("lost the lease 40, and knows what became of its call all the same"),
+        BTreeMap::new()
+    );
+    assert_eq!(completed("lost the lease 40"), only(Invariant::L8, What::ProcessedAndDead));
+}

@@ -75,6 +75,10 @@ pub(crate) struct Arguments {
 
 /// Workers, by the seed: their batches collide over hot rows.
 const WORKERS: [usize; 3] = [3, 4, 2];
+/// An event that no program can read, as from before the checks of `oncely.emit`: it is parked.
+const UNREADABLE: &str =
+    "insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, headers, payload)
+     values ('stranger', gen_random_uuid(), now(), now(), '', 'nowhere', '{\"n\": 1e400}', '')";
 /// Messages that are published after a fault, in per cent of its slice.
 const TAIL: usize = 25;
 /// Days that a key is remembered, at first.
@@ -134,6 +138,7 @@ async fn trial(arguments: &Arguments, binaries: PathBuf, seed: u64) -> anyhow::R
         config.binaries.clone_from(folder);
     }
     let mut arena = Arena::start(config).await?;
+    arena.sql(UNREADABLE).await.context("leaving an event that no program can read")?;
     eprintln!("{}", arena.versions().await?);
     arena.expect_retention(RETENTION, RETENTION);
     if let Some(folder) = &arguments.other_build {
