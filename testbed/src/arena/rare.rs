@@ -45,7 +45,7 @@ const fn rare(name: &'static str, what: &'static str, sign: Sign) -> Rare {
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         rare(
             "commit_decided_late",
             "the reply to a COMMIT is lost, and the key says whether it was done",
@@ -178,6 +178,13 @@ impl Rare {
             "settled",
             "a person says that a call did not happen, and its message runs again",
             Sign::Query("select exists (select from oncely.operator_actions where verb = 'settle_claim')"),
+        ),
+        rare(
+            "unknown_requeued",
+            "a message that was given up because nobody knew is requeued",
+            Sign::Query(
+                "select exists (select from oncely.dead_letters where consumer = 'charges' and state = 'requeued')",
+            ),
         ),
         rare(
             "late_result",

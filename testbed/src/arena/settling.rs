@@ -1,9 +1,15 @@
 //! What an operator does with messages that were given up because nobody knows what they have called: looks into the provider's books, and says
 //! that the call did not happen, or lets it be repeated.
 
+use std::time::{Duration, Instant};
+
 use super::Arena;
+use super::charging::Charging;
+use super::doors::Doors;
 use crate::checker::{Key, LEASED, Side};
 
+/// Longer than any process stands still.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// Keys of one errand.
 const KEYS: i64 = 6;
 /// Keys that were given up, and their steps that may have happened. Not those of the last seconds: a call may be on its way.
@@ -17,12 +23,12 @@ impl Arena {
     /// Settles those whose calls did not happen, and repeats the others. Then each of them runs again.
     pub(super) async fn settle(&mut self) -> anyhow::Result<()> {
         // A process that stands still may make its call later.
-        let stands_still = self.doors.as_ref().is_some_and(super::Doors::stands_still);
-        let Some(charging) =
-            self.charging.as_ref().filter(|charging| !charging.stands_still() && !stands_still)
-        else {
-            return Ok(());
-        };
+        let since = Instant::now();
+        while self.stands_still() && since.elapsed() < PATIENCE {
+            self.supervise()?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let Some(charging) = self.charging.as_ref() else { return Ok(()) };
         let calls = charging.calls();
         let file = self.folder().join("charging.toml").display().to_string();
         let keys: Vec<(String, String, Vec<String>)> =
@@ -48,5 +54,10 @@ impl Arena {
             self.told(&requeue, None).await?;
         }
         Ok(())
+    }
+
+    fn stands_still(&self) -> bool {
+        self.doors.as_ref().is_some_and(Doors::stands_still)
+            || self.charging.as_ref().is_some_and(Charging::stands_still)
     }
 }
