@@ -42,7 +42,7 @@ mod wait;
 
 pub use adoption::{AdoptionReport, Sightings, adopt};
 pub use arena::{
-    Arena, ArenaConfig, Change, Errand, Gate, Hosts, Member, Missing, Neighbour, Server, Strike,
+    Arena, ArenaConfig, Change, Errand, Gate, Hosts, Member, Missing, Neighbour, Rare, Server, Strike,
 };
 pub use authority::{Authority, Credentials};
 pub use bare::{BareRoot, Service};

@@ -42,6 +42,8 @@ enum Settled {
     Done,
     /// The same for ever.
     Refused,
+    /// It did not happen, nobody was told, and another call by the key gets the same: as services that store their failures have it.
+    Failed,
 }
 
 impl Provider {
@@ -139,7 +141,7 @@ impl Books {
         let before = self.calls.iter().filter(|one| one.key == call.key && one.side == call.side);
         let before = before.count() as u64;
         let settled = self.known.get(&call.call_key).copied().filter(|(settled, since)| {
-            *settled == Settled::Refused
+            matches!(settled, Settled::Refused | Settled::Failed)
                 || match call.side.memory() {
                     Memory::Ever => true,
                     Memory::For(window) => call.at - since < window.as_secs_f64(),
@@ -147,6 +149,7 @@ impl Books {
                 }
         });
         let (answer, said) = match settled {
+            Some((Settled::Failed, _)) => (Answer::Torn { happened: false }, None),
             Some((Settled::Refused, _)) => (Answer::Refused, Some(json!({ "refused": true }))),
             Some((Settled::Done, _)) if before < tears => (Answer::Torn { happened: false }, None),
             Some((Settled::Done, _)) => (Answer::Known, Some(json!({ "done": call.call_key }))),
@@ -158,6 +161,8 @@ impl Books {
         let becomes = match answer {
             Answer::Done | Answer::Torn { happened: true } => Some(Settled::Done),
             Answer::Refused => Some(Settled::Refused),
+            // Its step is not called again by the same key, unless a person lets it.
+            Answer::Torn { happened: false } if call.side == Side::Once => Some(Settled::Failed),
             Answer::Known | Answer::Torn { happened: false } => None,
         };
         if let Some(becomes) = becomes

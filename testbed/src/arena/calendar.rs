@@ -1,13 +1,19 @@
 //! Time: what is stored gets older by a day at once, and a clock is set back for a while.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use sqlx::{Connection as _, Row as _};
+use anyhow::Context as _;
+use sqlx::{PgConnection, Row as _};
 
 use super::Arena;
 
-/// Tries: a table may be locked by a fault's aftermath.
-const TRIES: u32 = 8;
+/// Longest wait for the end of what holds a table: longer than any process stands still, and than a fault's aftermath.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// From one try to the next: what has queued behind a try runs meanwhile.
+const PAUSE: Duration = Duration::from_millis(300);
+/// The sessions that hold what a try waited for.
+const HOLDERS: &str = "select coalesce(string_agg(format('%s: %s for %s, %s', application_name, state, now() - xact_start, left(query, 80)), '; '), '')
+    from pg_stat_activity where datname = current_database() and xact_start < now() - interval '1 second' and pid <> pg_backend_pid()";
 
 impl Arena {
     /// Lets days go by: everything that PostgreSQL has stored is older at once, and the mirror, whose entries live for an hour, is
@@ -25,21 +31,24 @@ impl Arena {
     }
 
     /// Moves all stored times into the past by a PostgreSQL interval; into the future by a negative one.
-    pub(crate) async fn age(&self, by: &str) -> anyhow::Result<()> {
-        let mut tries = 0;
+    pub(crate) async fn age(&mut self, by: &str) -> anyhow::Result<()> {
+        let since = Instant::now();
         loop {
-            tries += 1;
-            let aged = async {
-                let mut connection = self.connect().await?;
-                sqlx::query("set lock_timeout = '3s'").execute(&mut connection).await?;
-                sqlx::query("select judge.age($1::text::interval)").bind(by).execute(&mut connection).await?;
-                connection.close().await?;
-                anyhow::Ok(())
+            // A process that stands still holds what it has locked until it is let go on.
+            self.supervise_charging()?;
+            self.supervise_doors()?;
+            let mut connection = self.connect().await?;
+            let Err(error) = age(&mut connection, by).await else {
+                return Ok(());
             };
-            match aged.await {
-                Err(_) if tries < TRIES => tokio::time::sleep(Duration::from_millis(200)).await,
-                done => return done,
+            if since.elapsed() > PATIENCE {
+                let holders: String = sqlx::query_scalar(HOLDERS).fetch_one(&mut connection).await?;
+                return Err(error).with_context(|| format!("tables are held by {holders}"));
             }
+            // It is older, or is not: an answer that is lost would age it twice.
+            anyhow::ensure!(error.as_database_error().is_some(), error);
+            drop(connection);
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
@@ -61,4 +70,9 @@ impl Arena {
     pub fn expect_retention(&mut self, kept: i64, forgotten: i64) {
         self.evidence.retention = Some((kept, forgotten));
     }
+}
+
+async fn age(connection: &mut PgConnection, by: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("set lock_timeout = '1s'").execute(&mut *connection).await?;
+    sqlx::query("select judge.age($1::text::interval)").bind(by).execute(connection).await.map(drop)
 }

@@ -12,7 +12,7 @@ use super::doors::Doors;
 use super::member::Member;
 use super::publisher::Publisher;
 use super::{Arena, start::oncely_command};
-use crate::checker::{LEASED, Leases, Order, Sent, empty};
+use crate::checker::{Call, LEASED, Leases, Order, Sent, empty};
 use crate::{Provider, eventually_within};
 
 /// Processes.
@@ -45,6 +45,19 @@ pub(super) struct Charging {
 impl Charging {
     fn unpublished(&self) -> usize {
         self.publisher.pending()
+    }
+
+    /// The provider's books.
+    pub(super) fn calls(&self) -> Vec<Call> {
+        self.provider.calls()
+    }
+
+    pub(super) fn stands_still(&self) -> bool {
+        self.crew.stands_still()
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        self.crew.members()
     }
 
     /// Where the provider is.
@@ -115,6 +128,11 @@ impl Arena {
         Ok(())
     }
 
+    /// Are orders about to be published?
+    pub(super) fn is_ordering(&self) -> bool {
+        self.charging.as_ref().is_some_and(|charging| charging.unpublished() > 0)
+    }
+
     /// Publishes orders in the background.
     pub fn order(&self, orders: &[Order]) {
         if let Some(charging) = &self.charging {
@@ -150,6 +168,7 @@ impl Arena {
         while since.elapsed() < CHARGED && !self.is_charged().await.unwrap_or(false) {
             self.supervise()?;
             self.look_at_tenants().await?;
+            self.publish_witnesses();
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Ok(())
@@ -205,6 +224,9 @@ impl Arena {
         let (stood, exits) = charging.crew.end().await?;
         self.evidence.leases.freezes.extend(stood);
         self.exits.extend(exits);
+        // A letter may have been requeued before its copy came to the queue.
+        let file = self.folder().join("charging.toml").display().to_string();
+        self.told(&["--config", &file, "failed", "sweep"], None).await?;
         let url = self.servers.urls().rabbitmq.clone();
         let queue = &charging.queue;
         let quiet = charging.config.quiet() / 2;

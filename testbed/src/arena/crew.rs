@@ -42,6 +42,10 @@ impl Crew {
         Self { members, frozen: Vec::new() }
     }
 
+    pub(super) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
     /// Does any of them stand still?
     pub(super) fn stands_still(&self) -> bool {
         !self.frozen.is_empty()

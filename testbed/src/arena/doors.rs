@@ -32,6 +32,10 @@ impl Doors {
         self.requester.pending()
     }
 
+    pub(super) fn stands_still(&self) -> bool {
+        self.crew.stands_still()
+    }
+
     /// The same of orders, which take their time.
     pub(super) fn pending_orders(&self) -> usize {
         self.orderer.as_ref().map_or(0, Requester::pending)

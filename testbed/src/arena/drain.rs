@@ -6,7 +6,7 @@ use sqlx::Row as _;
 
 use super::Arena;
 use super::config::RUNGS;
-use crate::checker::{Act, Intent, Invariant, Letter, What, empty, judge};
+use crate::checker::{Invariant, Letter, What, empty, judge};
 
 /// Longest wait for the end of all work.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -47,8 +47,7 @@ impl Arena {
             }
             if self.unpublished() == 0 && !done && last.1.elapsed() > quiet / 2 {
                 done = self.is_done().await?;
-                // What failed as if everything would waits for a witness: another message that succeeds. Somebody's next one, usually.
-                if !done && !self.config.plain && start.elapsed() + WITNESSES < limit {
+                if !done && start.elapsed() + WITNESSES < limit {
                     self.publish_witnesses();
                 }
             }
@@ -80,14 +79,6 @@ impl Arena {
             self.evidence.events.take(&url).await?;
         }
         self.sample_mirror().await
-    }
-
-    /// Some work for each worker.
-    fn publish_witnesses(&mut self) {
-        let first = self.witnesses;
-        self.witnesses += 2 * self.workers.len();
-        let name = |number| Intent::new("witness", &format!("witness-{number}"), Act::Work, 0);
-        self.publish((first..self.witnesses).map(name).collect());
     }
 
     /// What moves while there is work.

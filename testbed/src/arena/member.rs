@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use super::ArenaConfig;
 use crate::proxy::{Protocol, Proxy};
-use crate::{Database, Process, Urls};
+use crate::{Database, Process, Urls, free_port};
 
 /// One of the three servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,6 +25,8 @@ pub struct Member {
     pub name: String,
     /// The process.
     pub process: Process,
+    /// Where it says its metrics, if it does.
+    pub(super) metrics: Option<u16>,
     links: Option<Links>,
 }
 
@@ -93,12 +95,18 @@ impl Member {
         // What is said last counts.
         let own: Vec<_> = environment(folder, &urls).into_iter().chain(hosts).collect();
         let own = own.iter().map(|(name, value)| (*name, value.as_str()));
+        let metrics = match (is_direct, program) {
+            (false, "worker" | "charging") => Some(free_port()?),
+            _ => None,
+        };
+        let listen = metrics.map(|port| ("ONCELY_WORKER__LISTEN", format!("127.0.0.1:{port}")));
+        let listen = listen.iter().map(|(name, address)| (*name, address.as_str()));
         let named = [("ONCELY_WORKER__NAME", name.as_str())];
         let more = config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let all: Vec<(&str, &str)> = own.chain(named).chain(more).collect();
+        let all: Vec<(&str, &str)> = own.chain(named).chain(listen).chain(more).collect();
         let log = folder.join(format!("{name}.log"));
         let process = Process::start(&config.binaries.join(program), &[], &all, &log)?;
-        Ok(Self { name, process, links })
+        Ok(Self { name, process, metrics, links })
     }
 
     /// Its way to a server, which a trial can cut; [`ArenaConfig::plain`] has none.

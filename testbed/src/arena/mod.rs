@@ -30,10 +30,15 @@ mod member;
 mod neighbours;
 mod operator;
 mod publisher;
+mod rare;
 mod requester;
+mod returning;
+mod settling;
+mod shops;
 mod start;
 mod tenants;
 mod watchers;
+mod witnesses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -56,12 +61,15 @@ pub use neighbours::Neighbour;
 use neighbours::Neighbours;
 pub use operator::Errand;
 use publisher::Publisher;
+pub use rare::Rare;
+use rare::RareStates;
 use start::oncely_command;
 pub use tenants::Missing;
 use watchers::Watchers;
+use witnesses::Witnesses;
 
 use crate::checker::mirror::{self, Entry};
-use crate::checker::{self, Evidence, FRAGILE, Intent, RECOVERY_LIMIT, Sent, Violation};
+use crate::checker::{self, Evidence, FRAGILE, Intent, Key, RECOVERY_LIMIT, Sent, UNCOUNTED, Violation};
 use crate::{Database, Postgres, RabbitMq, Redis, Scratch, Servers};
 
 /// From one look at the tenants to the next.
@@ -92,9 +100,14 @@ pub struct Arena {
     other_build: Option<std::path::PathBuf>,
     neighbours: Option<Neighbours>,
     watchers: Option<Watchers>,
+    rare: Option<RareStates>,
     started: Instant,
     looked: Option<Instant>,
-    witnesses: usize,
+    /// Messages of shops that are decided.
+    decided: BTreeSet<Key>,
+    witnesses: Witnesses,
+    /// How often the tenant that returns has sent its messages.
+    returns: u32,
     publisher: Publisher,
     application: Option<Application>,
     charging: Option<Charging>,
@@ -160,7 +173,7 @@ impl Arena {
         tokio::time::timeout(Duration::from_secs(5), self.database.connect()).await?
     }
 
-    /// Effects so far, but for those of [`FRAGILE`] tenants; an error while PostgreSQL does not answer.
+    /// Effects so far, but for those of [`FRAGILE`] tenants and of [`UNCOUNTED`]; an error while PostgreSQL does not answer.
     pub async fn effects(&mut self) -> anyhow::Result<u64> {
         let asked = async {
             let mut watch = match self.watch.take() {
@@ -168,7 +181,7 @@ impl Arena {
                 None => self.database.connect().await?,
             };
             let row = sqlx::query("select count(*) from judge.log where tenant <> all ($1)")
-                .bind(FRAGILE)
+                .bind([&FRAGILE[..], &UNCOUNTED].concat())
                 .fetch_one(&mut watch)
                 .await?;
             self.watch = Some(watch);
@@ -228,6 +241,7 @@ impl Arena {
                 .fetch_all(&mut watch)
                 .await?;
             self.look_at_leases(&mut watch).await?;
+            self.look_at_shops(&mut watch).await?;
             self.watch = Some(watch);
             anyhow::Ok(rows)
         };
@@ -305,6 +319,7 @@ impl Arena {
         while start.elapsed() <= limit {
             self.supervise()?;
             self.look_at_tenants().await?;
+            self.publish_witnesses();
             if let Ok(effects) = self.effects().await
                 && does(self, effects)
             {

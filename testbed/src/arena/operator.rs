@@ -1,4 +1,4 @@
-//! What an operator does in the meantime: collects, requeues, discards, sweeps; and is broken off in the middle of it.
+//! What an operator does in the meantime: collects, requeues, discards, sweeps, settles, erases; and is broken off in the middle of it.
 
 use std::time::Duration;
 
@@ -21,6 +21,13 @@ pub enum Errand {
     Sweep,
     /// Collects with a file that knows another retention.
     CollectWithAnotherFile,
+    /// Settles what was given up because nobody knows what it has called, or lets it be repeated.
+    Settle,
+    /// Erases the tenant that returns ([`RETURNING`](crate::checker::RETURNING)).
+    Erase {
+        /// Its rows of the trail, too, which stay under a pseudonym otherwise.
+        deletes_trail: bool,
+    },
 }
 
 impl Arena {
@@ -40,6 +47,8 @@ impl Arena {
                 self.told(&discard, None).await?;
                 self.run_sql("select judge.note()".to_owned()).await
             }
+            Errand::Settle => self.settle().await,
+            Errand::Erase { deletes_trail } => self.erase_returning(deletes_trail).await,
             Errand::Sweep => self.told(&["failed", "sweep"], None).await,
             Errand::CollectWithAnotherFile => {
                 let text = self.config.clone().set("consumer", "retention", "\"2d\"").toml(&self.queue);
@@ -63,7 +72,11 @@ impl Arena {
     }
 
     /// Runs `oncely`; its exit code is a matter of the servers' state. It must come to an end, and not by a panic.
-    async fn told(&mut self, arguments: &[&str], break_off: Option<Duration>) -> anyhow::Result<()> {
+    pub(super) async fn told(
+        &mut self,
+        arguments: &[&str],
+        break_off: Option<Duration>,
+    ) -> anyhow::Result<()> {
         let mut command = self.oncely_command(arguments);
         command.kill_on_drop(true).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
         let child = command.spawn()?;

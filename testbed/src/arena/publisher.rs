@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use tokio::sync::mpsc;
 
-use crate::checker::{Class, Intent, Sent};
+use crate::checker::{Class, Intent, Key, Sent};
 
 /// For one confirm: longer than any alarm lasts.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -67,6 +67,13 @@ impl Publisher {
     /// What must have an effect, by tenant.
     pub(super) fn due_by_tenant(&self) -> BTreeMap<String, u64> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).due_by_tenant()
+    }
+
+    /// Keys of these tenants of which the broker has a copy, and since when.
+    pub(super) fn confirmed_of(&self, tenants: &[&str]) -> Vec<(Key, Instant)> {
+        let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |tenant| sent.confirmed_of(tenant).map(|(key, since)| (key.clone(), since));
+        tenants.iter().copied().flat_map(of).collect()
     }
 
     pub(super) fn sent(&self) -> Sent {

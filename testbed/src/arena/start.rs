@@ -12,6 +12,7 @@ use super::member::{Member, environment};
 use super::neighbours::Neighbours;
 use super::publisher::Publisher;
 use super::watchers::Watchers;
+use super::witnesses::Witnesses;
 use crate::checker::events::{EXCHANGE, FREE, ORDERED};
 use crate::checker::{self, Evidence};
 use crate::{Broker, Database, Scratch, Servers, Urls};
@@ -105,9 +106,12 @@ impl Arena {
             other_build: None,
             neighbours,
             watchers,
+            rare: None,
             started: Instant::now(),
             looked: None,
-            witnesses: 0,
+            decided: BTreeSet::new(),
+            witnesses: Witnesses::default(),
+            returns: 0,
             publisher: Publisher::start(brokers, queue.clone(), config.window()),
             config,
             application: None,

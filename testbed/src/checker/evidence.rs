@@ -41,6 +41,8 @@ pub struct Evidence {
     pub status: BTreeMap<Key, String>,
     /// Audit rows `completed`, by key.
     pub completed: BTreeMap<Key, i64>,
+    /// Audit rows `refused`, by key.
+    pub refused: BTreeMap<Key, i64>,
     /// Records that never left the mirror queue.
     pub mirror_queue: i64,
     /// What was told the world, and what of it arrived.
@@ -65,6 +67,8 @@ pub struct Evidence {
     pub meanwhile: Meanwhile,
     /// Who waited.
     pub fairness: Fairness,
+    /// What was answered with a no.
+    pub answered: BTreeSet<Key>,
     /// What an operator has thrown away.
     pub discarded: BTreeSet<Key>,
     /// Days that went by at once.
@@ -112,14 +116,17 @@ impl Evidence {
                 .fetch_all(&mut *connection)
                 .await?;
         self.status = rows.iter().map(|row| (key(row), row.get(2))).collect();
-        let rows = sqlx::query(
-            "select tenant, key, count(*) from oncely.audit
-             where consumer = $1 and outcome = 'completed' group by tenant, key",
-        )
-        .bind(consumer)
-        .fetch_all(&mut *connection)
-        .await?;
-        self.completed = rows.iter().map(|row| (key(row), row.get(2))).collect();
+        for (outcome, rows_of) in [("completed", &mut self.completed), ("refused", &mut self.refused)] {
+            let rows = sqlx::query(
+                "select tenant, key, count(*) from oncely.audit
+                 where consumer = $1 and outcome = $2 and tenant not like 'erased-%' group by tenant, key",
+            )
+            .bind(consumer)
+            .bind(outcome)
+            .fetch_all(&mut *connection)
+            .await?;
+            *rows_of = rows.iter().map(|row| (key(row), row.get(2))).collect();
+        }
         self.mirror_queue =
             sqlx::query("select count(*) from oncely.mirror_queue").fetch_one(&mut *connection).await?.get(0);
         self.read_books(connection).await
@@ -129,8 +136,13 @@ impl Evidence {
     async fn read_books(&mut self, connection: &mut PgConnection) -> anyhow::Result<()> {
         sqlx::query("select judge.note()").execute(&mut *connection).await?;
         self.trail = verdicts::read_trail(&mut *connection).await?;
-        let rows = sqlx::query("select tenant, key from judge.discarded").fetch_all(&mut *connection).await?;
-        self.discarded = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        for (query, keys) in [
+            ("select tenant, key from judge.discarded", &mut self.discarded),
+            ("select tenant, key from judge.refused", &mut self.answered),
+        ] {
+            let rows = sqlx::query(query).fetch_all(&mut *connection).await?;
+            *keys = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        }
         self.days = sqlx::query("select judge.today()::bigint").fetch_one(&mut *connection).await?.get(0);
         let rows = sqlx::query("select tenant, key, max(day)::bigint from judge.log group by tenant, key")
             .fetch_all(&mut *connection)

@@ -1,15 +1,20 @@
 //! Liveness and fairness: in each window of time every healthy tenant that has work makes progress.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// So long a tenant may wait while others overtake it.
-const OVERTAKEN: Duration = Duration::from_secs(12);
+use super::ledger::Key;
+
+/// So long a tenant may wait while others overtake it: what was under way when workers died runs one by one, also on a busy machine.
+const OVERTAKEN: Duration = Duration::from_secs(20);
 /// So many messages of others may be done beyond those that were there when a tenant began to wait: a queue has several consumers, and
 /// each of them takes many messages at once.
 const SLACK: u64 = 10;
 /// So long it may wait at all, where everything that it needs is up.
 const AT_ALL: Duration = Duration::from_secs(30);
+
+/// So long a message that updates a hot row may wait, where nothing is at fault.
+const HOT: Duration = Duration::from_secs(25);
 
 /// Looks at all tenants from time to time, and notes who waited too long.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +23,12 @@ pub struct Fairness {
     /// Faults that hold now.
     faults: usize,
     starved: Vec<String>,
+    /// Since when nothing has been at fault, by the last looks at what waits.
+    calm: Option<Duration>,
+    /// Messages that waited too long.
+    late: BTreeSet<Key>,
+    /// The longest time that one of those has waited while nothing was at fault.
+    pub longest: Duration,
 }
 
 /// How a tenant fares.
@@ -47,6 +58,25 @@ impl Fairness {
     /// All begin to wait anew.
     pub fn restart(&mut self) {
         self.tenants.clear();
+        self.calm = None;
+    }
+
+    /// Messages that wait, and since when, at a time since the start.
+    pub fn look_at_waiting(&mut self, at: Duration, waiting: &[(Key, Duration)]) {
+        if self.faults > 0 {
+            return;
+        }
+        let calm = *self.calm.get_or_insert(at);
+        for (key, since) in waiting {
+            let waited = at.saturating_sub(calm.max(*since));
+            self.longest = self.longest.max(waited);
+            if waited > HOT && self.late.insert(key.clone()) {
+                self.starved.push(format!(
+                    "{}/{}: {waited:.0?} while nothing was at fault, at {at:.0?}",
+                    key.0, key.1
+                ));
+            }
+        }
     }
 
     /// What is due by tenant, and what is done of it, at a time since the start.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::evidence::{Evidence, pairs};
-use super::ledger::{Act, Class, FRAGILE, Key, Sent};
+use super::ledger::{Act, Class, FRAGILE, Key, RETURNING, Sent};
 use super::verdicts;
 
 /// What must hold.
@@ -31,9 +31,10 @@ pub enum Invariant {
     I10,
     /// After a fault the work goes on, and ends.
     I11,
-    /// Who is not to blame does not wait: every healthy tenant with work makes progress.
+    /// Who is not to blame does not wait: every healthy tenant with work makes progress, and no message that updates a hot row waits for long.
     I12,
-    /// A verdict is justified: attempts lie on their ladder, a death stands behind each `crash`, a second payload behind each conflict.
+    /// A verdict is justified: attempts lie on their ladder, a death stands behind each `crash`, a second payload behind each conflict, and no
+    /// attempt is spent on locks.
     I13,
     /// No role does to others what its rights don't say.
     I14,
@@ -112,6 +113,8 @@ pub enum What {
     Starved,
     /// A dead letter whose attempts, deaths or payloads don't bear its verdict out.
     UnjustifiedDeadLetter,
+    /// An attempt that was spent on a lock or a deadlock.
+    ContentionCharged,
     /// Somebody ran what a stranger had left lying about.
     Trespass,
     /// A key that is long past its retention.
@@ -182,6 +185,7 @@ impl What {
             Self::NotDrained => "not_drained",
             Self::Starved => "starved",
             Self::UnjustifiedDeadLetter => "unjustified_dead_letter",
+            Self::ContentionCharged => "contention_charged",
             Self::Trespass => "trespass",
             Self::Uncollected => "uncollected",
             Self::Unpartitioned => "unpartitioned",
@@ -287,7 +291,9 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     let none = Vec::new();
     for (key, sum) in &evidence.effects {
         let runs = evidence.runs.get(key).unwrap_or(&none);
-        if *sum > 1 || runs.len() > 1 {
+        let payloads: BTreeSet<&str> = runs.iter().map(|(digest, _, _)| digest.as_str()).collect();
+        let most = if key.0 == RETURNING { payloads.len() } else { 1 };
+        if i64::try_from(most).is_ok_and(|most| *sum > most) || runs.len() > most {
             let who: Vec<String> =
                 runs.iter().map(|(_, attempt, who)| format!("attempt {attempt} by {who}")).collect();
             found.add(Invariant::I1, What::Doubled, format!("{} {sum} times: {}", name(key), who.join(", ")));
@@ -301,7 +307,7 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
         }
         let digests: BTreeSet<&str> =
             runs.unwrap_or(&none).iter().map(|(digest, _, _)| digest.as_str()).collect();
-        if digests.len() > 1 {
+        if digests.len() > 1 && key.0 != RETURNING {
             found.add(Invariant::I8, What::ConflictRan, name(key));
         }
         for digest in digests {
@@ -310,7 +316,7 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
                     found.add(Invariant::I4, What::OrphanEffect, format!("{} (nobody sent it)", name(key)))
                 }
                 Some(version) => {
-                    if version.act.reason().is_some() {
+                    if !version.act.takes_effect() {
                         found.add(Invariant::I1, What::WrongEffect, name(key));
                     }
                     if version.class == Class::Refused {
@@ -331,6 +337,7 @@ fn whereabouts(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
             if evidence.ran(key, &version.digest)
                 || dead.contains(&here)
                 || evidence.discarded.contains(key)
+                || (version.act == Act::Refuse && evidence.answered.contains(key))
                 || evidence.took_effect_alike(key)
             {
                 continue;
@@ -396,10 +403,12 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
         if status != "COMPLETED" {
             continue;
         }
-        if !evidence.effects.contains_key(key) {
+        let refused = evidence.refused.get(key).copied().unwrap_or(0);
+        if !evidence.effects.contains_key(key) && refused == 0 {
             found.add(Invariant::I4, What::OrphanKey, name(key));
         }
-        let audited = evidence.completed.get(key).copied().unwrap_or(0);
+        // An answer, too, is given once.
+        let audited = evidence.completed.get(key).copied().unwrap_or(0) + refused;
         if audited != 1 {
             found.add(Invariant::I4, What::OrphanAudit, format!("{} has {audited} audit rows", name(key)));
         }

@@ -112,6 +112,7 @@ create table judge.lease_trail (
     attempt integer not null,
     reason text,
     detail text,
+    worker text,
     at numeric not null,
     stored_at numeric not null,
     unique (tenant, key, outcome, attempt, stored_at)
@@ -128,6 +129,13 @@ create table judge.discarded (
     primary key (tenant, key)
 );
 
+-- What was answered with a no: the trail forgets it sooner.
+create table judge.refused (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    primary key (tenant, key)
+);
+
 create function judge.note() returns void
 language sql
 set search_path = pg_catalog
@@ -139,12 +147,16 @@ as $$
     where outcome in ('retried', 'dead_lettered') and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
     on conflict do nothing;
-    insert into judge.lease_trail (tenant, key, outcome, attempt, reason, detail, at, stored_at)
-    select tenant, key, outcome, attempt, reason, detail,
+    insert into judge.lease_trail (tenant, key, outcome, attempt, reason, detail, worker, at, stored_at)
+    select tenant, key, outcome, attempt, reason, detail, worker,
         extract(epoch from occurred_at) + days * 86400, extract(epoch from occurred_at + moved)
     from oncely.audit, judge.calendar
     where consumer = 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
+    on conflict do nothing;
+    insert into judge.refused
+    select tenant, key from oncely.audit
+    where outcome = 'refused' and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     on conflict do nothing;
     insert into judge.discarded select tenant, key from oncely.dead_letters where state = 'discarded' on conflict do nothing;
 $$;
@@ -157,13 +169,14 @@ as $$
 declare
     one record;
 begin
-    -- Who decides about a key holds its row first, who emits an event in an order holds the order's: behind these locks nobody is in
-    -- the middle of anything.
+    -- Who has a turn or requeues holds that row first, who decides about a key holds the key's, who emits an event in an order holds the
+    -- order's: behind these locks nobody is in the middle of anything.
     for one in
         select c.oid::regclass as name
         from pg_class as c
         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
-        order by c.relname <> 'idempotency_keys', c.relname <> 'ordering_keys', c.relname <> 'events', c.relname
+        order by c.relname not in ('locks', 'turns'), c.relname <> 'idempotency_keys', c.relname <> 'ordering_keys', c.relname <> 'events',
+            c.relname
     loop
         execute format('lock table %s in exclusive mode', one.name);
     end loop;
@@ -329,6 +342,7 @@ begin
         when 'fail_once' then
             if message.attempt = 1 then raise exception 'once'; end if;
         when 'reject' then perform oncely.reject('on purpose');
+        when 'refuse' then perform oncely.refuse('sold out');
         when 'divide' then perform 1 / 0;
         when 'gate' then
             -- The gate stands for work that takes its time, and is no lock that somebody holds.

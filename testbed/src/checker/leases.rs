@@ -38,6 +38,8 @@ pub struct LeaseStep {
     pub attempt: i32,
     /// Why, in a dead letter.
     pub reason: String,
+    /// The same for people.
+    pub detail: String,
     /// Seconds since 1970, the days that went by at once included.
     pub at: f64,
 }
@@ -73,6 +75,10 @@ pub struct Leases {
     pub overlong: BTreeSet<String>,
     /// When stored times were moved, or a clock set. As [`LeaseStep::at`].
     pub clocks: Vec<f64>,
+    /// How often a person let a key that was given up as unknown run again.
+    pub leaves: BTreeMap<Key, usize>,
+    /// Those of them of which the person said that the call did not happen; the calls of the others are repeated.
+    pub settled: BTreeSet<Key>,
     /// How long a lease is, in seconds.
     pub lease: f64,
     /// After how many runs without a word a message is given up.
@@ -113,15 +119,16 @@ impl Leases {
         }
         sqlx::query("select judge.note()").execute(&mut *connection).await?;
         let rows = sqlx::query(
-            "select tenant, key, outcome, attempt, coalesce(reason, ''), at::double precision
+            "select tenant, key, outcome, attempt, coalesce(reason, ''), coalesce(detail, ''), at::double precision
              from judge.lease_trail order by place",
         )
         .fetch_all(&mut *connection)
         .await?;
         self.trail.clear();
         for row in &rows {
-            let (outcome, attempt, reason, at) = (row.get(2), row.get(3), row.get(4), row.get(5));
-            self.trail.entry(key(row)).or_default().push(LeaseStep { outcome, attempt, reason, at });
+            let (outcome, attempt, reason) = (row.get(2), row.get(3), row.get(4));
+            let step = LeaseStep { outcome, attempt, reason, detail: row.get(5), at: row.get(6) };
+            self.trail.entry(key(row)).or_default().push(step);
         }
         let reserved = "select tenant, key, token from judge.reserved";
         let finished = "select tenant, key, token from judge.finished";
@@ -221,6 +228,13 @@ impl Leases {
             && now - last(self.steps(key)) > REMEMBERED
     }
 
+    /// Did a result come after it was given up because nobody knew one?
+    fn is_resolved(&self, key: &Key) -> bool {
+        self.steps(key)
+            .iter()
+            .any(|step| step.outcome == "fenced" && step.detail.contains("knows what became of its call"))
+    }
+
     fn counted(&self, key: &Key, outcome: &str) -> usize {
         self.steps(key).iter().filter(|step| step.outcome == outcome).count()
     }
@@ -315,8 +329,10 @@ impl Leases {
             }
         }
         let runs: BTreeSet<i64> = calls.iter().map(|call| call.token).collect();
+        let leaves = self.leaves.get(key).copied().unwrap_or(0);
         let explained = 1
             + self.gave_back
+            + leaves
             + self.counted(key, "taken_over")
             + self.counted(key, "retried")
             + self.counted(key, "dead_lettered");
@@ -325,10 +341,21 @@ impl Leases {
             found.add(Invariant::L4, What::CallRepeated, text);
         }
         let unsure = calls.iter().filter(|call| call.answer != super::Answer::Refused).count();
-        if side == Side::Once && unsure > 1 {
+        if side == Side::Once && unsure > 1 + leaves {
             found.add(Invariant::L5, What::NeverRepeated, format!("{step}: {unsure} calls"));
         }
-        if let Memory::For(window) = side.memory() {
+        // Until it is known what became of it a call is made by one key, also where a person lets it be repeated, and it is refused then.
+        if leaves > 0 && !self.settled.contains(key) && matches!(side, Side::Once | Side::Charge) {
+            let doubted = calls.iter().skip_while(|call| call.answer == super::Answer::Refused);
+            let keys: BTreeSet<&str> = doubted.map(|call| call.call_key.as_str()).collect();
+            if keys.len() > 1 {
+                let text = format!("{step}: repeated by {} keys", keys.len());
+                found.add(Invariant::L5, What::NeverRepeated, text);
+            }
+        }
+        if let Memory::For(window) = side.memory()
+            && leaves == 0
+        {
             let mut first: BTreeMap<&str, f64> = BTreeMap::new();
             for call in calls {
                 let since = call.at - *first.entry(&call.call_key).or_insert(call.at);
@@ -360,6 +387,8 @@ impl Leases {
                 let here = (key, version.digest.as_str());
                 let status = row.map_or("no row", |row| row.status.as_str());
                 match (is_completed, dead.contains(&here)) {
+                    // Its letter waits until a person looks at it.
+                    (true, true) if self.is_resolved(key) => {}
                     (true, true) => found.add(Invariant::L8, What::ProcessedAndDead, name(key)),
                     (false, false) if queued.contains(&here) => {
                         found.add(Invariant::L8, What::NotDrained, format!("{} ({status})", name(key)));
@@ -369,6 +398,15 @@ impl Leases {
                     }
                     _ => {}
                 }
+            }
+        }
+        for key in &self.settled {
+            if self.rows.get(key).is_some_and(|row| row.status == "IN_PROGRESS") {
+                found.add(
+                    Invariant::L8,
+                    What::NotDrained,
+                    format!("{} is settled and does not run", name(key)),
+                );
             }
         }
         for (key, _) in self.rows.iter().filter(|(_, row)| row.is_held) {
@@ -407,7 +445,7 @@ impl Leases {
                     other => Some(format!("with a reason that nothing explains: {other}")),
                 };
                 if let Some(doubt) = doubt {
-                    let text = format!("{}: {} {doubt}", name(key), step.reason);
+                    let text = format!("{}: {} {doubt} ({})", name(key), step.reason, step.detail);
                     found.add(Invariant::L9, What::UnjustifiedDeadLetter, text);
                 }
             }

@@ -1,6 +1,7 @@
 //! What was sent: intents, and what the broker said of them.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use sha2::{Digest as _, Sha256};
 
@@ -26,6 +27,8 @@ pub enum Act {
     Fail,
     /// Is refused by `oncely.reject`.
     Reject,
+    /// Is answered with a no by `oncely.refuse`: its key is completed, without an effect.
+    Refuse,
     /// Divides by zero: poison.
     Divide,
     /// Takes effect when the lock of that number is free ([`Act::GATE`]): a handler in the middle of its work.
@@ -63,6 +66,18 @@ pub enum Act {
 /// Tenants whose schema is missing at times: where it is, their messages fail as no others do.
 pub const FRAGILE: [&str; 2] = ["branch_0", "branch_1"];
 
+/// Tenants whose messages update few rows, and are refused in part. How long each waits is judged.
+pub const SHOPS: [&str; 3] = ["shop_0", "shop_1", "shop_2"];
+
+/// The tenant of work that is published so that others succeed beside what fails. Nobody waits for it.
+pub const WITNESS: &str = "witness";
+
+/// The tenant that is erased and comes back with its keys: each of its payloads takes effect once.
+pub const RETURNING: &str = "returning";
+
+/// Tenants that recoveries do not wait for.
+pub const UNCOUNTED: [&str; 2] = [WITNESS, RETURNING];
+
 /// What a message does beside its effect, that its neighbours meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
@@ -89,6 +104,7 @@ impl Act {
             Self::FailOnce => "fail_once",
             Self::Fail => "fail",
             Self::Reject => "reject",
+            Self::Refuse => "refuse",
             Self::Divide => "divide",
             Self::Gate => "gate",
             Self::SecondGate => "second_gate",
@@ -120,6 +136,7 @@ impl Act {
             | Self::Late
             | Self::Branch
             | Self::Serialize
+            | Self::Refuse
             | Self::Order => None,
             Self::Kill => Some("crash"),
             // What strikes one message while others succeed is its own fault, whatever the SQLSTATE says.
@@ -134,6 +151,12 @@ impl Act {
             Self::Divide | Self::NoNumber => Some("poison"),
             Self::TooLarge => Some("body_too_large"),
         }
+    }
+
+    /// Must it take effect?
+    #[must_use]
+    pub fn takes_effect(self) -> bool {
+        self.reason().is_none() && self != Self::Refuse
     }
 }
 
@@ -212,6 +235,8 @@ pub struct Version {
     pub act: Act,
     /// What the broker said.
     pub class: Class,
+    /// When it said first that it has a copy.
+    pub confirmed: Option<Instant>,
 }
 
 /// The publisher's books, by key.
@@ -233,7 +258,7 @@ impl Sent {
         let digest = digest(&intent.body);
         let versions = self.keys.entry((intent.tenant.clone(), intent.key.clone())).or_default();
         if !versions.iter().any(|version| version.digest == digest) {
-            versions.push(Version { digest, act: intent.act, class: Class::Refused });
+            versions.push(Version { digest, act: intent.act, class: Class::Refused, confirmed: None });
         }
     }
 
@@ -248,6 +273,9 @@ impl Sent {
         let versions = self.keys.get_mut(&(intent.tenant.clone(), intent.key.clone()));
         if let Some(version) = versions.and_then(|all| all.iter_mut().find(|v| v.digest == digest)) {
             version.class = version.class.max(class);
+            if class == Class::Confirmed {
+                version.confirmed.get_or_insert_with(Instant::now);
+            }
         }
     }
 
@@ -257,16 +285,17 @@ impl Sent {
         self.keys.len()
     }
 
-    /// Keys that must have an effect when all is done, whatever befalls [`FRAGILE`] tenants.
+    /// Keys that must have an effect when all is done, whatever befalls [`FRAGILE`] tenants; those of [`UNCOUNTED`] do not count.
     #[must_use]
     pub fn due(&self) -> u64 {
-        self.due_by_tenant().values().sum()
+        let due = self.due_by_tenant().into_iter();
+        due.filter(|(tenant, _)| !UNCOUNTED.contains(&tenant.as_str())).map(|(_, due)| due).sum()
     }
 
     /// The same, by tenant.
     #[must_use]
     pub fn due_by_tenant(&self) -> BTreeMap<String, u64> {
-        let is_due = |version: &Version| version.class == Class::Confirmed && version.act.reason().is_none();
+        let is_due = |version: &Version| version.class == Class::Confirmed && version.act.takes_effect();
         let mut due: BTreeMap<String, u64> = BTreeMap::new();
         for ((tenant, _), versions) in &self.keys {
             if FRAGILE.contains(&tenant.as_str()) || !versions.iter().any(is_due) {
@@ -278,6 +307,15 @@ impl Sent {
             }
         }
         due
+    }
+
+    /// Keys of a tenant, of which the broker has a copy, and since when.
+    pub fn confirmed_of(&self, tenant: &str) -> impl Iterator<Item = (&Key, Instant)> {
+        let from = (tenant.to_owned(), String::new());
+        let keys = self.keys.range(from..).take_while(move |((of, _), _)| of == tenant);
+        keys.filter_map(|(key, versions)| {
+            Some((key, versions.iter().filter_map(|version| version.confirmed).min()?))
+        })
     }
 
     /// All keys with their payloads.

@@ -18,7 +18,9 @@ pub use evidence::{Evidence, Letter, empty};
 pub use fairness::Fairness;
 pub use judge::{Invariant, RECOVERY_LIMIT, Violation, What, count, judge};
 pub use leases::{LEASED, LeaseRow, LeaseStep, Leases};
-pub use ledger::{Act, Beside, Class, FRAGILE, Intent, Key, Sent, Version, digest};
+pub use ledger::{
+    Act, Beside, Class, FRAGILE, Intent, Key, RETURNING, SHOPS, Sent, UNCOUNTED, Version, WITNESS, digest,
+};
 pub use requests::{HttpAnswer, Requests};
 pub use verdicts::{Ladder, Meanwhile, Step};
 pub use watched::{PAGE_LIMIT, Watched};

@@ -8,7 +8,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::evidence::Evidence;
 use super::judge::{Findings, Invariant, What};
-use super::ledger::{Class, FRAGILE, Key, Sent};
+use super::ledger::{Act, Class, FRAGILE, Key, Sent};
 
 /// After how long a failed run may come again, and how often.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +77,9 @@ const TRANSACTION: f64 = 60.0;
 /// A schema is missing a little longer than the books say: what was under way ends later.
 const AFTERMATH: f64 = 5.0;
 
+/// What two transactions that meet are told: a serialization failure, a deadlock, a lock that is not to be had.
+const CONTENTION: [&str; 3] = ["40001", "40P01", "55P03"];
+
 /// Reads the trail.
 pub(super) async fn read_trail(
     connection: &mut PgConnection,
@@ -99,6 +102,13 @@ pub(super) async fn read_trail(
 /// I13.
 pub(super) fn judge(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     for (key, steps) in &evidence.trail {
+        // One act says so itself.
+        if !sent.versions(key).iter().any(|version| version.act == Act::Serialize)
+            && let Some(step) = steps.iter().find(|step| CONTENTION.contains(&step.code.as_str()))
+        {
+            let text = format!("{}/{}: {step} with {}", key.0, key.1, step.code);
+            found.add(Invariant::I13, What::ContentionCharged, text);
+        }
         let mut ladder: Vec<&Step> = Vec::new();
         for step in steps {
             if step.outcome != "dead_lettered" {

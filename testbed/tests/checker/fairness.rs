@@ -48,3 +48,22 @@ fn a_stop_of_all_is_starvation_after_a_while_and_not_while_a_fault_holds() {
     evidence.fairness = fairness;
     assert_eq!(found(&sent, &evidence), [((Invariant::I12, What::Starved), 1)].into());
 }
+
+#[test]
+fn a_message_may_wait_for_a_while_from_the_last_fault_on() {
+    let mut fairness = Fairness::default();
+    let at = Duration::from_secs;
+    let waiting = [(key("hot"), at(10))];
+    fairness.look_at_waiting(at(11), &waiting);
+    fairness.fault();
+    fairness.look_at_waiting(at(40), &waiting);
+    fairness.healed();
+    for second in 50..76 {
+        fairness.look_at_waiting(at(second), &waiting);
+    }
+    assert_eq!((fairness.starved().len(), fairness.longest), (0, at(25)));
+    for second in 76..80 {
+        fairness.look_at_waiting(at(second), &waiting);
+    }
+    assert_eq!(fairness.starved().len(), 1, "{:?}", fairness.starved());
+}

@@ -14,7 +14,7 @@ fn call(name: &str, side: Side, token: i64, at: f64, answer: Answer) -> Call {
 }
 
 fn step(outcome: &str, attempt: i32, reason: &str, at: f64) -> LeaseStep {
-    LeaseStep { outcome: outcome.to_owned(), attempt, reason: reason.to_owned(), at }
+    LeaseStep { outcome: outcome.to_owned(), attempt, reason: reason.to_owned(), detail: String::new(), at }
 }
 
 fn row(status: &str, token: i64, stored: &[(Side, i64)]) -> LeaseRow {
@@ -277,4 +277,49 @@ fn a_lease_that_lasts_too_long_is_found() {
         leases.overlong.insert("acme/mail".to_owned());
     };
     assert_eq!(after(long), only(Invariant::L11, What::LeaseTooLong));
+}
+
+#[test]
+fn what_a_person_lets_be_repeated_is_called_by_its_key_and_what_is_settled_runs_again() {
+    // The call of "once" is repeated, and refused; then it is done.
+    let repeated = |leases: &mut Leases, last: &str| {
+        leases.leaves.insert(key("once"), 1);
+        leases.calls.push(call("once", Side::Once, 42, 200.0, Answer::Refused));
+        leases
+            .calls
+            .push(Call { call_key: last.to_owned(), ..call("once", Side::Once, 43, 201.0, Answer::Done) });
+        leases.trail.get_mut(&key("once")).unwrap().push(step("retried", 1, "", 200.5));
+        leases.rows.get_mut(&key("once")).unwrap().token = 43;
+    };
+    assert_eq!(after(|leases| repeated(leases, "once-once")), BTreeMap::new());
+    let wrong = only(Invariant::L5, What::NeverRepeated);
+    assert_eq!(after(|leases| repeated(leases, "once-once-2")), wrong);
+    let settled = |leases: &mut Leases| {
+        repeated(leases, "once-once-2");
+        leases.settled.insert(key("once"));
+    };
+    assert_eq!(after(settled), BTreeMap::new());
+    let stands = |leases: &mut Leases| {
+        settled(leases);
+        leases.rows.get_mut(&key("once")).unwrap().status = "IN_PROGRESS".to_owned();
+    };
+    assert_eq!(after(stands), only(Invariant::L8, What::NotDrained));
+}
+
+#[test]
+fn a_late_result_may_complete_a_key_whose_letter_waits() {
+    let completed = |detail: &str| {
+        after(|leases| {
+            leases.rows.insert(key("once"), row("COMPLETED", 41, &[(Side::Once, 40)]));
+            let late = LeaseStep { detail: detail.to_owned(), ..step("fenced", 1, "", 101.0) };
+            let trail = leases.trail.get_mut(&key("once")).unwrap();
+            trail.extend([late, step("completed", 1, "", 102.0)]);
+            leases.finished.insert(key("once"), vec![41]);
+        })
+    };
+    assert_eq!(
+        completed("lost the lease 40, and knows what became of its call all the same"),
+        BTreeMap::new()
+    );
+    assert_eq!(completed("lost the lease 40"), only(Invariant::L8, What::ProcessedAndDead));
 }

@@ -18,8 +18,8 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use testbed::checker::events::{Arrival, Emitted, Events};
 use testbed::checker::mirror::{Entry, entries, stale};
 use testbed::checker::{
-    Act, Class, Evidence, Fairness, Intent, Invariant, Key, Ladder, Letter, PAGE_LIMIT, Sent, Step, What,
-    count, digest, judge,
+    Act, Class, Evidence, Fairness, Intent, Invariant, Key, Ladder, Letter, PAGE_LIMIT, RETURNING, Sent,
+    Step, What, count, digest, judge,
 };
 use testbed::{Database, Servers};
 

@@ -188,3 +188,44 @@ fn the_publishers_books_keep_the_best_that_is_known_of_a_message() {
     let books = sent(&[(&one, Class::Refused), (&one, Class::Unknown)]);
     assert_eq!(books.versions(&key("a"))[0].class, Class::Unknown);
 }
+
+#[test]
+fn what_is_answered_with_a_no_has_no_effect_and_one_answer() {
+    let no = intent("n", Act::Refuse, 0);
+    let (_, mut evidence) = good();
+    let lost = [((Invariant::I2, What::Lost), 1)].into();
+    assert_eq!(found(&sent(&[(&no, Class::Confirmed)]), &Evidence::default()), lost);
+    let (mut books, _) = good();
+    books.intend(&no);
+    books.learn(&no, Class::Confirmed);
+    assert_eq!(books.due(), 3, "nobody waits for its effect");
+    evidence.status.insert(key("n"), "COMPLETED".to_owned());
+    evidence.refused.insert(key("n"), 1);
+    evidence.answered.insert(key("n"));
+    assert_eq!(judge(&books, &evidence), []);
+    evidence.refused.insert(key("n"), 2);
+    assert_eq!(found(&books, &evidence), [((Invariant::I4, What::OrphanAudit), 1)].into());
+    evidence.refused.insert(key("n"), 0);
+    took_effect(&mut evidence, &no);
+    assert_eq!(found(&books, &evidence), [((Invariant::I1, What::WrongEffect), 1)].into());
+}
+
+#[test]
+fn each_payload_of_a_tenant_that_returns_takes_effect_once() {
+    let mut evidence = Evidence::default();
+    let intents = [0, 1].map(|version| Intent::new(RETURNING, "k", Act::Work, version));
+    let books = sent(&[(&intents[0], Class::Confirmed), (&intents[1], Class::Confirmed)]);
+    let key = (RETURNING.to_owned(), "k".to_owned());
+    let run = |intent: &Intent| (digest(&intent.body), 1, "worker-1".to_owned());
+    evidence.status.insert(key.clone(), "COMPLETED".to_owned());
+    evidence.completed.insert(key.clone(), 1);
+    evidence.effects.insert(key.clone(), 1);
+    evidence.runs.insert(key.clone(), vec![run(&intents[0])]);
+    assert_eq!(found(&books, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+    evidence.effects.insert(key.clone(), 2);
+    evidence.runs.insert(key.clone(), intents.iter().map(run).collect());
+    assert_eq!(judge(&books, &evidence), []);
+    evidence.effects.insert(key.clone(), 3);
+    evidence.runs.insert(key, [&intents[0], &intents[1], &intents[1]].map(run).into());
+    assert_eq!(found(&books, &evidence), [((Invariant::I1, What::Doubled), 1)].into());
+}

@@ -20,6 +20,7 @@ create table judge.trail (
     place bigint, tenant text, key text, outcome text, attempt integer, reason text, error_code text, at numeric
 );
 create table judge.discarded (tenant text, key text);
+create table judge.refused (tenant text, key text);
 create table judge.trespasses (who text, what text);
 create function judge.today() returns integer language sql as 'select 0';
 create function judge.note() returns void language sql as '';

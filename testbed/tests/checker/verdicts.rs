@@ -118,3 +118,20 @@ fn what_only_a_missing_schema_explains_must_have_failed_while_it_was_missing() {
     let never = of(&[], &[]);
     assert!(never.contains_key(&(Invariant::I1, What::UnexplainedDeadLetter)), "{never:?}");
 }
+
+#[test]
+fn no_attempt_is_spent_on_a_lock_but_by_a_handler_that_says_so_itself() {
+    let (_, mut evidence) = good();
+    let step = Step { code: "40P01".to_owned(), ..ladder("attempts_exhausted", &SLOWLY)[0].clone() };
+    let charged = |act| {
+        let (mut books, _) = good();
+        let one = intent("locked", act, 0);
+        books.intend(&one);
+        books.learn(&one, Class::Unknown);
+        books
+    };
+    evidence.trail.insert(key("locked"), vec![step]);
+    let found_in = |books: &Sent| found(books, &evidence);
+    assert_eq!(found_in(&charged(Act::Work)), [((Invariant::I13, What::ContentionCharged), 1)].into());
+    assert_eq!(found_in(&charged(Act::Serialize)), BTreeMap::new());
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, Executor as _};
 
-use crate::support::{World, message};
+use crate::support::{Login, World, message};
 
 /// 15 rows of stock, six in ten of which are sold out. Each call of the handler draws a number, also one that is rolled back.
 const STOCK: &str = "create table app.stock (sku integer primary key, sold integer not null default 0);
@@ -110,6 +110,42 @@ async fn a_batch_whose_turn_does_not_come_goes_on_message_by_message() {
     world.wait_for("select count(*) from app.effects where attempt = 1", 41).await;
     assert_eq!(world.count(NOT_FIRST_TRIES).await, 0);
     world.stop(first).await;
+}
+
+#[tokio::test]
+async fn a_worker_with_its_role_alone_takes_turns() {
+    let mut world = shop(0, "").await;
+    let login = Login::create(&mut world, "oncely_worker").await;
+    let grants = format!(
+        "grant usage on schema app to {0}; grant select, update on app.stock to {0}; grant insert on app.effects to {0};
+         grant usage on sequence app.calls to {0}",
+        login.name
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(grants)).execute(&mut world.sql).await.unwrap();
+    let worker = world.start_with("worker", "worker", &login.environment());
+    world.publish("payments", message("acme", "first"), "{\"sku\": 0}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    let mut client = world.database.connect().await.unwrap();
+    let mut transaction = client.begin().await.unwrap();
+    for held in [
+        "select 1 from oncely.turns where consumer = 'payments' for update",
+        "update app.stock set sold = sold where sku = 1",
+    ] {
+        transaction.execute(held).await.unwrap();
+    }
+    let order = |number: usize| {
+        let key = message("acme", &format!("k{number}"));
+        (world.queue("payments"), key, format!("{{\"sku\": {}}}", number % 2).into())
+    };
+    let orders = (0..20).map(order).collect();
+    world.broker.publish_all("", orders).await.unwrap();
+    let waits = "select count(*) from pg_stat_activity
+        where datname = current_database() and wait_event_type = 'Lock' and query like '%take_turn%'";
+    world.wait_for(waits, 1).await;
+    transaction.rollback().await.unwrap();
+    world.wait_for("select count(*) from app.effects where attempt = 1", 21).await;
+    world.stop(worker).await;
+    login.drop_now(&mut world).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! A bad day, for whoever looks at the console: brought about on the demo's own processes, by messages, SQL, the command line and the
 //! console's own forms, as it happens elsewhere.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
@@ -14,6 +16,8 @@ const CLOSED: u32 = 120;
 const WRONG: u32 = 5;
 /// Payments like any other, each fourth of them twice.
 const USUAL: u32 = 400;
+/// Payments like any other that come every quarter of a second while others fail: some for each worker.
+const STEADY: u32 = 4;
 /// What waits where somebody has paused.
 const REFUNDS: u32 = 12;
 
@@ -70,7 +74,7 @@ impl Scene {
         publish_refunds(arena, &refunds).await?;
         until(arena, PARKED, 1).await?;
         until(arena, DONE, USUAL as usize).await?;
-        until(arena, FAILED, (CLOSED + WRONG + 1) as usize).await?;
+        until_given_up(arena).await?;
         arena.sql("drop trigger closed on judge.log").await?;
         let (link, operation) = operate(&console).await?;
         let site = link.split("/login").next().unwrap_or_default();
@@ -152,6 +156,25 @@ async fn until(arena: &Arena, query: &'static str, wanted: usize) -> anyhow::Res
         anyhow::Ok(())
     })
     .await
+}
+
+/// Waits until all that fails is given up. A failure counts only while other payments succeed, so some go on.
+async fn until_given_up(arena: &Arena) -> anyhow::Result<()> {
+    let goes_on = async {
+        let mut pause = tokio::time::interval(Duration::from_millis(250));
+        for round in 0.. {
+            pause.tick().await;
+            let payment = |number: u32| {
+                let (tenant, key) = (format!("tenant-{:02}", number % 20), format!("steady-{number:04}"));
+                Intent::new(&tenant, &key, Act::Work, 0).payment(number % 50, 100)
+            };
+            arena.publish((round * STEADY..(round + 1) * STEADY).map(payment).collect());
+        }
+    };
+    tokio::select! {
+        () = goes_on => Ok(()),
+        done = until(arena, FAILED, (CLOSED + WRONG + 1) as usize) => done,
+    }
 }
 
 /// Comes in, begins a requeue as a person does, and has another link printed; returns it, and where the requeue is looked at.

@@ -10,7 +10,7 @@ const AT_ONCE: usize = 3;
 /// Slices from one change to the next.
 const CHANGE: usize = 6;
 /// Slices from one errand of an operator to the next.
-const ERRAND: usize = 4;
+const ERRAND: usize = 2;
 /// A tenant's schema is missing for three slices of seven.
 const MISSING: (usize, usize) = (7, 3);
 
@@ -31,6 +31,7 @@ pub(crate) struct Day {
 pub(crate) fn calendar(seed: u64, count: usize, builds: bool) -> Vec<Day> {
     let mut random = Rng::with_seed(seed ^ 0x6461_7973);
     let mut changes = Dealer::default();
+    let mut errands = Vec::new();
     let mut missing: Option<Missing> = None;
     let mut passed = 0;
     (0..count)
@@ -42,8 +43,11 @@ pub(crate) fn calendar(seed: u64, count: usize, builds: bool) -> Vec<Day> {
             if slice % CHANGE == 2 {
                 day.change = Some(changes.deal(&mut random, builds));
             }
-            if slice % ERRAND == 3 {
-                day.errand = Some(errand(&mut random));
+            if slice % ERRAND == 1 {
+                if errands.is_empty() {
+                    errands = self::errands(&mut random);
+                }
+                day.errand = errands.pop();
             }
             if slice % MISSING.0 == 1 {
                 missing = Some(Missing { tenant: random.usize(0..2), what: random.usize(0..3) });
@@ -56,14 +60,19 @@ pub(crate) fn calendar(seed: u64, count: usize, builds: bool) -> Vec<Day> {
         .collect()
 }
 
-fn errand(random: &mut Rng) -> Errand {
-    match random.u8(0..8) {
-        0..2 => Errand::Requeue,
-        2..4 => Errand::RequeueBrokenOff(random.u64(20..400)),
-        4..6 => Errand::Discard,
-        6 => Errand::Sweep,
-        _ => Errand::CollectWithAnotherFile,
-    }
+/// Each kind before any comes again.
+fn errands(random: &mut Rng) -> Vec<Errand> {
+    let mut all = vec![
+        Errand::Requeue,
+        Errand::RequeueBrokenOff(random.u64(20..400)),
+        Errand::Discard,
+        Errand::Sweep,
+        Errand::CollectWithAnotherFile,
+        Errand::Settle,
+        Errand::Erase { deletes_trail: random.bool() },
+    ];
+    random.shuffle(&mut all);
+    all
 }
 
 /// Changes, each kind before any comes again.

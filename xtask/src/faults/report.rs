@@ -1,11 +1,11 @@
 //! What the trial found.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testbed::Arena;
 use testbed::checker::{RECOVERY_LIMIT, Requests, Sent, Watched, What};
+use testbed::{Arena, Rare};
 
 use crate::judgement::{self, Judgement};
 
@@ -24,6 +24,8 @@ pub(crate) struct Report {
     judgement: Judgement,
     recoveries: Vec<(String, Option<Duration>)>,
     dead_letters: usize,
+    /// The longest time that a message which updates hot rows has waited while nothing was at fault.
+    longest: Duration,
     mirrored: u64,
     effects: usize,
     memory: u64,
@@ -34,6 +36,8 @@ pub(crate) struct Report {
     watched: Watched,
     leases: LeaseFigures,
     requests: Requests,
+    /// Names of the rare states that were reached.
+    pub(crate) rare: BTreeSet<&'static str>,
 }
 
 /// What ran under leases.
@@ -71,9 +75,11 @@ impl Report {
         changes: Vec<String>,
     ) -> anyhow::Result<Self> {
         let judgement = Judgement::of(arena).await?;
+        let rare = arena.rare_states().await?;
         let evidence = &arena.evidence;
         Ok(Self {
             seed,
+            rare,
             seconds,
             faults,
             missed,
@@ -81,6 +87,7 @@ impl Report {
             judgement,
             recoveries: evidence.recoveries.clone(),
             dead_letters: evidence.dead.len(),
+            longest: evidence.fairness.longest,
             mirrored: evidence.mirrored,
             effects: evidence.effects.len(),
             events: EventFigures {
@@ -189,7 +196,12 @@ impl Report {
         ];
         let more = more.map(|(what, figure)| (what.to_owned(), figure));
         let slowest: String = self.slowest().iter().map(|slow| format!("\n  {slow}")).collect();
-        judgement::table(figures.chain(more)) + &slowest + &self.judgement.lines()
+        let rare = Rare::ALL.map(|state| {
+            let is_reached = if self.rare.contains(state.name) { "yes" } else { "no" };
+            (state.what.to_owned(), is_reached.to_owned())
+        });
+        let rare = judgement::table(rare);
+        judgement::table(figures.chain(more)) + "\nrare states\n" + &rare + &slowest + &self.judgement.lines()
     }
 
     fn json(&self) -> BTreeMap<&'static str, Value> {
@@ -205,6 +217,16 @@ impl Report {
             ("effects", json!(self.effects)),
             ("mirror_entries", json!(self.mirrored)),
             ("missed", json!(self.missed)),
+            (
+                "rare_states",
+                json!(
+                    Rare::ALL
+                        .map(|state| (state.name, self.rare.contains(state.name)))
+                        .into_iter()
+                        .collect::<BTreeMap<_, _>>()
+                ),
+            ),
+            ("longest_wait_of_hot_rows_seconds", json!(round(self.longest.as_secs_f64()))),
             ("changes", json!(self.changes)),
             ("faults_by_kind", json!(self.faults)),
             ("watchers", self.watchers()),

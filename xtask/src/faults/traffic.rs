@@ -1,7 +1,7 @@
 //! What is published: mostly work, a fifth of it duplicates, some of it wrong in every way.
 
 use fastrand::Rng;
-use testbed::checker::{Act, Beside, Intent};
+use testbed::checker::{Act, Beside, Intent, SHOPS};
 
 /// An endless stream, the same for the same seed.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub(crate) struct Traffic {
     /// How many of them there were at the end of each day.
     days: Vec<usize>,
     keys: u32,
+    /// So many messages of shops come next.
+    burst: u32,
 }
 
 /// Duplicates in per cent.
@@ -38,6 +40,11 @@ const BRANCHES: u8 = 12;
 const REMEMBERED: usize = 3;
 /// The same key with another payload, in per mille.
 const CONFLICTS: u16 = 20;
+/// A burst of messages of shops begins, in per mille, and how many it has.
+const BURSTS: u16 = 2;
+const BURST: std::ops::Range<u32> = 40..150;
+/// Rows that shops update.
+const STOCK: u8 = 15;
 /// Most duplicates come soon.
 const RECENT: usize = 500;
 
@@ -48,6 +55,7 @@ impl Traffic {
             before: Vec::new(),
             days: Vec::new(),
             keys: 0,
+            burst: 0,
         }
     }
 
@@ -102,7 +110,30 @@ impl Traffic {
         }
     }
 
+    /// A sale: of few rows one is updated, or two in any order, and six in ten are refused.
+    fn sale(&mut self) -> Intent {
+        self.keys += 1;
+        let act = match self.random.u8(0..10) {
+            0..5 => Act::Refuse,
+            5 => Act::Reject,
+            _ => Act::Work,
+        };
+        let first = self.random.u8(0..STOCK);
+        let second = if self.random.u8(0..3) == 0 { self.random.u8(0..STOCK) } else { first };
+        let tenant = SHOPS[self.random.usize(0..SHOPS.len())];
+        let intent = Intent::new(tenant, &key(self.keys), act, 0).beside(Beside::Hot(first, second));
+        self.before.push(intent.clone());
+        intent
+    }
+
     fn next(&mut self) -> Intent {
+        if self.burst > 0 {
+            self.burst -= 1;
+            return self.sale();
+        }
+        if self.random.u16(0..1_000) < BURSTS {
+            self.burst = self.random.u32(BURST);
+        }
         if !self.before.is_empty() {
             if self.random.u8(0..100) < DUPLICATES {
                 return self.earlier();

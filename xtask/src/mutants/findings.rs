@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use lapin::types::{AMQPValue, FieldTable};
 use sqlx::Connection as _;
-use testbed::checker::{Act, Beside, Intent};
+use testbed::checker::{Act, Beside, Intent, SHOPS};
 use testbed::faults::{Fault, Kind};
 use testbed::{Arena, Errand, Missing, Signal, eventually};
 
 use super::scripts::{publish, some};
 
 /// Long enough for the judge to see that somebody waits while others are served.
-const A_WHILE: Duration = Duration::from_secs(16);
+const A_WHILE: Duration = Duration::from_secs(24);
 
 /// The same where nobody is served at all.
 const A_LONG_WHILE: Duration = Duration::from_secs(36);
@@ -113,15 +113,22 @@ pub(super) async fn key_is_held(arena: &mut Arena) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Messages in two lanes want the same rows, each in an order of its own.
+/// Messages in two processes want the same rows, each in an order of its own, and six in ten are refused.
 pub(super) async fn hot_rows(arena: &mut Arena) -> anyhow::Result<()> {
-    // Each holds its rows for a while, so that two batches that are at work at once do meet.
-    let all = some(80, Act::Slow, "h").into_iter().enumerate().map(|(number, one)| {
-        let first = u8::try_from(number * 7 % 16).unwrap_or(0);
-        let second = u8::try_from(number * 11 % 16).unwrap_or(0);
-        one.beside(Beside::Hot(first, second))
-    });
-    publish(arena, all.collect()).await
+    let sale = |number: usize| {
+        let act = match number % 10 {
+            0..5 => Act::Refuse,
+            5 => Act::Reject,
+            // It holds its rows for a while, so that two batches that are at work at once do meet.
+            6 => Act::Slow,
+            _ => Act::Work,
+        };
+        let row = |factor: usize| u8::try_from(number * factor % 16).unwrap_or(0);
+        let tenant = SHOPS[number % SHOPS.len()];
+        Intent::new(tenant, &format!("sale-{number}"), act, 0).beside(Beside::Hot(row(7), row(11)))
+    };
+    publish(arena, (0..300).map(sale).collect()).await?;
+    go_on(arena, A_WHILE).await
 }
 
 /// For a while a sequence that all handlers need is used up.

@@ -114,7 +114,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("environment_pins_its_lane", Script::TemporaryTables),
     mutant("environment_is_nobodys", Script::BranchIsMissing),
     mutant("held_key_pins_its_batch", Script::KeyIsHeld),
-    Mutant { settings: SMALL_BATCHES, ..mutant("contention_is_charged", Script::HotRows) },
+    Mutant { workers: 2, settings: SMALL_BATCHES, ..mutant("contention_is_charged", Script::HotRows) },
     mutant("used_up_sequence_is_poison", Script::SequenceIsUsedUp),
     Mutant { settings: ONE_CRASH, ..mutant("live_runs_are_deaths", Script::CopiesRedelivered) },
     Mutant {
