@@ -110,3 +110,109 @@ comment on column oncely.ordering_keys.tenant is 'Whose key.';
 comment on column oncely.ordering_keys.ordering_key is 'The key.';
 comment on column oncely.ordering_keys.last_number is 'The number of the last event.';
 comment on column oncely.ordering_keys.used_at is 'When it was given out.';
+
+-- Who deletes has functions, and no right to the tables: with one to delete a login may lock all of them.
+create function oncely.delete_events(tenants text[], ids uuid[]) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    gone bigint;
+begin
+    delete from oncely.events as e
+    using unnest(tenants, ids) as d (tenant, id)
+    -- What is parked waits for a person.
+    where e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
+    get diagnostics gone = row_count;
+    return gone;
+end
+$$;
+comment on function oncely.delete_events is
+    'Deletes events that have arrived; none that is parked. Returns how many there were. For relays.';
+revoke execute on function oncely.delete_events from public;
+
+create function oncely.change_events(
+    verb text, at timestamptz, tenants text[], ids uuid[], state text, filter jsonb, reason text, os_user text
+) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    free_tenants text[];
+    free_ids uuid[];
+begin
+    if coalesce(change_events.verb, '') not in ('retry_events', 'discard_events') then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: events are changed by retry_events and discard_events';
+    end if;
+    -- What a relay holds is being published, and is left alone.
+    select coalesce(array_agg(f.tenant), '{}'), coalesce(array_agg(f.id), '{}') into free_tenants, free_ids
+    from (
+        select e.tenant, e.id
+        from unnest(change_events.tenants, change_events.ids) as m (tenant, id)
+        join oncely.events as e on e.tenant = m.tenant and e.id = m.id
+        where change_events.state is null or e.state = change_events.state
+        for update of e skip locked
+    ) as f;
+    if change_events.verb = 'discard_events' then
+        delete from oncely.events as e
+        using unnest(free_tenants, free_ids) as f (tenant, id)
+        where e.tenant = f.tenant and e.id = f.id;
+    else
+        update oncely.events as e
+        set state = 'pending', attempts = 0, available_at = change_events.at
+        from unnest(free_tenants, free_ids) as f (tenant, id)
+        where e.tenant = f.tenant and e.id = f.id;
+    end if;
+    perform oncely.record_action(
+        case when free_tenants[1] = all (free_tenants) then coalesce(free_tenants[1], '') else '' end,
+        change_events.verb, change_events.filter, cardinality(free_ids), change_events.reason, change_events.os_user
+    );
+    return cardinality(free_ids);
+end
+$$;
+comment on function oncely.change_events is
+    'Makes events due as if they had never failed (retry_events), or deletes them (discard_events), and records it in '
+    'operator_actions. Leaves alone what a relay holds. Returns how many it was done to. For operators.';
+revoke execute on function oncely.change_events from public;
+
+create function oncely.collect_ordering_keys(
+    used_before timestamptz, after_tenant text, after_key text, most bigint,
+    out last_tenant text, out last_key text, out gone bigint
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    tenants text[];
+    keys text[];
+begin
+    select array_agg(i.tenant order by i.tenant, i.ordering_key),
+        array_agg(i.ordering_key order by i.tenant, i.ordering_key)
+    into tenants, keys
+    from (
+        select k.tenant, k.ordering_key
+        from oncely.ordering_keys as k
+        where k.used_at < used_before and (k.tenant, k.ordering_key) > (after_tenant, after_key)
+        order by k.tenant, k.ordering_key
+        limit most
+        for update skip locked
+    ) as i;
+    last_tenant := tenants[cardinality(tenants)];
+    last_key := keys[cardinality(keys)];
+    -- A statement of its own, whose snapshot is taken under the locks: whoever emitted under one of these keys held its
+    -- row until the commit, so that event is seen here. In one statement it would not be, and numbers would begin again
+    -- behind it.
+    delete from oncely.ordering_keys as k
+    using unnest(tenants, keys) as i (tenant, ordering_key)
+    where k.tenant = i.tenant and k.ordering_key = i.ordering_key
+        and not exists (
+            select from oncely.events as e where e.tenant = k.tenant and e.ordering_key = k.ordering_key
+        );
+    get diagnostics gone = row_count;
+end
+$$;
+comment on function oncely.collect_ordering_keys is
+    'Deletes a bounded batch of idle ordering keys without events, behind a key, and returns the last one looked at.';
+revoke execute on function oncely.collect_ordering_keys from public;

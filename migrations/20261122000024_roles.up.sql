@@ -101,20 +101,20 @@ begin
             -- How long a tenant's keys are kept.
             ('oncely_relay', 'select (tenant, retention, former_retention, former_until) on oncely.tenant_limits'),
             ('oncely_relay', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
-            ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
-            ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
-                'on oncely.events'),
-            ('oncely_relay', 'select, delete, update (used_at) on oncely.ordering_keys'),
+            ('oncely_relay', 'select, update (expires_at) on oncely.mirror_queue'),
+            ('oncely_relay', 'select, update (available_at, attempts, state, reason, last_error) on oncely.events'),
+            ('oncely_relay', 'select on oncely.ordering_keys'),
             ('oncely_relay', format(
-                'select (ctid, %s), update (not_before), delete on oncely.idempotency_keys', key_seen
+                'select (ctid, %s), update (not_before) on oncely.idempotency_keys', key_seen
             )),
-            ('oncely_relay', 'select (tenant, id, consumer, key, state, updated_at, swept_at), update (swept_at), '
-                'delete on oncely.dead_letters'),
+            ('oncely_relay', 'select (tenant, id, consumer, key, state, updated_at, swept_at), update (swept_at) '
+                'on oncely.dead_letters'),
             -- It makes the tags of identities, as the worker does: it can write to Redis whatever it likes anyway. It
             -- signs nothing.
             ('oncely_relay', 'execute on function oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
-                'oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
+                'oncely.delete_mirrored, oncely.delete_events, oncely.delete_keys, oncely.collect_ordering_keys, '
+                'oncely.collect_dead_letters, oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
                 'oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
@@ -133,20 +133,20 @@ begin
                 'oncely.stats, oncely.relay_stats, oncely.controls'),
             -- Everything but the secrets.
             ('oncely_operator', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
-            ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
+            ('oncely_operator', 'update (not_before) on oncely.idempotency_keys'),
             -- Their state, and nothing of the messages.
-            ('oncely_operator', 'delete, update (state, updated_at, swept_at) on oncely.dead_letters'),
-            ('oncely_operator', 'delete, update (available_at, attempts, state, reason, last_error) on oncely.events'),
-            ('oncely_operator', 'delete, update (used_at) on oncely.ordering_keys'),
+            ('oncely_operator', 'update (state, updated_at, swept_at) on oncely.dead_letters'),
             ('oncely_operator', 'execute on function oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
-                'oncely.is_session_locked, oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
+                'oncely.is_session_locked, oncely.change_events, oncely.delete_keys, oncely.collect_ordering_keys, '
+                'oncely.collect_dead_letters, oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention, '
                 'oncely.may_be_forgotten, oncely.accept_clock, '
                 'oncely.set_retention, oncely.set_tenant_retention, '
                 'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
+                'oncely.limit_events, '
                 'oncely.free_keys, oncely.forget_processes, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
                 'oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
@@ -155,7 +155,8 @@ begin
 
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
-            ('oncely_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
+            ('oncely_auditor', 'select (only_row, name, history_id, audit_floor, tenant_events, tenant_event_bytes, '
+                'mirror_ttl) on oncely.cell'),
             ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.locks, oncely.mirror_queue, '
                 'oncely.audit, '
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.tenant_limits, '
@@ -242,27 +243,6 @@ begin
         -- For `oncely check`. An sqlx-cli without sqlx.toml support keeps its list elsewhere.
         if to_regclass('oncely._sqlx_migrations') is not null then
             execute format('grant select on oncely._sqlx_migrations to %I', role);
-        end if;
-        -- Who collects deletes what is past its retention, and nothing else: a key that is gone too early is a message
-        -- that runs again. By the clock as far as it is explained (oncely.observe_clock). Never what a run holds. What
-        -- is needed for longer, oncely.may_be_forgotten says.
-        if role in ('oncely_relay', 'oncely_operator') then
-            execute format(
-                'create policy %I on oncely.idempotency_keys for delete to %I using ('
-                'case when expires_at is null then coalesce(completed_at, created_at) else created_at end '
-                '<= (select oncely.forgotten_before(least(u.clock_seen_at, clock_timestamp()), '
-                'coalesce(expires_at - created_at, oncely.tenant_retention('
-                'least(u.clock_seen_at, clock_timestamp()), oncely.effective_retention('
-                'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until), '
-                'c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until)), '
-                'coalesce(c.paused, ''{}'')) '
-                'from oncely.maintenance as u '
-                'cross join oncely.cell as e '
-                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer '
-                'left join oncely.tenant_limits as l on l.tenant = idempotency_keys.tenant) '
-                'and (owner is null or not_before <= clock_timestamp()))',
-                'keys_collected_by_' || role, role
-            );
         end if;
         -- What was done stays done: a worker changes a key that may run and runs under no lease, or one that it has
         -- just claimed in this very transaction (a row that a savepoint wrote does not count). Relay and operator lock

@@ -111,7 +111,7 @@ pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_c
 pub(crate) use error::{describe, fault_within, is_cancelled, is_slow, passes, tell_server_texts, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
-pub(crate) use event_operator::{EventChange, change_events};
+pub(crate) use event_operator::{EventChange, EventChangeBy, change_events};
 pub use event_operator::{EventFilter, EventRow, EventStatus, event_status, events};
 pub(crate) use event_relay::{
     Cursor, EventFailure, TakeLimits, TakenEvent, database_time, delete_events, fail_events, take_events,
