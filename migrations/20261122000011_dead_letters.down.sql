@@ -6,6 +6,8 @@ drop function oncely.reopen_steps;
 drop function oncely.letter_memories;
 drop function oncely.delete_keys;
 drop function oncely.may_be_forgotten;
+drop function oncely.list_letter_groups;
+drop function oncely.list_letters;
 drop view oncely.dead_letter_groups;
 drop function oncely.set_tenant_retention;
 drop function oncely.limit_events;

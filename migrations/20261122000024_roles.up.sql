@@ -35,6 +35,9 @@ declare
     letter_seen constant text := 'tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, '
         'queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, '
         'properties, encrypted_by, body_size, whole, stored_size, omitted, updated_at, swept_at, from_client';
+    -- Rows without what an auditor may not read: of all tenants, or of those that a tenant auditor's login was granted.
+    listing constant text := 'oncely.list_audit, oncely.count_audit, oncely.oldest_audit, oncely.list_keys, '
+        'oncely.find_key, oncely.list_retentions, oncely.list_letters, oncely.list_letter_groups, oncely.list_events';
     -- Neither headers nor payload.
     event_seen constant text := 'tenant, id, created_at, available_at, ordering_number, attempts, state, exchange, '
         'routing_key, ordering_key, message_id, content_type, type, correlation_id, reply_to, app_id, reason, '
@@ -76,6 +79,8 @@ begin
                 'reason, error_code, detail, worker, trace_id) on oncely.audit'),
             -- Of which trace the first run of a duplicate was.
             ('oncely_worker', 'select (tenant, occurred_at, consumer, key, outcome, trace_id) on oncely.audit'),
+            -- What is known of a key (oncely handler test).
+            ('oncely_worker', 'execute on function oncely.find_key'),
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.try_jsonb, oncely.reject, oncely.refuse, '
@@ -136,6 +141,7 @@ begin
             ('oncely_operator', 'update (not_before) on oncely.idempotency_keys'),
             -- Their state, and nothing of the messages.
             ('oncely_operator', 'update (state, updated_at, swept_at) on oncely.dead_letters'),
+            ('oncely_operator', 'execute on function ' || listing),
             ('oncely_operator', 'execute on function oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
                 'oncely.is_session_locked, oncely.change_events, oncely.delete_keys, oncely.collect_ordering_keys, '
@@ -167,26 +173,18 @@ begin
             ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
+            ('oncely_auditor', 'execute on function ' || listing),
             ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
                 'oncely.seal_hash, oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention'),
 
-            -- The same, of the tenants that oncely.rights says, and nothing that is of all tenants: neither what
-            -- processes say of themselves, nor counts, nor the words of operators.
+            -- The same, of the tenants that oncely.rights says, and by functions alone: who may select from a table may
+            -- plan over the rows of all tenants. Nothing that is of all tenants: neither what processes say of
+            -- themselves, nor counts, nor the words of operators.
             ('oncely_tenant_auditor', 'usage on schema oncely'),
             ('oncely_tenant_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
             ('oncely_tenant_auditor', 'select (consumer, retention, redelivery_horizon, fingerprint, on_conflict, '
                 'registered_at, changed_at, paused, former_retention, former_until) on oncely.consumers'),
-            ('oncely_tenant_auditor', 'select on oncely.audit, oncely.processed_keys, oncely.dead_letter_groups, '
-                'oncely.letter_usage, oncely.letter_growth, oncely.ordering_keys'),
-            -- Not who said it.
-            ('oncely_tenant_auditor', 'select (tenant, letters, letter_bytes, retention, longest_retention, '
-                'former_retention, former_until, changed_at) on oncely.tenant_limits'),
-            ('oncely_tenant_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
-            ('oncely_tenant_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
-            ('oncely_tenant_auditor', format('select (%s) on oncely.events', event_seen)),
-            ('oncely_tenant_auditor', 'select (tenant, id, occurred_at, verb, count) on oncely.operator_actions'),
-            ('oncely_tenant_auditor', 'execute on function oncely.bucket, oncely.readable_tenants, '
-                'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention'),
+            ('oncely_tenant_auditor', 'execute on function oncely.bucket, oncely.readable_tenants, ' || listing),
 
             -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
             ('oncely_emitter', 'usage on schema oncely'),
@@ -212,9 +210,10 @@ begin
     end loop;
 
     -- Rows of tenants: everybody sees those that his grants open, but a member of oncely_tenant_auditor those of his
-    -- tenants alone, whatever else he is a member of (the policy is restrictive), and none without a right to read. It
-    -- costs others nothing: "true" is gone from a statement before it is planned. Keys have policies of their own.
-    -- Asked once a statement, the list of tenants serves as the condition of an index.
+    -- tenants alone, whatever else he is a member of (the policy is restrictive), and none without a right to read.
+    -- That role has no grant on these tables itself: this is for a login that has another role, too, and for a grant
+    -- that should not have been given. It costs others nothing: "true" is gone from a statement before it is planned.
+    -- Keys have policies of their own. Asked once a statement, the list of tenants serves as the condition of an index.
     for relation in
         select c.relname
         from pg_class as c

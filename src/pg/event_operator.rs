@@ -25,6 +25,9 @@ pub struct EventFilter {
     pub ids: Option<Vec<Uuid>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// All of the tenant behind this one, in the order of their ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub behind: Option<Uuid>,
     pub limit: i64,
 }
 
@@ -51,7 +54,7 @@ pub struct EventRow {
     pub last_error: Option<String>,
 }
 
-/// Events, oldest first.
+/// Events, oldest first; behind one of a tenant in the order of their ids.
 ///
 /// # Errors
 /// When the query fails.
@@ -70,6 +73,7 @@ pub async fn events(
         filter.created_before,
         filter.ids.as_deref() as Option<&[Uuid]>,
         filter.state.as_deref(),
+        filter.behind,
         filter.limit
     )
     .fetch_all(connection)

@@ -215,7 +215,7 @@ pub(crate) use suspect::{mark, unmark};
 pub(crate) use tenant::{
     TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_pending_tags, erase_rows,
     erase_silent_processes, erase_trail, has_mirror, hold_rebuilds, tenant_contents, tenant_counts,
-    tenant_events, tenant_payloads, tenant_queues,
+    tenant_payloads, tenant_queues,
 };
 pub(crate) use timelines::Timelines;
 pub(crate) use trail::{

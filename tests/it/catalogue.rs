@@ -130,7 +130,7 @@ fn code(path: &Path) -> String {
 }
 
 #[test]
-fn statements_take_times_as_parameters_and_use_ctid_only_in_the_collection_and_pages_of_the_trail() {
+fn statements_take_times_as_parameters_and_use_ctid_only_in_the_collection() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut seen = 0;
     for entry in ["pg", "handler"].into_iter().flat_map(|room| std::fs::read_dir(source.join(room)).unwrap())
@@ -151,12 +151,10 @@ fn statements_take_times_as_parameters_and_use_ctid_only_in_the_collection_and_p
             for clock in ["now()", "current_timestamp", "clock_timestamp"] {
                 assert!(!text.contains(clock), "{name} asks the clock; times are parameters");
             }
-            // Beside the collection of keys, pages of the trail: its rows never move, and have no name of their own.
-            let is_collection = name.starts_with("collect_");
             assert_eq!(
                 text.contains("ctid"),
-                is_collection || name == "trail_page.sql",
-                "{name}: ctid only in the collection of keys, and for pages of the trail"
+                name.starts_with("collect_"),
+                "{name}: ctid only in the collection of keys"
             );
         }
     }

@@ -230,7 +230,9 @@ async fn a_key_is_kept_no_longer_than_a_year_or_its_consumers_retention() {
         ("long", "500 days", None),
         ("long", "501 days", Some("ONC11")),
     ] {
-        let claim = format!("select oncely.claim('acme', '{consumer}', gen_random_uuid()::text, null, '{retention}')");
+        let claim = format!(
+            "select oncely.claim('acme', '{consumer}', gen_random_uuid()::text, null, '{retention}')"
+        );
         assert_eq!(code_of(&mut sql, &claim).await.as_deref(), expected, "{consumer} {retention}");
     }
     sql.close().await.unwrap();
@@ -410,14 +412,19 @@ async fn events_go_by_the_relay_that_sent_them_or_with_a_record() {
     let mut sql = relay.connect().await;
     let all = "(select array_agg(tenant) from oncely.events), (select array_agg(id) from oncely.events)";
     assert_eq!(code_of(&mut sql, &format!("select oncely.delete_events({all})")).await, None);
-    assert_eq!(world.count("select count(*) from oncely.events").await, 1, "what is parked waits for a person");
+    assert_eq!(
+        world.count("select count(*) from oncely.events").await,
+        1,
+        "what is parked waits for a person"
+    );
     sql.close().await.unwrap();
     relay.drop_now(&mut world).await;
     let operator = Login::create(&mut world, "oncely_operator").await;
     let mut sql = operator.connect().await;
     for verb in ["retry_events", "discard_events"] {
-        let change =
-            format!("select oncely.change_events('{verb}', now(), {all}, null, '{{\"all\": true}}', 'why', 'me')");
+        let change = format!(
+            "select oncely.change_events('{verb}', now(), {all}, null, '{{\"all\": true}}', 'why', 'me')"
+        );
         assert_eq!(code_of(&mut sql, &change).await, None, "{verb}");
         let record = format!(
             "select concat(tenant, ' ', split_part(actor, ' ', 1), ' ', count, ' ', filter, ' ', reason) from oncely.operator_actions where verb = '{verb}'"
