@@ -15,6 +15,8 @@ create table oncely.cell (
     name text collate "C" not null default 'main',
     history_id uuid not null default gen_random_uuid(),
     audit_floor interval not null default interval '30 days',
+    tenant_events bigint not null default 10000000,
+    tenant_event_bytes bigint not null default 17179869184,
     mirror_ttl interval not null default interval '0',
     mirror_ttl_until timestamptz,
     mirror_ttl_next interval,
@@ -22,6 +24,7 @@ create table oncely.cell (
     constraint cell_has_one_row check (only_row),
     constraint cell_name_length check (octet_length(name) between 1 and 255),
     constraint cell_audit_floor check (audit_floor between interval '1 day' and interval '3650 days'),
+    constraint cell_tenant_events check (least(tenant_events, tenant_event_bytes) >= 0),
     constraint cell_mirror_ttl check (
         mirror_ttl between interval '0' and interval '3650 days'
         and mirror_ttl_next between interval '0' and interval '3650 days'
@@ -40,6 +43,11 @@ comment on column oncely.cell.history_id is
 comment on column oncely.cell.audit_floor is
     'No younger part of the trail is dropped, whatever a process asks for. Only the owner of the schema can lower '
     'it: update oncely.cell set audit_floor = …';
+comment on column oncely.cell.tenant_events is
+    'How many events of one tenant may wait before oncely.emit refuses a client''s: logins that oncely.rights lists. '
+    'oncely.tenant_limits has other numbers for single tenants. Only the owner of the schema can change it: update '
+    'oncely.cell set tenant_events = …';
+comment on column oncely.cell.tenant_event_bytes is 'How many bytes of their payloads and headers, likewise.';
 comment on column oncely.cell.mirror_ttl is
     'mirror.ttl, the longest of the relays: a mirror entry may live for so long, and no retention is shortened below '
     'it. Zero without a mirror.';

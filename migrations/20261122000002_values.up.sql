@@ -92,7 +92,7 @@ as $$
         when code = 'ONC02' then 'invalid_json'
         when code in ('ONC04', 'ONC05', 'ONC11', 'ONC15') then 'poison'
         when code = '57014' then 'transient'
-        when code in ('25006', '2200H', '55006', '55P03', 'ONC16', 'ONC17')
+        when code in ('25006', '2200H', '55006', '55P03', 'ONC16', 'ONC17', 'ONC22')
             or left(code, 2) in ('08', '57', '53', '58', '40', '42', '3F', '3D', '28', 'XX', 'F0', 'HV')
             then 'environment'
         when left(code, 2) in ('22', '54') then 'poison'

@@ -57,3 +57,22 @@ comment on index oncely.mirror_queue_created_at is 'For the relay, and for the a
 create index mirror_queue_protects on oncely.mirror_queue ((coalesce(completed_at, created_at)));
 comment on index oncely.mirror_queue_protects is
     'For the garbage collection: no key that is not older than the oldest of these.';
+
+-- Who deletes has a function, and no right to the table: with one to delete a login may lock all of it.
+create function oncely.delete_mirrored(tenants text[], ids uuid[]) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    gone bigint;
+begin
+    delete from oncely.mirror_queue as q
+    using unnest(tenants, ids) as d (tenant, id)
+    where q.tenant = d.tenant and q.id = d.id;
+    get diagnostics gone = row_count;
+    return gone;
+end
+$$;
+comment on function oncely.delete_mirrored is
+    'Deletes records that the mirror has. Returns how many there were. For relays.';
+revoke execute on function oncely.delete_mirrored from public;

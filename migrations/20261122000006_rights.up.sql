@@ -28,7 +28,7 @@ create table oncely.rights (
 );
 comment on table oncely.rights is
     'What logins may do by oncely.claim, complete, fail (consume) and oncely.emit, to which queues their dead letters '
-    'are requeued (requeue), and whose rows members of oncely_tenant_auditor see (read). Without a row: nothing. '
+    'are requeued (requeue), and whose rows members of oncely_tenant_auditor are shown (read). Without a row: nothing. '
     'Workers and the schema''s owner need none.';
 comment on column oncely.rights.tenant is 'For messages of which tenant; * is any, but for read.';
 comment on column oncely.rights.verb is
@@ -96,6 +96,7 @@ revoke execute on function oncely.check_right from public;
 create function oncely.readable_tenants() returns setof text
 language sql stable security definer rows 10
 set search_path = pg_catalog, pg_temp
+set debug_print_plan = off
 as $$
     select r.tenant
     from oncely.rights as r
@@ -105,6 +106,29 @@ $$;
 comment on function oncely.readable_tenants is
     'Tenants whose rows the session''s user may read as a member of oncely_tenant_auditor.';
 revoke execute on function oncely.readable_tenants from public;
+
+-- Who must not see rows must not plan over them: estimates come from samples of all rows, so that EXPLAIN tells a login
+-- with a right to a table which values are in it and how often, whatever the policies hide. So members of
+-- oncely_tenant_auditor have no right to a table with tenants' rows. They read by functions (oncely.list_audit and its
+-- like), by which operators and auditors read, too: EXPLAIN sees a function with a fixed estimate. A session could
+-- still have the plans inside printed, so each of them pins debug_print_plan.
+create function oncely.visible_tenants() returns text[]
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set debug_print_plan = off
+as $$
+    select case
+        -- The schema's owner, and superusers, are members of every role.
+        when pg_has_role(session_user, current_user, 'member') then null
+        -- Whatever else it is a member of: the narrower role wins.
+        when pg_has_role(session_user, to_regrole('oncely_tenant_auditor'), 'member')
+            then array(select oncely.readable_tenants())
+    end
+$$;
+comment on function oncely.visible_tenants is
+    'Tenants whose rows the session''s user is shown by the functions that list rows: null, all; for a member of '
+    'oncely_tenant_auditor those of oncely.readable_tenants.';
+revoke execute on function oncely.visible_tenants from public;
 
 create function oncely.grant_right(login text, verb text, object text, tenant text) returns boolean
 language plpgsql security definer

@@ -1,5 +1,8 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.oldest_audit;
+drop function oncely.count_audit;
+drop function oncely.list_audit;
 drop function oncely.summarize_audit;
 drop function oncely.make_audit_partitions;
 drop function oncely.make_audit_partition;

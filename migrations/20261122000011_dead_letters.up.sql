@@ -147,6 +147,8 @@ create table oncely.tenant_limits (
     tenant text collate "C" not null,
     letters bigint,
     letter_bytes bigint,
+    events bigint,
+    event_bytes bigint,
     retention interval,
     longest_retention interval,
     former_retention interval,
@@ -156,6 +158,7 @@ create table oncely.tenant_limits (
     constraint tenant_limits_pkey primary key (tenant),
     constraint tenant_limits_letters check (letters >= 0),
     constraint tenant_limits_letter_bytes check (letter_bytes >= 0),
+    constraint tenant_limits_events check (events >= 0 and event_bytes >= 0),
     constraint tenant_limits_retention check (
         least(retention, longest_retention, former_retention) >= interval '1 second'
         and greatest(retention, longest_retention, former_retention) <= interval '3650 days'
@@ -172,6 +175,10 @@ comment on column oncely.tenant_limits.letters is
     'Of how many of its dead letters the message may be stored; null: dead_letters.tenant_letters.';
 comment on column oncely.tenant_limits.letter_bytes is
     'How many bytes of their bodies and headers; null: dead_letters.tenant_bytes.';
+comment on column oncely.tenant_limits.events is
+    'How many of its events may wait before a client''s are refused; null: oncely.cell.tenant_events.';
+comment on column oncely.tenant_limits.event_bytes is
+    'How many bytes of their payloads and headers; null: oncely.cell.tenant_event_bytes.';
 comment on column oncely.tenant_limits.retention is
     'How long its keys are remembered, whatever the consumer; null: as each consumer says. What counts in the end: '
     'oncely.tenant_retention.';
@@ -190,17 +197,22 @@ create table oncely.letter_usage (
     letters bigint not null,
     bytes bigint not null,
     left_out bigint not null,
+    events bigint not null default 0,
+    event_bytes bigint not null default 0,
     counted_at timestamptz not null,
     constraint letter_usage_pkey primary key (tenant),
     constraint letter_usage_times check (
         counted_at between '1970-01-01 00:00:00+00' and '9999-12-31 00:00:00+00'
     )
 );
-comment on table oncely.letter_usage is 'What is stored of each tenant''s dead letters, as relays counted it last.';
+comment on table oncely.letter_usage is
+    'What is stored of each tenant''s dead letters, and how many of its events wait, as relays counted it last.';
 comment on column oncely.letter_usage.tenant is 'Whose.';
 comment on column oncely.letter_usage.letters is 'Letters of whose message something is stored.';
 comment on column oncely.letter_usage.bytes is 'Bytes of their bodies and headers.';
 comment on column oncely.letter_usage.left_out is 'Open letters whose message is not stored, for the quota.';
+comment on column oncely.letter_usage.events is 'Events that wait to be published, parked ones too.';
+comment on column oncely.letter_usage.event_bytes is 'Bytes of their payloads and headers.';
 comment on column oncely.letter_usage.counted_at is 'When they were counted.';
 create index letter_usage_left_out on oncely.letter_usage (tenant) where left_out > 0;
 comment on index oncely.letter_usage_left_out is 'For those who tell which tenants are over their quota.';
@@ -248,16 +260,23 @@ begin
         from oncely.dead_letters as d
         where d.omitted = 'quota' and d.state in ('waiting', 'requeueing')
         group by d.tenant
+    ), waiting as (
+        select e.tenant, count(*) as events,
+            sum(octet_length(e.payload)::bigint + coalesce(pg_column_size(e.headers), 0)) as bytes
+        from oncely.events as e
+        group by e.tenant
     ), gone as (
         delete from oncely.letter_growth
     )
-    insert into oncely.letter_usage as u (tenant, letters, bytes, left_out, counted_at)
-    select tenant, coalesce(c.letters, 0), coalesce(c.bytes, 0), coalesce(l.letters, 0), at
+    insert into oncely.letter_usage as u (tenant, letters, bytes, left_out, events, event_bytes, counted_at)
+    select tenant, coalesce(c.letters, 0), coalesce(c.bytes, 0), coalesce(l.letters, 0), coalesce(w.events, 0),
+        coalesce(w.bytes, 0), at
     from counted as c
     full join left_out as l using (tenant)
+    full join waiting as w using (tenant)
     on conflict (tenant) do update
-    set letters = excluded.letters, bytes = excluded.bytes, left_out = excluded.left_out,
-        counted_at = excluded.counted_at;
+    set letters = excluded.letters, bytes = excluded.bytes, left_out = excluded.left_out, events = excluded.events,
+        event_bytes = excluded.event_bytes, counted_at = excluded.counted_at;
     delete from oncely.letter_usage as u where u.counted_at <> at;
     -- Whoever is about to have no more room gets some from letters that are closed: a thousand a time, the oldest ones.
     with crowded as (
@@ -287,10 +306,48 @@ begin
 end
 $$;
 comment on function oncely.count_letters is
-    'Counts what is stored of each tenant''s dead letters, given what a tenant may have stored by default. Where a '
-    'tenant has used nine tenths, a thousand of its closed letters lose their message; returns of how many that is. '
-    'Null where somebody else is counting.';
+    'Counts what is stored of each tenant''s dead letters, given what a tenant may have stored by default, and which '
+    'events wait. Where a tenant has used nine tenths of its room for letters, a thousand of its closed letters lose '
+    'their message; returns of how many that is. Null where somebody else is counting.';
 revoke execute on function oncely.count_letters from public;
+
+-- Letters are kept for as long as the trail is at least: the floor is the schema owner's to set, and neither the
+-- caller's time nor a clock that jumped brings it nearer.
+create function oncely.collect_dead_letters(closed_before timestamptz, most bigint) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    before timestamptz;
+    gone bigint;
+begin
+    select least(
+            collect_dead_letters.closed_before, least(u.clock_seen_at, clock_timestamp()) - c.audit_floor
+        )
+    into before
+    from oncely.maintenance as u
+    cross join oncely.cell as c;
+    -- Never one that waits, and never one whose queue has not been gone through since: its copy there would be a
+    -- stranger's.
+    with old as (
+        select d.tenant, d.id
+        from oncely.dead_letters as d
+        where d.state in ('requeued', 'discarded') and d.updated_at < before and d.swept_at is not null
+        order by d.updated_at
+        limit most
+        for update skip locked
+    )
+    delete from oncely.dead_letters as d
+    using old as o
+    where d.tenant = o.tenant and d.id = o.id;
+    get diagnostics gone = row_count;
+    return gone;
+end
+$$;
+comment on function oncely.collect_dead_letters is
+    'Deletes a bounded batch of letters that were requeued or discarded before a time, and none that was closed after '
+    'oncely.cell.audit_floor ago. Returns how many that is. For the garbage collection.';
+revoke execute on function oncely.collect_dead_letters from public;
 
 create function oncely.limit_tenant(
     tenant text, letters bigint, letter_bytes bigint, os_user text, reason text
@@ -314,8 +371,8 @@ begin
     set letters = excluded.letters, letter_bytes = excluded.letter_bytes, changed_at = excluded.changed_at,
         changed_by = excluded.changed_by;
     delete from oncely.tenant_limits as l
-    where l.tenant = limit_tenant.tenant and l.letters is null and l.letter_bytes is null
-        and l.longest_retention is null;
+    where l.tenant = limit_tenant.tenant and l.letters is null and l.letter_bytes is null and l.events is null
+        and l.event_bytes is null and l.longest_retention is null;
     perform oncely.record_action(
         limit_tenant.tenant, 'limit tenant',
         jsonb_build_object('letters', limit_tenant.letters, 'letter_bytes', limit_tenant.letter_bytes), 1,
@@ -327,6 +384,41 @@ comment on function oncely.limit_tenant is
     'Says how much of a tenant''s dead letters may be stored; null for what the configuration says. Recorded in '
     'operator_actions.';
 revoke execute on function oncely.limit_tenant from public;
+
+create function oncely.limit_events(
+    tenant text, events bigint, event_bytes bigint, os_user text, reason text
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform oncely.check_argument('tenant', limit_events.tenant);
+    if limit_events.events < 0 or limit_events.event_bytes < 0 then
+        raise exception using errcode = 'ONC11', message = 'oncely: a limit is not below 0';
+    end if;
+    insert into oncely.tenant_limits as l (tenant, events, event_bytes, changed_at, changed_by)
+    values (
+        limit_events.tenant, limit_events.events, limit_events.event_bytes, clock_timestamp(),
+        concat(session_user, ' (', left(limit_events.os_user, 255), ')')
+    )
+    on conflict (tenant) do update
+    set events = excluded.events, event_bytes = excluded.event_bytes, changed_at = excluded.changed_at,
+        changed_by = excluded.changed_by;
+    delete from oncely.tenant_limits as l
+    where l.tenant = limit_events.tenant and l.letters is null and l.letter_bytes is null and l.events is null
+        and l.event_bytes is null and l.longest_retention is null;
+    perform oncely.record_action(
+        limit_events.tenant, 'limit events',
+        jsonb_build_object('events', limit_events.events, 'event_bytes', limit_events.event_bytes), 1,
+        limit_events.reason, limit_events.os_user
+    );
+end
+$$;
+comment on function oncely.limit_events is
+    'Says how many of a tenant''s events may wait, and how many bytes of them, before oncely.emit refuses those of '
+    'clients; null: what oncely.cell says. Recorded in operator_actions.';
+revoke execute on function oncely.limit_events from public;
 
 create function oncely.set_tenant_retention(
     tenant text, retention interval, os_user text, reason text
@@ -373,7 +465,7 @@ begin
     where l.tenant = set_tenant_retention.tenant;
     delete from oncely.tenant_limits as l
     where l.tenant = set_tenant_retention.tenant and l.letters is null and l.letter_bytes is null
-        and l.longest_retention is null;
+        and l.events is null and l.event_bytes is null and l.longest_retention is null;
     perform oncely.record_action(
         set_tenant_retention.tenant, 'set retention',
         jsonb_build_object('from', known.retention::text, 'to', set_tenant_retention.retention::text), 1,
@@ -400,6 +492,124 @@ from oncely.dead_letters
 group by tenant, consumer, failure_group, reason, error_code;
 comment on view oncely.dead_letter_groups is
     'Dead letters by what failed alike: how many wait, were requeued, were discarded, and came back after that.';
+
+-- What lists letters (see oncely.visible_tenants). Not the message itself: an auditor may not read that.
+create function oncely.list_letters(
+    of_tenant text default null, of_consumer text default null, of_queue text default null,
+    of_reason text default null, of_group text default null, of_key text default null,
+    since timestamptz default null, until timestamptz default null, of_ids uuid[] default null,
+    of_states text[] default null, behind timestamptz default null, behind_id uuid default null,
+    most bigint default 100
+)
+returns table (
+    tenant text, id uuid, consumer text, key text, dead_lettered_at timestamptz, reason text, error_code text,
+    detail text, attempt integer, queue text, worker text, trace_id text, state text, generation integer,
+    times integer, failure_group text, exchange text, routing_key text, body_size bigint, whole boolean,
+    encrypted_by text, omitted text, updated_at timestamptz, swept_at timestamptz
+)
+language plpgsql stable security definer rows 100
+set search_path = pg_catalog, pg_temp
+-- So that a filter that is null costs nothing, and an index serves the others.
+set plan_cache_mode = force_custom_plan
+set debug_print_plan = off
+as $$
+declare
+    visible constant text[] := oncely.visible_tenants();
+begin
+    return query
+    select d.tenant, d.id, d.consumer, d.key, oncely.bounded(d.dead_lettered_at), d.reason, d.error_code, d.detail,
+        d.attempt, d.queue, d.worker, d.trace_id, d.state, d.generation, d.times, d.failure_group, d.exchange,
+        d.routing_key, d.body_size, d.whole, d.encrypted_by, d.omitted, oncely.bounded(d.updated_at),
+        oncely.bounded(d.swept_at)
+    from oncely.dead_letters as d
+    where (visible is null or d.tenant = any (visible))
+        and (of_tenant is null or d.tenant = of_tenant)
+        and (of_consumer is null or d.consumer = of_consumer)
+        and (of_queue is null or d.queue = of_queue)
+        and (of_reason is null or d.reason = of_reason)
+        and (of_group is null or d.failure_group = of_group)
+        and (of_key is null or (hashtextextended(d.key, 0) = hashtextextended(of_key, 0) and d.key = of_key))
+        and (since is null or d.dead_lettered_at >= since)
+        and (until is null or d.dead_lettered_at < until)
+        and (of_ids is null or d.id = any (of_ids))
+        and (of_states is null or d.state = any (of_states))
+        and (behind is null or (d.dead_lettered_at, d.id) < (behind, behind_id))
+    order by d.dead_lettered_at desc, d.id desc
+    limit most;
+end
+$$;
+comment on function oncely.list_letters is
+    'Dead letters without their messages, the newest first, behind one where it is given. For operators and auditors; '
+    'a member of oncely_tenant_auditor is shown its tenants'' rows.';
+revoke execute on function oncely.list_letters from public;
+
+create function oncely.list_letter_groups(
+    of_tenant text default null, of_consumer text default null, of_queue text default null,
+    of_reason text default null, of_group text default null, of_key text default null,
+    since timestamptz default null, until timestamptz default null, most bigint default 100
+)
+returns table (
+    consumer text, failure_group text, reason text, error_code text, detail text, waiting bigint, requeueing bigint,
+    requeued bigint, discarded bigint, came_back bigint, first_at timestamptz, last_at timestamptz
+)
+language plpgsql stable security definer rows 100
+set search_path = pg_catalog, pg_temp
+-- So that a filter that is null costs nothing, and an index serves the others.
+set plan_cache_mode = force_custom_plan
+set debug_print_plan = off
+as $$
+declare
+    visible constant text[] := oncely.visible_tenants();
+begin
+    -- Of the newest 100,000 that match. Only the groups that are told have their last letter looked at for its detail.
+    return query
+    with groups as (
+        select n.consumer, n.failure_group, n.reason, n.error_code,
+            count(*) filter (where n.state = 'waiting') as waiting,
+            count(*) filter (where n.state = 'requeueing') as requeueing,
+            count(*) filter (where n.state = 'requeued') as requeued,
+            count(*) filter (where n.state = 'discarded') as discarded,
+            count(*) filter (where n.state in ('waiting', 'requeueing') and n.generation > 1) as came_back,
+            min(n.dead_lettered_at) as first_at,
+            max(n.dead_lettered_at) as last_at
+        from (
+            select d.consumer, d.failure_group, d.reason, d.error_code, d.state, d.generation, d.dead_lettered_at
+            from oncely.dead_letters as d
+            where (visible is null or d.tenant = any (visible))
+                and (of_tenant is null or d.tenant = of_tenant)
+                and (of_consumer is null or d.consumer = of_consumer)
+                and (of_queue is null or d.queue = of_queue)
+                and (of_reason is null or d.reason = of_reason)
+                and (of_group is null or d.failure_group = of_group)
+                and (of_key is null or (hashtextextended(d.key, 0) = hashtextextended(of_key, 0) and d.key = of_key))
+                and (since is null or d.dead_lettered_at >= since)
+                and (until is null or d.dead_lettered_at < until)
+            order by d.dead_lettered_at desc
+            limit 100000
+        ) as n
+        group by n.consumer, n.failure_group, n.reason, n.error_code
+        order by count(*) filter (where n.state in ('waiting', 'requeueing')) desc, max(n.dead_lettered_at) desc
+        limit most
+    )
+    select g.consumer, g.failure_group, g.reason, g.error_code,
+        (
+            select d.detail from oncely.dead_letters as d
+            where d.dead_lettered_at = g.last_at and d.consumer = g.consumer and d.failure_group = g.failure_group
+                and d.reason = g.reason and d.error_code is not distinct from g.error_code
+                and (visible is null or d.tenant = any (visible))
+                and (of_tenant is null or d.tenant = of_tenant)
+            limit 1
+        ),
+        g.waiting, g.requeueing, g.requeued, g.discarded, g.came_back, oncely.bounded(g.first_at),
+        oncely.bounded(g.last_at)
+    from groups as g
+    order by g.waiting + g.requeueing desc, g.last_at desc;
+end
+$$;
+comment on function oncely.list_letter_groups is
+    'Dead letters by what failed alike, those that wait most first. For operators and auditors; a member of '
+    'oncely_tenant_auditor is shown its tenants'' rows.';
+revoke execute on function oncely.list_letter_groups from public;
 
 -- The one place that says which keys may go: the garbage collection and the erasure of a tenant ask it. A key is needed
 -- for as long as a copy of its message may come: for its retention after the last word on it (a claim, a failure, a
@@ -479,6 +689,54 @@ comment on function oncely.may_be_forgotten is
     'May this key be deleted at that time? Not before its retention is over since the last word on it (before: '
     'oncely.forgotten_before), and not while a mirror record, a letter or a parked message may still need it.';
 revoke execute on function oncely.may_be_forgotten from public;
+
+-- Who collects has this instead of a right to delete: a key that is gone too early is a message that runs again, and
+-- with a right to delete a login may lock the whole table. By the clock as far as it is explained
+-- (oncely.observe_clock). Never what a run holds. What is needed for longer, the collection asks
+-- oncely.may_be_forgotten.
+create function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+-- Planned as for a few places, so that the table is not read as a whole for many.
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    at timestamptz;
+    longest_entry interval;
+    gone bigint;
+begin
+    select least(u.clock_seen_at, clock_timestamp()), e.mirror_ttl into at, longest_entry
+    from oncely.maintenance as u
+    cross join oncely.cell as e;
+    delete from oncely.idempotency_keys as i
+    where i.ctid = any (places)
+        -- Asked again of the new version of a row that this had to wait for.
+        and i.status = coalesce(delete_keys.status, i.status)
+        and (i.owner is null or i.not_before <= clock_timestamp())
+        and case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end <= (
+            select oncely.forgotten_before(
+                at,
+                coalesce(
+                    i.expires_at - i.created_at,
+                    oncely.tenant_retention(
+                        at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
+                        c.redelivery_horizon, longest_entry, l.retention, l.former_retention, l.former_until
+                    )
+                ),
+                coalesce(c.paused, '{}')
+            )
+            from (values (i.consumer, i.tenant)) as k (consumer, tenant)
+            left join oncely.consumers as c on c.consumer = k.consumer
+            left join oncely.tenant_limits as l on l.tenant = k.tenant
+        );
+    get diagnostics gone = row_count;
+    return gone;
+end
+$$;
+comment on function oncely.delete_keys is
+    'Deletes the keys at these places of the table that are past their retention and that no run holds; those of one '
+    'status alone, where it is given. Returns how many that is. For the garbage collection.';
+revoke execute on function oncely.delete_keys from public;
 
 -- What waited longer than its key is remembered is published again only where the trail, which is kept longer, says
 -- that it never took effect. Of all letters in one statement, by index probes whatever the tables' sizes (hence the

@@ -110,3 +110,163 @@ comment on column oncely.ordering_keys.tenant is 'Whose key.';
 comment on column oncely.ordering_keys.ordering_key is 'The key.';
 comment on column oncely.ordering_keys.last_number is 'The number of the last event.';
 comment on column oncely.ordering_keys.used_at is 'When it was given out.';
+
+-- Who deletes has functions, and no right to the tables: with one to delete a login may lock all of them.
+create function oncely.delete_events(tenants text[], ids uuid[]) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    gone bigint;
+begin
+    delete from oncely.events as e
+    using unnest(tenants, ids) as d (tenant, id)
+    -- What is parked waits for a person.
+    where e.tenant = d.tenant and e.id = d.id and e.state = 'pending';
+    get diagnostics gone = row_count;
+    return gone;
+end
+$$;
+comment on function oncely.delete_events is
+    'Deletes events that have arrived; none that is parked. Returns how many there were. For relays.';
+revoke execute on function oncely.delete_events from public;
+
+create function oncely.change_events(
+    verb text, at timestamptz, tenants text[], ids uuid[], state text, filter jsonb, reason text, os_user text
+) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    free_tenants text[];
+    free_ids uuid[];
+begin
+    if coalesce(change_events.verb, '') not in ('retry_events', 'discard_events') then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: events are changed by retry_events and discard_events';
+    end if;
+    -- What a relay holds is being published, and is left alone.
+    select coalesce(array_agg(f.tenant), '{}'), coalesce(array_agg(f.id), '{}') into free_tenants, free_ids
+    from (
+        select e.tenant, e.id
+        from unnest(change_events.tenants, change_events.ids) as m (tenant, id)
+        join oncely.events as e on e.tenant = m.tenant and e.id = m.id
+        where change_events.state is null or e.state = change_events.state
+        for update of e skip locked
+    ) as f;
+    if change_events.verb = 'discard_events' then
+        delete from oncely.events as e
+        using unnest(free_tenants, free_ids) as f (tenant, id)
+        where e.tenant = f.tenant and e.id = f.id;
+    else
+        update oncely.events as e
+        set state = 'pending', attempts = 0, available_at = change_events.at
+        from unnest(free_tenants, free_ids) as f (tenant, id)
+        where e.tenant = f.tenant and e.id = f.id;
+    end if;
+    perform oncely.record_action(
+        case when free_tenants[1] = all (free_tenants) then coalesce(free_tenants[1], '') else '' end,
+        change_events.verb, change_events.filter, cardinality(free_ids), change_events.reason, change_events.os_user
+    );
+    return cardinality(free_ids);
+end
+$$;
+comment on function oncely.change_events is
+    'Makes events due as if they had never failed (retry_events), or deletes them (discard_events), and records it in '
+    'operator_actions. Leaves alone what a relay holds. Returns how many it was done to. For operators.';
+revoke execute on function oncely.change_events from public;
+
+create function oncely.collect_ordering_keys(
+    used_before timestamptz, after_tenant text, after_key text, most bigint,
+    out last_tenant text, out last_key text, out gone bigint
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    tenants text[];
+    keys text[];
+begin
+    select array_agg(i.tenant order by i.tenant, i.ordering_key),
+        array_agg(i.ordering_key order by i.tenant, i.ordering_key)
+    into tenants, keys
+    from (
+        select k.tenant, k.ordering_key
+        from oncely.ordering_keys as k
+        where k.used_at < used_before and (k.tenant, k.ordering_key) > (after_tenant, after_key)
+        order by k.tenant, k.ordering_key
+        limit most
+        for update skip locked
+    ) as i;
+    last_tenant := tenants[cardinality(tenants)];
+    last_key := keys[cardinality(keys)];
+    -- A statement of its own, whose snapshot is taken under the locks: a transaction that emitted under one of these
+    -- keys held its row until the commit, so that event is seen here. In one statement it would not be, and numbers
+    -- would begin again behind it.
+    delete from oncely.ordering_keys as k
+    using unnest(tenants, keys) as i (tenant, ordering_key)
+    where k.tenant = i.tenant and k.ordering_key = i.ordering_key
+        and not exists (
+            select from oncely.events as e where e.tenant = k.tenant and e.ordering_key = k.ordering_key
+        );
+    get diagnostics gone = row_count;
+end
+$$;
+comment on function oncely.collect_ordering_keys is
+    'Deletes a bounded batch of idle ordering keys without events, behind a key, and returns the last one looked at.';
+revoke execute on function oncely.collect_ordering_keys from public;
+
+-- What lists events (see oncely.visible_tenants). Not the message itself: an auditor may not read that.
+create function oncely.list_events(
+    of_tenant text default null, of_exchange text default null, of_routing_key text default null,
+    of_ordering_key text default null, of_reason text default null, until timestamptz default null,
+    of_ids uuid[] default null, of_state text default null, behind_id uuid default null, most bigint default 100
+)
+returns table (
+    tenant text, id uuid, created_at timestamptz, available_at timestamptz, attempts integer, state text,
+    reply boolean, exchange text, routing_key text, ordering_key text, ordering_number bigint, message_id text,
+    type text, correlation_id text, reason text, last_error text
+)
+language plpgsql stable security definer rows 100
+set search_path = pg_catalog, pg_temp
+-- So that a filter that is null costs nothing, and an index serves the others.
+set plan_cache_mode = force_custom_plan
+set debug_print_plan = off
+as $$
+declare
+    visible constant text[] := oncely.visible_tenants();
+begin
+    if behind_id is null then
+        return query
+        select e.tenant, e.id, oncely.bounded(e.created_at), oncely.bounded(e.available_at), e.attempts, e.state,
+            e.reply, e.exchange, e.routing_key, e.ordering_key, e.ordering_number, e.message_id, e.type,
+            e.correlation_id, e.reason, e.last_error
+        from oncely.events as e
+        where (visible is null or e.tenant = any (visible))
+            and (of_tenant is null or e.tenant = of_tenant)
+            and (of_exchange is null or e.exchange = of_exchange)
+            and (of_routing_key is null or e.routing_key = of_routing_key)
+            and (of_ordering_key is null or e.ordering_key = of_ordering_key)
+            and (of_reason is null or e.reason = of_reason)
+            and (until is null or e.created_at < until)
+            and (of_ids is null or e.id = any (of_ids))
+            and (of_state is null or e.state = of_state)
+        order by e.created_at, e.id
+        limit most;
+    else
+        return query
+        select e.tenant, e.id, oncely.bounded(e.created_at), oncely.bounded(e.available_at), e.attempts, e.state,
+            e.reply, e.exchange, e.routing_key, e.ordering_key, e.ordering_number, e.message_id, e.type,
+            e.correlation_id, e.reason, e.last_error
+        from oncely.events as e
+        where (visible is null or e.tenant = any (visible)) and e.tenant = of_tenant and e.id > behind_id
+        order by e.id
+        limit most;
+    end if;
+end
+$$;
+comment on function oncely.list_events is
+    'Events without their messages, the oldest first; with behind_id all of a tenant behind that one, by their ids. '
+    'For operators and auditors; a member of oncely_tenant_auditor is shown its tenants'' rows.';
+revoke execute on function oncely.list_events from public;

@@ -11,3 +11,4 @@ drop function oncely.emit(
     text, text, text, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
 );
 drop function oncely.add_event;
+drop function oncely.check_room;

@@ -8,6 +8,48 @@ set local search_path = pg_catalog, pg_temp;
 -- (oncely.claimed, which oncely.claim sets: "=" and the tenant, or "*" for claims of several); else the application's,
 -- where its role or database has one: alter role shop set oncely.tenant = 'acme'.
 
+-- Relays count what waits once a minute (oncely.count_letters), so that no emit waits for another one's count: by what
+-- is written in between a limit may be passed. It stops a client that stores without bound, and is none that an
+-- application meets while its broker is away for a day.
+create function oncely.check_room(tenant text) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    full_of record;
+begin
+    if pg_has_role(session_user, current_user, 'member') then
+        return;
+    end if;
+    select u.events, u.event_bytes, coalesce(l.events, c.tenant_events) as most,
+        coalesce(l.event_bytes, c.tenant_event_bytes) as most_bytes
+    into full_of
+    from oncely.letter_usage as u
+    cross join oncely.cell as c
+    left join oncely.tenant_limits as l on l.tenant = u.tenant
+    where u.tenant = check_room.tenant
+        and (
+            u.events >= coalesce(l.events, c.tenant_events)
+            or u.event_bytes >= coalesce(l.event_bytes, c.tenant_event_bytes)
+        );
+    if found then
+        raise exception using errcode = 'ONC22',
+            message = format(
+                'oncely: %s events of the tenant %L wait, with %s bytes; %s may, with %s bytes', full_of.events,
+                check_room.tenant, full_of.event_bytes, full_of.most, full_of.most_bytes
+            ),
+            hint = format(
+                'This event was not written. Emit again when relays have published some (oncely status), or have an '
+                'operator allow more: oncely tenant limit %L --events %s --event-bytes %s',
+                check_room.tenant, full_of.most * 2, full_of.most_bytes * 2
+            );
+    end if;
+end
+$$;
+comment on function oncely.check_room is
+    'Refuses (SQLSTATE ONC22) a client''s event where too many of its tenant wait. The schema''s owner is not refused.';
+revoke execute on function oncely.check_room from public;
+
 create function oncely.add_event(
     exchange text, routing_key text, payload bytea, headers jsonb, content_type text, message_id text,
     ordering_key text, delay interval, type text, source text, correlation_id text, reply_to text, app_id text,
@@ -85,17 +127,17 @@ begin
     end if;
     due := at;
     if delay is not null then
-        if delay < interval '0' or delay > interval '3650 days' or extract(year from delay) not between -200 and 200
+        if delay < interval '0' or delay > interval '366 days' or extract(year from delay) not between -200 and 200
         then
             raise exception using errcode = 'ONC05',
-                message = format('the delay of an event is negative or longer than 3650 days: %s', delay);
+                message = format('the delay of an event is negative or longer than 366 days: %s', delay);
         end if;
         due := at + delay;
     end if;
     -- What runs inside a worker is the operator's own code: asked for here, because a call of another function costs
     -- more than the answer.
     if pg_has_role(session_user, to_regrole('oncely_worker'), 'member') is not true then
-        perform oncely.check_right('emit', exchange, tenant);
+        perform oncely.check_right('emit', exchange, tenant), oncely.check_room(tenant);
     end if;
     if delay is not null and ordering_key is not null then
         raise exception using errcode = 'ONC05',
@@ -228,7 +270,7 @@ comment on function oncely.emit(
 ) is
     'Emits an event with a text as its body, byte for byte (UTF-8). Its content type is JSON where the text is an '
     'object or an array. Published when the caller''s transaction has committed, and never otherwise; returns its '
-    'id. ONC04: too large, ONC05: can''t be sent.';
+    'id. ONC04: too large, ONC05: can''t be sent, ONC22: too many wait.';
 revoke execute on function oncely.emit(
     text, text, text, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
 ) from public;
@@ -264,7 +306,7 @@ comment on function oncely.emit(
     text, text, jsonb, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
 ) is
     'Emits an event with a JSON body. Published when the caller''s transaction has committed, and never otherwise; '
-    'returns its id. ONC04: too large, ONC05: can''t be sent.';
+    'returns its id. ONC04: too large, ONC05: can''t be sent, ONC22: too many wait.';
 revoke execute on function oncely.emit(
     text, text, jsonb, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
 ) from public;
@@ -300,7 +342,7 @@ comment on function oncely.emit(
     text, text, bytea, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
 ) is
     'Emits an event with these bytes as its body. Published when the caller''s transaction has committed, and never '
-    'otherwise; returns its id. ONC04: too large, ONC05: can''t be sent.';
+    'otherwise; returns its id. ONC04: too large, ONC05: can''t be sent, ONC22: too many wait.';
 revoke execute on function oncely.emit(
     text, text, bytea, jsonb, text, text, text, interval, text, text, text, text, text, text, oncely.message
 ) from public;

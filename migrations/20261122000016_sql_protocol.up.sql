@@ -45,12 +45,17 @@ begin
             message = format('oncely: fingerprint has %s bytes', octet_length(fingerprint)),
             hint = 'It is sha256(body), or up to 64 bytes of another kind, or null where nothing is compared.';
     end if;
-    if retention is null or retention <= interval '0' or retention > interval '36525 days'
-        or extract(year from retention) not between -200 and 200
+    if retention is null or retention <= interval '0' or extract(year from retention) not between -200 and 200
+        or (
+            retention > interval '366 days'
+            and retention > coalesce(
+                (select c.retention from oncely.consumers as c where c.consumer = check_call.consumer), interval '0'
+            )
+        )
     then
         raise exception using errcode = 'ONC11',
-            message = 'oncely: retention is not a time to come, of 100 years at most',
-            hint = 'Such as interval ''7 days''.';
+            message = 'oncely: retention is not a time to come, of 366 days or the consumer''s retention at most',
+            hint = 'Such as interval ''7 days''. An operator lengthens the consumer''s: oncely retention set.';
     end if;
     if on_conflict is null or on_conflict not in ('dead_letter', 'duplicate') then
         raise exception using errcode = 'ONC11', message = 'oncely: on_conflict is neither dead_letter nor duplicate';
@@ -659,10 +664,10 @@ begin
     if fail.body is not null then
         perform oncely.check_message(fail.queue, fail.exchange, fail.routing_key, fail.properties, fail.headers);
     end if;
-    if fail.delay < interval '0' or fail.delay > interval '3650 days'
+    if fail.delay < interval '0' or fail.delay > interval '366 days'
         or extract(year from fail.delay) not between -200 and 200
     then
-        raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 3650 days';
+        raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 366 days';
     end if;
     perform oncely.check_right('consume', fail.consumer, fail.tenant);
     ends := clock_timestamp() + oncely.claimed_retention(fail.tenant, fail.retention);

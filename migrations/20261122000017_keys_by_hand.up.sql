@@ -353,3 +353,159 @@ comment on function oncely.seed_keys is
     'conflicts are those that are FAILED or IN_PROGRESS here. A retention makes keys carry their own end, as '
     'oncely.claim does. For operators.';
 revoke execute on function oncely.seed_keys from public;
+
+-- What lists keys (see oncely.visible_tenants), page by page along an index. Not what a handler answered: an auditor
+-- may not read that.
+create function oncely.list_keys(
+    of_tenant text default null, of_consumer text default null, of_status oncely.key_status default null,
+    since timestamptz default null, until timestamptz default null, behind timestamptz default null,
+    behind_tenant text default null, behind_consumer text default null, behind_key text default null,
+    most bigint default 100
+)
+returns table (
+    tenant text, consumer text, key text, status text, attempts integer, crash_attempts integer,
+    created_at timestamptz, completed_at timestamptz, expires_at timestamptz, not_before timestamptz, reason text,
+    error_code text, last_error text
+)
+language plpgsql stable security definer rows 100
+set search_path = pg_catalog, pg_temp
+-- Planned with the status, whose partial index serves it.
+set plan_cache_mode = force_custom_plan
+-- Statistics that are out of date must not have a big table read as a whole.
+set enable_seqscan = off
+set enable_bitmapscan = off
+set debug_print_plan = off
+as $$
+declare
+    visible constant text[] := oncely.visible_tenants();
+begin
+    if of_status is null then
+        return query
+        select i.tenant, i.consumer, i.key, i.status::text, i.attempts, i.crash_attempts, oncely.bounded(i.created_at),
+            oncely.bounded(i.completed_at), oncely.bounded(i.expires_at), oncely.bounded(i.not_before), i.reason,
+            i.error_code, i.last_error
+        from oncely.idempotency_keys as i
+        where i.tenant = of_tenant
+            and (visible is null or i.tenant = any (visible))
+            and (of_consumer is null or i.consumer = of_consumer)
+            and (behind_consumer is null or (i.consumer, i.key) > (behind_consumer, behind_key))
+        order by i.consumer, i.key
+        limit most;
+    elsif of_status = 'IN_PROGRESS' then
+        return query
+        select i.tenant, i.consumer, i.key, i.status::text, i.attempts, i.crash_attempts, oncely.bounded(i.created_at),
+            oncely.bounded(i.completed_at), oncely.bounded(i.expires_at), oncely.bounded(i.not_before), i.reason,
+            i.error_code, i.last_error
+        from oncely.idempotency_keys as i
+        where i.status = of_status
+            and i.consumer = of_consumer
+            and (visible is null or i.tenant = any (visible))
+            and (of_tenant is null or i.tenant = of_tenant)
+            and (since is null or i.created_at >= since)
+            and (until is null or i.created_at < until)
+            and (
+                behind is null
+                or i.created_at <= behind and (i.created_at, i.tenant, i.key) < (behind, behind_tenant, behind_key)
+            )
+        order by i.created_at desc, i.tenant desc, i.key desc
+        limit most;
+    else
+        return query
+        select i.tenant, i.consumer, i.key, i.status::text, i.attempts, i.crash_attempts, oncely.bounded(i.created_at),
+            oncely.bounded(i.completed_at), oncely.bounded(i.expires_at), oncely.bounded(i.not_before), i.reason,
+            i.error_code, i.last_error
+        from oncely.idempotency_keys as i
+        where i.status = of_status
+            and i.consumer = of_consumer
+            and (visible is null or i.tenant = any (visible))
+            and (of_tenant is null or i.tenant = of_tenant)
+            and (since is null or i.completed_at >= since)
+            and (until is null or i.completed_at < until)
+            and (
+                behind is null
+                or i.completed_at <= behind and (i.completed_at, i.tenant, i.key) < (behind, behind_tenant, behind_key)
+            )
+        order by i.completed_at desc, i.tenant desc, i.key desc
+        limit most;
+    end if;
+end
+$$;
+comment on function oncely.list_keys is
+    'Keys without what their handlers answered: without a status those of a tenant, by consumer and key; else those of '
+    'a consumer, the newest first (by their end; of IN_PROGRESS by their beginning). For operators and auditors; a '
+    'member of oncely_tenant_auditor is shown its tenants'' rows.';
+revoke execute on function oncely.list_keys from public;
+
+create function oncely.find_key(of_key text, of_tenant text default null, of_consumer text default null)
+returns table (
+    tenant text, consumer text, key text, status text, attempts integer, created_at timestamptz,
+    completed_at timestamptz, expires_at timestamptz, fingerprint bytea, http_status smallint, reason text,
+    last_error text, not_before timestamptz, owner text, fencing_token bigint
+)
+language plpgsql stable security definer rows 10
+set search_path = pg_catalog, pg_temp
+-- So that a filter that is null costs nothing, and an index serves the others.
+set plan_cache_mode = force_custom_plan
+set debug_print_plan = off
+as $$
+declare
+    visible constant text[] := oncely.visible_tenants();
+begin
+    return query
+    select i.tenant, i.consumer, i.key, i.status::text, i.attempts, oncely.bounded(i.created_at),
+        oncely.bounded(i.completed_at), oncely.bounded(i.expires_at), i.fingerprint, i.http_status, i.reason,
+        i.last_error, oncely.bounded(i.not_before), i.owner, i.fencing_token
+    from (
+        -- The primary key begins with the tenant: where it is not known, the trail's index on the key's hash tells it.
+        select a.tenant, a.consumer
+        from oncely.audit as a
+        where of_tenant is null and hashtextextended(a.key, 0) = hashtextextended(of_key, 0) and a.key = of_key
+        -- Not decided, so not in the trail: claimed and left, at work, parked. Few, and the partial indexes hold them.
+        union
+        select k.tenant, k.consumer from oncely.idempotency_keys as k
+        where of_tenant is null and k.status = 'FAILED' and k.key = of_key
+        union
+        select k.tenant, k.consumer from oncely.idempotency_keys as k
+        where of_tenant is null and k.status = 'IN_PROGRESS' and k.key = of_key
+        union
+        select k.tenant, k.consumer from oncely.idempotency_keys as k
+        where k.tenant = of_tenant and k.key = of_key
+    ) as n
+    join oncely.idempotency_keys as i on i.tenant = n.tenant and i.consumer = n.consumer and i.key = of_key
+    where (visible is null or i.tenant = any (visible))
+        and (of_consumer is null or i.consumer = of_consumer)
+    order by i.tenant, i.consumer;
+end
+$$;
+comment on function oncely.find_key is
+    'What is known of a key, without what its handlers answered, under each tenant and consumer that has it. For '
+    'operators and auditors; a member of oncely_tenant_auditor is shown its tenants'' rows.';
+revoke execute on function oncely.find_key from public;
+
+create function oncely.list_retentions(at timestamptz, of_tenants text[])
+returns table (tenant text, consumer text, retention interval)
+language plpgsql stable security definer rows 100
+set search_path = pg_catalog, pg_temp
+-- So that a filter that is null costs nothing, and an index serves the others.
+set plan_cache_mode = force_custom_plan
+set debug_print_plan = off
+as $$
+declare
+    visible constant text[] := oncely.visible_tenants();
+begin
+    return query
+    select t.tenant, c.consumer, oncely.tenant_retention(
+        at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until), c.redelivery_horizon,
+        e.mirror_ttl, l.retention, l.former_retention, l.former_until
+    )
+    from unnest(of_tenants) as t (tenant)
+    cross join oncely.consumers as c
+    cross join oncely.cell as e
+    left join oncely.tenant_limits as l on l.tenant = t.tenant
+    where visible is null or t.tenant = any (visible);
+end
+$$;
+comment on function oncely.list_retentions is
+    'For how long keys of tenants are kept, by consumer, pauses left aside. For operators and auditors; a member of '
+    'oncely_tenant_auditor is told of its tenants.';
+revoke execute on function oncely.list_retentions from public;

@@ -939,7 +939,7 @@ begin
     end if;
     perform oncely.check_short(fail_lease.queue, fail_lease.worker, fail_lease.trace_id);
     if fail_lease.delay is not null then
-        perform oncely.check_lease_time('delay', fail_lease.delay, interval '0', interval '3650 days');
+        perform oncely.check_lease_time('delay', fail_lease.delay, interval '0', interval '366 days');
     end if;
     held := oncely.hold_lease(fail_lease.tenant, fail_lease.consumer, fail_lease.key, fail_lease.token);
     at := clock_timestamp();

@@ -31,8 +31,6 @@ begin
 end
 $$;
 
-drop policy if exists keys_collected_by_oncely_operator on oncely.idempotency_keys;
-drop policy if exists keys_collected_by_oncely_relay on oncely.idempotency_keys;
 drop policy if exists keys_locked_by_operators on oncely.idempotency_keys;
 drop policy if exists keys_locked_by_relays on oncely.idempotency_keys;
 drop policy if exists keys_worked on oncely.idempotency_keys;

@@ -35,6 +35,9 @@ declare
     letter_seen constant text := 'tenant, id, consumer, key, dead_lettered_at, reason, error_code, detail, attempt, '
         'queue, worker, trace_id, state, generation, times, failure_group, exchange, routing_key, fingerprint, '
         'properties, encrypted_by, body_size, whole, stored_size, omitted, updated_at, swept_at, from_client';
+    -- Rows without what an auditor may not read: of all tenants, or of those that a tenant auditor's login was granted.
+    listing constant text := 'oncely.list_audit, oncely.count_audit, oncely.oldest_audit, oncely.list_keys, '
+        'oncely.find_key, oncely.list_retentions, oncely.list_letters, oncely.list_letter_groups, oncely.list_events';
     -- Neither headers nor payload.
     event_seen constant text := 'tenant, id, created_at, available_at, ordering_number, attempts, state, exchange, '
         'routing_key, ordering_key, message_id, content_type, type, correlation_id, reply_to, app_id, reason, '
@@ -76,6 +79,8 @@ begin
                 'reason, error_code, detail, worker, trace_id) on oncely.audit'),
             -- Of which trace the first run of a duplicate was.
             ('oncely_worker', 'select (tenant, occurred_at, consumer, key, outcome, trace_id) on oncely.audit'),
+            -- What is known of a key (oncely handler test).
+            ('oncely_worker', 'execute on function oncely.find_key'),
             ('oncely_worker', 'execute on function oncely.epoch, oncely.bucket, oncely.register_consumer, '
                 'oncely.handler_name, oncely.handler_calls, oncely.claim_fresh, oncely.record_fresh, '
                 'oncely.handle_parts, oncely.handle_each, oncely.take_turn, oncely.try_jsonb, oncely.reject, '
@@ -102,20 +107,20 @@ begin
             -- How long a tenant's keys are kept.
             ('oncely_relay', 'select (tenant, retention, former_retention, former_until) on oncely.tenant_limits'),
             ('oncely_relay', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
-            ('oncely_relay', 'select, delete, update (expires_at) on oncely.mirror_queue'),
-            ('oncely_relay', 'select, delete, update (available_at, attempts, state, reason, last_error) '
-                'on oncely.events'),
-            ('oncely_relay', 'select, delete, update (used_at) on oncely.ordering_keys'),
+            ('oncely_relay', 'select, update (expires_at) on oncely.mirror_queue'),
+            ('oncely_relay', 'select, update (available_at, attempts, state, reason, last_error) on oncely.events'),
+            ('oncely_relay', 'select on oncely.ordering_keys'),
             ('oncely_relay', format(
-                'select (ctid, %s), update (not_before), delete on oncely.idempotency_keys', key_seen
+                'select (ctid, %s), update (not_before) on oncely.idempotency_keys', key_seen
             )),
-            ('oncely_relay', 'select (tenant, id, consumer, key, state, updated_at, swept_at), update (swept_at), '
-                'delete on oncely.dead_letters'),
+            ('oncely_relay', 'select (tenant, id, consumer, key, state, updated_at, swept_at), update (swept_at) '
+                'on oncely.dead_letters'),
             -- It makes the tags of identities, as the worker does: it can write to Redis whatever it likes anyway. It
             -- signs nothing.
             ('oncely_relay', 'execute on function oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
-                'oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
+                'oncely.delete_mirrored, oncely.delete_events, oncely.delete_keys, oncely.collect_ordering_keys, '
+                'oncely.collect_dead_letters, oncely.mirror_keys, oncely.forget_secrets, oncely.epoch, '
                 'oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.observe_clock, oncely.forgotten_before, oncely.effective_retention, '
@@ -134,20 +139,21 @@ begin
                 'oncely.stats, oncely.relay_stats, oncely.controls'),
             -- Everything but the secrets.
             ('oncely_operator', 'select (purpose, id, created_at, signs_from, accepted_until) on oncely.secrets'),
-            ('oncely_operator', 'update (not_before), delete on oncely.idempotency_keys'),
+            ('oncely_operator', 'update (not_before) on oncely.idempotency_keys'),
             -- Their state, and nothing of the messages.
-            ('oncely_operator', 'delete, update (state, updated_at, swept_at) on oncely.dead_letters'),
-            ('oncely_operator', 'delete, update (available_at, attempts, state, reason, last_error) on oncely.events'),
-            ('oncely_operator', 'delete, update (used_at) on oncely.ordering_keys'),
+            ('oncely_operator', 'update (state, updated_at, swept_at) on oncely.dead_letters'),
+            ('oncely_operator', 'execute on function ' || listing),
             ('oncely_operator', 'execute on function oncely.take_lock, oncely.try_session_lock, '
                 'oncely.release_session_lock, '
-                'oncely.is_session_locked, oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
+                'oncely.is_session_locked, oncely.change_events, oncely.delete_keys, oncely.collect_ordering_keys, '
+                'oncely.collect_dead_letters, oncely.epoch, oncely.bucket, oncely.make_audit_partition, '
                 'oncely.make_audit_partitions, oncely.drop_audit_partition, oncely.drop_audit_partitions, '
                 'oncely.seal_audit, oncely.audit_digest, oncely.seal_hash, oncely.observe_clock, '
                 'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention, '
                 'oncely.may_be_forgotten, oncely.accept_clock, '
                 'oncely.set_retention, oncely.set_tenant_retention, '
                 'oncely.record_action, oncely.letter_memories, oncely.count_letters, oncely.limit_tenant, '
+                'oncely.limit_events, '
                 'oncely.free_keys, oncely.forget_processes, oncely.settle_claim, oncely.revoke_lease, oncely.park, '
                 'oncely.grant_right, oncely.revoke_rights, '
                 'oncely.mirror_again, oncely.seed_keys, oncely.pause_consumer, oncely.resume_consumer, '
@@ -156,7 +162,8 @@ begin
 
             -- Reads what was decided, and nothing of the messages themselves.
             ('oncely_auditor', 'usage on schema oncely'),
-            ('oncely_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
+            ('oncely_auditor', 'select (only_row, name, history_id, audit_floor, tenant_events, tenant_event_bytes, '
+                'mirror_ttl) on oncely.cell'),
             ('oncely_auditor', 'select on oncely.consumers, oncely.maintenance, oncely.locks, oncely.mirror_queue, '
                 'oncely.audit, '
                 'oncely.audit_seals, oncely.processed_keys, oncely.dead_letter_groups, oncely.tenant_limits, '
@@ -167,26 +174,18 @@ begin
             ('oncely_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
             ('oncely_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
             ('oncely_auditor', format('select (%s) on oncely.events', event_seen)),
+            ('oncely_auditor', 'execute on function ' || listing),
             ('oncely_auditor', 'execute on function oncely.epoch, oncely.bucket, oncely.audit_digest, '
                 'oncely.seal_hash, oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention'),
 
-            -- The same, of the tenants that oncely.rights says, and nothing that is of all tenants: neither what
-            -- processes say of themselves, nor counts, nor the words of operators.
+            -- The same, of the tenants that oncely.rights says, and by functions alone: who may select from a table may
+            -- plan over the rows of all tenants. Nothing that is of all tenants: neither what processes say of
+            -- themselves, nor counts, nor the words of operators.
             ('oncely_tenant_auditor', 'usage on schema oncely'),
             ('oncely_tenant_auditor', 'select (only_row, name, history_id, audit_floor, mirror_ttl) on oncely.cell'),
             ('oncely_tenant_auditor', 'select (consumer, retention, redelivery_horizon, fingerprint, on_conflict, '
                 'registered_at, changed_at, paused, former_retention, former_until) on oncely.consumers'),
-            ('oncely_tenant_auditor', 'select on oncely.audit, oncely.processed_keys, oncely.dead_letter_groups, '
-                'oncely.letter_usage, oncely.letter_growth, oncely.ordering_keys'),
-            -- Not who said it.
-            ('oncely_tenant_auditor', 'select (tenant, letters, letter_bytes, retention, longest_retention, '
-                'former_retention, former_until, changed_at) on oncely.tenant_limits'),
-            ('oncely_tenant_auditor', format('select (%s) on oncely.idempotency_keys', key_seen)),
-            ('oncely_tenant_auditor', format('select (%s) on oncely.dead_letters', letter_seen)),
-            ('oncely_tenant_auditor', format('select (%s) on oncely.events', event_seen)),
-            ('oncely_tenant_auditor', 'select (tenant, id, occurred_at, verb, count) on oncely.operator_actions'),
-            ('oncely_tenant_auditor', 'execute on function oncely.bucket, oncely.readable_tenants, '
-                'oncely.forgotten_before, oncely.effective_retention, oncely.tenant_retention'),
+            ('oncely_tenant_auditor', 'execute on function oncely.bucket, oncely.readable_tenants, ' || listing),
 
             -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
             ('oncely_emitter', 'usage on schema oncely'),
@@ -212,9 +211,10 @@ begin
     end loop;
 
     -- Rows of tenants: everybody sees those that his grants open, but a member of oncely_tenant_auditor those of his
-    -- tenants alone, whatever else he is a member of (the policy is restrictive), and none without a right to read. It
-    -- costs others nothing: "true" is gone from a statement before it is planned. Keys have policies of their own.
-    -- Asked once a statement, the list of tenants serves as the condition of an index.
+    -- tenants alone, whatever else he is a member of (the policy is restrictive), and none without a right to read.
+    -- That role has no grant on these tables itself: this is for a login that has another role, too, and for a grant
+    -- that should not have been given. It costs others nothing: "true" is gone from a statement before it is planned.
+    -- Keys have policies of their own. Asked once a statement, the list of tenants serves as the condition of an index.
     for relation in
         select c.relname
         from pg_class as c
@@ -243,27 +243,6 @@ begin
         -- For `oncely check`. An sqlx-cli without sqlx.toml support keeps its list elsewhere.
         if to_regclass('oncely._sqlx_migrations') is not null then
             execute format('grant select on oncely._sqlx_migrations to %I', role);
-        end if;
-        -- Who collects deletes what is past its retention, and nothing else: a key that is gone too early is a message
-        -- that runs again. By the clock as far as it is explained (oncely.observe_clock). Never what a run holds. What
-        -- is needed for longer, oncely.may_be_forgotten says.
-        if role in ('oncely_relay', 'oncely_operator') then
-            execute format(
-                'create policy %I on oncely.idempotency_keys for delete to %I using ('
-                'case when expires_at is null then coalesce(completed_at, created_at) else created_at end '
-                '<= (select oncely.forgotten_before(least(u.clock_seen_at, clock_timestamp()), '
-                'coalesce(expires_at - created_at, oncely.tenant_retention('
-                'least(u.clock_seen_at, clock_timestamp()), oncely.effective_retention('
-                'least(u.clock_seen_at, clock_timestamp()), c.retention, c.former_retention, c.former_until), '
-                'c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until)), '
-                'coalesce(c.paused, ''{}'')) '
-                'from oncely.maintenance as u '
-                'cross join oncely.cell as e '
-                'left join oncely.consumers as c on c.consumer = idempotency_keys.consumer '
-                'left join oncely.tenant_limits as l on l.tenant = idempotency_keys.tenant) '
-                'and (owner is null or not_before <= clock_timestamp()))',
-                'keys_collected_by_' || role, role
-            );
         end if;
         -- What was done stays done: a worker changes a key that may run and runs under no lease, or one that it has
         -- just claimed in this very transaction (a row that a savepoint wrote does not count). Relay and operator lock

@@ -33,7 +33,7 @@ impl Role {
         }
     }
 
-    /// What its work takes of the tables, beside what the functions do for it: privileges whose absence is noticed late.
+    /// What its work takes of the tables and functions: privileges whose absence is noticed late.
     pub(super) fn privileges(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Worker => &[
@@ -47,18 +47,18 @@ impl Role {
                 ("select", "oncely.controls"),
             ],
             Self::Relay => &[
-                ("delete", "oncely.idempotency_keys"),
-                ("delete", "oncely.mirror_queue"),
-                ("select", "oncely.events"),
-                ("delete", "oncely.events"),
-                ("delete", "oncely.ordering_keys"),
-                ("delete", "oncely.dead_letters"),
+                ("update", "oncely.idempotency_keys"),
+                ("execute", "oncely.delete_keys"),
+                ("update", "oncely.mirror_queue"),
+                ("execute", "oncely.delete_mirrored"),
+                ("update", "oncely.events"),
+                ("execute", "oncely.delete_events"),
                 ("select", "oncely.processes"),
             ],
             Self::Operator => &[
                 ("select", "oncely.audit"),
                 ("update", "oncely.dead_letters"),
-                ("update", "oncely.events"),
+                ("execute", "oncely.change_events"),
                 ("select", "oncely.processes"),
                 ("select", "oncely.stats"),
             ],

@@ -4,9 +4,9 @@ select session_user::text as "login!",
         and has_function_privilege('oncely.free_keys(text[], uuid[], boolean)', 'execute')
         and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
         and has_function_privilege('oncely.signing_keys()', 'execute') as "change_letters!",
-    has_column_privilege('oncely.events', 'state', 'update')
-        and has_function_privilege('oncely.record_action(text, text, jsonb, bigint, text, text)', 'execute')
-        as "change_events!",
+    has_function_privilege(
+        'oncely.change_events(text, timestamptz, text[], uuid[], text, jsonb, text, text)', 'execute'
+    ) as "change_events!",
     has_function_privilege('oncely.pause_consumer(text, timestamptz, text, text)', 'execute')
         and has_function_privilege('oncely.resume_consumer(text, text, text)', 'execute') as "pause!",
     has_function_privilege('oncely.revoke_lease(text, text, text, text, bigint, text)', 'execute') as "release_leases!",

@@ -1,13 +1,6 @@
--- The newest decisions first. Each filter is off where its parameter is null. The key goes through the index on its
--- hash.
-select tenant, oncely.bounded(occurred_at) as "occurred_at!", consumer, key, queue, outcome, reason, error_code, detail, attempt, duration_us, worker, login, trace_id
-from oncely.audit
-where ($1::text is null or tenant = $1)
-  and ($2::text is null or consumer = $2)
-  and ($3::text is null or (hashtextextended(key, 0) = hashtextextended($3, 0) and key = $3))
-  and ($4::text is null or outcome = $4)
-  and ($5::text is null or reason = $5)
-  and ($6::timestamptz is null or occurred_at >= $6)
-  and ($7::timestamptz is null or occurred_at < $7)
-order by occurred_at desc
-limit $8
+-- The newest decisions first. Each filter is off where its parameter is null.
+select tenant as "tenant!", occurred_at as "occurred_at!", consumer as "consumer!", key as "key!", queue as "queue!", outcome as "outcome!", reason,
+    error_code, detail, attempt as "attempt!", duration_us, worker as "worker!", login, trace_id
+from oncely.list_audit(
+    of_tenant => $1, of_consumer => $2, of_key => $3, of_outcome => $4, of_reason => $5, since => $6, until => $7, most => $8
+)

@@ -17,10 +17,6 @@ with walked as materialized (
     where ctid = any (array(select place from walked where is_due))
       and status = 'COMPLETED' and consumer = $1 and expires_at is null and completed_at < $2
     for update of i skip locked
-), gone as (
-    delete from oncely.idempotency_keys
-    where ctid = any (array(select place from due))
-    returning 1
 )
-select count(*) as "found!", (select count(*) from gone) as "deleted!", oncely.bounded(max(at)) as last
+select count(*) as "found!", oncely.delete_keys(array(select place from due)) as "deleted!", oncely.bounded(max(at)) as last
 from walked

@@ -14,10 +14,6 @@ with due as materialized (
     order by expires_at
     limit $2
     for update of i skip locked
-), gone as (
-    delete from oncely.idempotency_keys
-    where ctid = any (array(select place from due))
-    returning 1
 )
-select count(*) as "found!", (select count(*) from gone) as "deleted!", oncely.bounded(max(at)) as last
+select count(*) as "found!", oncely.delete_keys(array(select place from due)) as "deleted!", oncely.bounded(max(at)) as last
 from due

@@ -78,14 +78,8 @@ pub(crate) async fn retentions(
     tenants: &[String],
 ) -> Result<BTreeMap<(String, String), Duration>, sqlx::Error> {
     let rows = sqlx::query!(
-        r#"select t.tenant as "tenant!", c.consumer, (extract(epoch from oncely.tenant_retention(
-                $1, oncely.effective_retention($1, c.retention, c.former_retention, c.former_until), c.redelivery_horizon,
-                e.mirror_ttl, l.retention, l.former_retention, l.former_until
-            )) * 1000000)::bigint as "retention!"
-        from unnest($2::text[]) as t (tenant)
-        cross join oncely.consumers as c
-        cross join oncely.cell as e
-        left join oncely.tenant_limits as l on l.tenant = t.tenant"#,
+        r#"select tenant as "tenant!", consumer as "consumer!", (extract(epoch from retention) * 1000000)::bigint as "retention!"
+        from oncely.list_retentions($1, $2)"#,
         now,
         tenants
     )

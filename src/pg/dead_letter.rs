@@ -110,7 +110,8 @@ pub(crate) async fn collect(
     before: DateTime<Utc>,
     limit: i64,
 ) -> Result<u64, sqlx::Error> {
-    let done =
-        sqlx::query_file!("src/pg/collect_dead_letters.sql", before, limit).execute(connection).await?;
-    Ok(done.rows_affected())
+    let gone = sqlx::query_scalar!(r#"select oncely.collect_dead_letters($1, $2) as "gone!""#, before, limit)
+        .fetch_one(connection)
+        .await?;
+    Ok(u64::try_from(gone).unwrap_or(0))
 }

@@ -40,7 +40,7 @@ pub enum PgFault {
 /// | 57014 cancelled (statement timeout) | transient |
 /// | 40 rollback (deadlock, serialisation), 55P03 lock timeout | contention |
 /// | 0A000 (a cached plan whose table has changed), 26000 (a prepared statement that is gone) | session |
-/// | 53 resources, 58 system, 42, 3F and 3D (missing object, no grant), 28 login, F0 configuration, XX internal, HV (a foreign server), 55006 (an object is in use), 2200H (a sequence is used up), `ONC16` (no right to claim or emit), `ONC17` (reserved: not in this cell) | environment |
+/// | 53 resources, 58 system, 42, 3F and 3D (missing object, no grant), 28 login, F0 configuration, XX internal, HV (a foreign server), 55006 (an object is in use), 2200H (a sequence is used up), `ONC16` (no right to claim or emit), `ONC17` (reserved: not in this cell), `ONC22` (no room for a client's event) | environment |
 /// | 22 data, 54 limits | poison |
 /// | `ONC01` (`oncely.reject`) | rejected |
 /// | `ONC07` (`oncely.refuse`) | refused |
@@ -211,7 +211,7 @@ pub fn class_of(code: &str) -> Option<FaultClass> {
         ("25006", _) | (_, "08") => return None,
         ("57014", _) => FaultClass::Transient,
         (_, "57") => return None,
-        ("2200H" | "55006" | "ONC16" | "ONC17", _)
+        ("2200H" | "55006" | "ONC16" | "ONC17" | "ONC22", _)
         | (_, "53" | "58" | "42" | "3F" | "3D" | "28" | "XX" | "F0" | "HV") => FaultClass::Environment,
         (_, "22" | "54") => FaultClass::Poison,
         ("55P03", _) | (_, "40") => FaultClass::Contention,
@@ -259,6 +259,7 @@ mod tests {
             ("HV00N", FaultClass::Environment),
             ("ONC16", FaultClass::Environment),
             ("ONC17", FaultClass::Environment),
+            ("ONC22", FaultClass::Environment),
             ("57014", FaultClass::Transient),
             ("23505", FaultClass::Transient),
             ("P0001", FaultClass::Transient),

@@ -25,6 +25,9 @@ pub struct EventFilter {
     pub ids: Option<Vec<Uuid>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// All of the tenant behind this one, in the order of their ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub behind: Option<Uuid>,
     pub limit: i64,
 }
 
@@ -51,7 +54,7 @@ pub struct EventRow {
     pub last_error: Option<String>,
 }
 
-/// Events, oldest first.
+/// Events, oldest first; behind one of a tenant in the order of their ids.
 ///
 /// # Errors
 /// When the query fails.
@@ -70,6 +73,7 @@ pub async fn events(
         filter.created_before,
         filter.ids.as_deref() as Option<&[Uuid]>,
         filter.state.as_deref(),
+        filter.behind,
         filter.limit
     )
     .fetch_all(connection)
@@ -83,30 +87,49 @@ pub(crate) enum EventChange {
     Discard,
 }
 
-/// Does it to those events that no relay holds, in the caller's transaction. Returns the tenants of those it was done to.
+impl EventChange {
+    /// As it is recorded.
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Retry => "retry_events",
+            Self::Discard => "discard_events",
+        }
+    }
+}
+
+/// For whom, why and which: what is recorded with a change of events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EventChangeBy<'a> {
+    pub(crate) user: &'a str,
+    pub(crate) reason: Option<&'a str>,
+    pub(crate) filter: &'a serde_json::Value,
+}
+
+/// Does it to those events that no relay holds, and records it, in the caller's transaction. Returns how many those are.
 pub(crate) async fn change_events(
     connection: &mut PgConnection,
     now: DateTime<Utc>,
     change: EventChange,
     events: &[EventRow],
     state: Option<&str>,
-) -> Result<Vec<String>, sqlx::Error> {
+    by: EventChangeBy<'_>,
+) -> Result<usize, sqlx::Error> {
     let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
-    Ok(match change {
-        EventChange::Retry => sqlx::query_file!("src/pg/events_retry.sql", &tenants, &ids, state, now)
-            .fetch_all(connection)
-            .await?
-            .into_iter()
-            .map(|row| row.tenant)
-            .collect(),
-        EventChange::Discard => sqlx::query_file!("src/pg/events_discard.sql", &tenants, &ids, state)
-            .fetch_all(connection)
-            .await?
-            .into_iter()
-            .map(|row| row.tenant)
-            .collect(),
-    })
+    let done = sqlx::query_scalar!(
+        r#"select oncely.change_events($1, $2, $3, $4, $5, $6, $7, $8) as "done!""#,
+        change.verb(),
+        now,
+        &tenants,
+        &ids,
+        state,
+        by.filter,
+        by.reason,
+        by.user
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(usize::try_from(done).unwrap_or(0))
 }
 
 /// Depth and age of the events, for people and for metrics.

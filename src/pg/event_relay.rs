@@ -122,16 +122,10 @@ pub(crate) async fn delete_events(
 ) -> Result<u64, sqlx::Error> {
     let tenants: Vec<String> = events.iter().map(|event| event.tenant.clone()).collect();
     let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
-    let done = sqlx::query!(
-        "delete from oncely.events as e
-         using unnest($1::text[], $2::uuid[]) as d (tenant, id)
-         where e.tenant = d.tenant and e.id = d.id",
-        &tenants,
-        &ids
-    )
-    .execute(connection)
-    .await?;
-    Ok(done.rows_affected())
+    let gone = sqlx::query_scalar!(r#"select oncely.delete_events($1, $2) as "gone!""#, &tenants, &ids)
+        .fetch_one(connection)
+        .await?;
+    Ok(u64::try_from(gone).unwrap_or(0))
 }
 
 /// What a failure means for an event.

@@ -1,14 +1,9 @@
--- Events, oldest first. Each filter is off where its parameter is null. Not the message itself: an auditor may not read that.
-select tenant, id, oncely.bounded(created_at) as "created_at!", oncely.bounded(available_at) as "available_at!", attempts, state, reply, exchange, routing_key, ordering_key, ordering_number,
-    message_id, type as kind, correlation_id, reason, last_error
-from oncely.events
-where ($1::text is null or tenant = $1)
-  and ($2::text is null or exchange = $2)
-  and ($3::text is null or routing_key = $3)
-  and ($4::text is null or ordering_key = $4)
-  and ($5::text is null or reason = $5)
-  and ($6::timestamptz is null or created_at < $6)
-  and ($7::uuid[] is null or id = any ($7))
-  and ($8::text is null or state = $8)
-order by created_at, id
-limit $9
+-- Events, oldest first; with $9 all of a tenant behind that one, by their ids. Each filter is off where its parameter is null. Not the message
+-- itself: an auditor may not read that.
+select tenant as "tenant!", id as "id!", created_at as "created_at!", available_at as "available_at!", attempts as "attempts!", state as "state!",
+    reply as "reply!", exchange as "exchange!", routing_key as "routing_key!", ordering_key, ordering_number, message_id, type as kind,
+    correlation_id, reason, last_error
+from oncely.list_events(
+    of_tenant => $1, of_exchange => $2, of_routing_key => $3, of_ordering_key => $4, of_reason => $5, until => $6, of_ids => $7, of_state => $8,
+    behind_id => $9, most => $10
+)

@@ -114,9 +114,7 @@ fn as_it_is<S: serde::Serializer>(json: &Option<String>, serializer: S) -> Resul
     }
 }
 
-/// What is known of one key under the given tenants and consumers. Without a tenant the primary key is no help, so the
-/// identities come from the audit table's index on the key's hash, and from the keys that are not completed. Responses only for
-/// whoever may read them: an auditor may not.
+/// What is known of one key under the given tenants and consumers. Responses only where the login may read them: an auditor may not.
 ///
 /// # Errors
 /// When the query fails.
@@ -126,51 +124,9 @@ pub async fn key_details(
     tenant: Option<&str>,
     consumer: Option<&str>,
 ) -> Result<Vec<KeyDetails>, sqlx::Error> {
-    let mut keys = match tenant {
-        Some(tenant) => {
-            sqlx::query_as!(
-                KeyDetails,
-                r#"select tenant, consumer, key, status::text as "status!", attempts, oncely.bounded(created_at) as "created_at!",
-                    oncely.bounded(completed_at) as completed_at, oncely.bounded(expires_at) as expires_at, fingerprint,
-                    null::text as response, http_status, reason, last_error, oncely.bounded(not_before) as not_before, owner, fencing_token,
-                    null::text as steps
-                 from oncely.idempotency_keys
-                 where tenant = $1 and key = $2 and ($3::text is null or consumer = $3)
-                 order by consumer"#,
-                tenant,
-                key,
-                consumer
-            )
-            .fetch_all(&mut *connection)
-            .await?
-        }
-        None => {
-            sqlx::query_as!(
-                KeyDetails,
-                r#"select i.tenant, i.consumer, i.key, i.status::text as "status!", i.attempts, oncely.bounded(i.created_at) as "created_at!",
-                    oncely.bounded(i.completed_at) as completed_at, oncely.bounded(i.expires_at) as expires_at, i.fingerprint,
-                    null::text as response, i.http_status, i.reason, i.last_error, oncely.bounded(i.not_before) as not_before,
-                    i.owner, i.fencing_token, null::text as steps
-                 from (
-                     select tenant, consumer
-                     from oncely.audit
-                     where hashtextextended(key, 0) = hashtextextended($1, 0) and key = $1
-                     -- Not decided, so not in the trail: claimed and left, at work, parked. Few, and the partial indexes hold them.
-                     union
-                     select tenant, consumer from oncely.idempotency_keys where status = 'FAILED' and key = $1
-                     union
-                     select tenant, consumer from oncely.idempotency_keys where status = 'IN_PROGRESS' and key = $1
-                 ) as a
-                 join oncely.idempotency_keys as i on i.tenant = a.tenant and i.consumer = a.consumer and i.key = $1
-                 where $2::text is null or i.consumer = $2
-                 order by i.tenant, i.consumer"#,
-                key,
-                consumer
-            )
-            .fetch_all(&mut *connection)
-            .await?
-        }
-    };
+    let mut keys = sqlx::query_file_as!(KeyDetails, "src/pg/find_key.sql", key, tenant, consumer)
+        .fetch_all(&mut *connection)
+        .await?;
     let allowed = sqlx::query_scalar!(
         r#"select has_column_privilege('oncely.idempotency_keys', 'response', 'select') as "allowed!""#
     );

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::PgConnection;
 
 use crate::decide::KeyStatus;
 
@@ -50,19 +50,6 @@ pub(crate) async fn keys(
     walk: &KeyWalk,
     limit: i64,
 ) -> Result<Vec<KeyRow>, sqlx::Error> {
-    let mut transaction = connection.begin().await?;
-    // Statistics that are out of date must not have a big table read as a whole.
-    sqlx::query!(
-        "select set_config('enable_seqscan', 'off', true) as whole, set_config('enable_bitmapscan', 'off', true) as bitmap"
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
-    let rows = page(&mut transaction, walk, limit).await?;
-    transaction.commit().await?;
-    Ok(rows)
-}
-
-async fn page(connection: &mut PgConnection, walk: &KeyWalk, limit: i64) -> Result<Vec<KeyRow>, sqlx::Error> {
     match walk {
         KeyWalk::ByIdentity { tenant, consumer, after } => {
             let (after_consumer, after_key) = after.as_ref().map(|(c, k)| (c.as_str(), k.as_str())).unzip();
@@ -79,59 +66,22 @@ async fn page(connection: &mut PgConnection, walk: &KeyWalk, limit: i64) -> Resu
             .await
         }
         KeyWalk::ByTime { consumer, status, tenant, since, until, after } => {
-            let (tenant, at) = (tenant.as_deref(), after.as_ref().map(|(at, ..)| *at));
             let (after_tenant, after_key) = after.as_ref().map(|(_, t, k)| (t.as_str(), k.as_str())).unzip();
-            let (since, until) = (*since, *until);
-            match status {
-                KeyStatus::Completed => {
-                    sqlx::query_file_as!(
-                        KeyRow,
-                        "src/pg/keys_completed.sql",
-                        consumer,
-                        tenant,
-                        since,
-                        until,
-                        at,
-                        after_tenant,
-                        after_key,
-                        limit
-                    )
-                    .fetch_all(connection)
-                    .await
-                }
-                KeyStatus::Failed => {
-                    sqlx::query_file_as!(
-                        KeyRow,
-                        "src/pg/keys_failed.sql",
-                        consumer,
-                        tenant,
-                        since,
-                        until,
-                        at,
-                        after_tenant,
-                        after_key,
-                        limit
-                    )
-                    .fetch_all(connection)
-                    .await
-                }
-                KeyStatus::InProgress => {
-                    sqlx::query_file_as!(
-                        KeyRow,
-                        "src/pg/keys_in_progress.sql",
-                        consumer,
-                        tenant,
-                        since,
-                        until,
-                        at,
-                        after_tenant,
-                        after_key,
-                        limit
-                    )
-                    .fetch_all(connection)
-                    .await
-                }
-            }
+            sqlx::query_file_as!(
+                KeyRow,
+                "src/pg/keys_by_time.sql",
+                status.as_str(),
+                consumer,
+                tenant.as_deref(),
+                *since,
+                *until,
+                after.as_ref().map(|(at, ..)| *at),
+                after_tenant,
+                after_key,
+                limit
+            )
+            .fetch_all(connection)
+            .await
         }
     }
 }

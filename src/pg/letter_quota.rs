@@ -1,4 +1,5 @@
-//! What an operator has said for a tenant: how much of its dead letters may be stored, how long its keys are remembered. And how much is.
+//! What an operator has said for a tenant: how much of its dead letters may be stored, how many events may wait, how long its keys are
+//! remembered. And how much is, and do.
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub(crate) struct Kept {
     pub(crate) because: String,
 }
 
-/// What is stored of a tenant's letters, and may be; and for how long its keys are remembered, where that was said.
+/// What is stored of a tenant's letters, and may be; which events wait, and may; and for how long its keys are remembered, where that was said.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct TenantUsage {
     pub(crate) tenant: String,
@@ -39,6 +40,12 @@ pub(crate) struct TenantUsage {
     pub(crate) left_out: i64,
     pub(crate) most_letters: i64,
     pub(crate) most_bytes: i64,
+    /// Events that wait, as they were counted last.
+    pub(crate) events: i64,
+    /// Bytes of their payloads and headers.
+    pub(crate) event_bytes: i64,
+    pub(crate) most_events: i64,
+    pub(crate) most_event_bytes: i64,
     /// An operator has said how much.
     pub(crate) own_limit: bool,
     /// How long an operator has said that its keys are remembered, in seconds.
@@ -71,13 +78,17 @@ pub(crate) async fn tenant_usages(
         r#"select t.tenant as "tenant!", least(coalesce(u.letters, 0) + g.letters, 1e18)::bigint as "letters!",
             least(coalesce(u.bytes, 0) + g.bytes, 1e18)::bigint as "bytes!", coalesce(u.left_out, 0) as "left_out!",
             coalesce(l.letters, $1) as "most_letters!", coalesce(l.letter_bytes, $2) as "most_bytes!",
-            l.letters is not null or l.letter_bytes is not null as "own_limit!",
+            coalesce(u.events, 0) as "events!", coalesce(u.event_bytes, 0) as "event_bytes!",
+            coalesce(l.events, e.tenant_events) as "most_events!",
+            coalesce(l.event_bytes, e.tenant_event_bytes) as "most_event_bytes!",
+            coalesce(l.letters, l.letter_bytes, l.events, l.event_bytes) is not null as "own_limit!",
             extract(epoch from l.retention)::float8 as retention, k.kept as "kept!: Json<Vec<Kept>>"
         from (
             select u.tenant from oncely.letter_usage as u
             union select l.tenant from oncely.tenant_limits as l
             union select s.tenant from oncely.letter_growth as s
         ) as t
+        cross join oncely.cell as e
         left join oncely.letter_usage as u on u.tenant = t.tenant
         left join oncely.tenant_limits as l on l.tenant = t.tenant
         cross join lateral (
@@ -104,7 +115,6 @@ pub(crate) async fn tenant_usages(
                     c.redelivery_horizon, e.mirror_ttl, l.retention, l.former_retention, l.former_until
                 ) as retention
                 from oncely.consumers as c
-                cross join oncely.cell as e
                 where l.retention is not null or l.former_until > $5
             ) as r
         ) as k
@@ -148,6 +158,8 @@ pub(crate) async fn over_quota(
 pub(crate) struct TenantLimits {
     /// Of how many letters the message may be stored, and how many bytes; `None` for what the configuration says.
     pub(crate) letters: Option<(Option<i64>, Option<i64>)>,
+    /// How many events may wait before those of clients are refused, and how many bytes; `None` for what the database says of all.
+    pub(crate) events: Option<(Option<i64>, Option<i64>)>,
     /// How long its keys are remembered; `None` for what each consumer says.
     pub(crate) retention: Option<Option<Duration>>,
 }
@@ -163,6 +175,11 @@ pub(crate) async fn limit_tenant(
     let mut transaction = connection.begin().await?;
     if let Some((letters, bytes)) = limits.letters {
         sqlx::query!("select oncely.limit_tenant($1, $2, $3, $4, $5)", tenant, letters, bytes, user, note)
+            .fetch_one(&mut *transaction)
+            .await?;
+    }
+    if let Some((events, bytes)) = limits.events {
+        sqlx::query!("select oncely.limit_events($1, $2, $3, $4, $5)", tenant, events, bytes, user, note)
             .fetch_one(&mut *transaction)
             .await?;
     }

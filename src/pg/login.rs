@@ -52,17 +52,17 @@ pub(crate) async fn missing_privileges(
     connection: &mut PgConnection,
     wanted: &[(&str, &str)],
 ) -> Result<Vec<String>, sqlx::Error> {
-    let (privileges, tables): (Vec<String>, Vec<String>) =
-        wanted.iter().map(|(privilege, table)| ((*privilege).to_owned(), (*table).to_owned())).unzip();
+    let (privileges, objects): (Vec<String>, Vec<String>) =
+        wanted.iter().map(|(privilege, object)| ((*privilege).to_owned(), (*object).to_owned())).unzip();
     sqlx::query_scalar!(
-        r#"select format('%s on %s', w.privilege, w.relation) as "missing!"
-        from unnest($1::text[], $2::text[]) as w (privilege, relation)
+        r#"select format('%s on %s', w.privilege, w.object) as "missing!"
+        from unnest($1::text[], $2::text[]) as w (privilege, object)
         where not case
-            when w.privilege = 'delete' then has_table_privilege(w.relation, w.privilege)
-            else has_any_column_privilege(w.relation, w.privilege)
+            when w.privilege = 'execute' then has_function_privilege(to_regproc(w.object), w.privilege)
+            else has_any_column_privilege(w.object, w.privilege)
         end"#,
         &privileges,
-        &tables
+        &objects
     )
     .fetch_all(connection)
     .await

@@ -95,14 +95,8 @@ pub(crate) async fn delete(
 ) -> Result<u64, sqlx::Error> {
     let tenants: Vec<String> = records.iter().map(|record| record.tenant.clone()).collect();
     let ids: Vec<Uuid> = records.iter().map(|record| record.id).collect();
-    let done = sqlx::query!(
-        "delete from oncely.mirror_queue as o
-         using unnest($1::text[], $2::uuid[]) as d (tenant, id)
-         where o.tenant = d.tenant and o.id = d.id",
-        &tenants,
-        &ids
-    )
-    .execute(connection)
-    .await?;
-    Ok(done.rows_affected())
+    let gone = sqlx::query_scalar!(r#"select oncely.delete_mirrored($1, $2) as "gone!""#, &tenants, &ids)
+        .fetch_one(connection)
+        .await?;
+    Ok(u64::try_from(gone).unwrap_or(0))
 }

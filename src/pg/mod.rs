@@ -111,7 +111,7 @@ pub use error::{Outage, PgFault, class_of, classify, classify_handler, handler_c
 pub(crate) use error::{describe, fault_within, is_cancelled, is_slow, passes, tell_server_texts, told};
 pub use event::emit;
 pub(crate) use event::emit_for;
-pub(crate) use event_operator::{EventChange, change_events};
+pub(crate) use event_operator::{EventChange, EventChangeBy, change_events};
 pub use event_operator::{EventFilter, EventRow, EventStatus, event_status, events};
 pub(crate) use event_relay::{
     Cursor, EventFailure, TakeLimits, TakenEvent, database_time, delete_events, fail_events, take_events,
@@ -215,7 +215,7 @@ pub(crate) use suspect::{mark, unmark};
 pub(crate) use tenant::{
     TenantCounts, TenantTable, close_letters, erase_actions, erase_keys, erase_pending_tags, erase_rows,
     erase_silent_processes, erase_trail, has_mirror, hold_rebuilds, tenant_contents, tenant_counts,
-    tenant_events, tenant_payloads, tenant_queues,
+    tenant_payloads, tenant_queues,
 };
 pub(crate) use timelines::Timelines;
 pub(crate) use trail::{

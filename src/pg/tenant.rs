@@ -9,7 +9,6 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::event_operator::EventRow;
 use crate::fingerprint::Fingerprint;
 
 /// Rows of a tenant, by table.
@@ -277,30 +276,6 @@ pub(crate) async fn tenant_contents(
         ((row.consumer, row.key), contents)
     });
     Ok(contents.collect())
-}
-
-/// A tenant's events in the order of their ids, after one of them.
-pub(crate) async fn tenant_events(
-    connection: &mut PgConnection,
-    tenant: &str,
-    after: Option<Uuid>,
-    limit: i64,
-) -> Result<Vec<EventRow>, sqlx::Error> {
-    sqlx::query_as!(
-        EventRow,
-        r#"select tenant, id, oncely.bounded(created_at) as "created_at!", oncely.bounded(available_at) as "available_at!", attempts,
-            state, reply, exchange, routing_key, ordering_key, ordering_number, message_id, type as kind, correlation_id, reason,
-            last_error
-        from oncely.events
-        where tenant = $1 and ($2::uuid is null or id > $2)
-        order by id
-        limit $3"#,
-        tenant,
-        after,
-        limit
-    )
-    .fetch_all(connection)
-    .await
 }
 
 /// What an event carries.

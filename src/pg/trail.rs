@@ -102,15 +102,9 @@ pub(crate) async fn rows_of_trail(
     until: DateTime<Utc>,
     most: i64,
 ) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar!(
-        r#"select count(*) as "count!"
-        from (select from oncely.audit where occurred_at >= $1 and occurred_at < $2 limit $3) as a"#,
-        since,
-        until,
-        most
-    )
-    .fetch_one(connection)
-    .await
+    sqlx::query_scalar!(r#"select oncely.count_audit($1, $2, $3) as "count!""#, since, until, most)
+        .fetch_one(connection)
+        .await
 }
 
 /// Brings the trail's index on time up to date for what came last, so that whoever looks at it does not read the trail; `anew`: also where
@@ -130,14 +124,7 @@ pub(crate) async fn oldest_of_trail(
     since: Option<DateTime<Utc>>,
     until: Option<DateTime<Utc>>,
 ) -> Result<Option<DateTime<Utc>>, sqlx::Error> {
-    sqlx::query_scalar!(
-        "select oncely.bounded(min(occurred_at)) from oncely.audit
-        where occurred_at >= coalesce($1, timestamptz '-infinity') and occurred_at < coalesce($2, timestamptz 'infinity')",
-        since,
-        until
-    )
-    .fetch_one(connection)
-    .await
+    sqlx::query_scalar!("select oncely.oldest_audit($1, $2)", since, until).fetch_one(connection).await
 }
 
 /// The beginning of the first week that has a partition.

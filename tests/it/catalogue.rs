@@ -130,7 +130,7 @@ fn code(path: &Path) -> String {
 }
 
 #[test]
-fn statements_take_times_as_parameters_and_use_ctid_only_in_the_collection_and_pages_of_the_trail() {
+fn statements_take_times_as_parameters_and_use_ctid_only_in_the_collection() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut seen = 0;
     for entry in ["pg", "handler"].into_iter().flat_map(|room| std::fs::read_dir(source.join(room)).unwrap())
@@ -151,12 +151,10 @@ fn statements_take_times_as_parameters_and_use_ctid_only_in_the_collection_and_p
             for clock in ["now()", "current_timestamp", "clock_timestamp"] {
                 assert!(!text.contains(clock), "{name} asks the clock; times are parameters");
             }
-            // Beside the collection of keys, pages of the trail: its rows never move, and have no name of their own.
-            let is_collection = name.starts_with("collect_") && name != "collect_dead_letters.sql";
             assert_eq!(
                 text.contains("ctid"),
-                is_collection || name == "trail_page.sql",
-                "{name}: ctid only in the collection of keys, and for pages of the trail"
+                name.starts_with("collect_"),
+                "{name}: ctid only in the collection of keys"
             );
         }
     }
@@ -173,7 +171,7 @@ fn every_statement_that_deletes_keys_asks_whether_they_may_be_forgotten() {
             Some(ending) if ending == "sql" => code(&path),
             _ => continue,
         };
-        if text.contains("delete from oncely.idempotency_keys") {
+        if text.contains("oncely.delete_keys(") || text.contains("delete from oncely.idempotency_keys") {
             assert!(text.contains("oncely.may_be_forgotten("), "{}: it does not ask", path.display());
             seen += 1;
         }
@@ -337,7 +335,9 @@ async fn each_role_can_do_its_work_and_no_more() {
             "update oncely.events set attempts = 1, state = 'parked', available_at = now(), reason = 'r', last_error = 'e' where false",
             true,
         ),
-        ("oncely_relay", "delete from oncely.events where state = 'parked'", true),
+        ("oncely_relay", "delete from oncely.events", false),
+        ("oncely_relay", "select oncely.delete_events('{}', '{}'), oncely.delete_mirrored('{}', '{}')", true),
+        ("oncely_worker", "select oncely.delete_events('{}', '{}')", false),
         ("oncely_relay", "update oncely.events set payload = ''", false),
         ("oncely_relay", "select oncely.emit('x', 'y', '{}')", false),
         ("oncely_auditor", "select exchange, reason from oncely.events", true),
@@ -347,7 +347,11 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_worker", "update oncely.audit set outcome = 'completed'", false),
         ("oncely_worker", "select oncely.drop_audit_partitions(now())", false),
         ("oncely_relay", "select id from oncely.mirror_queue for update skip locked", true),
-        ("oncely_relay", "delete from oncely.idempotency_keys where status = 'COMPLETED'", true),
+        ("oncely_relay", "delete from oncely.idempotency_keys where status = 'COMPLETED'", false),
+        ("oncely_relay", "select oncely.delete_keys(array(select ctid from oncely.idempotency_keys))", true),
+        ("oncely_worker", "select oncely.delete_keys('{}')", false),
+        ("oncely_auditor", "select oncely.delete_keys('{}')", false),
+        ("oncely_relay", "select ctid from oncely.idempotency_keys for update skip locked", true),
         ("oncely_relay", "select oncely.make_audit_partitions(now(), now() + interval '60 days')", true),
         (
             "oncely_relay",
@@ -402,7 +406,7 @@ async fn each_role_can_do_its_work_and_no_more() {
         ("oncely_worker", "select * from oncely.operator_actions", false),
         (
             "oncely_relay",
-            "delete from oncely.dead_letters as d using (select tenant, id from oncely.dead_letters where state = 'requeued' and updated_at < now() and swept_at is not null order by updated_at limit 5 for update skip locked) as o where d.tenant = o.tenant and d.id = o.id",
+            "select oncely.collect_dead_letters(now(), 5), oncely.collect_ordering_keys(now(), '', '', 5)",
             true,
         ),
         ("oncely_relay", "select body from oncely.dead_letters", false),
@@ -417,9 +421,19 @@ async fn each_role_can_do_its_work_and_no_more() {
         (
             "oncely_operator",
             "update oncely.events set state = 'pending', attempts = 0, available_at = now() where state = 'parked'",
+            false,
+        ),
+        ("oncely_operator", "delete from oncely.events where state = 'parked'", false),
+        (
+            "oncely_operator",
+            "select oncely.change_events('retry_events', now(), '{}', '{}', null, '{}', null, 'me')",
             true,
         ),
-        ("oncely_operator", "delete from oncely.events where state = 'parked'", true),
+        (
+            "oncely_relay",
+            "select oncely.change_events('discard_events', now(), '{}', '{}', null, '{}', null, 'me')",
+            false,
+        ),
         ("oncely_operator", "update oncely.events set exchange = ''", false),
         ("oncely_operator", "update oncely.operator_actions set count = 0", false),
         ("oncely_operator", "delete from oncely.operator_actions", false),
@@ -454,6 +468,42 @@ async fn each_role_can_do_its_work_and_no_more() {
                 let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
                 assert_eq!((allowed, code.as_str()), (false, "42501"), "{role}: {statement}: {error}");
             }
+        }
+    }
+}
+
+/// LOCK TABLE asks for a privilege on the table as a whole: one to change some columns does not do.
+#[tokio::test]
+async fn no_role_can_delete_from_empty_or_lock_a_table() {
+    let mut world = World::new().await;
+    let granted = rows(
+        &mut world,
+        "select format('%s: %s on %s', r.rolname, p.privilege, c.relname)
+         from pg_roles as r
+         cross join pg_class as c
+         cross join (
+             values ('update'), ('delete'), ('truncate'),
+                 (case when current_setting('server_version_num')::int >= 170000 then 'maintain' else 'truncate' end)
+         ) as p (privilege)
+         where r.rolname ~ '^oncely_(worker|relay|operator|auditor|tenant_auditor|emitter|consumer)$'
+           and c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f')
+           and has_table_privilege(r.rolname, c.oid, p.privilege)",
+    )
+    .await;
+    assert_eq!(granted, Vec::<String>::new());
+    let tables = rows(
+        &mut world,
+        "select c.relname::text from pg_class as c
+         where c.relnamespace = 'oncely'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition",
+    )
+    .await;
+    for role in ["oncely_worker", "oncely_relay", "oncely_operator", "oncely_auditor"] {
+        for table in &tables {
+            let lock = format!("set role {role}; lock table oncely.\"{table}\" in access exclusive mode");
+            let error = sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut world.sql).await.unwrap_err();
+            let code = error.as_database_error().and_then(|e| e.code()).unwrap_or_default().into_owned();
+            assert_eq!(code, "42501", "{role} {table}: {error}");
+            sqlx::raw_sql("reset role").execute(&mut world.sql).await.unwrap();
         }
     }
 }

@@ -266,7 +266,7 @@ async fn run_file(database: &Database, name: &str) {
 async fn the_sql_of_the_book_runs() {
     let mut world = World::new().await;
     run_file(&world.database, "tour/payments.sql").await;
-    for name in ["batch_handler", "emit_from_handler", "claim", "emit", "audit"] {
+    for name in ["batch_handler", "emit_from_handler", "claim", "emit", "audit", "listing"] {
         run_file(&world.database, &format!("sql/{name}.sql")).await;
     }
     assert_eq!(world.count("select count(*) from shop.invoices").await, 1);

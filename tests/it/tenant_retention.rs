@@ -106,7 +106,9 @@ async fn whoever_collects_may_delete_what_is_past_its_tenants_retention_and_noth
     for role in ["oncely_relay", "oncely_operator"] {
         run(
             &mut world,
-            &format!("begin; set local role {role}; delete from oncely.idempotency_keys; reset role"),
+            &format!(
+                "begin; set local role {role}; select oncely.delete_keys(array(select ctid from oncely.idempotency_keys)); reset role"
+            ),
         )
         .await;
         let kept = "brief IN_PROGRESS 1, brief COMPLETED 1, brief FAILED 1, long IN_PROGRESS 19, long COMPLETED 19, long FAILED 19, \

@@ -13,7 +13,7 @@ use super::super::output::{self, age, counted, safe};
 use super::super::session;
 use super::{SCHEMA, Which};
 use crate::config::Config;
-use crate::pg::{self, Action, EventChange, EventRow};
+use crate::pg::{self, EventChange, EventChangeBy, EventRow};
 
 /// What `retry` and `discard` take.
 #[derive(Debug, Args)]
@@ -54,30 +54,23 @@ pub(super) async fn run(file: &Path, asked: Arguments, change: EventChange) -> a
     }
     let found = &plan.events;
     let mut transaction = session.connection.begin().await?;
-    let done = pg::change_events(&mut transaction, now, change, found, filter.state.as_deref()).await?;
-    let action = Action {
-        tenant: pg::one_tenant(done.iter().map(String::as_str)),
-        verb: match change {
-            EventChange::Retry => "retry_events",
-            EventChange::Discard => "discard_events",
-        },
+    let by = EventChangeBy {
         user: &consent::user(),
-        filter: &serde_json::to_value(&filter)?,
-        count: i64::try_from(done.len()).unwrap_or(i64::MAX),
         reason: agreement.note.as_deref(),
+        filter: &serde_json::to_value(&filter)?,
     };
-    pg::record_action(&mut transaction, &action).await?;
+    let done = pg::change_events(&mut transaction, now, change, found, filter.state.as_deref(), by).await?;
     transaction.commit().await?;
-    let busy = found.len().saturating_sub(done.len());
+    let busy = found.len().saturating_sub(done);
     output::note(&match change {
-        EventChange::Retry => format!("{} are due now", done.len()),
-        EventChange::Discard => format!("discarded {}", done.len()),
+        EventChange::Retry => format!("{done} are due now"),
+        EventChange::Discard => format!("discarded {done}"),
     });
     if busy > 0 {
         output::note(&format!("{busy} left alone: a relay holds them, or they have changed"));
     }
     if agreement.json {
-        plan.print_json(false, json!({ "done": done.len(), "left_alone": busy }))?;
+        plan.print_json(false, json!({ "done": done, "left_alone": busy }))?;
     }
     session.close().await;
     Ok(ExitCode::SUCCESS)

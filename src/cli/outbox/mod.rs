@@ -101,6 +101,7 @@ impl Which {
                 None if !self.ids.is_empty() => None,
                 None => otherwise.map(str::to_owned),
             },
+            behind: None,
             limit,
         }
     }

@@ -11,6 +11,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use super::super::{consent, output};
 use crate::config::Config;
@@ -18,7 +19,7 @@ use crate::encryption::Cipher;
 use crate::exit;
 use crate::letter::Letter;
 use crate::mask::{Masks, Sight};
-use crate::pg::{self, KeyContents, KeyWalk, LetterFilter, Position, TrailFilter};
+use crate::pg::{self, EventFilter, KeyContents, KeyWalk, LetterFilter, Position, TrailFilter};
 use crate::trail::{Look, look};
 
 #[derive(Debug, Args)]
@@ -214,11 +215,17 @@ impl Export<'_> {
     }
 
     async fn events(&mut self) -> anyhow::Result<()> {
-        let mut after = None;
+        let mut behind = Uuid::nil();
         while self.is_read {
-            let rows = pg::tenant_events(&mut self.connection, self.tenant, after, MESSAGES).await?;
+            let filter = EventFilter {
+                tenant: Some(self.tenant.to_owned()),
+                behind: Some(behind),
+                limit: MESSAGES,
+                ..EventFilter::default()
+            };
+            let rows = pg::events(&mut self.connection, &filter).await?;
             let Some(last) = rows.last() else { return Ok(()) };
-            after = Some(last.id);
+            behind = last.id;
             let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
             let payloads = match &self.masks {
                 Some(_) => pg::tenant_payloads(&mut self.connection, self.tenant, &ids).await?,

@@ -1,5 +1,5 @@
-//! `oncely tenant usage` and `oncely tenant limit TENANT`: how much of a tenant's dead letters is stored, and may be; how long its keys are
-//! remembered.
+//! `oncely tenant usage` and `oncely tenant limit TENANT`: how much of a tenant's dead letters is stored, and may be; how many events wait,
+//! and may; how long its keys are remembered.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ pub(super) struct UsageArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["letters", "bytes", "retention", "default"]))]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args(["letters", "bytes", "events", "event_bytes", "retention", "default"]))]
 pub(super) struct LimitArguments {
     /// The tenant; '' for messages without a valid one
     pub(super) tenant: String,
@@ -38,11 +38,17 @@ pub(super) struct LimitArguments {
     /// So many bytes of their bodies and headers may be stored
     #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
     bytes: Option<i64>,
+    /// So many events may wait before oncely.emit refuses those of clients
+    #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
+    events: Option<i64>,
+    /// So many bytes of their payloads and headers
+    #[arg(long, value_parser = clap::value_parser!(i64).range(0..))]
+    event_bytes: Option<i64>,
     /// How long its keys are remembered, such as 90d; 'default': as each consumer says
     #[arg(long, value_parser = retention)]
     retention: Option<Retention>,
     /// What the configuration and the consumers say counts again
-    #[arg(long, conflicts_with_all = ["letters", "bytes", "retention"])]
+    #[arg(long, conflicts_with_all = ["letters", "bytes", "events", "event_bytes", "retention"])]
     default: bool,
     /// Why, for the record
     #[arg(long)]
@@ -98,8 +104,20 @@ fn kept(usage: &TenantUsage) -> String {
 
 impl Row for TenantUsage {
     const SCHEMA: &'static str = "oncely.tenant_usage.tenant/1";
-    const HEADS: &'static [&'static str] =
-        &["TENANT", "LETTERS", "OF", "BYTES", "OF", "NOT STORED", "LIMITS", "KEYS KEPT"];
+    const HEADS: &'static [&'static str] = &[
+        "TENANT",
+        "LETTERS",
+        "OF",
+        "BYTES",
+        "OF",
+        "NOT STORED",
+        "EVENTS",
+        "OF",
+        "BYTES",
+        "OF",
+        "LIMITS",
+        "KEYS KEPT",
+    ];
 
     fn cells(&self, _: Times) -> Vec<String> {
         vec![
@@ -109,6 +127,10 @@ impl Row for TenantUsage {
             bytes(self.bytes),
             bytes(self.most_bytes),
             self.left_out.to_string(),
+            self.events.to_string(),
+            self.most_events.to_string(),
+            bytes(self.event_bytes),
+            bytes(self.most_event_bytes),
             if self.own_limit { "its own" } else { "of all" }.to_owned(),
             kept(self),
         ]
@@ -122,17 +144,19 @@ pub(super) async fn usage(file: &Path, arguments: UsageArguments, times: Times) 
     let now = session.clock.now();
     let found = pg::tenant_usages(&mut session.connection, quota, None, arguments.limit, now).await?;
     session.close().await;
-    let none = "no message of a dead letter is stored, and no tenant has limits or a retention of its own";
+    let none = "no message of a dead letter is stored, no event waits, and no tenant has limits or a retention of its own";
     List { schema: USAGE, field: "tenants", rows: &found, none }.print(arguments.output, times)
 }
 
 pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let mut session = session::open(&config).await?;
-    let LimitArguments { tenant, letters, bytes: most, retention, default, note, json } = arguments;
-    if retention.is_some() && tenant.is_empty() {
+    let LimitArguments { tenant, letters, bytes: most, events, event_bytes, retention, default, note, json } =
+        arguments;
+    let has_events = events.is_some() || event_bytes.is_some();
+    if (retention.is_some() || has_events) && tenant.is_empty() {
         output::note(
-            "nothing was changed: messages without a valid tenant have no keys, so no retention of their own",
+            "nothing was changed: messages without a valid tenant have neither keys nor events, so no limits for them",
         );
         return Ok(ExitCode::from(exit::USAGE));
     }
@@ -142,6 +166,7 @@ pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> anyhow::Res
     let had_retention = before.first().is_some_and(|usage| usage.retention.is_some());
     let limits = TenantLimits {
         letters: (letters.is_some() || most.is_some() || default).then_some((letters, most)),
+        events: (has_events || default && !tenant.is_empty()).then_some((events, event_bytes)),
         retention: match retention {
             Some(retention) => Some(retention.own()),
             None => (default && had_retention).then_some(None),
@@ -159,7 +184,8 @@ pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> anyhow::Res
             LIMIT,
             json!({
                 "tenant": tenant, "letters": limits.letters.and_then(|(letters, _)| letters),
-                "bytes": limits.letters.and_then(|(_, bytes)| bytes), "retention": after.retention, "kept": after.kept,
+                "bytes": limits.letters.and_then(|(_, bytes)| bytes), "events": events, "event_bytes": event_bytes,
+                "retention": after.retention, "kept": after.kept,
             }),
         )?;
     }
@@ -169,6 +195,14 @@ pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> anyhow::Res
             safe(&tenant),
             letters.unwrap_or(quota.letters),
             bytes(most.unwrap_or(quota.bytes))
+        ));
+    }
+    if has_events {
+        output::note(&format!(
+            "of the tenant {} up to {} events may wait before those of clients are refused, and up to {}",
+            safe(&tenant),
+            after.most_events,
+            bytes(after.most_event_bytes)
         ));
     }
     if let Some(wish) = limits.retention {

@@ -38,13 +38,15 @@ enum Verb {
                       off. Exit 1: something is left, which the receipt lists. 4: refused, or nobody agreed."
     )]
     Erase(erase::Arguments),
-    /// How much of each tenant's dead letters is stored, and may be, and how long its keys are remembered; exit 1 where there is none
+    /// How much of each tenant's dead letters is stored, how many events wait, what of both may be, and how long its keys are remembered; exit 1 where there is none
     Usage(limit::UsageArguments),
-    /// Set how much of a tenant's dead letters may be stored, or how long its keys are remembered
+    /// Set how much of a tenant's dead letters may be stored, how many events may wait, or how long its keys are remembered
     #[command(
         after_help = "What does not fit is in the dead-letter queue alone, and is requeued from there; its row stays, without body and headers. \
                       Of --letters and --bytes, the one that is left out is as the configuration says ([dead_letters] tenant_letters, \
-                      tenant_bytes); --retention changes neither. No key goes before a copy of its message could still come \
+                      tenant_bytes); --retention changes neither. --events and --event-bytes are for what logins emit that \
+                      oncely.rights lists: over it they are refused (ONC22), and workers are not; the one that is left out is as the \
+                      database says (oncely.cell). No key goes before a copy of its message could still come \
                       (redelivery_horizon), or while a mirror entry may live (mirror.ttl): where --retention is shorter, it says for how long \
                       keys are kept all the same. The trail and closed dead letters go by audit.retention, whoever's they are."
     )]

@@ -254,21 +254,10 @@ pub(super) async fn change_them(ask: Ask) -> Answer {
                 .to_owned(),
         ));
     }
-    let done = pg::change_events(&mut transaction, now, change, &found, filter.state.as_deref()).await?;
     let actor = ask.visitor.session.person.actor();
     let recorded = serde_json::to_value(&filter).unwrap_or_else(|_| json!({}));
-    let action = pg::Action {
-        tenant: pg::one_tenant(done.iter().map(String::as_str)),
-        verb: match change {
-            EventChange::Retry => "retry_events",
-            EventChange::Discard => "discard_events",
-        },
-        user: &actor,
-        filter: &recorded,
-        count: i64::try_from(done.len()).unwrap_or(i64::MAX),
-        reason: Some(note),
-    };
-    pg::record_action(&mut transaction, &action).await?;
+    let by = pg::EventChangeBy { user: &actor, reason: Some(note), filter: &recorded };
+    pg::change_events(&mut transaction, now, change, &found, filter.state.as_deref(), by).await?;
     transaction.commit().await?;
     lease.give_back();
     Ok(Reply::SeeOther(ask.link("/outbox")))

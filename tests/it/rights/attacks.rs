@@ -47,6 +47,14 @@ const ANYBODYS: &[(&str, &str)] = &[
     ("select oncely.check_right('emit', '', 'acme')", "42501"),
     ("select oncely.drop_audit_partitions(now() + interval '1 year')", "42501"),
     ("delete from oncely.audit", "42501"),
+    ("delete from oncely.idempotency_keys", "42501"),
+    ("delete from oncely.dead_letters", "42501"),
+    ("delete from oncely.events", "42501"),
+    ("delete from oncely.mirror_queue", "42501"),
+    ("delete from oncely.ordering_keys", "42501"),
+    ("select; lock table oncely.idempotency_keys in share row exclusive mode", "42501"),
+    ("select; lock table oncely.dead_letters in exclusive mode", "42501"),
+    ("select; lock table oncely.events in access exclusive mode", "42501"),
     ("update oncely.audit set worker = 'somebody else'", "42501"),
     ("insert into oncely.events select * from oncely.events", "42501"),
     ("set role oncely_operator", "42501"),
@@ -104,6 +112,8 @@ async fn a_consumer_claims_fails_and_reads_nothing_but_what_was_granted() {
             "ONC11",
         ),
         ("select oncely.claim('acme', 'invoices', 'next', null, retention => '0')", "ONC11"),
+        ("select oncely.claim('acme', 'invoices', 'next', null, retention => '367 days')", "ONC11"),
+        ("select oncely.fail('acme', 'invoices', 'next', null, 1, 'x', delay => '367 days')", "ONC11"),
         ("select oncely.claim('acme', 'invoices', 'next', ''::bytea)", "ONC11"),
         ("select oncely.claim('acme', 'invoices', 'next', sha512('') || 'x')", "ONC11"),
         (
@@ -176,12 +186,16 @@ async fn an_emitter_reaches_the_exchanges_that_are_listed_for_its_tenant() {
             "ONC05",
         ),
         ("select oncely.emit('orders', 'r', 'x', tenant => 'acme', delay => '-1 s')", "ONC05"),
+        ("select oncely.emit('orders', 'r', 'x', tenant => 'acme', delay => '367 days')", "ONC05"),
         (
             "select oncely.add_event('', 'payments', '', null, null, null, null, null, null, null, null, null, null, 'acme', null)",
             "42501",
         ),
         ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
         ("select * from oncely.rights", "42501"),
+        // Its limits are not its to raise.
+        ("select oncely.limit_events('acme', 1000000000, null, 'me', null)", "42501"),
+        ("update oncely.cell set tenant_events = 1000000000", "42501"),
         ("select oncely.grant_right(session_user, 'emit', '', '*')", "42501"),
         ("set role oncely_worker", "42501"),
     ];
@@ -194,6 +208,88 @@ async fn an_emitter_reaches_the_exchanges_that_are_listed_for_its_tenant() {
     assert_eq!(code_of(&mut sql, most).await.as_deref(), Some("ONC04"));
     sql.close().await.unwrap();
     login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn a_key_is_kept_no_longer_than_a_year_or_its_consumers_retention() {
+    let mut world = World::new().await;
+    let login = Login::create(&mut world, "oncely_consumer").await;
+    run(
+        &mut world,
+        &format!(
+            "select oncely.grant_right('{0}', 'consume', 'long', 'acme'), oncely.grant_right('{0}', 'consume', 'new', 'acme'),
+                 oncely.register_consumer('long', '500 days', '1 day', 'body', 'dead_letter', 'w')",
+            login.name
+        ),
+    )
+    .await;
+    let mut sql = login.connect().await;
+    for (consumer, retention, expected) in [
+        ("new", "366 days", None),
+        ("new", "366 days 1 second", Some("ONC11")),
+        ("long", "500 days", None),
+        ("long", "501 days", Some("ONC11")),
+    ] {
+        let claim = format!(
+            "select oncely.claim('acme', '{consumer}', gen_random_uuid()::text, null, '{retention}')"
+        );
+        assert_eq!(code_of(&mut sql, &claim).await.as_deref(), expected, "{consumer} {retention}");
+    }
+    sql.close().await.unwrap();
+    login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn clients_whose_tenant_has_too_many_events_are_refused_and_nobody_else_is() {
+    let mut world = World::new().await;
+    world.configure("");
+    let (client, worker) =
+        (Login::create(&mut world, "oncely_emitter").await, Login::create(&mut world, "oncely_worker").await);
+    run(&mut world, &format!("select oncely.grant_right('{}', 'emit', 'orders', '*')", client.name)).await;
+    let limit = async |world: &World, arguments: &[&str]| {
+        let output = world.oncely(&[&["tenant", "limit", "acme"], arguments].concat()).await;
+        assert!(output.status.success(), "{output:?}");
+    };
+    limit(&world, &["--events", "2", "--note", "a test"]).await;
+    let (acme, other) = (
+        "select oncely.emit('orders', 'r', 'x', tenant => 'acme')",
+        "select oncely.emit('orders', 'r', 'x', tenant => 'other')",
+    );
+    let count = "select oncely.count_letters(100000, 1 << 30)";
+    let mut sql = client.connect().await;
+    let mut of_worker = worker.connect().await;
+    for _ in 0..2 {
+        assert_eq!(code_of(&mut sql, acme).await, None);
+        run(&mut world, count).await;
+    }
+    assert_eq!(code_of(&mut sql, acme).await.as_deref(), Some("ONC22"));
+    assert_eq!(code_of(&mut sql, other).await, None, "another tenant's room is its own");
+    assert_eq!(code_of(&mut of_worker, acme).await, None, "a handler's events are its effects");
+    assert_eq!(code_of(&mut world.sql, acme).await, None, "the owner's are the operator's");
+    // By bytes: of what waits, not of what comes.
+    limit(&world, &["--events", "100", "--event-bytes", "4"]).await;
+    assert_eq!(code_of(&mut sql, acme).await, None);
+    run(&mut world, count).await;
+    assert_eq!(code_of(&mut sql, acme).await.as_deref(), Some("ONC22"));
+    let output = world.oncely(&["tenant", "usage", "--json"]).await;
+    let usage: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = usage["tenants"].as_array().unwrap().iter().find(|row| row["tenant"] == "acme").unwrap();
+    let numbers =
+        ["events", "event_bytes", "most_events", "most_event_bytes"].map(|name| row[name].as_i64().unwrap());
+    assert_eq!(numbers, [5, 5, 100, 4], "{usage}");
+    // What is published makes room.
+    run(&mut world, &format!("delete from oncely.events where tenant = 'acme'; {count}")).await;
+    assert_eq!(code_of(&mut sql, acme).await, None);
+    limit(&world, &["--default"]).await;
+    assert_eq!(world.count("select count(*) from oncely.tenant_limits").await, 0);
+    // The default is the owner's.
+    run(&mut world, &format!("update oncely.cell set tenant_events = 1; {count}")).await;
+    assert_eq!(code_of(&mut sql, acme).await.as_deref(), Some("ONC22"));
+    sql.close().await.unwrap();
+    of_worker.close().await.unwrap();
+    for login in [client, worker] {
+        login.drop_now(&mut world).await;
+    }
 }
 
 #[tokio::test]
@@ -253,6 +349,10 @@ async fn a_relay_rewrites_no_row_and_reads_no_response() {
         ("update oncely.mirror_queue set key = 'mine'", "42501"),
         ("update oncely.mirror_queue set expires_at = 'infinity'", "23514"),
         ("update oncely.ordering_keys set last_number = 0", "42501"),
+        // None of it is due to go, whatever is asked for.
+        ("select oncely.delete_keys(array(select ctid from oncely.idempotency_keys))", ""),
+        ("select oncely.collect_dead_letters('infinity', 1000)", ""),
+        ("select oncely.collect_ordering_keys('infinity', '', '', 1000)", ""),
         ("update oncely.events set payload = '', exchange = '', tenant = 'mine'", "42501"),
         ("update oncely.events set available_at = 'infinity'", "23514"),
         ("update oncely.dead_letters set state = 'waiting'", "42501"),
@@ -269,6 +369,72 @@ async fn a_relay_rewrites_no_row_and_reads_no_response() {
     let others: Vec<_> = ANYBODYS.iter().copied().filter(|(call, _)| !call.contains("drop_audit")).collect();
     try_all(&mut world, &login, &others).await;
     login.drop_now(&mut world).await;
+}
+
+#[tokio::test]
+async fn who_collects_letters_takes_none_that_waits_or_was_closed_a_moment_ago() {
+    let mut world = prey().await;
+    run(
+        &mut world,
+        "insert into oncely.dead_letters (tenant, id, consumer, key, dead_lettered_at, reason, attempt, queue, worker, state, generation, times,
+            failure_group, exchange, routing_key, body_size, updated_at, swept_at)
+         select 'acme', gen_random_uuid(), 'payments', key, now() - age, 'poison', 1, 'q', 'w', state, 1, 1, 'g', '', 'q', 1, now() - age, swept
+         from (values
+             ('old and waiting', interval '400 days', 'waiting', null::timestamptz),
+             ('old and never swept', '400 days', 'discarded', null),
+             ('young', '29 days', 'discarded', now()),
+             ('old', '31 days', 'requeued', now())
+         ) as v (key, age, state, swept);
+         select oncely.observe_clock()",
+    )
+    .await;
+    for role in ["oncely_relay", "oncely_operator"] {
+        let login = Login::create(&mut world, role).await;
+        let mut sql = login.connect().await;
+        let collect = "select oncely.collect_dead_letters(now() + interval '100 years', 1000)";
+        assert_eq!(code_of(&mut sql, collect).await, None);
+        sql.close().await.unwrap();
+        login.drop_now(&mut world).await;
+        let left = "select string_agg(key, ', ' order by key) from oncely.dead_letters";
+        assert_eq!(
+            world.text(left).await.as_deref(),
+            Some("gone, old and never swept, old and waiting, young"),
+            "{role}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn events_go_by_the_relay_that_sent_them_or_with_a_record() {
+    let mut world = prey().await;
+    run(&mut world, "update oncely.events set state = 'parked', reason = 'unroutable'").await;
+    let relay = Login::create(&mut world, "oncely_relay").await;
+    let mut sql = relay.connect().await;
+    let all = "(select array_agg(tenant) from oncely.events), (select array_agg(id) from oncely.events)";
+    assert_eq!(code_of(&mut sql, &format!("select oncely.delete_events({all})")).await, None);
+    assert_eq!(
+        world.count("select count(*) from oncely.events").await,
+        1,
+        "what is parked waits for a person"
+    );
+    sql.close().await.unwrap();
+    relay.drop_now(&mut world).await;
+    let operator = Login::create(&mut world, "oncely_operator").await;
+    let mut sql = operator.connect().await;
+    for verb in ["retry_events", "discard_events"] {
+        let change = format!(
+            "select oncely.change_events('{verb}', now(), {all}, null, '{{\"all\": true}}', 'why', 'me')"
+        );
+        assert_eq!(code_of(&mut sql, &change).await, None, "{verb}");
+        let record = format!(
+            "select concat(tenant, ' ', split_part(actor, ' ', 1), ' ', count, ' ', filter, ' ', reason) from oncely.operator_actions where verb = '{verb}'"
+        );
+        let expected = format!("acme {} 1 {{\"all\": true}} why", operator.name);
+        assert_eq!(world.text(&record).await, Some(expected), "{verb}");
+    }
+    assert_eq!(world.count("select count(*) from oncely.events").await, 0);
+    sql.close().await.unwrap();
+    operator.drop_now(&mut world).await;
 }
 
 #[tokio::test]
@@ -293,6 +459,9 @@ async fn an_operator_opens_no_key_but_by_the_functions_and_leaves_its_name() {
         ("select oncely.grant_right(session_user, 'own', 'invoices', '*')", "ONC11"),
         ("update oncely.rights set login = session_user", "42501"),
         ("delete from oncely.operator_actions", "42501"),
+        ("update oncely.events set state = 'parked'", "42501"),
+        ("select oncely.delete_events(array['acme'], array[gen_random_uuid()])", "42501"),
+        ("select oncely.change_events('drop_events', now(), '{}', '{}', null, '{}', null, 'me')", "ONC11"),
         ("select oncely.claim('acme', 'payments', 'next', null)", "42501"),
         ("select oncely.emit('', 'q', 'x')", "42501"),
         ("set role oncely_worker", "42501"),

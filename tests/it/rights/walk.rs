@@ -27,6 +27,9 @@ pub(super) struct Catalogue {
     calls: Vec<Call>,
 }
 
+/// What a login can have planned, by the statement; refused ones left out.
+pub(super) type Plans = BTreeMap<String, String>;
+
 /// What a login must not see.
 pub(super) struct Secrets<'a> {
     /// Nowhere in what tables and views show.
@@ -75,16 +78,21 @@ impl Catalogue {
         let functions = sqlx::query(query).fetch_all(&mut world.sql).await.unwrap();
         let calls = functions
             .iter()
-            .map(|row| {
+            .flat_map(|row| {
                 let arguments: Vec<String> = row.get(2);
-                let arguments: Vec<String> = arguments.iter().map(|argument| value(argument)).collect();
+                let function: String = row.get(1);
+                let statements = ["globex", "acme"].map(|tenant| {
+                    let arguments: Vec<String> =
+                        arguments.iter().map(|argument| value(argument, tenant)).collect();
+                    format!("select r::text from oncely.{function}({}) as r", arguments.join(", "))
+                });
+                let differ = statements[0] != statements[1];
                 let name: String = row.get(0);
-                let statement = format!(
-                    "select r::text from oncely.{}({}) as r",
-                    row.get::<String, _>(1),
-                    arguments.join(", ")
-                );
-                Call { name, statement }
+                statements
+                    .into_iter()
+                    .take(if differ { 2 } else { 1 })
+                    .map(move |statement| Call { name: name.clone(), statement })
+                    .collect::<Vec<_>>()
             })
             .collect();
         Self { relations, calls }
@@ -117,6 +125,46 @@ impl Catalogue {
     }
 }
 
+impl Catalogue {
+    /// Has every statement planned that a login may ask over tables, views, columns and functions, without running any.
+    pub(super) async fn plans(&self, sql: &mut PgConnection) -> Plans {
+        let mut asked = Vec::new();
+        for Relation { name, columns, .. } in &self.relations {
+            let of = format!("oncely.\"{name}\"");
+            asked.push(format!("select count(*) from {of}"));
+            asked.push(format!("select from {of} where tenant = 'globex'"));
+            asked.push(format!(
+                "select from {of} where tenant = any (array(select oncely.readable_tenants()))"
+            ));
+            for column in columns {
+                asked.push(format!("select \"{column}\" from {of}"));
+                asked.push(format!("select from {of} where \"{column}\"::text = 'zebra'"));
+                asked.push(format!("select from {of} where \"{column}\" = 'zebra'"));
+                asked.push(format!("select \"{column}\" from {of} group by 1"));
+            }
+        }
+        for Call { statement, .. } in &self.calls {
+            asked.push(statement.clone());
+            asked.push(statement.replace(" as r", " as r where r::text like '%zebra%'"));
+            asked.push(statement.replace("select r::text", "select r.tenant") + " group by 1");
+        }
+        let mut plans = Plans::new();
+        for statement in asked {
+            let explain = format!("explain (format json) {statement}");
+            if let Ok(rows) = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut *sql).await {
+                plans.insert(statement, rows[0].try_get_raw(0).unwrap().as_str().unwrap().to_owned());
+            }
+        }
+        for (object, statement) in AROUND.iter().filter(|(object, _)| object.starts_with("pg_stats")) {
+            let rows = sqlx::raw_sql(*statement).fetch_all(&mut *sql).await.unwrap();
+            let mut rows: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+            rows.sort_unstable();
+            plans.insert((*object).to_owned(), rows.join("\n"));
+        }
+        plans
+    }
+}
+
 const OF_TENANTS: &str = "exists (
     select from pg_attribute as a
     where a.attrelid = format('%I.%I', s.schemaname, s.tablename)::regclass and a.attname = 'tenant'
@@ -129,13 +177,22 @@ const AROUND: [(&str, &str); 3] = [
     ("pg_stat_activity", "select a.query from pg_stat_activity as a where a.datname = current_database()"),
 ];
 
-/// An argument: of the other tenant where it names one, else what would be a valid call.
-fn value(argument: &str) -> String {
+/// An argument: of this tenant where it names one, else what would be a valid call.
+fn value(argument: &str, tenant: &str) -> String {
     let (name, kind) = argument.split_once('|').unwrap();
+    let (of_tenant, of_tenants) = (format!("'{tenant}'"), format!("array['{tenant}']"));
     let value = match (name, kind) {
-        ("tenant" | "place_tenant", "text") => "'globex'",
-        ("tenants", "text[]") => "array['globex']",
-        ("consumer", "text") => "'payments'",
+        ("tenant" | "place_tenant" | "of_tenant", "text") => of_tenant.as_str(),
+        ("tenants" | "of_tenants", "text[]") => of_tenants.as_str(),
+        ("consumer" | "of_consumer", "text") => "'payments'",
+        ("of_key", "text") => "'k'",
+        ("since", "timestamp with time zone") => "now() - interval '1 day'",
+        ("until", "timestamp with time zone") => "now() + interval '1 day'",
+        ("most", "bigint") => "100",
+        // A filter that is off.
+        (name, kind) if name.starts_with("of_") || name.starts_with("behind") => {
+            return format!("{name} => null::{kind}");
+        }
         ("verb", "text") => "'read'",
         ("login", "text") => "session_user",
         ("state", "text") => "'ready'",

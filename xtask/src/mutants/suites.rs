@@ -176,6 +176,21 @@ pub(crate) const TESTED: &[Tested] = &[
         ],
     ),
     it(
+        "relay_may_delete",
+        &[
+            "catalogue::no_role_can_delete_from_empty_or_lock_a_table",
+            "rights::attacks::a_relay_rewrites_no_row_and_reads_no_response",
+        ],
+    ),
+    it(
+        "client_has_room",
+        &["rights::attacks::clients_whose_tenant_has_too_many_events_are_refused_and_nobody_else_is"],
+    ),
+    it(
+        "tenant_auditor_plans",
+        &["rights::tenants::no_plan_of_a_tenants_auditor_depends_on_the_rows_of_another"],
+    ),
+    it(
         "erasure_leaves_pending_tags",
         &["forgotten::what_is_forgotten_with_a_tenant_runs_again_whatever_was_on_its_way_to_the_mirror"],
     ),
