@@ -957,11 +957,6 @@ begin
         outcome := 'lost';
         -- Of a lease that there was: nobody fills the trail with others.
         if held.fencing_token > fail_lease.token then
-            -- Its process lives, and was cut off: no death.
-            update oncely.idempotency_keys as i
-            set crash_attempts = i.crash_attempts - 1
-            where i.tenant = fail_lease.tenant and i.consumer = fail_lease.consumer and i.key = fail_lease.key
-                and i.completed_at is null and i.crash_attempts > 0;
             insert into oncely.audit (
                 tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
             )

@@ -1046,22 +1046,6 @@ async fn a_session_of_now_gives_a_holder_one_more_lease_to_renew() {
 }
 
 #[tokio::test]
-async fn a_run_that_lost_its_key_and_says_so_is_no_death() {
-    let mut world = World::new().await;
-    let mut sql = world.database.connect().await.unwrap();
-    let cut_off = granted(&mut sql, "k", "cut off").await;
-    run_out(&mut world, "k").await;
-    let next = granted(&mut sql, "k", "next").await;
-    let deaths = "select crash_attempts::bigint from oncely.idempotency_keys where key = 'k'";
-    assert_eq!(world.count(deaths).await, 1);
-    for _ in 0..2 {
-        assert_eq!(failed(&mut sql, ("k", cut_off), None, None).await.0, "lost");
-        assert_eq!(world.count(deaths).await, 0);
-    }
-    assert_eq!(complete(&mut sql, "k", next).await.unwrap(), "completed");
-}
-
-#[tokio::test]
 async fn claims_give_way_to_whoever_holds_the_key_in_a_transaction() {
     let mut world = World::new().await;
     let mut holder = world.database.connect().await.unwrap();
