@@ -1,5 +1,6 @@
 //! The rules of the schema that keep it able to grow beyond one machine, read from the catalogue and from the SQL files.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
@@ -506,6 +507,54 @@ async fn no_role_can_delete_from_empty_or_lock_a_table() {
             sqlx::raw_sql("reset role").execute(&mut world.sql).await.unwrap();
         }
     }
+}
+
+/// Functions that the schema's owner alone calls.
+const OF_THE_OWNER: [&str; 1] = ["erase_trail"];
+
+/// Names that text calls as functions of the schema, without comments.
+fn called(text: &str, names: &mut BTreeSet<String>) {
+    for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+        for rest in line.split("oncely.").skip(1) {
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len());
+            if rest[end..].starts_with('(') {
+                names.insert(rest[..end].to_owned());
+            }
+        }
+    }
+}
+
+fn called_below(folder: &Path, names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            called_below(&path, names);
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "sql") {
+            called(&std::fs::read_to_string(&path).unwrap(), names);
+        }
+    }
+}
+
+/// Most tests start programs as a superuser, who needs no grant.
+#[tokio::test]
+async fn every_function_that_a_program_calls_is_granted_to_a_role() {
+    let mut world = World::new().await;
+    let mut names = BTreeSet::new();
+    called_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut names);
+    assert!(names.contains("take_turn") && names.len() > 50, "{names:?}");
+    let granted_to_none = rows(
+        &mut world,
+        "select distinct p.proname::text from pg_proc as p
+         where p.pronamespace = 'oncely'::regnamespace
+           and not exists (
+               select from pg_roles as r
+               where r.rolname ~ '^oncely_(worker|relay|operator|auditor|tenant_auditor|emitter|consumer)$'
+                 and has_function_privilege(r.oid, p.oid, 'execute')
+           )",
+    )
+    .await;
+    let called_by_none: Vec<_> = granted_to_none.iter().filter(|name| names.contains(*name)).collect();
+    assert_eq!(called_by_none, OF_THE_OWNER.iter().collect::<Vec<_>>());
 }
 
 #[tokio::test]

@@ -80,7 +80,7 @@ async fn a_login_with_the_role_of_its_work_and_nothing_else_is_fine_and_every_ot
             "revoke usage on schema app from public",
             "pg.handler",
             Verdict::Error,
-            "insufficient privilege",
+            "may not use the schema of app.handle",
             "grant usage on schema app to public",
         ),
     ] {
