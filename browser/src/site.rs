@@ -145,6 +145,22 @@ impl Site {
         .await
     }
 
+    /// Waits like [`Site::wait_for`], while payments succeed, or events arrive as e-mails: without them no failure is judged.
+    pub(crate) async fn wait_beside_good_ones(&self, query: &str, wanted: i64) -> anyhow::Result<()> {
+        for number in 0..120 {
+            let count = sqlx::query_scalar::<_, i64>(AssertSqlSafe(query.to_owned()));
+            if count.fetch_one(&mut *self.sql.lock().await).await? == wanted {
+                return Ok(());
+            }
+            let key = format!("good-{wanted}-{number}");
+            self.publish("payments", &[("initech", &key, r#"{"cents": 100}"#.to_owned())]).await?;
+            let email = r#"select oncely.emit('', 'emails', '{}', tenant => 'initech', headers => '{"x-tenant-id": "initech"}')"#;
+            self.execute(email).await?;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        anyhow::bail!("not {wanted} within a minute: {query}")
+    }
+
     /// Messages that are ready in a consumer's queue.
     pub(crate) async fn ready(&self, consumer: &str) -> anyhow::Result<u32> {
         self.broker.ready(consumer).await
