@@ -13,7 +13,7 @@ pub struct Refused {
     pub found: Beside,
 }
 
-/// What is there of something that the broker refuses to declare.
+/// Names the object that the broker holds in place of one that it refuses to declare.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Beside {
     /// One of this name: it has other arguments, or the broker takes none of these for it.
@@ -29,7 +29,7 @@ pub enum Beside {
 pub struct Applied {
     /// Declared, or there already.
     pub done: Vec<String>,
-    /// What the broker refused, and what is there: it is left as it is.
+    /// Lists the objects that the broker refused; those that it holds stay as they are.
     pub refused: Vec<Refused>,
     /// The work queue was not there, though what belongs around it was, and the configuration names no bindings for it.
     pub is_unbound: bool,

@@ -7,7 +7,7 @@
 //! of what is in it, which looks the same on the wire but for its type.
 //!
 //! A value of one byte on the wire takes a hundred when it is decoded. So headers of more than [`MOST_VALUES`] are not: they become one
-//! header, [`own_headers::UNREAD`], whose value is their bytes, and whoever meets it refuses the message.
+//! header, [`own_headers::UNREAD`], whose value is their bytes; a message that has it is refused.
 
 use std::str;
 
@@ -195,7 +195,7 @@ impl<'b> Cursor<'b> {
         if values > MOST_VALUES { unread(table) } else { read }
     }
 
-    /// What is in a table that lies on the given level: names and values. Adds how many there are to `values`.
+    /// Reads the names and values of a table on the given level, and adds their number to `values`.
     fn entries(mut self, level: u32, values: &mut usize) -> Option<()> {
         while !self.0.is_empty() {
             self.short_string()?;
@@ -204,7 +204,7 @@ impl<'b> Cursor<'b> {
         Some(())
     }
 
-    /// What is in an array that lies on the given level.
+    /// Reads the values of an array on the given level.
     fn items(mut self, level: u32, values: &mut usize) -> Option<()> {
         while !self.0.is_empty() {
             self.value(level, values)?;

@@ -434,7 +434,7 @@ impl std::fmt::Display for Step {
 }
 
 impl Step {
-    /// What is there, after the broker has refused it.
+    /// Asks which object the broker holds under the refused name.
     async fn found(&self, connection: &Connection, limit: Duration) -> Result<Beside, AmqpError> {
         let is_there = match self {
             Self::Exchange(name, kind, _) => is_exchange(connection, limit, name, kind.clone()).await?,
