@@ -226,7 +226,7 @@ impl Decider {
     /// Notes what the next batch may learn from one that is decided.
     fn learn(&mut self, shared: &Shared, plan: Plan, outcomes: &[Outcome]) {
         if plan.has_turn() {
-            shared.contention.took(outcomes.len(), self.attempts.took());
+            shared.contention.turn_ended(outcomes.len(), Instant::now().into());
         }
         self.note_failing(outcomes);
         if matches!(plan, Plan::Apart { .. }) {

@@ -75,6 +75,7 @@ async fn take_turn(run: &BatchRun<'_>, transaction: &mut PgConnection) -> Result
     let consumer = run.shared.consumer.name.as_str();
     let taken = async { pg::take_turn(transaction, consumer).await.map_err(Interrupt::of_ours) };
     if in_time(run.shared, taken).await? {
+        run.shared.contention.turn_began(tokio::time::Instant::now());
         return Ok(());
     }
     run.shared.contention.missed(tokio::time::Instant::now());
