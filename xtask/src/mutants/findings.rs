@@ -113,24 +113,6 @@ pub(super) async fn key_is_held(arena: &mut Arena) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Messages in two processes want the same rows, each in an order of its own, and six in ten are refused.
-pub(super) async fn hot_rows(arena: &mut Arena) -> anyhow::Result<()> {
-    let sale = |number: usize| {
-        let act = match number % 10 {
-            0..5 => Act::Refuse,
-            5 => Act::Reject,
-            // It holds its rows for a while, so that two batches that are at work at once do meet.
-            6 => Act::Slow,
-            _ => Act::Work,
-        };
-        let row = |factor: usize| u8::try_from(number * factor % 16).unwrap_or(0);
-        let tenant = SHOPS[number % SHOPS.len()];
-        Intent::new(tenant, &format!("sale-{number}"), act, 0).beside(Beside::Hot(row(7), row(11)))
-    };
-    publish(arena, (0..300).map(sale).collect()).await?;
-    go_on(arena, A_WHILE).await
-}
-
 /// For a while a sequence that all handlers need is used up.
 pub(super) async fn sequence_is_used_up(arena: &mut Arena) -> anyhow::Result<()> {
     arena

@@ -12,7 +12,7 @@ use testbed::proxy::Mode;
 use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
 
 use super::settings::{
-    HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_LANE, PATIENT, SLOW, SMALL_BATCHES,
+    HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_LANE, PATIENT, SLOW,
     Settings, TRUSTING, TWO_LANES,
 };
 use super::{charges, findings};
@@ -59,7 +59,6 @@ enum Script {
     BranchIsMissing,
     TemporaryTables,
     KeyIsHeld,
-    HotRows,
     SequenceIsUsedUp,
     CopiesRedelivered,
     FailOnce,
@@ -114,7 +113,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant("environment_pins_its_lane", Script::TemporaryTables),
     mutant("environment_is_nobodys", Script::BranchIsMissing),
     mutant("held_key_pins_its_batch", Script::KeyIsHeld),
-    Mutant { workers: 2, settings: SMALL_BATCHES, ..mutant("contention_is_charged", Script::HotRows) },
     mutant("used_up_sequence_is_poison", Script::SequenceIsUsedUp),
     Mutant { settings: ONE_CRASH, ..mutant("live_runs_are_deaths", Script::CopiesRedelivered) },
     Mutant {
@@ -224,7 +222,6 @@ pub(crate) async fn play(mutant: &Mutant, arena: &mut Arena) -> anyhow::Result<(
         Script::BranchIsMissing => findings::branch_is_missing(arena).await,
         Script::TemporaryTables => findings::temporary_tables(arena).await,
         Script::KeyIsHeld => findings::key_is_held(arena).await,
-        Script::HotRows => findings::hot_rows(arena).await,
         Script::SequenceIsUsedUp => findings::sequence_is_used_up(arena).await,
         Script::CopiesRedelivered => findings::copies_redelivered(arena).await,
         Script::FailOnce => findings::fail_once(arena).await,

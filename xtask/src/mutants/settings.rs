@@ -38,10 +38,5 @@ pub(super) const LESS_HURRIED: Settings = &[
     ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
 ];
 pub(super) const TRUSTING: Settings = &[("consumer", "precheck", "\"trust\"")];
-/// Many of them at once, which meet again and again.
-pub(super) const SMALL_BATCHES: Settings = &[
-    ("consumer", "batch", "8"),
-    ("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }"),
-];
 pub(super) const ONE_ATTEMPT: Settings =
     &[("consumer", "retry", "{ delays = [\"200ms\", \"1s\"], max_attempts = 1 }")];

@@ -57,6 +57,10 @@ pub(crate) const TESTED: &[Tested] = &[
         ],
     ),
     it(
+        "contention_is_charged",
+        &["blame::hot_rows::a_batch_whose_turn_does_not_come_goes_on_message_by_message"],
+    ),
+    it(
         "lone_failure_is_never_judged",
         &[
             "blame::environment::a_message_that_is_alone_and_fails_is_judged_and_the_next_one_waits_for_a_witness",
