@@ -37,6 +37,7 @@ impl Arena {
             // A process that stands still holds what it has locked until it is let go on.
             self.supervise_charging()?;
             self.supervise_doors()?;
+            self.supervise_gateways()?;
             let mut connection = self.connect().await?;
             let Err(error) = age(&mut connection, by).await else {
                 return Ok(());

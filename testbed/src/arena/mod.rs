@@ -25,6 +25,7 @@ mod controls;
 mod crew;
 mod doors;
 mod drain;
+mod gateways;
 mod hosts;
 mod member;
 mod neighbours;
@@ -54,6 +55,7 @@ pub use config::ArenaConfig;
 pub use controls::Gate;
 pub use crew::Strike;
 use doors::Doors;
+use gateways::Gateways;
 pub use hosts::Hosts;
 use member::address;
 pub use member::{Member, Server};
@@ -112,6 +114,7 @@ pub struct Arena {
     application: Option<Application>,
     charging: Option<Charging>,
     doors: Option<Doors>,
+    gateways: Option<Gateways>,
     /// Events that the application rolled back on purpose.
     pub rolled_back: u64,
     watch: Option<PgConnection>,
@@ -216,7 +219,8 @@ impl Arena {
         self.exits.extend(exits);
         self.note_deaths(deaths);
         self.supervise_charging()?;
-        self.supervise_doors()
+        self.supervise_doors()?;
+        self.supervise_gateways()
     }
 
     /// So many workers have just died.

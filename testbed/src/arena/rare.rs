@@ -45,7 +45,7 @@ const fn rare(name: &'static str, what: &'static str, sign: Sign) -> Rare {
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 28] = [
         rare(
             "commit_decided_late",
             "the reply to a COMMIT is lost, and the key says whether it was done",
@@ -153,6 +153,18 @@ impl Rare {
             Sign::Query("select exists (select from judge.lease_trail where outcome = 'taken_over')"),
         ),
         rare(
+            "taken_over_dead",
+            "another process takes over what one that died held",
+            Sign::Query(
+                "select exists (
+                     select from judge.lease_trail as t
+                     where t.outcome = 'taken_over' and not exists (
+                         select from judge.lease_trail as f where f.tenant = t.tenant and f.key = t.key and f.outcome = 'fenced'
+                     )
+                 )",
+            ),
+        ),
+        rare(
             "taken_over_alive",
             "a process loses its lease to another one, and comes back",
             Sign::Query(
@@ -175,9 +187,24 @@ impl Rare {
             Sign::Query("select exists (select from judge.lease_trail where reason = 'outcome_unknown')"),
         ),
         rare(
+            "gateway_takes_over",
+            "a gateway takes over a request that another one held",
+            Sign::Query("select exists (select from oncely.audit where consumer = 'proxied' and outcome = 'taken_over')"),
+        ),
+        rare(
+            "gateway_does_not_know",
+            "a gateway answers that nobody knows what became of a request",
+            Sign::Metrics(|said| said.sum("oncely_gateway_requests_total", "outcome-unknown") > 0.0),
+        ),
+        rare(
             "settled",
             "a person says that a call did not happen, and its message runs again",
-            Sign::Query("select exists (select from oncely.operator_actions where verb = 'settle_claim')"),
+            Sign::Query(
+                "select exists (
+                     select from oncely.operator_actions
+                     where verb = 'settle_claim' and filter @> '{\"consumer\": \"charges\", \"took_effect\": false}'
+                 )",
+            ),
         ),
         rare(
             "unknown_requeued",
@@ -307,7 +334,8 @@ impl Arena {
     /// From now on it is noted which of [`Rare::ALL`] are reached.
     pub fn watch_rare_states(&mut self) {
         let charging = self.charging.iter().flat_map(|charging| charging.members());
-        let ports = self.workers.iter().chain(charging).filter_map(|member| member.metrics);
+        let gateways = self.gateways.iter().flat_map(|gateways| gateways.members());
+        let ports = self.workers.iter().chain(charging).chain(gateways).filter_map(|member| member.metrics);
         let ports: Vec<u16> = ports.collect();
         self.rare = Some(RareStates::start(&self.database, &ports));
     }

@@ -24,6 +24,8 @@ const LOGINS: &str = "
         create role arena_worker login in role oncely_worker;
         create role arena_charging login in role oncely_worker;
         create role arena_taking login in role oncely_worker;
+        create role arena_gateway login in role oncely_worker;
+        create role arena_observer login in role oncely_worker;
         create role arena_relay login in role oncely_relay;
         create role arena_application login in role oncely_emitter;
         create role arena_stranger login in role oncely_emitter;
@@ -117,6 +119,7 @@ impl Arena {
             application: None,
             charging: None,
             doors: None,
+            gateways: None,
             rolled_back: 0,
             watch: Some(connection),
             queue,

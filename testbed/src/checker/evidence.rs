@@ -15,6 +15,7 @@ use super::fairness::Fairness;
 use super::leases::Leases;
 use super::ledger::{Key, digest};
 use super::mirror::Entry;
+use super::proxied::Proxied;
 use super::requests::Requests;
 use super::verdicts::{self, Meanwhile, Step};
 use super::watched::Watched;
@@ -87,6 +88,8 @@ pub struct Evidence {
     pub leases: Leases,
     /// What those were answered who asked over HTTP.
     pub requests: Requests,
+    /// What went through gateways.
+    pub proxied: Proxied,
     /// Sums that are not what they should be.
     pub books: Vec<String>,
     /// Payloads that differ in their bytes alone are one and the same to the consumer, at times.

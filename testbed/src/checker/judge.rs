@@ -62,6 +62,9 @@ pub enum Invariant {
     L10,
     /// Under leases: no lease goes beyond its run's longest time.
     L11,
+    /// Behind a gateway: a request is carried out once, unless a person says that it was not; no answer that broke off looks whole; and what
+    /// became of a request stays unknown only where the service broke off, or a gateway died.
+    L12,
 }
 
 /// What was found.
@@ -155,6 +158,10 @@ pub enum What {
     AnsweredInVain,
     /// An answer that nothing explains.
     AnswerUnexpected,
+    /// An answer that a browser keeps from the page that has asked.
+    AnswerWithheld,
+    /// A part of an answer that a client took for the whole.
+    AnswerHalf,
 }
 
 impl What {
@@ -206,6 +213,8 @@ impl What {
             Self::AnswersDiffer => "answers_differ",
             Self::AnsweredInVain => "answered_in_vain",
             Self::AnswerUnexpected => "answer_unexpected",
+            Self::AnswerWithheld => "answer_withheld",
+            Self::AnswerHalf => "answer_half",
         }
     }
 }
@@ -276,6 +285,7 @@ pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     evidence.events.judge(&mut found);
     evidence.watched.judge(&mut found);
     evidence.leases.judge(&mut found);
+    evidence.proxied.judge(&mut found);
     evidence.requests.judge(sent, evidence, &mut found);
     bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));

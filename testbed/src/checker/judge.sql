@@ -144,7 +144,7 @@ as $$
     select tenant, key, outcome, attempt, reason, error_code,
         extract(epoch from occurred_at) + days * 86400, extract(epoch from occurred_at + moved)
     from oncely.audit, judge.calendar
-    where outcome in ('retried', 'dead_lettered') and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
+    where outcome in ('retried', 'dead_lettered') and consumer not in ('charges', 'proxied') and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
     on conflict do nothing;
     insert into judge.lease_trail (tenant, key, outcome, attempt, reason, detail, worker, at, stored_at)
@@ -156,7 +156,7 @@ as $$
     on conflict do nothing;
     insert into judge.refused
     select tenant, key from oncely.audit
-    where outcome = 'refused' and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
+    where outcome = 'refused' and consumer not in ('charges', 'proxied') and occurred_at > clock_timestamp() - interval '3 days'
     on conflict do nothing;
     insert into judge.discarded select tenant, key from oncely.dead_letters where state = 'discarded' on conflict do nothing;
 $$;

@@ -9,6 +9,7 @@ mod judge;
 mod leases;
 mod ledger;
 pub mod mirror;
+mod proxied;
 mod requests;
 mod verdicts;
 mod watched;
@@ -21,6 +22,7 @@ pub use leases::{LEASED, LeaseRow, LeaseStep, Leases};
 pub use ledger::{
     Act, Beside, Class, FRAGILE, Intent, Key, RETURNING, SHOPS, Sent, UNCOUNTED, Version, WITNESS, digest,
 };
+pub use proxied::{PROXIED, Proxied, ProxiedRow};
 pub use requests::{HttpAnswer, Requests};
 pub use verdicts::{Ladder, Meanwhile, Step};
 pub use watched::{PAGE_LIMIT, Watched};

@@ -5,7 +5,7 @@
 //! next slice starts when it does. Between two slices a day goes by at once, and at times somebody changes something, requeues or
 //! discards, or a tenant loses its schema for a while; neighbours with few rights do what they may all the time, and consoles, `top`,
 //! `doctor` and `status` watch. A part of the messages comes over HTTP, too, or there alone. Beside it a consumer under leases calls a
-//! provider; its processes and the HTTP servers are struck in each slice.
+//! provider, and clients ask a slow service through gateways; all these processes are struck in each slice.
 
 mod calendar;
 mod orders;
@@ -127,7 +127,7 @@ async fn trial(arguments: &Arguments, binaries: PathBuf, seed: u64) -> anyhow::R
         .set("audit", "retention", "\"35d\"");
     config.workers = WORKERS[usize::try_from(seed % WORKERS.len() as u64)?];
     eprintln!(
-        "starting PostgreSQL, RabbitMQ, Redis, {} workers, two that charge, two HTTP servers, and two relays",
+        "starting PostgreSQL, RabbitMQ, Redis, {} workers, two that charge, two HTTP servers, two gateways, and two relays",
         config.workers
     );
     if !arguments.quiet {
@@ -159,6 +159,7 @@ async fn trial(arguments: &Arguments, binaries: PathBuf, seed: u64) -> anyhow::R
     arena.emit(seed)?;
     arena.start_charging().await.context("starting what runs under leases")?;
     arena.start_doors(seed).await.context("starting the HTTP servers")?;
+    arena.start_gateways(seed).await.context("starting the gateways")?;
     arena.watch_rare_states();
     let done = trial.run(&mut arena, &plan, Traffic::new(seed)).await;
     let Done { faults, missed, changes } = match done {
@@ -241,6 +242,7 @@ impl Trial {
         let mut done = Done::default();
         let mut orders = Orders::new(self.seed);
         let mut requests = Requests::new(self.seed);
+        let (mut through, mut at_gateways) = (Orders::new(!self.seed), Requests::new(!self.seed));
         let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
         for (number, planned) in plan.iter().enumerate() {
             if self.minutes.is_some_and(|all| self.started.elapsed() >= all) {
@@ -259,12 +261,15 @@ impl Trial {
             let (asked_orders, sent_orders) = requests.split_orders(orders.take(self.slice / SHARE));
             arena.order(&sent_orders);
             arena.request_orders(&asked_orders);
+            arena.request_through(&through.take(self.slice / SHARE));
             self.lead(arena, slice, ends).await?;
             for strike in orders.strikes() {
                 arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;
             }
             let strike = requests.strike();
             arena.strike_door(strike).await.with_context(|| format!("{strike:?} at the door"))?;
+            let strike = at_gateways.strike();
+            arena.strike_gateway(strike).await.with_context(|| format!("{strike:?} at a gateway"))?;
 
             let before = arena.struck();
             arena.publish(during);
