@@ -61,6 +61,7 @@ impl Arena {
         }
         self.stop_doors().await?;
         self.stop_gateways().await?;
+        self.stop_observer().await?;
         self.stop_charging().await?;
         self.stop().await;
         self.take_dead_letters().await?;

@@ -29,9 +29,11 @@ mod gateways;
 mod hosts;
 mod member;
 mod neighbours;
+mod observer;
 mod operator;
 mod publisher;
 mod rare;
+mod rest;
 mod requester;
 mod returning;
 mod settling;
@@ -61,6 +63,7 @@ use member::address;
 pub use member::{Member, Server};
 pub use neighbours::Neighbour;
 use neighbours::Neighbours;
+use observer::Observer;
 pub use operator::Errand;
 use publisher::Publisher;
 pub use rare::Rare;
@@ -110,11 +113,14 @@ pub struct Arena {
     witnesses: Witnesses,
     /// How often the tenant that returns has sent its messages.
     returns: u32,
+    /// How often the tenant whose keys are forgotten has sent its messages.
+    forgotten: u32,
     publisher: Publisher,
     application: Option<Application>,
     charging: Option<Charging>,
     doors: Option<Doors>,
     gateways: Option<Gateways>,
+    observer: Option<Observer>,
     /// Events that the application rolled back on purpose.
     pub rolled_back: u64,
     watch: Option<PgConnection>,
@@ -220,7 +226,8 @@ impl Arena {
         self.note_deaths(deaths);
         self.supervise_charging()?;
         self.supervise_doors()?;
-        self.supervise_gateways()
+        self.supervise_gateways()?;
+        self.supervise_observer()
     }
 
     /// So many workers have just died.

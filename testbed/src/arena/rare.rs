@@ -45,7 +45,7 @@ const fn rare(name: &'static str, what: &'static str, sign: Sign) -> Rare {
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         rare(
             "commit_decided_late",
             "the reply to a COMMIT is lost, and the key says whether it was done",
@@ -138,6 +138,13 @@ impl Rare {
                          select from oncely.idempotency_keys as i where i.tenant = l.tenant and i.consumer = 'faults' and i.key = l.key
                      )
                  )",
+            ),
+        ),
+        rare(
+            "forgotten_and_returned",
+            "a key is forgotten after its retention, and takes effect again",
+            Sign::Query(
+                "select exists (select from judge.log where tenant = 'forgotten' group by key having count(*) > 1)",
             ),
         ),
         rare(
@@ -335,7 +342,9 @@ impl Arena {
     pub fn watch_rare_states(&mut self) {
         let charging = self.charging.iter().flat_map(|charging| charging.members());
         let gateways = self.gateways.iter().flat_map(|gateways| gateways.members());
-        let ports = self.workers.iter().chain(charging).chain(gateways).filter_map(|member| member.metrics);
+        let observer = self.observer.iter().flat_map(|observer| observer.members());
+        let members = self.workers.iter().chain(charging).chain(gateways).chain(observer);
+        let ports = members.filter_map(|member| member.metrics);
         let ports: Vec<u16> = ports.collect();
         self.rare = Some(RareStates::start(&self.database, &ports));
     }

@@ -63,7 +63,8 @@ async fn answered(
         )
     };
     let length = |body: &str| format!("Content-Length: {}\r\n", body.len());
-    let half = &body[..body.len() / 2];
+    // Shorter than what a gateway holds before it passes an answer on.
+    let half = &body[..20];
     let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
     let is_long = padding == LONG;
     let text = match answer {
