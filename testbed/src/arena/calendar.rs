@@ -61,7 +61,11 @@ impl Arena {
     async fn age_apart(&self, days: u32) -> anyhow::Result<()> {
         let eighth = i32::try_from(self.evidence.days / i64::from(days.max(1)) % 8)?;
         let mut connection = self.connect().await?;
-        sqlx::query("select judge.age_apart($1, $2)").bind(eighth).bind(APART).execute(&mut connection).await?;
+        sqlx::query("select judge.age_apart($1, $2)")
+            .bind(eighth)
+            .bind(APART)
+            .execute(&mut connection)
+            .await?;
         Ok(())
     }
 

@@ -61,9 +61,10 @@ impl Arena {
             addresses.push(address);
         }
         let target = |path| Target { servers: addresses.clone(), path, is_for_pages: false };
-        let orderer = self.charging.as_ref().map(|charging| {
-            Requester::start(&target("/order"), &charging.books(), seed.wrapping_mul(31))
-        });
+        let orderer = self
+            .charging
+            .as_ref()
+            .map(|charging| Requester::start(&target("/order"), &charging.books(), seed.wrapping_mul(31)));
         let requester = Requester::start(&target("/take"), &self.publisher.books(), seed);
         self.doors = Some(Doors { crew: Crew::new(members), requester, orderer });
         Ok(())

@@ -95,7 +95,8 @@ impl Arena {
     pub fn request_through(&mut self, orders: &[Order]) {
         let Some(gateways) = &mut self.gateways else { return };
         let intents: Vec<Intent> = orders.iter().map(Order::intent).collect();
-        let keyed = intents.iter().map(|intent| ((intent.tenant.clone(), intent.key.clone()), intent.clone()));
+        let keyed =
+            intents.iter().map(|intent| ((intent.tenant.clone(), intent.key.clone()), intent.clone()));
         gateways.asked.extend(keyed);
         gateways.requester.ask(intents);
     }
@@ -133,17 +134,18 @@ impl Arena {
     pub(super) async fn stop_gateways(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
         let mut answered = None;
+        let mut connection = self.database.connect().await?;
         while self.gateways.is_some() && since.elapsed() < ANSWERED {
             self.supervise()?;
             if self.gateways.as_ref().is_some_and(|gateways| gateways.requester.pending() == 0) {
                 let answered = answered.get_or_insert_with(Instant::now);
-                self.evidence.proxied.read(&mut self.connect().await?).await?;
+                self.evidence.proxied.read(&mut connection).await?;
                 let is_held = self.evidence.proxied.rows.values().any(|row| row.is_held);
                 if !is_held || answered.elapsed() > STORED {
                     break;
                 }
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
         let Some(mut gateways) = self.gateways.take() else { return Ok(()) };
         let (_, exits) = gateways.crew.end().await?;
@@ -151,7 +153,6 @@ impl Arena {
         let proxied = &mut self.evidence.proxied;
         proxied.requests = gateways.requester.answers();
         proxied.calls = gateways.service.calls();
-        let mut connection = self.database.connect().await?;
         self.evidence.proxied.read(&mut connection).await
     }
 }

@@ -72,10 +72,11 @@ impl Arena {
     /// Waits until it has seen everything that was published, and ends it.
     pub(super) async fn stop_observer(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
+        let mut connection = self.database.connect().await?;
         while let Some(charging) = self.charging.as_ref().filter(|_| self.observer.is_some()) {
             let observed = &mut self.evidence.observed;
             (observed.sent, observed.confirmed) = charging.published();
-            observed.read(&mut self.database.connect().await?).await?;
+            observed.read(&mut connection).await?;
             if observed.unseen() == 0 || since.elapsed() > SEEN {
                 break;
             }

@@ -202,11 +202,7 @@ impl Client {
     }
 
     /// One request and its answer, read to its end.
-    async fn exchange(
-        &self,
-        server: SocketAddr,
-        intent: &Intent,
-    ) -> anyhow::Result<(HttpAnswer, HeaderMap)> {
+    async fn exchange(&self, server: SocketAddr, intent: &Intent) -> anyhow::Result<(HttpAnswer, HeaderMap)> {
         let kept = lock(&self.kept).remove(&server).filter(|open| !open.sender.is_closed());
         let mut open = match kept {
             Some(open) => open,

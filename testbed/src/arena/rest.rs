@@ -13,8 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const AT_THE_GATE: &str = "select pid from pg_stat_activity
     where datname = current_database() and usename = 'arena_worker' and wait_event = 'advisory'";
 /// Keys of a tenant that are remembered, and its effects.
-const REMEMBERED: &str =
-    "select (select count(*) from oncely.idempotency_keys where tenant = $1), (select count(*) from judge.log where tenant = $1)";
+const REMEMBERED: &str = "select (select count(*) from oncely.idempotency_keys where tenant = $1), (select count(*) from judge.log where tenant = $1)";
 
 impl Arena {
     /// Publishes nothing for so long: sessions and connections rest.

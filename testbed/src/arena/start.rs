@@ -150,7 +150,8 @@ fn encrypting(config: ArenaConfig, folder: &Path) -> anyhow::Result<ArenaConfig>
 
 /// From now on the server ends what rests for longer, of all programs that are struck.
 async fn end_idle_sessions(connection: &mut PgConnection, limit: Duration) -> anyhow::Result<()> {
-    let database: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *connection).await?;
+    let database: String =
+        sqlx::query_scalar("select current_database()").fetch_one(&mut *connection).await?;
     for program in ["worker", "charging", "taking", "gateway", "observer", "relay"] {
         let millis = limit.as_millis();
         let ended = format!(

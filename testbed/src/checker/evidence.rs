@@ -105,7 +105,7 @@ pub struct Evidence {
 
 /// Letters whose bodies everybody can read who reads the table.
 const PLAINTEXT: &str = "select format('%s/%s: %s', tenant, key, reason)
-    from oncely.dead_letters where body is not null and encrypted_by is null";
+    from oncely.dead_letters where body is not null and encrypted_by is null and not from_client";
 
 impl Evidence {
     /// Reads the books and the product's tables.
@@ -163,8 +163,8 @@ impl Evidence {
             "select tenant, key, max(day)::bigint - coalesce(max(days), 0)
              from judge.log left join judge.aged using (tenant, key) group by tenant, key",
         )
-            .fetch_all(&mut *connection)
-            .await?;
+        .fetch_all(&mut *connection)
+        .await?;
         self.day_of = rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect();
         let rows = sqlx::query("select distinct who || ' ran ' || what from judge.trespasses")
             .fetch_all(&mut *connection)

@@ -435,7 +435,8 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
         let audited = evidence.completed.get(key).copied().unwrap_or(0) + refused;
         // The trail remembers for longer than the key.
         let runs = evidence.runs.get(key).map_or(0, Vec::len);
-        let is_known = key.0 == FORGOTTEN && audited >= 1 && usize::try_from(audited).is_ok_and(|all| all <= runs);
+        let is_known =
+            key.0 == FORGOTTEN && audited >= 1 && usize::try_from(audited).is_ok_and(|all| all <= runs);
         if audited != 1 && !is_known {
             found.add(Invariant::I4, What::OrphanAudit, format!("{} has {audited} audit rows", name(key)));
         }

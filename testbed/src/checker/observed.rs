@@ -27,9 +27,11 @@ impl Observed {
     /// Reads the tables.
     pub async fn read(&mut self, connection: &mut PgConnection) -> anyhow::Result<()> {
         sqlx::query("select judge.note()").execute(&mut *connection).await?;
-        let rows = sqlx::query("select tenant, key, reason, count(*) from judge.sightings group by tenant, key, reason")
-            .fetch_all(&mut *connection)
-            .await?;
+        let rows = sqlx::query(
+            "select tenant, key, reason, count(*) from judge.sightings group by tenant, key, reason",
+        )
+        .fetch_all(&mut *connection)
+        .await?;
         self.seen.clear();
         for row in &rows {
             let count = usize::try_from(row.get::<i64, _>(3))?;

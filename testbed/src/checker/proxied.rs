@@ -114,7 +114,10 @@ impl Proxied {
             let answers: BTreeSet<bool> = calls.iter().map(|call| call.answer == Answer::Done).collect();
             let died = |call: &&Call| self.deaths.iter().any(|at| (call.at..call.at + STORED).contains(at));
             // Each call had its whole answer, and whoever made it lived on: sooner or later that is stored.
-            if row.reason == "outcome_unknown" && answers == [true].into() && !calls.iter().copied().any(|call| died(&call)) {
+            if row.reason == "outcome_unknown"
+                && answers == [true].into()
+                && !calls.iter().copied().any(|call| died(&call))
+            {
                 let text = format!("{}: answered, and unknown", name(key));
                 found.add(Invariant::L12, What::UnjustifiedDeadLetter, text);
             }

@@ -147,8 +147,7 @@ fn what_was_answered_stays_unknown_only_where_a_gateway_died() {
     assert_eq!(unknown(&[]), wrong);
     assert_eq!(unknown(&[99.0]), wrong, "before the call");
     assert_eq!(unknown(&[101.0]), BTreeMap::new());
-    let in_vain =
-        |proxied: &mut Proxied| drop(proxied.rows.insert(key("nobody"), row("COMPLETED", "")));
+    let in_vain = |proxied: &mut Proxied| drop(proxied.rows.insert(key("nobody"), row("COMPLETED", "")));
     assert_eq!(after(in_vain), only(Invariant::L12, What::Completions));
     let held = |proxied: &mut Proxied| proxied.rows.get_mut(&key("done")).unwrap().is_held = true;
     assert_eq!(after(held), only(Invariant::L8, What::NotDrained));

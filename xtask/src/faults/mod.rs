@@ -261,12 +261,51 @@ struct Done {
     dead: usize,
 }
 
+/// What goes on beside the messages, and what strikes it: nobody waits for what follows.
+struct Beside {
+    orders: Orders,
+    requests: Requests,
+    /// What goes through gateways, and what strikes these.
+    through: Orders,
+    at_gateways: Requests,
+}
+
+impl Beside {
+    fn new(seed: u64) -> Self {
+        Self {
+            orders: Orders::new(seed),
+            requests: Requests::new(seed),
+            through: Orders::new(!seed),
+            at_gateways: Requests::new(!seed),
+        }
+    }
+
+    fn ask(&mut self, arena: &mut Arena, count: usize) {
+        let (asked, sent) = self.requests.split_orders(self.orders.take(count));
+        arena.order(&sent);
+        arena.request_orders(&asked);
+        arena.request_through(&self.through.take(count));
+    }
+
+    async fn strike(&mut self, arena: &mut Arena, slice: usize) -> anyhow::Result<()> {
+        for strike in self.orders.strikes() {
+            arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;
+        }
+        let strike = self.requests.strike();
+        arena.strike_door(strike).await.with_context(|| format!("{strike:?} at the door"))?;
+        let strike = self.at_gateways.strike();
+        arena.strike_gateway(strike).await.with_context(|| format!("{strike:?} at a gateway"))?;
+        if slice % OBSERVER == 1 {
+            arena.strike_observer(Strike::Kill(0)).await.context("striking the observer")?;
+        }
+        Ok(())
+    }
+}
+
 impl Trial {
     async fn run(&self, arena: &mut Arena, plan: &[Planned], mut traffic: Traffic) -> anyhow::Result<Done> {
         let mut done = Done::default();
-        let mut orders = Orders::new(self.seed);
-        let mut requests = Requests::new(self.seed);
-        let (mut through, mut at_gateways) = (Orders::new(!self.seed), Requests::new(!self.seed));
+        let mut beside = Beside::new(self.seed);
         let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
         for (number, planned) in plan.iter().enumerate() {
             if self.minutes.is_some_and(|all| self.started.elapsed() >= all) {
@@ -279,24 +318,12 @@ impl Trial {
             let mut slice = traffic.take(self.slice.saturating_sub(after));
             let (tail, fresh) = traffic.take_tail(after.saturating_sub(3));
             let during = slice.split_off(slice.len() * planned.at / 100);
-            let (asked, slice) = requests.split(slice);
-            let (asked_during, during) = requests.split(during);
+            let (asked, slice) = beside.requests.split(slice);
+            let (asked_during, during) = beside.requests.split(during);
             arena.request(asked);
-            let (asked_orders, sent_orders) = requests.split_orders(orders.take(self.slice / SHARE));
-            arena.order(&sent_orders);
-            arena.request_orders(&asked_orders);
-            arena.request_through(&through.take(self.slice / SHARE));
+            beside.ask(arena, self.slice / SHARE);
             self.lead(arena, slice, ends).await?;
-            for strike in orders.strikes() {
-                arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;
-            }
-            let strike = requests.strike();
-            arena.strike_door(strike).await.with_context(|| format!("{strike:?} at the door"))?;
-            if number % OBSERVER == 1 {
-                arena.strike_observer(Strike::Kill(0)).await.context("striking the observer")?;
-            }
-            let strike = at_gateways.strike();
-            arena.strike_gateway(strike).await.with_context(|| format!("{strike:?} at a gateway"))?;
+            beside.strike(arena, number).await?;
 
             let before = arena.struck();
             arena.publish(during);
