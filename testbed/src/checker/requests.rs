@@ -36,6 +36,9 @@ impl HttpAnswer {
 /// A key, and the SHA-256 of a payload.
 type Payload = (Key, String);
 
+/// A status, and the body where it was kept.
+type Told = (u16, Option<Vec<u8>>);
+
 /// The clients' books.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
@@ -43,8 +46,8 @@ pub struct Requests {
     pub asked: u64,
     /// Times that one was sent.
     pub tries: u64,
-    /// The different final answers, whether replayed or not: status, and the body where it was kept.
-    answers: BTreeMap<Payload, BTreeSet<(u16, Option<Vec<u8>>)>>,
+    /// The different final answers, whether replayed or not.
+    answers: BTreeMap<Payload, BTreeSet<Told>>,
     /// Payloads whose key was another one's.
     conflicts: BTreeSet<Payload>,
     /// Answers that were given before.

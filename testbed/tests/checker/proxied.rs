@@ -30,8 +30,7 @@ fn row(status: &str, reason: &str) -> ProxiedRow {
 
 /// One of each: refused and then done; torn, and held; torn, settled, and done; done at length.
 fn good() -> Proxied {
-    let mut proxied = Proxied::default();
-    proxied.calls = vec![
+    let calls = vec![
         call("done", 1, 100.0, Answer::Refused),
         call("done", 2, 101.0, Answer::Done),
         call("torn", 1, 100.0, Answer::Torn { happened: true }),
@@ -39,14 +38,14 @@ fn good() -> Proxied {
         call("settled", 2, 120.0, Answer::Done),
         call("long", 1, 100.0, Answer::Done),
     ];
-    proxied.rows = [
+    let rows = [
         (key("done"), row("COMPLETED", "")),
         (key("torn"), row("FAILED", "outcome_unknown")),
         (key("settled"), row("COMPLETED", "")),
         (key("long"), row("COMPLETED", "")),
-    ]
-    .into();
-    proxied.refusals = [(key("settled"), 1)].into();
+    ];
+    let refusals = [(key("settled"), 1)].into();
+    let mut proxied = Proxied { calls, rows: rows.into(), refusals, ..Proxied::default() };
     for (name, status, body) in [
         ("done", 503, Some("{}")),
         ("done", 201, Some("{\"call\":\"done#2\"}")),

@@ -256,9 +256,10 @@ async fn a_key_that_is_aged_by_itself_is_older_than_its_neighbours_once() {
         "insert into judge.log (tenant, key, attempt, digest) select 'acme', 'k' || n, 1, '' from generate_series(1, 40) as n;
          insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
          select tenant, 'faults', key, 'COMPLETED', 1, now(), now() from judge.log;
-         select judge.age('1 day'); select judge.age_apart(3, 5); select judge.age_apart(3, 5)",
+         select judge.age('1 day'); select judge.age_apart(3, 5)",
     )
     .await;
+    run(&mut connection, "select judge.age_apart(3, 5)").await;
     let aged: Vec<(bool, i64)> = sqlx::query_as(
         "select hashtext(key) & 7 = 3, round(extract(epoch from now() - completed_at) / 86400)::bigint
          from oncely.idempotency_keys group by 1, 2 order by 1",
