@@ -9,6 +9,8 @@ use super::Arena;
 
 /// Longest wait for the end of what holds a table: longer than any process stands still, and than a fault's aftermath.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Days by which some keys are older than others: with the days in which their copies come they stay within their retention.
+const APART: i32 = 5;
 /// From one try to the next: what has queued behind a try runs meanwhile.
 const PAUSE: Duration = Duration::from_millis(300);
 /// The sessions that hold what a try waited for.
@@ -22,6 +24,7 @@ impl Arena {
         self.sample_mirror().await?;
         self.note_interruption(true);
         self.age(&format!("{days} days")).await?;
+        self.age_apart(days).await?;
         // What was mirrored just now may be written again by a relay: it is as old as its record.
         let client = redis::Client::open(self.servers.urls().redis.as_str())?;
         let mut connection = client.get_multiplexed_async_connection().await?;
@@ -37,6 +40,8 @@ impl Arena {
             // A process that stands still holds what it has locked until it is let go on.
             self.supervise_charging()?;
             self.supervise_doors()?;
+            self.supervise_gateways()?;
+            self.supervise_observer()?;
             let mut connection = self.connect().await?;
             let Err(error) = age(&mut connection, by).await else {
                 return Ok(());
@@ -50,6 +55,18 @@ impl Arena {
             drop(connection);
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Some of what has ended is older than the rest: keys are forgotten one by one, and not all that came together.
+    async fn age_apart(&self, days: u32) -> anyhow::Result<()> {
+        let eighth = i32::try_from(self.evidence.days / i64::from(days.max(1)) % 8)?;
+        let mut connection = self.connect().await?;
+        sqlx::query("select judge.age_apart($1, $2)")
+            .bind(eighth)
+            .bind(APART)
+            .execute(&mut connection)
+            .await?;
+        Ok(())
     }
 
     /// Days that went by at once, by the database's books; an error while PostgreSQL does not answer.

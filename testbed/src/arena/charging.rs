@@ -1,5 +1,6 @@
 //! A consumer whose handler runs under leases and calls a provider: processes of its own, messages of its own, faults of its own.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,9 +11,9 @@ use super::config::ArenaConfig;
 use super::crew::{Crew, Strike};
 use super::doors::Doors;
 use super::member::Member;
-use super::publisher::Publisher;
+use super::publisher::{Address, Publisher};
 use super::{Arena, start::oncely_command};
-use crate::checker::{Call, LEASED, Leases, Order, Sent, empty};
+use crate::checker::{Call, Key, LEASED, Leases, Order, Sent, empty};
 use crate::{Provider, eventually_within};
 
 /// Processes.
@@ -63,6 +64,16 @@ impl Charging {
     /// Where the provider is.
     pub(super) fn provider(&self) -> SocketAddr {
         self.provider.address()
+    }
+
+    /// Its queue.
+    pub(super) fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// Keys that were published, and those of them of which the broker has a message.
+    pub(super) fn published(&self) -> (BTreeSet<Key>, BTreeSet<Key>) {
+        self.publisher.own()
     }
 
     /// The publisher's books, for others who send the same.
@@ -123,7 +134,12 @@ impl Arena {
         }
         self.evidence.leases.max_crashes = MAX_CRASHES;
         self.evidence.leases.lease = f64::from(LEASE);
-        let publisher = Publisher::start(vec![urls.rabbitmq], queue.clone(), WINDOW);
+        // As producers do it whom others may listen to: by an exchange.
+        let to = Address { exchange: format!("{queue}.in"), routing_key: String::new() };
+        let broker = self.broker().await?;
+        broker.declare_exchange(&to.exchange, lapin::ExchangeKind::Fanout).await?;
+        broker.bind(&queue, &to.exchange, "").await?;
+        let publisher = Publisher::start(vec![urls.rabbitmq], &to, WINDOW);
         self.charging = Some(Charging { crew: Crew::new(members), provider, publisher, queue, config });
         Ok(())
     }

@@ -27,6 +27,10 @@ pub struct ArenaConfig {
     pub neighbours: Vec<Neighbour>,
     /// Consoles, `top`, `doctor` and `status` watch meanwhile.
     pub watched: bool,
+    /// Bodies of dead letters are encrypted.
+    pub encrypted: bool,
+    /// PostgreSQL ends sessions that rest for longer.
+    pub idle_sessions: Option<Duration>,
     /// The consumer's name, and the beginning of its queue's.
     pub consumer: String,
     /// Nothing that only a trial needs: see [`ArenaConfig::plain`].
@@ -82,6 +86,8 @@ impl ArenaConfig {
             hosts: None,
             neighbours: Vec::new(),
             watched: false,
+            encrypted: false,
+            idle_sessions: None,
             consumer: CONSUMER.to_owned(),
             plain: false,
             settings: BTreeMap::new(),

@@ -198,6 +198,8 @@ impl Arena {
     pub async fn leave(mut self) -> anyhow::Result<Servers> {
         self.charging = None;
         self.doors = None;
+        self.gateways = None;
+        self.observer = None;
         self.kill_all()?;
         let client = redis::Client::open(self.servers.urls().redis.as_str())?;
         let mut connection = client.get_multiplexed_async_connection().await?;

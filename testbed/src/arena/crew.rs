@@ -32,7 +32,7 @@ pub(super) struct Crew {
 }
 
 /// Seconds since 1970. No days go by there.
-fn clock() -> f64 {
+pub(super) fn clock() -> f64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.unwrap_or_default().as_secs_f64()
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Arena;
 use super::crew::{Crew, Strike};
 use super::member::Member;
-use super::requester::Requester;
+use super::requester::{Requester, Target};
 use crate::checker::{Intent, Order};
 use crate::{eventually_within, free_port};
 
@@ -60,10 +60,12 @@ impl Arena {
             eventually_within(LISTENS, "a server behind the door listens", listens).await?;
             addresses.push(address);
         }
-        let orderer = self.charging.as_ref().map(|charging| {
-            Requester::start(addresses.clone(), "/order", charging.books(), seed.wrapping_mul(31))
-        });
-        let requester = Requester::start(addresses, "/take", self.publisher.books(), seed);
+        let target = |path| Target { servers: addresses.clone(), path, is_for_pages: false };
+        let orderer = self
+            .charging
+            .as_ref()
+            .map(|charging| Requester::start(&target("/order"), &charging.books(), seed.wrapping_mul(31)));
+        let requester = Requester::start(&target("/take"), &self.publisher.books(), seed);
         self.doors = Some(Doors { crew: Crew::new(members), requester, orderer });
         Ok(())
     }

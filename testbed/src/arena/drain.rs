@@ -60,6 +60,8 @@ impl Arena {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         self.stop_doors().await?;
+        self.stop_gateways().await?;
+        self.stop_observer().await?;
         self.stop_charging().await?;
         self.stop().await;
         self.take_dead_letters().await?;

@@ -96,16 +96,22 @@ impl Member {
         let own: Vec<_> = environment(folder, &urls).into_iter().chain(hosts).collect();
         let own = own.iter().map(|(name, value)| (*name, value.as_str()));
         let metrics = match (is_direct, program) {
-            (false, "worker" | "charging") => Some(free_port()?),
+            (false, "worker" | "charging" | "observer" | "gateway") => Some(free_port()?),
             _ => None,
         };
-        let listen = metrics.map(|port| ("ONCELY_WORKER__LISTEN", format!("127.0.0.1:{port}")));
+        let listens = if program == "gateway" { "ONCELY_GATEWAY__METRICS" } else { "ONCELY_WORKER__LISTEN" };
+        let listen = metrics.map(|port| (listens, format!("127.0.0.1:{port}")));
         let listen = listen.iter().map(|(name, address)| (*name, address.as_str()));
         let named = [("ONCELY_WORKER__NAME", name.as_str())];
         let more = config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let all: Vec<(&str, &str)> = own.chain(named).chain(listen).chain(more).collect();
         let log = folder.join(format!("{name}.log"));
-        let process = Process::start(&config.binaries.join(program), &[], &all, &log)?;
+        let (file, arguments): (&str, &[&str]) = match program {
+            "gateway" => ("oncely", &["gateway"]),
+            "observer" => ("worker", &[]),
+            program => (program, &[]),
+        };
+        let process = Process::start(&config.binaries.join(file), arguments, &all, &log)?;
         Ok(Self { name, process, metrics, links })
     }
 

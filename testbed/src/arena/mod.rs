@@ -25,13 +25,16 @@ mod controls;
 mod crew;
 mod doors;
 mod drain;
+mod gateways;
 mod hosts;
 mod member;
 mod neighbours;
+mod observer;
 mod operator;
 mod publisher;
 mod rare;
 mod requester;
+mod rest;
 mod returning;
 mod settling;
 mod shops;
@@ -54,11 +57,13 @@ pub use config::ArenaConfig;
 pub use controls::Gate;
 pub use crew::Strike;
 use doors::Doors;
+use gateways::Gateways;
 pub use hosts::Hosts;
 use member::address;
 pub use member::{Member, Server};
 pub use neighbours::Neighbour;
 use neighbours::Neighbours;
+use observer::Observer;
 pub use operator::Errand;
 use publisher::Publisher;
 pub use rare::Rare;
@@ -108,10 +113,14 @@ pub struct Arena {
     witnesses: Witnesses,
     /// How often the tenant that returns has sent its messages.
     returns: u32,
+    /// How often the tenant whose keys are forgotten has sent its messages.
+    forgotten: u32,
     publisher: Publisher,
     application: Option<Application>,
     charging: Option<Charging>,
     doors: Option<Doors>,
+    gateways: Option<Gateways>,
+    observer: Option<Observer>,
     /// Events that the application rolled back on purpose.
     pub rolled_back: u64,
     watch: Option<PgConnection>,
@@ -216,7 +225,9 @@ impl Arena {
         self.exits.extend(exits);
         self.note_deaths(deaths);
         self.supervise_charging()?;
-        self.supervise_doors()
+        self.supervise_doors()?;
+        self.supervise_gateways()?;
+        self.supervise_observer()
     }
 
     /// So many workers have just died.

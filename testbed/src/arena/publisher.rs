@@ -1,6 +1,6 @@
 //! Publishes in the background, and keeps books of what the broker said: confirmed, refused, or nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,28 +15,45 @@ use crate::checker::{Class, Intent, Key, Sent};
 /// For one confirm: longer than any alarm lasts.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Where messages go.
+#[derive(Clone, Debug)]
+pub(super) struct Address {
+    pub(super) exchange: String,
+    pub(super) routing_key: String,
+}
+
+impl Address {
+    /// A queue, by its name alone.
+    pub(super) fn queue(name: &str) -> Self {
+        Self { exchange: String::new(), routing_key: name.to_owned() }
+    }
+}
+
 /// A publisher as a careful producer has it: an unconfirmed message is sent again, most of the time.
 #[derive(Debug)]
 pub(super) struct Publisher {
     queue: mpsc::UnboundedSender<Vec<Intent>>,
     pending: Arc<AtomicUsize>,
     sent: Arc<Mutex<Sent>>,
+    /// What it has sent itself: keys, and whether the broker has confirmed one of their messages.
+    own: Arc<Mutex<BTreeMap<Key, bool>>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Publisher {
     /// One connection for each of the nodes at `urls`, which goes to another one where its own is away. `window`: how many are in flight on it
     /// at once.
-    pub(super) fn start(urls: Vec<String>, queue: String, window: usize) -> Self {
+    pub(super) fn start(urls: Vec<String>, to: &Address, window: usize) -> Self {
         let (sender, chunks) = mpsc::unbounded_channel::<Vec<Intent>>();
         let chunks = Arc::new(tokio::sync::Mutex::new(chunks));
         let pending = Arc::new(AtomicUsize::new(0));
         let sent = Arc::new(Mutex::new(Sent::default()));
+        let own: Arc<Mutex<BTreeMap<Key, bool>>> = Arc::default();
         let tasks = (0..urls.len()).map(|number| {
             let (left, books, chunks) = (Arc::clone(&pending), Arc::clone(&sent), Arc::clone(&chunks));
-            let (urls, queue) = (urls.clone(), queue.clone());
+            let (urls, to, own) = (urls.clone(), to.clone(), Arc::clone(&own));
             tokio::spawn(async move {
-                let mut line = Line { urls, node: number, queue, open: None, given_up: 0 };
+                let mut line = Line { urls, node: number, to, open: None, given_up: 0, own };
                 loop {
                     let Some(chunk) = chunks.lock().await.recv().await else { return };
                     for window in chunk.chunks(window) {
@@ -46,7 +63,7 @@ impl Publisher {
                 }
             })
         });
-        Self { tasks: tasks.collect(), queue: sender, pending, sent }
+        Self { tasks: tasks.collect(), queue: sender, pending, sent, own }
     }
 
     pub(super) fn publish(&self, intents: Vec<Intent>) {
@@ -76,6 +93,13 @@ impl Publisher {
         tenants.iter().copied().flat_map(of).collect()
     }
 
+    /// Keys that it has sent itself, and those of them of which the broker has a message.
+    pub(super) fn own(&self) -> (BTreeSet<Key>, BTreeSet<Key>) {
+        let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let confirmed = own.iter().filter(|(_, confirmed)| **confirmed).map(|(key, _)| key.clone());
+        (own.keys().cloned().collect(), confirmed.collect())
+    }
+
     pub(super) fn sent(&self) -> Sent {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -91,7 +115,8 @@ struct Line {
     urls: Vec<String>,
     /// Which of them it is at.
     node: usize,
-    queue: String,
+    to: Address,
+    own: Arc<Mutex<BTreeMap<Key, bool>>>,
     open: Option<(Connection, Channel)>,
     /// Unknown ones so far: each third is not sent again, so that the class is not empty.
     given_up: usize,
@@ -110,7 +135,7 @@ impl Line {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let classes = publish(channel, &self.queue, &todo, books).await;
+            let classes = publish(channel, &self.to, &todo, books).await;
             if classes.iter().any(|class| *class != Class::Confirmed) {
                 // Whatever went wrong, the next confirm must not be taken for an earlier publish's.
                 self.open = None;
@@ -119,6 +144,9 @@ impl Line {
             let mut again = Vec::new();
             for (intent, class) in todo.into_iter().zip(classes) {
                 books.lock().unwrap_or_else(PoisonError::into_inner).learn(&intent, class);
+                let key = (intent.tenant.clone(), intent.key.clone());
+                *self.own.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert(false) |=
+                    class == Class::Confirmed;
                 match class {
                     Class::Confirmed => {}
                     Class::Refused => again.push(intent),
@@ -150,7 +178,7 @@ impl Line {
 }
 
 /// One window: the broker's word for each.
-async fn publish(channel: &Channel, queue: &str, intents: &[Intent], books: &Mutex<Sent>) -> Vec<Class> {
+async fn publish(channel: &Channel, to: &Address, intents: &[Intent], books: &Mutex<Sent>) -> Vec<Class> {
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let mut waiting = Vec::with_capacity(intents.len());
     for intent in intents {
@@ -161,7 +189,8 @@ async fn publish(channel: &Channel, queue: &str, intents: &[Intent], books: &Mut
             .with_message_id(intent.key.as_str().into())
             .with_headers(headers)
             .with_delivery_mode(2);
-        let publishing = channel.basic_publish("".into(), queue.into(), options, &intent.body, properties);
+        let (exchange, key) = (to.exchange.as_str().into(), to.routing_key.as_str().into());
+        let publishing = channel.basic_publish(exchange, key, options, &intent.body, properties);
         waiting.push(tokio::time::timeout(PATIENCE, publishing).await.ok().and_then(Result::ok));
     }
     let mut classes = Vec::with_capacity(intents.len());

@@ -45,7 +45,7 @@ const fn rare(name: &'static str, what: &'static str, sign: Sign) -> Rare {
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 29] = [
         rare(
             "commit_decided_late",
             "the reply to a COMMIT is lost, and the key says whether it was done",
@@ -141,6 +141,13 @@ impl Rare {
             ),
         ),
         rare(
+            "forgotten_and_returned",
+            "a key is forgotten after its retention, and takes effect again",
+            Sign::Query(
+                "select exists (select from judge.log where tenant = 'forgotten' group by key having count(*) > 1)",
+            ),
+        ),
+        rare(
             "erased_and_returned",
             "a tenant is erased with its keys, and they take effect again",
             Sign::Query(
@@ -151,6 +158,18 @@ impl Rare {
             "lease_taken_over",
             "a lease runs out, and another run takes its key over",
             Sign::Query("select exists (select from judge.lease_trail where outcome = 'taken_over')"),
+        ),
+        rare(
+            "taken_over_dead",
+            "another process takes over what one that died held",
+            Sign::Query(
+                "select exists (
+                     select from judge.lease_trail as t
+                     where t.outcome = 'taken_over' and not exists (
+                         select from judge.lease_trail as f where f.tenant = t.tenant and f.key = t.key and f.outcome = 'fenced'
+                     )
+                 )",
+            ),
         ),
         rare(
             "taken_over_alive",
@@ -175,9 +194,24 @@ impl Rare {
             Sign::Query("select exists (select from judge.lease_trail where reason = 'outcome_unknown')"),
         ),
         rare(
+            "gateway_takes_over",
+            "a gateway takes over a request that another one held",
+            Sign::Query("select exists (select from oncely.audit where consumer = 'proxied' and outcome = 'taken_over')"),
+        ),
+        rare(
+            "gateway_does_not_know",
+            "a gateway answers that nobody knows what became of a request",
+            Sign::Metrics(|said| said.sum("oncely_gateway_requests_total", "outcome-unknown") > 0.0),
+        ),
+        rare(
             "settled",
             "a person says that a call did not happen, and its message runs again",
-            Sign::Query("select exists (select from oncely.operator_actions where verb = 'settle_claim')"),
+            Sign::Query(
+                "select exists (
+                     select from oncely.operator_actions
+                     where verb = 'settle_claim' and filter @> '{\"consumer\": \"charges\", \"took_effect\": false}'
+                 )",
+            ),
         ),
         rare(
             "unknown_requeued",
@@ -307,7 +341,10 @@ impl Arena {
     /// From now on it is noted which of [`Rare::ALL`] are reached.
     pub fn watch_rare_states(&mut self) {
         let charging = self.charging.iter().flat_map(|charging| charging.members());
-        let ports = self.workers.iter().chain(charging).filter_map(|member| member.metrics);
+        let gateways = self.gateways.iter().flat_map(|gateways| gateways.members());
+        let observer = self.observer.iter().flat_map(|observer| observer.members());
+        let members = self.workers.iter().chain(charging).chain(gateways).chain(observer);
+        let ports = members.filter_map(|member| member.metrics);
         let ports: Vec<u16> = ports.collect();
         self.rare = Some(RareStates::start(&self.database, &ports));
     }

@@ -1,6 +1,7 @@
 //! Clients that ask over HTTP for what others send as messages, as impatient as real ones: they hang up, ask two servers at once, and ask
-//! again until they know.
+//! again until they know. Some speak HTTP/1.0, some are pages in browsers, which keep their connections.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,12 +9,15 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use http::header::RETRY_AFTER;
+use http::{HeaderMap, Version};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
+use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::checker::{Class, HttpAnswer, Intent, Requests, Sent};
 
@@ -29,6 +33,35 @@ const PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// One client in so many hangs up on its first try, one in so many asks two servers at once.
 const ODD: usize = 4;
+/// Where pages come from.
+const ORIGIN: &str = "https://app.example";
+
+/// Where to ask.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) servers: Vec<SocketAddr>,
+    pub(super) path: &'static str,
+    /// Pages of another origin may ask there, and read all that they are answered.
+    pub(super) is_for_pages: bool,
+}
+
+/// What a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// A connection for each try.
+    Plain,
+    /// The same, with HTTP/1.0: an answer may end with its connection.
+    Old,
+    /// A page: its browser keeps connections, says where the page is from, and asks first whether it may ask.
+    Page,
+}
+
+impl Manner {
+    /// In turn.
+    fn of(number: usize) -> Self {
+        [Self::Plain, Self::Old, Self::Page][number % 3]
+    }
+}
 
 /// See the module. Its clients end with it.
 #[derive(Debug)]
@@ -40,20 +73,15 @@ pub(super) struct Requester {
 }
 
 impl Requester {
-    /// `servers`: where the door is, and at which path. `sent`: the books of whoever publishes messages.
-    pub(super) fn start(
-        servers: Vec<SocketAddr>,
-        path: &'static str,
-        sent: Arc<Mutex<Sent>>,
-        seed: u64,
-    ) -> Self {
+    /// `sent`: the books of whoever publishes messages.
+    pub(super) fn start(target: &Target, sent: &Arc<Mutex<Sent>>, seed: u64) -> Self {
         let (queue, intents) = mpsc::unbounded_channel();
         let intents = Arc::new(tokio::sync::Mutex::new(intents));
         let pending = Arc::new(AtomicUsize::new(0));
         let answers = Arc::new(Mutex::new(Requests::default()));
         let clients = (0..CLIENTS).map(|number| {
-            let (servers, sent, answers) = (servers.clone(), sent.clone(), answers.clone());
-            let client = Client { servers, path, sent, answers };
+            let (target, sent, answers) = (target.clone(), sent.clone(), answers.clone());
+            let client = Client { target, manner: Manner::of(number), sent, answers, kept: Mutex::default() };
             let (intents, left) = (intents.clone(), pending.clone());
             let mut random = Rng::with_seed(seed.wrapping_add(number as u64));
             tokio::spawn(async move {
@@ -91,10 +119,18 @@ impl Drop for Requester {
 }
 
 struct Client {
-    servers: Vec<SocketAddr>,
-    path: &'static str,
+    target: Target,
+    manner: Manner,
     sent: Arc<Mutex<Sent>>,
     answers: Arc<Mutex<Requests>>,
+    /// Connections that a browser has kept.
+    kept: Mutex<BTreeMap<SocketAddr, Open>>,
+}
+
+/// A connection. Dropped, it is closed.
+struct Open {
+    sender: SendRequest<Full<Bytes>>,
+    _driven: AbortOnDropHandle<()>,
 }
 
 /// What a client makes of an answer.
@@ -108,7 +144,7 @@ impl Client {
     async fn ask(&self, intent: &Intent, random: &mut Rng) {
         lock(&self.sent).intend(intent);
         lock(&self.answers).asked += 1;
-        let mut server = random.usize(0..self.servers.len());
+        let mut server = random.usize(0..self.target.servers.len());
         let began = Instant::now();
         let mut class = match random.usize(0..ODD) {
             0 => {
@@ -139,12 +175,17 @@ impl Client {
 
     async fn once(&self, server: usize, intent: &Intent) -> Next {
         lock(&self.answers).tries += 1;
-        let server = self.servers[server % self.servers.len()];
-        let Ok(Ok((answer, pause))) = tokio::time::timeout(TRY, exchange(server, self.path, intent)).await
-        else {
+        let server = self.target.servers[server % self.target.servers.len()];
+        let Ok(Ok((answer, headers))) = tokio::time::timeout(TRY, self.exchange(server, intent)).await else {
             return Next::Again(PAUSE);
         };
         lock(&self.answers).learn(intent, &answer);
+        let allows = headers.get("access-control-allow-origin");
+        if self.asks_across() && !allows.is_some_and(|origin| origin == ORIGIN || origin == "*") {
+            lock(&self.answers).withheld(intent, answer.status);
+        }
+        let pause = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let pause = pause.map_or(PAUSE, Duration::from_secs).min(LONGEST_PAUSE);
         match answer.status {
             _ if answer.is_taken() => Next::Known(Class::Confirmed),
             // The key is another payload's: this one has no effect, whatever became of the tries before.
@@ -154,31 +195,64 @@ impl Client {
             _ => Next::Known(Class::Unknown),
         }
     }
-}
 
-/// One request and its answer, on a connection of their own; and how long the server asks to wait.
-async fn exchange(server: SocketAddr, path: &str, intent: &Intent) -> anyhow::Result<(HttpAnswer, Duration)> {
-    let request = http::Request::post(path)
-        .header("host", "judge")
-        .header("x-tenant-id", &intent.tenant)
-        .header("idempotency-key", &intent.key)
-        .header("content-type", "application/json")
-        .body(Full::new(Bytes::from(intent.body.clone())))?;
-    let stream = TcpStream::connect(server).await?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let asked = async move {
-        let response = sender.send_request(request).await?;
-        let (head, body) = response.into_parts();
-        let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-        let pause = header(RETRY_AFTER.as_str()).and_then(|seconds| seconds.parse().ok());
-        let pause = pause.map_or(PAUSE, Duration::from_secs).min(LONGEST_PAUSE);
-        let replayed = header("idempotent-replayed") == Some("true");
+    /// Is it a page that asks another origin?
+    fn asks_across(&self) -> bool {
+        self.manner == Manner::Page && self.target.is_for_pages
+    }
+
+    /// One request and its answer, read to its end.
+    async fn exchange(&self, server: SocketAddr, intent: &Intent) -> anyhow::Result<(HttpAnswer, HeaderMap)> {
+        let kept = lock(&self.kept).remove(&server).filter(|open| !open.sender.is_closed());
+        let mut open = match kept {
+            Some(open) => open,
+            None => self.connect(server).await?,
+        };
+        let mut request = http::Request::post(self.target.path)
+            .header("host", "judge")
+            .header("authorization", "Bearer judge")
+            .header("x-tenant-id", &intent.tenant)
+            .header("idempotency-key", &intent.key)
+            .header("content-type", "application/json");
+        match self.manner {
+            Manner::Plain => {}
+            Manner::Old => request = request.version(Version::HTTP_10),
+            Manner::Page => request = request.header("origin", ORIGIN),
+        }
+        let request = request.body(Full::new(Bytes::from(intent.body.clone())))?;
+        let (head, body) = open.sender.send_request(request).await?.into_parts();
         let body = body.collect().await?.to_bytes().to_vec();
-        let answer = HttpAnswer { status: head.status.as_u16(), problem: problem(&body), replayed, body };
-        anyhow::Ok((answer, pause))
-    };
-    let (answer, _) = tokio::join!(asked, connection);
-    answer
+        let is_said = |name: &str| head.headers.get(name).is_some_and(|value| value == "true");
+        let answer = HttpAnswer {
+            status: head.status.as_u16(),
+            problem: problem(&body),
+            replayed: is_said("idempotent-replayed"),
+            body: (!is_said("oncely-body-omitted")).then_some(body),
+        };
+        if self.manner == Manner::Page {
+            lock(&self.kept).insert(server, open);
+        }
+        Ok((answer, head.headers))
+    }
+
+    async fn connect(&self, server: SocketAddr) -> anyhow::Result<Open> {
+        let stream = TcpStream::connect(server).await?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+        let driven = AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) }));
+        let mut open = Open { sender, _driven: driven };
+        if self.asks_across() {
+            let may_i = http::Request::options(self.target.path)
+                .header("host", "judge")
+                .header("origin", ORIGIN)
+                .header("access-control-request-method", "POST")
+                .header("access-control-request-headers", "authorization, content-type, idempotency-key");
+            let said = open.sender.send_request(may_i.body(Full::default())?).await?;
+            anyhow::ensure!(said.status().is_success(), "it may not: {}", said.status());
+            drop(said.into_body().collect().await?);
+            open.sender.ready().await?;
+        }
+        Ok(open)
+    }
 }
 
 /// The last part of a problem's type, where the body is a problem.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::Arena;
 use super::charging::Charging;
 use super::doors::Doors;
-use crate::checker::{Key, LEASED, Side};
+use super::gateways::Gateways;
+use crate::checker::{Key, LEASED, PROXIED, Side};
 
 /// Longer than any process stands still.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -53,11 +54,33 @@ impl Arena {
             }
             self.told(&requeue, None).await?;
         }
+        self.settle_requests().await
+    }
+
+    /// The same of requests that went through a gateway: their clients ask again when it is known.
+    async fn settle_requests(&mut self) -> anyhow::Result<()> {
+        let Some(gateways) = self.gateways.as_ref() else { return Ok(()) };
+        let calls = gateways.calls();
+        let keys: Vec<(String, String, Vec<String>)> =
+            sqlx::query_as(UNKNOWN).bind(PROXIED).bind(KEYS).fetch_all(&mut self.connect().await?).await?;
+        for (tenant, key, _) in keys {
+            let of: Key = (tenant.clone(), key.clone());
+            let happened = calls.iter().any(|call| call.key == of && call.has_effect());
+            if !happened {
+                *self.evidence.proxied.refusals.entry(of.clone()).or_insert(0) += 1;
+            }
+            let settle = ["keys", "settle", &key, "--tenant", &tenant, "--consumer", PROXIED];
+            let said = ["--took-effect", if happened { "yes" } else { "no" }, "--yes"];
+            let settle: Vec<&str> = settle.into_iter().chain(said).collect();
+            self.told(&settle, None).await?;
+            self.request_again(&of);
+        }
         Ok(())
     }
 
     fn stands_still(&self) -> bool {
         self.doors.as_ref().is_some_and(Doors::stands_still)
+            || self.gateways.as_ref().is_some_and(Gateways::stands_still)
             || self.charging.as_ref().is_some_and(Charging::stands_still)
     }
 }

@@ -1,16 +1,18 @@
 //! How an arena comes about: database, logins, queues, processes.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lapin::types::{AMQPValue, FieldTable};
+use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Arena;
 use super::config::ArenaConfig;
 use super::member::{Member, environment};
 use super::neighbours::Neighbours;
-use super::publisher::Publisher;
+use super::publisher::{Address, Publisher};
 use super::watchers::Watchers;
 use super::witnesses::Witnesses;
 use crate::checker::events::{EXCHANGE, FREE, ORDERED};
@@ -24,6 +26,8 @@ const LOGINS: &str = "
         create role arena_worker login in role oncely_worker;
         create role arena_charging login in role oncely_worker;
         create role arena_taking login in role oncely_worker;
+        create role arena_gateway login in role oncely_worker;
+        create role arena_observer login in role oncely_worker;
         create role arena_relay login in role oncely_relay;
         create role arena_application login in role oncely_emitter;
         create role arena_stranger login in role oncely_emitter;
@@ -52,6 +56,7 @@ impl Arena {
         let database = Database::create(&servers.urls().postgres).await?;
         let scratch = Scratch::new("arena")?;
         let queue = format!("{}-{}", config.consumer, uuid::Uuid::new_v4().simple());
+        let config = if config.encrypted { encrypting(config, scratch.path())? } else { config };
         std::fs::write(scratch.path().join("oncely.toml"), config.toml(&queue))?;
         let urls = Urls { postgres: database.url().to_owned(), ..servers.urls().clone() };
         for arguments in [&["migrate"][..], &["topology", "apply"]] {
@@ -63,6 +68,9 @@ impl Arena {
         sqlx::raw_sql(checker::SCHEMA).execute(&mut connection).await?;
         if !config.plain {
             sqlx::raw_sql(LOGINS).execute(&mut connection).await?;
+            if let Some(limit) = config.idle_sessions {
+                end_idle_sessions(&mut connection, limit).await?;
+            }
             // A classic queue goes with its node.
             declare_events(&urls.rabbitmq, config.hosts.is_some()).await?;
             if let Some(rabbitmq) = &servers.rabbitmq {
@@ -81,6 +89,7 @@ impl Arena {
         let relays = start("relay", config.relays).await?;
         let mut evidence = Evidence::default();
         evidence.meanwhile.ladders.push(config.ladder()?);
+        evidence.encrypted = config.encrypted;
         let neighbours = match config.neighbours.as_slice() {
             [] => None,
             who => Some(Neighbours::start(who, &urls, database.name(), &queue).await?),
@@ -112,11 +121,14 @@ impl Arena {
             decided: BTreeSet::new(),
             witnesses: Witnesses::default(),
             returns: 0,
-            publisher: Publisher::start(brokers, queue.clone(), config.window()),
+            forgotten: 0,
+            publisher: Publisher::start(brokers, &Address::queue(&queue), config.window()),
             config,
             application: None,
             charging: None,
             doors: None,
+            gateways: None,
+            observer: None,
             rolled_back: 0,
             watch: Some(connection),
             queue,
@@ -126,6 +138,29 @@ impl Arena {
             scratch,
         })
     }
+}
+
+/// The same with bodies that are encrypted before they are stored.
+fn encrypting(config: ArenaConfig, folder: &Path) -> anyhow::Result<ArenaConfig> {
+    let file = folder.join("keys.toml");
+    std::fs::write(&file, format!("[[keys]]\nid = \"trial\"\nkey = \"{}\"\n", "5e".repeat(32)))?;
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600))?;
+    Ok(config.set("encryption", "keys", &format!("{:?}", file.display().to_string())))
+}
+
+/// From now on the server ends what rests for longer, of all programs that are struck.
+async fn end_idle_sessions(connection: &mut PgConnection, limit: Duration) -> anyhow::Result<()> {
+    let database: String =
+        sqlx::query_scalar("select current_database()").fetch_one(&mut *connection).await?;
+    for program in ["worker", "charging", "taking", "gateway", "observer", "relay"] {
+        let millis = limit.as_millis();
+        let ended = format!(
+            "alter role arena_{program} in database {database} set idle_session_timeout = '{millis}ms'"
+        );
+        // Names and numbers of our own.
+        sqlx::query(AssertSqlSafe(ended)).execute(&mut *connection).await?;
+    }
+    Ok(())
 }
 
 /// The program `oncely`, with the environment that workers and relays have.

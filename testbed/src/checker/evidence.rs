@@ -15,6 +15,8 @@ use super::fairness::Fairness;
 use super::leases::Leases;
 use super::ledger::{Key, digest};
 use super::mirror::Entry;
+use super::observed::Observed;
+use super::proxied::Proxied;
 use super::requests::Requests;
 use super::verdicts::{self, Meanwhile, Step};
 use super::watched::Watched;
@@ -87,11 +89,23 @@ pub struct Evidence {
     pub leases: Leases,
     /// What those were answered who asked over HTTP.
     pub requests: Requests,
+    /// What went through gateways.
+    pub proxied: Proxied,
+    /// What an observer saw.
+    pub observed: Observed,
+    /// Bodies are to be encrypted.
+    pub encrypted: bool,
+    /// Those that are not.
+    pub plaintext: Vec<String>,
     /// Sums that are not what they should be.
     pub books: Vec<String>,
     /// Payloads that differ in their bytes alone are one and the same to the consumer, at times.
     pub alike: bool,
 }
+
+/// Letters whose bodies everybody can read who reads the table.
+const PLAINTEXT: &str = "select format('%s/%s: %s', tenant, key, reason)
+    from oncely.dead_letters where body is not null and encrypted_by is null and not from_client";
 
 impl Evidence {
     /// Reads the books and the product's tables.
@@ -144,14 +158,21 @@ impl Evidence {
             *keys = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         }
         self.days = sqlx::query("select judge.today()::bigint").fetch_one(&mut *connection).await?.get(0);
-        let rows = sqlx::query("select tenant, key, max(day)::bigint from judge.log group by tenant, key")
-            .fetch_all(&mut *connection)
-            .await?;
+        // What was aged by itself took effect earlier.
+        let rows = sqlx::query(
+            "select tenant, key, max(day)::bigint - coalesce(max(days), 0)
+             from judge.log left join judge.aged using (tenant, key) group by tenant, key",
+        )
+        .fetch_all(&mut *connection)
+        .await?;
         self.day_of = rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect();
         let rows = sqlx::query("select distinct who || ' ran ' || what from judge.trespasses")
             .fetch_all(&mut *connection)
             .await?;
         self.trespasses = rows.iter().map(|row| row.get(0)).collect();
+        if self.encrypted {
+            self.plaintext = sqlx::query_scalar(PLAINTEXT).fetch_all(&mut *connection).await?;
+        }
         let row = sqlx::query(
             "select (select sum(n) from judge.hot)::bigint,
                 (select count(*) * 2 from judge.log where beside = 'hot')::bigint",

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::evidence::{Evidence, pairs};
-use super::ledger::{Act, Class, FRAGILE, Key, RETURNING, Sent};
+use super::ledger::{Act, Class, FORGOTTEN, FRAGILE, Key, Sent, comes_back};
 use super::verdicts;
 
 /// What must hold.
@@ -62,6 +62,11 @@ pub enum Invariant {
     L10,
     /// Under leases: no lease goes beyond its run's longest time.
     L11,
+    /// Behind a gateway: a request is carried out once, unless a person says that it was not; no answer that broke off looks whole; and what
+    /// became of a request stays unknown only where the service broke off, or a gateway died.
+    L12,
+    /// Beside another consumer: an observer sees each message, takes each key for new once, and does nothing.
+    L13,
 }
 
 /// What was found.
@@ -155,6 +160,16 @@ pub enum What {
     AnsweredInVain,
     /// An answer that nothing explains.
     AnswerUnexpected,
+    /// An answer that a browser keeps from the page that has asked.
+    AnswerWithheld,
+    /// A part of an answer that a client took for the whole.
+    AnswerHalf,
+    /// A body that was stored as it is, where it was to be encrypted.
+    Plaintext,
+    /// A message that an observer has not seen, or one that nobody sent.
+    Unseen,
+    /// One that it took for what it is not: first, twice; a conflict.
+    SeenWrong,
 }
 
 impl What {
@@ -206,6 +221,11 @@ impl What {
             Self::AnswersDiffer => "answers_differ",
             Self::AnsweredInVain => "answered_in_vain",
             Self::AnswerUnexpected => "answer_unexpected",
+            Self::AnswerWithheld => "answer_withheld",
+            Self::AnswerHalf => "answer_half",
+            Self::Plaintext => "stored_in_plaintext",
+            Self::Unseen => "not_observed",
+            Self::SeenWrong => "observed_wrong",
         }
     }
 }
@@ -276,6 +296,8 @@ pub fn judge(sent: &Sent, evidence: &Evidence) -> Vec<Violation> {
     evidence.events.judge(&mut found);
     evidence.watched.judge(&mut found);
     evidence.leases.judge(&mut found);
+    evidence.proxied.judge(&mut found);
+    evidence.observed.judge(&mut found);
     evidence.requests.judge(sent, evidence, &mut found);
     bounds(evidence, &mut found);
     found.0.sort_by_key(|violation| (violation.invariant, violation.what));
@@ -292,7 +314,7 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
     for (key, sum) in &evidence.effects {
         let runs = evidence.runs.get(key).unwrap_or(&none);
         let payloads: BTreeSet<&str> = runs.iter().map(|(digest, _, _)| digest.as_str()).collect();
-        let most = if key.0 == RETURNING { payloads.len() } else { 1 };
+        let most = if comes_back(&key.0) { payloads.len() } else { 1 };
         if i64::try_from(most).is_ok_and(|most| *sum > most) || runs.len() > most {
             let who: Vec<String> =
                 runs.iter().map(|(_, attempt, who)| format!("attempt {attempt} by {who}")).collect();
@@ -307,7 +329,7 @@ fn effects(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
         }
         let digests: BTreeSet<&str> =
             runs.unwrap_or(&none).iter().map(|(digest, _, _)| digest.as_str()).collect();
-        if digests.len() > 1 && key.0 != RETURNING {
+        if digests.len() > 1 && !comes_back(&key.0) {
             found.add(Invariant::I8, What::ConflictRan, name(key));
         }
         for digest in digests {
@@ -362,7 +384,9 @@ fn dead_letters(sent: &Sent, evidence: &Evidence, found: &mut Findings) {
         let versions = sent.versions(&letter.key);
         let sent_as = versions.iter().find(|version| version.digest == letter.digest);
         let explained = sent_as.is_some_and(|version| {
-            let conflict = versions.len() > 1 && letter.reason == "key_conflict";
+            // Who comes back does so when nobody remembers the key.
+            let conflict =
+                versions.len() > 1 && letter.reason == "key_conflict" && !comes_back(&letter.key.0);
             let missing = version.act == Act::Branch
                 && FRAGILE.contains(&letter.key.0.as_str())
                 && letter.reason == "attempts_exhausted"
@@ -409,7 +433,11 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
         }
         // An answer, too, is given once.
         let audited = evidence.completed.get(key).copied().unwrap_or(0) + refused;
-        if audited != 1 {
+        // The trail remembers for longer than the key.
+        let runs = evidence.runs.get(key).map_or(0, Vec::len);
+        let is_known =
+            key.0 == FORGOTTEN && audited >= 1 && usize::try_from(audited).is_ok_and(|all| all <= runs);
+        if audited != 1 && !is_known {
             found.add(Invariant::I4, What::OrphanAudit, format!("{} has {audited} audit rows", name(key)));
         }
     }
@@ -428,6 +456,9 @@ fn rows(evidence: &Evidence, found: &mut Findings) {
 fn bounds(evidence: &Evidence, found: &mut Findings) {
     for text in evidence.fairness.starved() {
         found.add(Invariant::I12, What::Starved, text);
+    }
+    for text in &evidence.plaintext {
+        found.add(Invariant::I14, What::Plaintext, text);
     }
     for text in &evidence.trespasses {
         found.add(Invariant::I14, What::Trespass, text);

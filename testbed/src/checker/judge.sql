@@ -122,6 +122,23 @@ create table judge.lease_trail (
 create table judge.reserved (tenant text collate "C" not null, key text collate "C" not null, token bigint not null);
 create table judge.finished (tenant text collate "C" not null, key text collate "C" not null, token bigint not null);
 
+-- What an observer beside them saw.
+create table judge.sightings (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    reason text not null,
+    stored_at numeric not null,
+    unique (tenant, key, reason, stored_at)
+);
+
+-- Keys that were aged by themselves, and by how many days.
+create table judge.aged (
+    tenant text collate "C" not null,
+    key text collate "C" not null,
+    days bigint not null,
+    primary key (tenant, key)
+);
+
 -- What an operator has thrown away.
 create table judge.discarded (
     tenant text collate "C" not null,
@@ -144,7 +161,7 @@ as $$
     select tenant, key, outcome, attempt, reason, error_code,
         extract(epoch from occurred_at) + days * 86400, extract(epoch from occurred_at + moved)
     from oncely.audit, judge.calendar
-    where outcome in ('retried', 'dead_lettered') and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
+    where outcome in ('retried', 'dead_lettered') and consumer not in ('charges', 'proxied') and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
     on conflict do nothing;
     insert into judge.lease_trail (tenant, key, outcome, attempt, reason, detail, worker, at, stored_at)
@@ -154,9 +171,14 @@ as $$
     where consumer = 'charges' and occurred_at > clock_timestamp() - interval '3 days'
     order by occurred_at
     on conflict do nothing;
+    insert into judge.sightings (tenant, key, reason, stored_at)
+    select tenant, key, coalesce(reason, 'first'), extract(epoch from occurred_at + moved)
+    from oncely.audit, judge.calendar
+    where consumer = 'charges.observe' and outcome = 'observed' and occurred_at > clock_timestamp() - interval '3 days'
+    on conflict do nothing;
     insert into judge.refused
     select tenant, key from oncely.audit
-    where outcome = 'refused' and consumer <> 'charges' and occurred_at > clock_timestamp() - interval '3 days'
+    where outcome = 'refused' and consumer not in ('charges', 'proxied') and occurred_at > clock_timestamp() - interval '3 days'
     on conflict do nothing;
     insert into judge.discarded select tenant, key from oncely.dead_letters where state = 'discarded' on conflict do nothing;
 $$;
@@ -229,6 +251,39 @@ begin
         perform judge.seal_again();
     end if;
     update judge.calendar set days = days + extract(days from by)::integer, moved = moved + by;
+end
+$$;
+
+-- Lets an eighth of what has ended grow older by itself, each key once; the others stay as they are.
+create function judge.age_apart(eighth integer, by_days integer) returns void
+language plpgsql
+set search_path = pg_catalog
+as $$
+declare
+    one record;
+begin
+    create temp table aging on commit drop as
+    select i.tenant, i.consumer, i.key
+    from oncely.idempotency_keys as i
+    where i.consumer = 'faults' and i.status in ('COMPLETED', 'FAILED') and hashtext(i.key) & 7 = eighth
+      and i.tenant not in ('returning', 'forgotten')
+      and exists (select from judge.log as l where l.tenant = i.tenant and l.key = i.key)
+      and not exists (select from judge.aged as a where a.tenant = i.tenant and a.key = i.key)
+    for update skip locked;
+    for one in
+        select a.attrelid::regclass as name,
+            string_agg(format('%1$I = case when %1$I > ''1971-01-01'' then %1$I - $1 else %1$I end', a.attname), ', ') as sets
+        from pg_attribute as a
+        where a.attrelid in ('oncely.idempotency_keys'::regclass, 'oncely.dead_letters'::regclass)
+          and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' and a.atttypid = 'timestamptz'::regtype
+        group by a.attrelid
+    loop
+        execute format(
+            'update %s as t set %s from pg_temp.aging as a where (t.tenant, t.consumer, t.key) = (a.tenant, a.consumer, a.key)',
+            one.name, one.sets
+        ) using make_interval(days => by_days);
+    end loop;
+    insert into judge.aged (tenant, key, days) select tenant, key, by_days from pg_temp.aging;
 end
 $$;
 

@@ -75,8 +75,17 @@ pub const WITNESS: &str = "witness";
 /// The tenant that is erased and comes back with its keys: each of its payloads takes effect once.
 pub const RETURNING: &str = "returning";
 
+/// The tenant that sends its keys again when they are forgotten: each of its payloads takes effect once.
+pub const FORGOTTEN: &str = "forgotten";
+
 /// Tenants that recoveries do not wait for.
-pub const UNCOUNTED: [&str; 2] = [WITNESS, RETURNING];
+pub const UNCOUNTED: [&str; 3] = [WITNESS, RETURNING, FORGOTTEN];
+
+/// Does this tenant send each key again with another payload, when nobody remembers the one before?
+#[must_use]
+pub(super) fn comes_back(tenant: &str) -> bool {
+    matches!(tenant, RETURNING | FORGOTTEN)
+}
 
 /// What a message does beside its effect, that its neighbours meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,8 @@ mod judge;
 mod leases;
 mod ledger;
 pub mod mirror;
+mod observed;
+mod proxied;
 mod requests;
 mod verdicts;
 mod watched;
@@ -19,8 +21,11 @@ pub use fairness::Fairness;
 pub use judge::{Invariant, RECOVERY_LIMIT, Violation, What, count, judge};
 pub use leases::{LEASED, LeaseRow, LeaseStep, Leases};
 pub use ledger::{
-    Act, Beside, Class, FRAGILE, Intent, Key, RETURNING, SHOPS, Sent, UNCOUNTED, Version, WITNESS, digest,
+    Act, Beside, Class, FORGOTTEN, FRAGILE, Intent, Key, RETURNING, SHOPS, Sent, UNCOUNTED, Version, WITNESS,
+    digest,
 };
+pub use observed::{OBSERVED, Observed};
+pub use proxied::{PROXIED, Proxied, ProxiedRow};
 pub use requests::{HttpAnswer, Requests};
 pub use verdicts::{Ladder, Meanwhile, Step};
 pub use watched::{PAGE_LIMIT, Watched};

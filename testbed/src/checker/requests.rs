@@ -15,8 +15,8 @@ pub struct HttpAnswer {
     pub problem: Option<String>,
     /// Is it marked as one that was given before?
     pub replayed: bool,
-    /// The body.
-    pub body: Vec<u8>,
+    /// The body; `None`: the answer says that it was not kept.
+    pub body: Option<Vec<u8>>,
 }
 
 impl HttpAnswer {
@@ -36,6 +36,9 @@ impl HttpAnswer {
 /// A key, and the SHA-256 of a payload.
 type Payload = (Key, String);
 
+/// A status, and the body where it was kept.
+type Told = (u16, Option<Vec<u8>>);
+
 /// The clients' books.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
@@ -43,14 +46,16 @@ pub struct Requests {
     pub asked: u64,
     /// Times that one was sent.
     pub tries: u64,
-    /// The different final answers, whether replayed or not: status and body.
-    answers: BTreeMap<Payload, BTreeSet<(u16, Vec<u8>)>>,
+    /// The different final answers, whether replayed or not.
+    answers: BTreeMap<Payload, BTreeSet<Told>>,
     /// Payloads whose key was another one's.
     conflicts: BTreeSet<Payload>,
     /// Answers that were given before.
     pub replays: u64,
     /// Answers that no table of statuses explains.
     unexpected: Vec<(Key, u16)>,
+    /// Answers that a browser keeps from the page that has asked.
+    unreadable: Vec<(Key, u16)>,
 }
 
 impl Requests {
@@ -66,6 +71,18 @@ impl Requests {
         } else if !matches!(answer.status, 409 | 500 | 503) {
             self.unexpected.push((key, answer.status));
         }
+    }
+
+    /// An answer has come that does not let the page read it which has asked.
+    pub fn withheld(&mut self, intent: &Intent, status: u16) {
+        self.unreadable.push(((intent.tenant.clone(), intent.key.clone()), status));
+    }
+
+    /// What clients have read as a whole that says that a request took effect: key, status, body.
+    pub(super) fn bodies(&self) -> impl Iterator<Item = (&Key, u16, &[u8])> {
+        self.answers.iter().flat_map(|((key, _), answers)| {
+            answers.iter().filter_map(move |(status, body)| Some((key, *status, body.as_deref()?)))
+        })
     }
 
     /// Requests that were told that they took effect.
@@ -98,7 +115,9 @@ impl Requests {
         found: &mut Findings,
     ) {
         for ((key, digest), answers) in &self.answers {
-            if answers.len() > 1 {
+            let kept: BTreeSet<&[u8]> = answers.iter().filter_map(|(_, body)| body.as_deref()).collect();
+            let statuses: BTreeSet<u16> = answers.iter().map(|(status, _)| *status).collect();
+            if kept.len() > 1 || statuses.len() > 1 {
                 let statuses: Vec<String> = answers.iter().map(|(status, _)| status.to_string()).collect();
                 let example = format!("{}: {}", name(key), statuses.join(", "));
                 found.add(Invariant::L10, What::AnswersDiffer, example);
@@ -115,6 +134,9 @@ impl Requests {
         for (key, status) in &self.unexpected {
             found.add(Invariant::L10, What::AnswerUnexpected, format!("{}: {status}", name(key)));
         }
+        for (key, status) in &self.unreadable {
+            found.add(Invariant::L10, What::AnswerWithheld, format!("{}: {status}", name(key)));
+        }
     }
 
     /// These and those of another book.
@@ -126,6 +148,7 @@ impl Requests {
         self.answers.extend(other.answers);
         self.conflicts.extend(other.conflicts);
         self.unexpected.extend(other.unexpected);
+        self.unreadable.extend(other.unreadable);
         self
     }
 }

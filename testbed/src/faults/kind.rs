@@ -257,9 +257,9 @@ impl Kind {
             Self::FreezeWorker | Self::FreezeRabbitMq | Self::BlackHole(Server::RabbitMq) => {
                 millis(1_000, 7_000)
             }
-            Self::FreezeRelay | Self::FreezePostgres | Self::FreezeRedis | Self::BlackHole(_) => {
-                millis(500, 4_000)
-            }
+            Self::FreezeRelay | Self::FreezeRedis | Self::BlackHole(_) => millis(500, 4_000),
+            // Half of them are longer than a lease.
+            Self::FreezePostgres | Self::ShutdownPostgres => millis(1_500, 8_500),
             Self::KillPostgres | Self::KillRabbitMq | Self::KillRedis | Self::StopApp => millis(0, 1_500),
             // Well below lock_timeout, which would be an attempt.
             Self::LockTable | Self::LockKeys => millis(500, 4_000),

@@ -4,13 +4,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
-use sqlx::{Connection as _, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 
 use super::process::signal_tree;
 use super::{Fault, Kind};
 use crate::Arena;
 
-const WORKERS: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging', 'arena_taking')";
+const WORKERS: &str = "select pg_terminate_backend(pid) from pg_stat_activity
+    where usename in ('arena_worker', 'arena_charging', 'arena_taking', 'arena_gateway', 'arena_observer')";
+const CANCEL: &str = "select pg_cancel_backend(pid) from pg_stat_activity
+    where usename in ('arena_worker', 'arena_charging', 'arena_taking', 'arena_gateway', 'arena_observer')";
 const ALL: &str = "select pg_terminate_backend(pid) from pg_stat_activity where usename like 'arena%'";
 
 impl Arena {
@@ -61,10 +64,7 @@ impl Arena {
                 .await?;
             }
             Kind::TerminateBackends => run(&mut connection, ALL).await?,
-            Kind::CancelBackends => {
-                let cancel = "select pg_cancel_backend(pid) from pg_stat_activity where usename in ('arena_worker', 'arena_charging', 'arena_taking')";
-                run(&mut connection, cancel).await?;
-            }
+            Kind::CancelBackends => run(&mut connection, CANCEL).await?,
             Kind::RevokeGrant => {
                 run(&mut connection, "revoke insert, update on judge.effects from oncely_worker").await?;
             }
@@ -73,9 +73,7 @@ impl Arena {
                 self.lock("lock table oncely.idempotency_keys in share row exclusive mode", fault.hold);
             }
             Kind::NoConnections => {
-                run(&mut connection, "alter role arena_worker connection limit 0").await?;
-                run(&mut connection, "alter role arena_charging connection limit 0").await?;
-                run(&mut connection, "alter role arena_taking connection limit 0").await?;
+                limit(&mut connection, 0).await?;
                 run(&mut connection, WORKERS).await?;
             }
             Kind::ReadOnly => {
@@ -127,9 +125,7 @@ impl Arena {
             }
             Kind::NoConnections => {
                 let mut connection = self.connect().await?;
-                run(&mut connection, "alter role arena_worker connection limit -1").await?;
-                run(&mut connection, "alter role arena_charging connection limit -1").await?;
-                run(&mut connection, "alter role arena_taking connection limit -1").await?;
+                limit(&mut connection, -1).await?;
             }
             Kind::ReadOnly => {
                 let mut connection = self.connect().await?;
@@ -169,6 +165,16 @@ impl Arena {
             let _ = locked.await;
         });
     }
+}
+
+/// How many sessions programs may have; -1: as many as they like.
+async fn limit(connection: &mut PgConnection, sessions: i32) -> anyhow::Result<()> {
+    for program in ["worker", "charging", "taking", "gateway", "observer"] {
+        let limited = format!("alter role arena_{program} connection limit {sessions}");
+        // Names and numbers of our own.
+        sqlx::query(AssertSqlSafe(limited)).execute(&mut *connection).await?;
+    }
+    Ok(())
 }
 
 async fn run(connection: &mut PgConnection, statement: &'static str) -> anyhow::Result<()> {

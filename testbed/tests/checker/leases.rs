@@ -108,7 +108,8 @@ fn a_key_is_completed_once_with_its_writes() {
 
 #[test]
 fn a_request_completes_a_key_without_a_transaction_and_only_then_is_it_told_so() {
-    let taken = |body: &str| HttpAnswer { status: 201, problem: None, replayed: false, body: body.into() };
+    let taken =
+        |body: &str| HttpAnswer { status: 201, problem: None, replayed: false, body: Some(body.into()) };
     let by_request = |leases: &mut Leases, token: &str| {
         let row = leases.rows.get_mut(&key("mail")).unwrap();
         row.by_request = true;

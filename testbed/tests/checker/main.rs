@@ -7,6 +7,8 @@ mod events;
 mod fairness;
 mod leases;
 mod messages;
+mod observed;
+mod proxied;
 mod requests;
 mod stored;
 mod verdicts;

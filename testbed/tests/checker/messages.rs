@@ -222,6 +222,9 @@ fn each_payload_of_a_tenant_that_returns_takes_effect_once() {
     evidence.effects.insert(key.clone(), 1);
     evidence.runs.insert(key.clone(), vec![run(&intents[0])]);
     assert_eq!(found(&books, &evidence), [((Invariant::I2, What::Lost), 1)].into());
+    evidence.dead.insert(letter(&intents[1], "key_conflict"));
+    assert_eq!(found(&books, &evidence), [((Invariant::I1, What::UnexplainedDeadLetter), 1)].into());
+    evidence.dead.clear();
     evidence.effects.insert(key.clone(), 2);
     evidence.runs.insert(key.clone(), intents.iter().map(run).collect());
     assert_eq!(judge(&books, &evidence), []);

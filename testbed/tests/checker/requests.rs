@@ -5,12 +5,12 @@ use testbed::checker::{Act, Class, Evidence, HttpAnswer, Intent, Invariant, What
 use crate::{found, intent, sent, took_effect};
 
 fn taken(body: &str) -> HttpAnswer {
-    HttpAnswer { status: 201, problem: None, replayed: false, body: body.as_bytes().to_vec() }
+    HttpAnswer { status: 201, problem: None, replayed: false, body: Some(body.as_bytes().to_vec()) }
 }
 
 fn conflict() -> HttpAnswer {
     let problem = Some("key-reused".to_owned());
-    HttpAnswer { status: 422, problem, replayed: false, body: Vec::new() }
+    HttpAnswer { status: 422, problem, replayed: false, body: Some(Vec::new()) }
 }
 
 fn work(name: &str) -> Intent {

@@ -19,6 +19,7 @@ insert into judge.hot values (0);
 create table judge.trail (
     place bigint, tenant text, key text, outcome text, attempt integer, reason text, error_code text, at numeric
 );
+create table judge.aged (tenant text, key text, days bigint);
 create table judge.discarded (tenant text, key text);
 create table judge.refused (tenant text, key text);
 create table judge.trespasses (who text, what text);
@@ -243,6 +244,76 @@ async fn counts_of_the_same_span_before_and_after_days_went_by_keep_apart() {
     .await
     .unwrap();
     assert_eq!(moved, 3);
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_that_is_aged_by_itself_is_older_than_its_neighbours_once() {
+    let (_servers, database, mut connection) = migrated().await;
+    run(
+        &mut connection,
+        "insert into judge.log (tenant, key, attempt, digest) select 'acme', 'k' || n, 1, '' from generate_series(1, 40) as n;
+         insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at)
+         select tenant, 'faults', key, 'COMPLETED', 1, now(), now() from judge.log;
+         select judge.age('1 day'); select judge.age_apart(3, 5)",
+    )
+    .await;
+    run(&mut connection, "select judge.age_apart(3, 5)").await;
+    let aged: Vec<(bool, i64)> = sqlx::query_as(
+        "select hashtext(key) & 7 = 3, round(extract(epoch from now() - completed_at) / 86400)::bigint
+         from oncely.idempotency_keys group by 1, 2 order by 1",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    assert_eq!(aged, [(false, 1), (true, 6)]);
+    let mut evidence = Evidence::default();
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    let days: std::collections::BTreeSet<i64> = evidence.day_of.values().copied().collect();
+    assert_eq!(days, [-5, 0].into());
+    drop(connection);
+    database.drop_now().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_body_in_plaintext_and_what_an_observer_does_are_found() {
+    let (_servers, database, mut connection) = migrated().await;
+    let letter = |key: &str, from_client: bool, encrypted_by: &str| {
+        format!(
+            "insert into oncely.dead_letters (tenant, id, consumer, key, dead_lettered_at, reason, attempt, queue, worker, state,
+                generation, times, failure_group, exchange, routing_key, properties, body, body_size, updated_at, from_client,
+                encrypted_by)
+             values ('acme', gen_random_uuid(), 'faults', '{key}', now(), 'poison', 1, 'q', 'w', 'waiting', 1, 1, '', '', '', '{{}}', 'x', 1,
+                now(), {from_client}, {encrypted_by})"
+        )
+    };
+    run(&mut connection, &letter("secret", false, "'trial'")).await;
+    run(&mut connection, &letter("of an application", true, "null")).await;
+    let mut evidence = Evidence { encrypted: true, ..Evidence::default() };
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    assert_eq!(count(&judge(&Sent::default(), &evidence), &[What::Plaintext]), 0);
+    run(&mut connection, &letter("open", false, "null")).await;
+    evidence.read_tables(&mut connection, "faults").await.unwrap();
+    assert_eq!(count(&judge(&Sent::default(), &evidence), &[What::Plaintext]), 1);
+
+    let saw = |outcome: &str, reason: &str| {
+        format!(
+            "insert into oncely.audit (occurred_at, worker, queue, tenant, consumer, key, outcome, attempt, reason)
+             values (clock_timestamp(), 'w', 'q', 'acme', 'charges.observe', 'a', '{outcome}', 0, {reason})"
+        )
+    };
+    run(&mut connection, &saw("observed", "null")).await;
+    run(&mut connection, &saw("observed", "'duplicate'")).await;
+    // Read once more when days have gone by, it is still the same.
+    run(&mut connection, "select judge.note(); select judge.age('2 days')").await;
+    evidence.observed.read(&mut connection).await.unwrap();
+    let seen = [("first".to_owned(), 1), ("duplicate".to_owned(), 1)];
+    assert_eq!(evidence.observed.seen[&key("a")], seen.into());
+    assert!(evidence.observed.done.is_empty());
+    run(&mut connection, &saw("completed", "null")).await;
+    evidence.observed.read(&mut connection).await.unwrap();
+    assert_eq!(evidence.observed.done, ["acme/a: completed"]);
     drop(connection);
     database.drop_now().await.unwrap();
 }

@@ -11,6 +11,9 @@ const AT_ONCE: usize = 3;
 const CHANGE: usize = 6;
 /// Slices from one errand of an operator to the next.
 const ERRAND: usize = 2;
+/// Slices from one rest to the next, and from one message that workers die with twice to the next.
+const REST: usize = 5;
+const TWICE: usize = 6;
 /// A tenant's schema is missing for three slices of seven.
 const MISSING: (usize, usize) = (7, 3);
 
@@ -21,6 +24,10 @@ pub(crate) struct Day {
     pub(crate) days: u32,
     pub(crate) change: Option<Change>,
     pub(crate) errand: Option<Errand>,
+    /// Nothing is published for a while.
+    pub(crate) rests: bool,
+    /// Workers die twice with the same message.
+    pub(crate) twice: bool,
     /// A tenant loses something.
     pub(crate) take: Option<Missing>,
     /// It gets it back.
@@ -40,6 +47,8 @@ pub(crate) fn calendar(seed: u64, count: usize, builds: bool) -> Vec<Day> {
             let due = (slice + 1) * DAYS.max(count).min(AT_ONCE * count) / count.max(1);
             let mut day = Day { days: u32::try_from(due - passed).unwrap_or(1), ..Day::default() };
             passed = due;
+            day.rests = slice % REST == 3;
+            day.twice = slice % TWICE == 4;
             if slice % CHANGE == 2 {
                 day.change = Some(changes.deal(&mut random, builds));
             }

@@ -5,7 +5,7 @@
 //! next slice starts when it does. Between two slices a day goes by at once, and at times somebody changes something, requeues or
 //! discards, or a tenant loses its schema for a while; neighbours with few rights do what they may all the time, and consoles, `top`,
 //! `doctor` and `status` watch. A part of the messages comes over HTTP, too, or there alone. Beside it a consumer under leases calls a
-//! provider; its processes and the HTTP servers are struck in each slice.
+//! provider, and clients ask a slow service through gateways; all these processes are struck in each slice.
 
 mod calendar;
 mod orders;
@@ -22,7 +22,7 @@ use anyhow::Context as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use testbed::checker::Intent;
-use testbed::{Arena, ArenaConfig, Errand, Neighbour, Rare};
+use testbed::{Arena, ArenaConfig, Errand, Neighbour, Rare, Strike};
 
 use crate::process;
 use crate::servers::Choice;
@@ -87,6 +87,13 @@ const RETENTION: i64 = 10;
 const BEHIND: usize = 10;
 /// For so many messages one that runs under a lease.
 const SHARE: usize = 10;
+/// Slices from one kill of the observer to the next.
+const OBSERVER: usize = 3;
+/// PostgreSQL ends sessions that rest for longer, and how long all rest at times.
+const IDLE: Duration = Duration::from_secs(2);
+const REST: Duration = Duration::from_secs(5);
+/// Messages after a rest.
+const WAKE: usize = 20;
 /// Faults from one look at the whole mirror to the next.
 const SAMPLE: usize = 8;
 
@@ -125,14 +132,16 @@ async fn trial(arguments: &Arguments, binaries: PathBuf, seed: u64) -> anyhow::R
     let mut config = ArenaConfig::new(binaries)
         .set("consumer", "retention", &format!("\"{RETENTION}d\""))
         .set("audit", "retention", "\"35d\"");
+    config.encrypted = seed % 2 == 1;
     config.workers = WORKERS[usize::try_from(seed % WORKERS.len() as u64)?];
     eprintln!(
-        "starting PostgreSQL, RabbitMQ, Redis, {} workers, two that charge, two HTTP servers, and two relays",
+        "starting PostgreSQL, RabbitMQ, Redis, {} workers, two that charge, two HTTP servers, two gateways, an observer, and two relays",
         config.workers
     );
     if !arguments.quiet {
         config.neighbours = Neighbour::ALL.to_vec();
         config.watched = true;
+        config.idle_sessions = Some(IDLE);
     }
     if let Some(folder) = &arguments.binaries {
         config.binaries.clone_from(folder);
@@ -158,10 +167,12 @@ async fn trial(arguments: &Arguments, binaries: PathBuf, seed: u64) -> anyhow::R
     };
     arena.emit(seed)?;
     arena.start_charging().await.context("starting what runs under leases")?;
+    arena.start_observer().await.context("starting the observer")?;
     arena.start_doors(seed).await.context("starting the HTTP servers")?;
+    arena.start_gateways(seed).await.context("starting the gateways")?;
     arena.watch_rare_states();
     let done = trial.run(&mut arena, &plan, Traffic::new(seed)).await;
-    let Done { faults, missed, changes } = match done {
+    let Done { faults, missed, changes, .. } = match done {
         Ok(done) => done,
         Err(error) => {
             eprintln!("logs: {}", arena.keep_logs()?.display());
@@ -190,6 +201,17 @@ async fn between(
     if let Some(missing) = day.give {
         arena.give_back(missing).await.context("giving back")?;
     }
+    if day.rests {
+        arena.rest(REST).await.context("resting")?;
+        let (intents, fresh) = traffic.take_tail(WAKE);
+        let before = arena.effects().await.unwrap_or(0);
+        arena.publish(intents);
+        arena.recovered("a rest", before, (fresh / 2).max(1)).await?;
+    }
+    if day.twice {
+        arena.die_twice(done.dead).await.context("dying twice")?;
+        done.dead += 1;
+    }
     if let Some(missing) = day.take {
         arena.take_away(missing).await.context("taking away")?;
     }
@@ -205,6 +227,7 @@ async fn between(
         arena.let_days_pass(day.days).await.context("letting days pass")?;
         (0..day.days).for_each(|_| traffic.end_of_day());
         arena.collect().await?;
+        arena.send_what_is_forgotten().await.context("sending what is forgotten")?;
     }
     arena.begin_a_window();
     Ok(())
@@ -234,13 +257,55 @@ struct Done {
     /// Faults that waited for a moment that did not come.
     missed: u64,
     changes: Vec<String>,
+    /// Messages with which workers have died twice.
+    dead: usize,
+}
+
+/// What goes on beside the messages, and what strikes it: nobody waits for what follows.
+struct Beside {
+    orders: Orders,
+    requests: Requests,
+    /// What goes through gateways, and what strikes these.
+    through: Orders,
+    at_gateways: Requests,
+}
+
+impl Beside {
+    fn new(seed: u64) -> Self {
+        Self {
+            orders: Orders::new(seed),
+            requests: Requests::new(seed),
+            through: Orders::new(!seed),
+            at_gateways: Requests::new(!seed),
+        }
+    }
+
+    fn ask(&mut self, arena: &mut Arena, count: usize) {
+        let (asked, sent) = self.requests.split_orders(self.orders.take(count));
+        arena.order(&sent);
+        arena.request_orders(&asked);
+        arena.request_through(&self.through.take(count));
+    }
+
+    async fn strike(&mut self, arena: &mut Arena, slice: usize) -> anyhow::Result<()> {
+        for strike in self.orders.strikes() {
+            arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;
+        }
+        let strike = self.requests.strike();
+        arena.strike_door(strike).await.with_context(|| format!("{strike:?} at the door"))?;
+        let strike = self.at_gateways.strike();
+        arena.strike_gateway(strike).await.with_context(|| format!("{strike:?} at a gateway"))?;
+        if slice % OBSERVER == 1 {
+            arena.strike_observer(Strike::Kill(0)).await.context("striking the observer")?;
+        }
+        Ok(())
+    }
 }
 
 impl Trial {
     async fn run(&self, arena: &mut Arena, plan: &[Planned], mut traffic: Traffic) -> anyhow::Result<Done> {
         let mut done = Done::default();
-        let mut orders = Orders::new(self.seed);
-        let mut requests = Requests::new(self.seed);
+        let mut beside = Beside::new(self.seed);
         let slot = self.minutes.map(|all| all / u32::try_from(plan.len()).unwrap_or(u32::MAX));
         for (number, planned) in plan.iter().enumerate() {
             if self.minutes.is_some_and(|all| self.started.elapsed() >= all) {
@@ -253,18 +318,12 @@ impl Trial {
             let mut slice = traffic.take(self.slice.saturating_sub(after));
             let (tail, fresh) = traffic.take_tail(after.saturating_sub(3));
             let during = slice.split_off(slice.len() * planned.at / 100);
-            let (asked, slice) = requests.split(slice);
-            let (asked_during, during) = requests.split(during);
+            let (asked, slice) = beside.requests.split(slice);
+            let (asked_during, during) = beside.requests.split(during);
             arena.request(asked);
-            let (asked_orders, sent_orders) = requests.split_orders(orders.take(self.slice / SHARE));
-            arena.order(&sent_orders);
-            arena.request_orders(&asked_orders);
+            beside.ask(arena, self.slice / SHARE);
             self.lead(arena, slice, ends).await?;
-            for strike in orders.strikes() {
-                arena.strike(strike).await.with_context(|| format!("{strike:?}"))?;
-            }
-            let strike = requests.strike();
-            arena.strike_door(strike).await.with_context(|| format!("{strike:?} at the door"))?;
+            beside.strike(arena, number).await?;
 
             let before = arena.struck();
             arena.publish(during);
@@ -299,6 +358,7 @@ impl Trial {
         if self.days.iter().any(|day| day.take.is_some()) {
             // What was given up meanwhile takes effect now; what was broken off is brought to its end.
             arena.errand(Errand::Requeue).await?;
+            arena.errand(Errand::Settle).await?;
         }
         Ok(done)
     }

@@ -21,6 +21,8 @@ const LEAST: usize = 24;
 const MOST: usize = 60;
 /// Copies of earlier ones, in per cent.
 const COPIES: u8 = 15;
+/// One in so many takes long.
+const LONG: u8 = 24;
 /// Of those that come again.
 const RECENT: usize = 40;
 
@@ -47,6 +49,11 @@ impl Orders {
             tears: [0, 0, 0, 0, 0, 0, 1, 1, 1, 2][self.random.usize(0..10)],
             refusals: u32::from(self.random.u8(0..8) == 0),
             delay: self.random.u64(200..2_000),
+        };
+        // Some take longer than a lease, and than most outages.
+        let order = match self.random.u8(0..LONG) {
+            0 => Order { sides: order.sides[..1].to_vec(), delay: self.random.u64(6_000..11_000), ..order },
+            _ => order,
         };
         self.before.push(order.clone());
         order

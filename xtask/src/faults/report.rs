@@ -36,6 +36,8 @@ pub(crate) struct Report {
     watched: Watched,
     leases: LeaseFigures,
     requests: Requests,
+    /// What was asked through gateways, and how often the service was called.
+    proxied: (Requests, u64),
     /// Names of the rare states that were reached.
     pub(crate) rare: BTreeSet<&'static str>,
 }
@@ -108,6 +110,7 @@ impl Report {
                 unknown: evidence.leases.unknown(),
             },
             requests: evidence.requests.clone().and(evidence.leases.requests.clone()),
+            proxied: (evidence.proxied.requests.clone(), evidence.proxied.calls.len() as u64),
             memory: evidence.memory.as_ref().map_or(0, |(_, bytes)| *bytes),
         })
     }
@@ -155,6 +158,11 @@ impl Report {
             ("requests_answered", self.requests.answered()),
             ("requests_replayed", self.requests.replays),
             ("requests_done_as_messages", self.requests.of_messages()),
+            ("proxied", self.proxied.0.asked),
+            ("proxied_sent", self.proxied.0.tries),
+            ("proxied_answered", self.proxied.0.answered()),
+            ("proxied_replayed", self.proxied.0.replays),
+            ("proxied_calls", self.proxied.1),
         ]
     }
 

@@ -1,9 +1,11 @@
 //! A provider of payments and mails, called over TCP, with books of its own: by what it has seen effects outside PostgreSQL are judged.
 //!
-//! A call is one line of JSON, and so is its answer; a connection takes one call. How it behaves the call says itself ([`Order`]), so that a
-//! trial is the same for the same seed.
+//! A call is one line of JSON, and so is its answer; or it is a request, as a service behind a gateway gets them ([`http`]). A connection takes
+//! one call. How it behaves the call says itself ([`Order`]), so that a trial is the same for the same seed.
 //!
 //! [`Order`]: crate::checker::Order
+
+mod http;
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +18,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use crate::checker::{Answer, Call, Memory, Side};
+use crate::checker::{Answer, Call, Key, Memory, Side};
 
 /// See the module. Ends with this value.
 #[derive(Debug)]
@@ -102,6 +104,9 @@ async fn serve(stream: TcpStream, books: &Mutex<Books>) -> anyhow::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
     stream.read_line(&mut line).await?;
+    if line.trim_end().ends_with("HTTP/1.1") {
+        return http::serve(stream, &line, books).await;
+    }
     let asked: Value = serde_json::from_str(&line)?;
     let text = |name: &str| asked[name].as_str().map(str::to_owned).with_context(|| format!("no {name}"));
     let answer = match asked["ask"].as_str() {
@@ -116,11 +121,9 @@ async fn serve(stream: TcpStream, books: &Mutex<Books>) -> anyhow::Result<()> {
                 at: now(),
                 answer: Answer::Done,
             };
-            let answer = lock(books).take(call, number("tears"), number("refusals"));
-            lock(books).open += 1;
-            tokio::time::sleep(Duration::from_millis(number("delay"))).await;
-            lock(books).open -= 1;
-            answer
+            let (_, said) = lock(books).take(call, number("tears"), number("refusals"));
+            work(books, number("delay")).await;
+            said
         }
     };
     // None: the connection ends without a word.
@@ -130,16 +133,29 @@ async fn serve(stream: TcpStream, books: &Mutex<Books>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Takes its time for a call.
+async fn work(books: &Mutex<Books>, millis: u64) {
+    lock(books).open += 1;
+    tokio::time::sleep(Duration::from_millis(millis)).await;
+    lock(books).open -= 1;
+}
+
+/// The same number for the same key, and for others another one.
+fn number_of(key: &Key) -> u64 {
+    let letters = key.0.bytes().chain(key.1.bytes());
+    letters.fold(7, |number: u64, letter| number.wrapping_mul(31).wrapping_add(letter.into()))
+}
+
 impl Books {
     /// Did a call by this key happen?
     fn look_up(&self, key: &str) -> Value {
         json!({ "known": self.known.get(key).is_some_and(|(settled, _)| *settled == Settled::Done) })
     }
 
-    /// Of each message's calls of a side the first `tears` end without an answer, of the rest the first `refusals` are refused.
-    fn take(&mut self, mut call: Call, tears: u64, refusals: u64) -> Option<Value> {
-        let before = self.calls.iter().filter(|one| one.key == call.key && one.side == call.side);
-        let before = before.count() as u64;
+    /// Of each message's calls of a side the first `tears` end without an answer, of the rest the first `refusals` are refused. Returns what it came
+    /// to, and what the caller is told.
+    fn take(&mut self, mut call: Call, tears: u64, refusals: u64) -> (Answer, Option<Value>) {
+        let before = self.calls_before(&call);
         let settled = self.known.get(&call.call_key).copied().filter(|(settled, since)| {
             matches!(settled, Settled::Refused | Settled::Failed)
                 || match call.side.memory() {
@@ -153,8 +169,10 @@ impl Books {
             Some((Settled::Refused, _)) => (Answer::Refused, Some(json!({ "refused": true }))),
             Some((Settled::Done, _)) if before < tears => (Answer::Torn { happened: false }, None),
             Some((Settled::Done, _)) => (Answer::Known, Some(json!({ "done": call.call_key }))),
-            // It happens, or it does not: nobody is told.
-            None if before < tears => (Answer::Torn { happened: before.is_multiple_of(2) }, None),
+            // It happens, or it does not, in turn; which of them first its key says. Nobody is told.
+            None if before < tears => {
+                (Answer::Torn { happened: (number_of(&call.key) + before).is_multiple_of(2) }, None)
+            }
             None if before < tears + refusals => (Answer::Refused, Some(json!({ "refused": true }))),
             None => (Answer::Done, Some(json!({ "done": call.call_key }))),
         };
@@ -172,6 +190,11 @@ impl Books {
         }
         call.answer = answer;
         self.calls.push(call);
-        said
+        (answer, said)
+    }
+
+    /// How often this side of this message was called before.
+    fn calls_before(&self, call: &Call) -> u64 {
+        self.calls.iter().filter(|one| one.key == call.key && one.side == call.side).count() as u64
     }
 }
