@@ -1,6 +1,7 @@
 set local search_path = pg_catalog, pg_temp;
 
 drop function oncely.free_keys;
+drop function oncely.close_letters;
 drop function oncely.has_done;
 drop function oncely.reopen_steps;
 drop function oncely.letter_memories;

@@ -746,6 +746,8 @@ begin
         if held.key is null then
             perform oncely.lease_is_lost();
         end if;
+        -- A requeue of its letter would run nothing.
+        perform oncely.close_letters(held, now);
     end if;
     update oncely.idempotency_keys as i
     set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = complete_lease.response,

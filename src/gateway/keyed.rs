@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::TRANSFER_ENCODING;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -18,10 +18,11 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{Meaning, is_endless, meaning, onward};
 use super::body::Data;
 use super::calls::{Calls, Sent};
+use super::held::Room;
 use super::problem::{Kind, problem};
 use crate::config::{GatewaySettings, Unknown};
 use crate::handler::HandlerError;
-use crate::http::{Body, Failure, Run, followed, kept_answer, passed, stored_answer, whole};
+use crate::http::{Body, Failure, Run, Unheld, followed, kept_answer, passed, stored_answer, whole};
 use crate::lease::{Call, Repeat, Step, StepError};
 use crate::metrics::{Called, GatewayMetrics};
 
@@ -33,8 +34,7 @@ pub(super) struct Keyed {
     unknown: Unknown,
     not_done: Vec<u16>,
     limit: Duration,
-    /// Longest body that is held, in bytes.
-    most: usize,
+    room: Room,
     calls: Arc<Calls>,
     metrics: Arc<GatewayMetrics>,
 }
@@ -61,7 +61,7 @@ impl Keyed {
             unknown: settings.unknown,
             not_done: settings.not_done.clone(),
             limit: settings.max_run,
-            most: usize::try_from(settings.max_response).unwrap_or(usize::MAX),
+            room: Room::new(usize::try_from(settings.max_response).unwrap_or(usize::MAX)),
             calls,
             metrics,
         }
@@ -140,7 +140,7 @@ impl Keyed {
         Came::Nothing { kind: Kind::UpstreamLate, why }
     }
 
-    /// Reads an answer to its end, or to the longest that is held.
+    /// Reads an answer to its end, or as far as it is held: what is longer, or finds no room, is passed on as it comes.
     async fn read(&self, answer: Response<Incoming>) -> Came {
         let broken = |why: String| Came::Nothing { kind: Kind::UpstreamBroken, why };
         if is_endless(answer.headers()) {
@@ -156,19 +156,24 @@ impl Keyed {
         }
         let (mut parts, mut body) = answer.into_parts();
         onward(&mut parts);
-        let mut held = BytesMut::new();
-        while held.len() <= self.most {
+        let (mut held, mut more): (_, Option<Bytes>) = (self.room.answer(), None);
+        while more.is_none() {
             match body.frame().await {
                 None => break,
-                Some(Ok(frame)) => held.extend(frame.into_data().ok()),
+                Some(Ok(frame)) => more = frame.into_data().ok().filter(|data| !held.push(data)),
                 Some(Err(error)) => return broken(format!("the service's answer broke off: {error}")),
             }
         }
         let meaning = meaning(parts.status, &self.not_done);
-        let held: Bytes = held.freeze();
-        let is_whole = held.len() <= self.most;
-        let stored = kept_answer(parts.status, &parts.headers, is_whole.then_some(&held));
-        let body = if is_whole { whole(held) } else { followed(held, passed(Data(body))) };
+        let held = held.freeze();
+        let stored = kept_answer(parts.status, &parts.headers, more.is_none().then_some(&held));
+        let body = match more {
+            None => whole(held),
+            Some(more) => {
+                parts.extensions.insert(Unheld);
+                followed(held, followed(more, passed(Data(body))))
+            }
+        };
         Came::Answer { meaning, answer: Response::from_parts(parts, body), stored }
     }
 }

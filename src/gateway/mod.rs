@@ -13,6 +13,7 @@ mod browser;
 mod calls;
 mod door;
 mod heartbeat;
+mod held;
 mod keyed;
 mod layer;
 mod places;

@@ -17,6 +17,11 @@ use crate::pg::HttpAnswer;
 /// Longest JSON that is also kept as the key's response, for a copy that comes as a message, in bytes: as of a handler of messages.
 const LONGEST_RESPONSE: usize = 65_536;
 
+/// An extension of an answer whose body is passed on as it comes, and kept by nobody.
+#[cfg_attr(not(feature = "gateway"), allow(dead_code))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unheld;
+
 /// A handler's answer.
 #[derive(Debug)]
 pub(super) struct Answer {
@@ -53,26 +58,17 @@ impl Answer {
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = response.into_parts();
-        let mut body = passed(body);
-        let (mut read, mut rest) = (BytesMut::new(), None);
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| NoAnswer::Torn(error.into()))?;
-            let Ok(data) = frame.into_data() else { continue };
-            read.extend_from_slice(&data);
-            if read.len() > most {
-                match on_large {
-                    OnLarge::Fail => return Err(NoAnswer::TooLarge(most)),
-                    OnLarge::Omit => rest = Some(body),
-                }
-                break;
-            }
-        }
+        let body = passed(body);
+        let (read, rest) = match parts.extensions.remove::<Unheld>() {
+            Some(Unheld) => (Bytes::new(), Some(body)),
+            None => held(body, most, on_large).await?,
+        };
         let (failure, name) = (parts.extensions.remove(), parts.extensions.remove());
         let mut headers = parts.headers;
         // Of the bytes as they were to be sent; the server says it of these.
         headers.remove(CONTENT_LENGTH);
         headers.remove(TRANSFER_ENCODING);
-        Ok(Self { status: parts.status, headers, body: read.freeze(), rest, failure, name })
+        Ok(Self { status: parts.status, headers, body: read, rest, failure, name })
     }
 
     /// It stands for this failure. Taken once.
@@ -114,4 +110,27 @@ impl Answer {
         }
         response
     }
+}
+
+/// A body, read to its end or until it has more than `most` bytes, and its rest. One that comes as a whole is not copied.
+async fn held(mut body: Body, most: usize, on_large: OnLarge) -> Result<(Bytes, Option<Body>), NoAnswer> {
+    let (mut first, mut read) = (Bytes::new(), BytesMut::new());
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| NoAnswer::Torn(error.into()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.is_empty() && read.is_empty() {
+            first = data;
+        } else {
+            read.extend_from_slice(&std::mem::take(&mut first));
+            read.extend_from_slice(&data);
+        }
+        if first.len() + read.len() > most {
+            let read = if read.is_empty() { first } else { read.freeze() };
+            return match on_large {
+                OnLarge::Fail => Err(NoAnswer::TooLarge(most)),
+                OnLarge::Omit => Ok((read, Some(body))),
+            };
+        }
+    }
+    Ok((if read.is_empty() { first } else { read.freeze() }, None))
 }

@@ -56,9 +56,9 @@ struct Refused {
     since: u64,
 }
 
-/// The bytes of a request's body that are here, until it is dropped. Before the body is whole it is no place: a client that announces a body and sends
+/// The bytes of a body that are here, until it is dropped. Before the body is whole it is no place: a client that announces a body and sends
 /// none of it keeps nobody out.
-pub(super) struct Arrived {
+pub(crate) struct Arrived {
     held: Option<OwnedSemaphorePermit>,
     of: Arc<Semaphore>,
 }
@@ -81,7 +81,7 @@ impl AtWork {
 
     /// For a body of which nothing is here yet.
     pub(super) fn arriving(&self) -> Arrived {
-        Arrived { held: None, of: Arc::clone(&self.bytes) }
+        Arrived::of(Arc::clone(&self.bytes))
     }
 
     /// A place for a request that is whole; `None` where too many are at work.
@@ -104,9 +104,14 @@ impl AtWork {
 }
 
 impl Arrived {
+    /// None of these bytes yet.
+    pub(crate) fn of(bytes: Arc<Semaphore>) -> Self {
+        Self { held: None, of: bytes }
+    }
+
     /// Counts bytes that are about to be allocated for the body; false where there is no room for them. What is announced costs nothing: a
     /// client that announces much and sends nothing keeps nobody out.
-    pub(super) fn grow(&mut self, bytes: usize) -> bool {
+    pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         let Ok(bytes) = u32::try_from(bytes) else { return false };
         let Ok(more) = Arc::clone(&self.of).try_acquire_many_owned(bytes) else { return false };
         match &mut self.held {

@@ -80,8 +80,10 @@ pub(crate) use for_gateway::*;
 /// What the gateway builds on.
 #[cfg(feature = "gateway")]
 mod for_gateway {
+    pub(crate) use super::answer::Unheld;
     pub(crate) use super::body::{followed, passed, whole};
     pub(crate) use super::key::HEADER as KEY;
+    pub(crate) use super::limits::Arrived;
     pub(crate) use super::problem::{AnswerName, PROBLEMS};
     pub(crate) use super::replay::REPLAY;
     pub(crate) use super::step_result::{kept_answer, stored_answer};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
-use sqlx::{ConnectOptions as _, Row as _};
+use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 
 use super::address::Address;
 use super::search_path::pin;
@@ -53,6 +53,22 @@ impl PgSettings {
             // A process that stands still inside a transaction must not hold its locks for ever.
             ("idle_in_transaction_session_timeout", millis(self.statement_timeout * 2)),
         ]
+    }
+
+    /// Connects without any start-up option, and says whether one of the hosts answered.
+    pub(crate) async fn answers_without_options(&self) -> bool {
+        let Ok(settings) = self.current() else { return false };
+        for host in settings.each_host() {
+            let connected = async {
+                let options = Address::of(&host)?.into_options().await?;
+                options.extra_float_digits(None).connect().await?.close().await
+            };
+            if tokio::time::timeout(host.connect_timeout, connected).await.is_ok_and(|answer| answer.is_ok())
+            {
+                return true;
+            }
+        }
+        false
     }
 
     /// Opens a connection to the first of the hosts, without a look at the others.

@@ -23,7 +23,7 @@ pub(super) async fn database(settings: &PgSettings, cell: &str, found: &mut Foun
     let server = settings.shown();
     let mut connection = match settings.connect("oncely preflight").await {
         Ok(connection) => connection,
-        Err(error) if is_pooler(&error) => {
+        Err(error) if drops_options(&error) || refuses_options(settings, &error).await => {
             found.error("pg.pooler", "postgres.url", format!("{server}: {error}; {POOLER}"));
             return None;
         }
@@ -138,6 +138,9 @@ async fn fitting(
     Ok(true)
 }
 
+/// How often connections with start-up options are tried beside those without, where a pooler refuses them.
+const ROUNDS: u32 = 3;
+
 /// A pooler that gives each transaction another server's process: what a session says of itself holds for nothing.
 const POOLER: &str = "there is a pooler in between that shares a server's process among connections or drops start-up options: Oncely's sessions have settings, prepared statements and cancellations of their own; \
      connect to PostgreSQL directly, or in session mode with a login that has the settings of the options";
@@ -201,14 +204,33 @@ pub(super) async fn pauses(config: &Config, session: &mut Session, found: &mut F
     }
 }
 
-/// PROTOCOL VIOLATION is what a pooler says to start-up options that it does not know; or they are not in force.
-fn is_pooler(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Configuration(_)) || code_of(error).as_deref() == Some("08P01")
+/// Are start-up options not in force?
+fn drops_options(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Configuration(_))
+}
+
+/// Is it PROTOCOL VIOLATION? PgBouncer says so to all that it refuses: start-up options that it does not know, and what passes (no connection
+/// is free, its server does not answer).
+fn is_refused_by_pooler(error: &sqlx::Error) -> bool {
+    code_of(error).as_deref() == Some("08P01")
+}
+
+/// Does a pooler that takes connections refuse those with start-up options? Both are tried in turn, since what passes may pass in between.
+async fn refuses_options(settings: &PgSettings, error: &sqlx::Error) -> bool {
+    let mut is_refused = is_refused_by_pooler(error);
+    for _ in 0..ROUNDS {
+        if !is_refused || !settings.answers_without_options().await {
+            return false;
+        }
+        let again = settings.connect("oncely preflight").await;
+        is_refused = again.is_err_and(|error| is_refused_by_pooler(&error));
+    }
+    is_refused
 }
 
 /// Notes an error of a question that a fit server answers.
 pub(crate) fn unexpected(found: &mut Found, check: &'static str, server: &str, error: sqlx::Error) {
-    if is_pooler(&error) {
+    if drops_options(&error) {
         found.error("pg.pooler", "postgres.url", format!("{server}: {error}; {POOLER}"));
         return;
     }

@@ -166,3 +166,150 @@ async fn no_event_ends_a_relay_in_256_mib() {
     world.stop(relay).await;
     world.broker.delete_queue(&queue).await.unwrap();
 }
+
+/// Messages as chance has them.
+pub(crate) struct Chance(fastrand::Rng);
+
+impl Chance {
+    pub(crate) fn new() -> Self {
+        let seed = fastrand::u64(..);
+        eprintln!("seed {seed}");
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
+    pub(crate) fn below(&mut self, most: usize) -> usize {
+        self.0.usize(..most)
+    }
+
+    /// A size: as likely of one order of magnitude as of another.
+    pub(crate) fn size(&mut self, most: usize) -> usize {
+        let bits = self.0.u32(..=most.ilog2());
+        self.0.usize(..=most.min(2 << bits))
+    }
+
+    /// A short piece of JSON, a value alone or in a container that is whole.
+    fn item(&mut self) -> &'static str {
+        const ITEMS: [&str; 14] = [
+            "0",
+            "-1.5e-300",
+            "null",
+            "true",
+            "\"\"",
+            "\"\\u0000\"",
+            "\"\\ud83d\\ude00\"",
+            "\"\u{10ffff}\"",
+            "[]",
+            "{}",
+            "[[]]",
+            "{\"a\":{}}",
+            "{\"a\":0,\"a\":1}",
+            "123456789012345678901234567890",
+        ];
+        ITEMS[self.0.usize(..ITEMS.len())]
+    }
+
+    /// A body of this size or a little more, of one shape.
+    pub(crate) fn body(&mut self, size: usize) -> String {
+        let mut body = format!("{{\"id\":\"{:x}\"", self.0.u64(..));
+        match self.0.u8(..7) {
+            // Deep, of mixed brackets.
+            0 => {
+                let mut ends = Vec::new();
+                body.push_str(",\"deep\":");
+                while body.len() + ends.len() < size {
+                    let (start, end) = if self.0.bool() { ("[", "]") } else { ("{\"a\":", "}") };
+                    body.push_str(start);
+                    ends.push(end);
+                }
+                body.push('0');
+                body.extend(ends.into_iter().rev());
+            }
+            // Fields, most of them twice.
+            1 | 2 => {
+                let names = 1 + self.size(100_000);
+                while body.len() < size {
+                    let (name, item) = (self.below(names), self.item());
+                    body.push_str(&format!(",\"{name:x}\":{item}"));
+                }
+            }
+            3 => {
+                body.push_str(",\"items\":[0");
+                while body.len() < size {
+                    body.push(',');
+                    body.push_str(self.item());
+                }
+                body.push(']');
+            }
+            // One item again and again: all that a parser allocates for it is the same.
+            4 => {
+                let item = self.item();
+                body.push_str(",\"items\":[0");
+                while body.len() < size {
+                    body.push(',');
+                    body.push_str(item);
+                }
+                body.push(']');
+            }
+            5 => {
+                let piece = ["x", "\\n", "\\u0041", "\u{e9}", "\\ud83d\\ude00"][self.below(5)];
+                body.push_str(&format!(",\"text\":\"{}\"", piece.repeat(size / piece.len())));
+            }
+            _ => body.push_str(&format!(",\"number\":1{}", "0".repeat(size))),
+        }
+        body.push('}');
+        // Some break off.
+        if self.below(8) == 0 {
+            let mut end = self.below(body.len());
+            while !body.is_char_boundary(end) {
+                end -= 1;
+            }
+            body.truncate(end);
+        }
+        body
+    }
+}
+
+#[tokio::test]
+async fn no_event_whatever_it_holds_ends_a_relay_in_256_mib() {
+    let mut chance = Chance::new();
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    world.configure("[relay]\npoll = \"20ms\"");
+    let queue = world.queue("events");
+    world.broker.declare_queue(&queue, FieldTable::default()).await.unwrap();
+    for number in 0..80 {
+        // Past emit: more than it takes, too.
+        let size = if number % 10 == 0 { chance.below(40 << 20) } else { chance.size(1 << 20) };
+        let (names, length) = (chance.size(8_000), chance.size(50));
+        let is_nested = chance.below(4) == 0;
+        sqlx::query(
+            "insert into oncely.events (tenant, id, created_at, available_at, exchange, routing_key, payload, headers,
+                 ordering_key, ordering_number)
+             select 'acme', gen_random_uuid(), now(), now() - interval '1 hour', '', $1, convert_to(repeat('x', $2), 'UTF8'),
+                 (select jsonb_object_agg(n::text, case when $5 then jsonb_build_array(n, null) else to_jsonb(repeat('y', $4)) end)
+                     from generate_series(1, $3) as n),
+                 case when $6 then 'k' || $7 end, case when $6 then 1 end",
+        )
+        .bind(&queue)
+        .bind(i32::try_from(size).unwrap())
+        .bind(i32::try_from(names).unwrap())
+        .bind(i32::try_from(length).unwrap())
+        .bind(is_nested)
+        .bind(chance.below(2) == 0)
+        .bind(number)
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    }
+    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("select oncely.emit('', '{queue}', 'y', tenant => 'beta')")))
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let mut relay = world.start("relay");
+    until(&mut world, &mut relay, "select count(*) from oncely.events where state = 'pending'", 0).await;
+    let parked = world.count("select count(*) from oncely.events where tenant = 'acme'").await;
+    assert_eq!(world.count("select count(*) from oncely.events where tenant = 'beta'").await, 0);
+    world.wait_for_ready(&queue, 81 - u32::try_from(parked).unwrap()).await;
+    world.stop(relay).await;
+    world.broker.delete_queue(&queue).await.unwrap();
+}

@@ -1,6 +1,6 @@
 //! A pooler that shares sessions is told from PostgreSQL, and one that gives each its own is used.
 
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use testbed::PgBouncer;
 
 use crate::support::{World, message};
@@ -92,4 +92,47 @@ async fn a_pooler_in_session_mode_is_used_where_the_login_has_what_start_up_opti
     let mut session = config.postgres.connect("a test").await.unwrap();
     let path: String = sqlx::query_scalar("show search_path").fetch_one(&mut session).await.unwrap();
     assert_eq!(path, "pg_catalog, pg_temp");
+}
+
+#[tokio::test]
+async fn programs_that_start_while_a_pooler_has_no_connection_to_give_wait_for_one() {
+    let mut world = World::new().await;
+    world.consumer("payments", "");
+    world.configure("[relay]\npoll = \"20ms\"\n[gateway]\nprincipal = []");
+    world.apply_topology().await;
+    let url = world.database.url().to_owned();
+    let name = url.rsplit('/').next().unwrap().to_owned();
+    for (setting, value) in LIMITS {
+        let give = format!("alter role postgres in database {name} set {setting} = '{value}'");
+        sqlx::raw_sql(AssertSqlSafe(give)).execute(&mut world.sql).await.unwrap();
+    }
+    let most = 60;
+    let settings = format!(
+        "pool_mode = session\ndefault_pool_size = 90\nmax_client_conn = {most}\nserver_lifetime = 0\n\
+         ignore_startup_parameters = extra_float_digits,options"
+    );
+    let Some(pooler) = PgBouncer::start(&url, &settings, "").await.unwrap() else { return };
+    let through = pooler.through(&url).unwrap();
+    let mut others = Vec::new();
+    while let Ok(other) = PgConnection::connect(&through).await {
+        others.push(other);
+    }
+    let environment = [("DATABASE_URL", through)];
+    let gateway = ["gateway", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0"];
+    let mut all = vec![
+        world.start_with("worker", "worker", &environment),
+        world.start_with("relay", "relay", &environment),
+        world.start_verb("oncely", &gateway, "gateway", &environment),
+    ];
+    for process in &all {
+        // Twice: it has asked again.
+        world.wait_for_lines(process, "SQLSTATE 08P01", 2).await;
+    }
+    drop(others);
+    world.publish("payments", message("acme", "k"), "{}").await;
+    world.wait_for("select count(*) from app.effects", 1).await;
+    world.wait_for_line(&all[1], "relaying").await;
+    while let Some(process) = all.pop() {
+        world.stop(process).await;
+    }
 }

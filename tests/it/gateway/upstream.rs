@@ -100,7 +100,12 @@ impl Upstream {
 
     /// Lets an answer that waits go on by one step.
     pub(super) fn go_on(&self) {
-        self.books.gate.add_permits(1);
+        self.go_on_by(1);
+    }
+
+    /// Lets answers that wait go on by so many steps between them.
+    pub(super) fn go_on_by(&self, steps: usize) {
+        self.books.gate.add_permits(steps);
     }
 }
 
@@ -157,6 +162,11 @@ impl Books {
             "hang" => {
                 self.step().await;
                 stream.write_all(whole("201", "{\"late\": true}").as_bytes()).await?;
+            }
+            // As long as is held by default.
+            "full" => {
+                self.step().await;
+                stream.write_all(whole("201", &"x".repeat(1 << 18)).as_bytes()).await?;
             }
             "events" => {
                 let events =

@@ -996,9 +996,25 @@ async fn what_becomes_known_late_resolves_an_unknown_outcome() {
     assert_eq!(refuse(&mut sql, "no", token).await.unwrap(), 1);
     let third = granted(&mut sql, "no", "third").await;
     assert_eq!(begin(&mut sql, ("no", third), "call", "never").await.unwrap().0, "run");
-    // The whole answer, which may be said twice.
+    // The whole answer, which may be said twice. The letter of the message is closed, another payload's is not.
     let token = unknown(&mut sql, &mut world, "end").await;
+    let letters = "insert into oncely.dead_letters (tenant, id, consumer, key, dead_lettered_at, reason, attempt, queue, worker, state,
+            generation, times, failure_group, exchange, routing_key, fingerprint, body_size, updated_at, from_client)
+        select i.tenant, gen_random_uuid(), i.consumer, i.key, now(), 'outcome_unknown', 1, name, 'w', state, 1, 1, 'g', '', name,
+            coalesce(print, i.fingerprint), 0, now(), name = 'client'
+        from oncely.idempotency_keys as i cross join lateral (values
+            ('worker', 'waiting', null), ('client', 'waiting', null), ('discarded', 'discarded', null),
+            ('other', 'waiting', substr(i.fingerprint, 1, 4) || sha256('other'))
+        ) as l (name, state, print)
+        where i.key = 'end'";
+    sqlx::query(letters).execute(&mut world.sql).await.unwrap();
     assert_eq!(complete(&mut sql, "end", token).await.unwrap(), "completed");
+    let states = "select string_agg(concat_ws(' ', queue, state, case when swept_at is not null then 'swept' end), ', ' order by queue)
+        from oncely.dead_letters";
+    assert_eq!(
+        world.text(states).await.unwrap(),
+        "client requeued swept, discarded discarded, other waiting, worker requeued"
+    );
     assert_eq!(complete(&mut sql, "end", token).await.unwrap(), "already_completed");
     assert_eq!(hold(&mut sql, "end", "third").await.outcome, "duplicate");
     // Once somebody has settled it, or it runs again, a late word changes nothing.

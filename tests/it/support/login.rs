@@ -4,6 +4,52 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
 use super::World;
 
+/// Logins of the programs that tests start, with the roles of the book; a worker's has what the handlers in `app` need besides.
+pub(super) const OF_PROGRAMS: &str = "
+do $$
+declare
+    program text;
+begin
+    foreach program in array array['worker', 'relay', 'operator'] loop
+        begin
+            -- Users are the server's: another test process may make them, too.
+            execute format('create role program_%1$s login password ''secret'' in role oncely_%1$s', program);
+        exception
+            when duplicate_object or unique_violation then
+                null;
+        end;
+    end loop;
+end
+$$;
+grant usage on schema app to program_worker;
+grant select, insert, update, delete on all tables in schema app to program_worker;
+alter default privileges in schema app grant select, insert, update, delete on tables to program_worker;
+alter default privileges in schema app grant usage on sequences to program_worker";
+
+/// The login of a program, where it is one that has a role of its own.
+pub(super) fn of_program(name: &str, arguments: &[&str]) -> Option<&'static str> {
+    let program = if name == "oncely" { arguments.first().copied() } else { Some(name) };
+    match program {
+        Some("worker" | "gateway") => Some("program_worker"),
+        Some("relay") => Some("program_relay"),
+        Some("console") => Some("program_operator"),
+        _ => None,
+    }
+}
+
+/// The user that a URL names.
+pub(super) fn user(url: &str) -> String {
+    url::Url::parse(url).expect("url").username().to_owned()
+}
+
+/// The same database for one of the logins of [`OF_PROGRAMS`].
+pub(super) fn url(url: &str, login: &str) -> String {
+    let mut url = url::Url::parse(url).expect("url");
+    url.set_username(login).expect("a user");
+    url.set_password(Some("secret")).expect("a password");
+    url.to_string()
+}
+
 /// A user of PostgreSQL.
 pub(crate) struct Login {
     pub(crate) name: String,

@@ -11,7 +11,7 @@ use testbed::proxy::{Protocol, Proxy};
 use testbed::{Broker, Database, Process, Scratch, Signal, Urls, eventually};
 use tokio::sync::OnceCell;
 
-use super::{HANDLER, program, servers};
+use super::{HANDLER, login, program, servers};
 
 /// A database, queues and programs of one test.
 pub(crate) struct World {
@@ -37,6 +37,7 @@ async fn migrated(urls: &Urls) -> Database {
     let mut sql = database.connect().await.expect("connection");
     oncely::pg::MIGRATOR.run(&mut sql).await.expect("migrations");
     sqlx::raw_sql(HANDLER).execute(&mut sql).await.expect("handler");
+    sqlx::raw_sql(login::OF_PROGRAMS).execute(&mut sql).await.expect("logins");
     sql.close().await.expect("closed");
     database
 }
@@ -207,7 +208,8 @@ impl World {
         self.start_verb(name, &[], as_name, more)
     }
 
-    /// Starts one of the programs with arguments and further environment variables.
+    /// Starts one of the programs with arguments and further environment variables. Where no other user is said, workers, relays and
+    /// gateways log in with their role's rights alone.
     pub(crate) fn start_verb(
         &self,
         name: &str,
@@ -220,6 +222,15 @@ impl World {
         let in_file = |name: &str| more.iter().any(|(other, _)| other.strip_suffix("_FILE") == Some(name));
         environment.retain(|(name, _)| !in_file(name));
         environment.extend(more.iter().cloned());
+        if let Some(login) = login::of_program(name, arguments) {
+            let owner = login::user(self.database.url());
+            for (_, url) in environment
+                .iter_mut()
+                .filter(|(name, url)| *name == "DATABASE_URL" && login::user(url) == owner)
+            {
+                *url = login::url(url, login);
+            }
+        }
         environment.push(("ONCELY_WORKER__NAME", as_name.to_owned()));
         let environment: Vec<(&str, &str)> =
             environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
