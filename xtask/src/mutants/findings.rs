@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lapin::types::{AMQPValue, FieldTable};
 use sqlx::Connection as _;
-use testbed::checker::{Act, Beside, Intent, SHOPS};
+use testbed::checker::{Act, Beside, Intent};
 use testbed::faults::{Fault, Kind};
 use testbed::{Arena, Errand, Missing, Signal, eventually};
 
