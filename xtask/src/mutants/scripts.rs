@@ -12,8 +12,8 @@ use testbed::proxy::Mode;
 use testbed::{Arena, Neighbour, Server, Signal, eventually_within};
 
 use super::settings::{
-    HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_LANE, PATIENT, SLOW,
-    Settings, TRUSTING, TWO_LANES,
+    HURRIED, LESS_HURRIED, ONE_ATTEMPT, ONE_BY_ONE, ONE_CRASH, ONE_LANE, PATIENT, SLOW, Settings, TRUSTING,
+    TWO_LANES,
 };
 use super::{charges, findings};
 
