@@ -859,7 +859,8 @@ as $$
     where d.tenant = o.tenant and d.id = o.id
 $$;
 comment on function oncely.close_letters is
-    'Closes the dead letters of a key, which is locked, and takes effect after all: as a requeue does that finds it done.';
+    'Closes the dead letters of a key, which is locked, and takes effect after all: as a requeue does that finds it '
+    'done.';
 revoke execute on function oncely.close_letters from public;
 
 create function oncely.has_done(steps jsonb) returns boolean
