@@ -37,6 +37,7 @@ impl Shop {
         let mut world = World::on(urls).await;
         let schema = std::fs::read_to_string(root().join("examples/shop.sql")).unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(schema)).execute(&mut world.sql).await.unwrap();
+        world.open_schema("shop").await;
         world.configure(&std::fs::read_to_string(root().join("examples").join(configuration)).unwrap());
         world.configure("[relay]\npoll = \"50ms\"");
         world.apply_topology().await;

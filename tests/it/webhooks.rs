@@ -26,6 +26,7 @@ async fn example() -> World {
     for _ in 0..2 {
         sqlx::raw_sql(sqlx::AssertSqlSafe(schema.clone())).execute(&mut world.sql).await.unwrap();
     }
+    world.open_schema("webhooks").await;
     world.apply_topology().await;
     world
 }

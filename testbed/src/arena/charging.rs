@@ -92,6 +92,15 @@ impl Leases {
     }
 }
 
+/// Returns the key of each run that a process has logged as failed without a verdict.
+fn undecided(log: &str) -> impl Iterator<Item = Key> {
+    let field =
+        |line: &str, name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)).map(str::to_owned);
+    log.lines()
+        .filter(|line| line.contains("no attempt is spent"))
+        .filter_map(move |line| Some((field(line, "tenant=")?, field(line, "key=")?)))
+}
+
 impl Arena {
     /// Starts the consumer, its provider and its publisher.
     pub async fn start_charging(&mut self) -> anyhow::Result<()> {
@@ -240,6 +249,11 @@ impl Arena {
         let (stood, exits) = charging.crew.end().await?;
         self.evidence.leases.freezes.extend(stood);
         self.exits.extend(exits);
+        for member in charging.crew.members() {
+            for key in undecided(&member.process.output()) {
+                *self.evidence.leases.undecided.entry(key).or_insert(0) += 1;
+            }
+        }
         // A letter may have been requeued before its copy came to the queue.
         let file = self.folder().join("charging.toml").display().to_string();
         self.told(&["--config", &file, "failed", "sweep"], None).await?;

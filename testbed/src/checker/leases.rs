@@ -75,6 +75,8 @@ pub struct Leases {
     pub overlong: BTreeSet<String>,
     /// When stored times were moved, or a clock set. As [`LeaseStep::at`].
     pub clocks: Vec<f64>,
+    /// How many runs of a key failed without a verdict, because no message had succeeded beside them: they are in no trail.
+    pub undecided: BTreeMap<Key, usize>,
     /// How often a person let a key that was given up as unknown run again.
     pub leaves: BTreeMap<Key, usize>,
     /// Those of them of which the person said that the call did not happen; the calls of the others are repeated.
@@ -333,6 +335,7 @@ impl Leases {
         let explained = 1
             + self.gave_back
             + leaves
+            + self.undecided.get(key).copied().unwrap_or(0)
             + self.counted(key, "taken_over")
             + self.counted(key, "retried")
             + self.counted(key, "dead_lettered");

@@ -37,17 +37,33 @@ pub(super) fn of_program(name: &str, arguments: &[&str]) -> Option<&'static str>
     }
 }
 
-/// The user that a URL names.
-pub(super) fn user(url: &str) -> String {
-    url::Url::parse(url).expect("url").username().to_owned()
+impl World {
+    /// Lets the workers that tests start use what is in another schema than `app` now.
+    pub(crate) async fn open_schema(&mut self, schema: &str) {
+        let grants = format!(
+            "grant usage on schema {schema} to program_worker;
+             grant select, insert, update, delete on all tables in schema {schema} to program_worker;
+             grant usage on all sequences in schema {schema} to program_worker"
+        );
+        sqlx::raw_sql(AssertSqlSafe(grants)).execute(&mut self.sql).await.expect("grants");
+    }
 }
 
-/// The same database for one of the logins of [`OF_PROGRAMS`].
-pub(super) fn url(url: &str, login: &str) -> String {
-    let mut url = url::Url::parse(url).expect("url");
-    url.set_username(login).expect("a user");
-    url.set_password(Some("secret")).expect("a password");
-    url.to_string()
+/// Returns the user that the first of some hosts' URLs names.
+pub(super) fn user(urls: &str) -> String {
+    let first = urls.split_whitespace().next().unwrap_or_default();
+    url::Url::parse(first).expect("url").username().to_owned()
+}
+
+/// Returns the same database, on each of the hosts, for one of the logins of [`OF_PROGRAMS`].
+pub(super) fn url(urls: &str, login: &str) -> String {
+    let for_login = |url: &str| {
+        let mut url = url::Url::parse(url).expect("url");
+        url.set_username(login).expect("a user");
+        url.set_password(Some("secret")).expect("a password");
+        url.to_string()
+    };
+    urls.split_whitespace().map(for_login).collect::<Vec<_>>().join(" ")
 }
 
 /// A user of PostgreSQL.
