@@ -160,7 +160,10 @@ impl Sessions {
                 Some(session) => (false, session),
                 None => match sessions.open().await {
                     Ok(session) => (true, session),
-                    Err(error) => return (true, Err(away(error).into())),
+                    Err(error) => {
+                        sessions.away.note();
+                        return (true, Err(away(error).into()));
+                    }
                 },
             };
             let answer = match tokio::time::timeout(limit, statement(&mut session)).await {

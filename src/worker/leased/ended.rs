@@ -69,6 +69,11 @@ impl Runner {
             PgFault::Fault(fault) => self.failed_with(lease, candidate, fault, unknown).await,
             PgFault::Outage(outage) => {
                 let fault = Fault::new(FaultClass::Environment, None, outage.to_string());
+                // While this process was cut off from PostgreSQL that is no message's fault, whichever succeed meanwhile. An error of a
+                // connection that only this run has met may be: the server's process may die of its statement.
+                if self.lines.away.is_within(self.shared.consumer.lease.time) {
+                    return Some(self.undecided(lease, candidate, &fault).await);
+                }
                 self.failed_with(lease, candidate, fault, None).await
             }
         }

@@ -181,6 +181,11 @@ fn each_run_calls_once_and_each_run_has_its_reason() {
         leases.calls.insert(2, call("mail", Side::Mail, 19, 99.0, Answer::Done));
     };
     assert_eq!(after(no_reason), wrong);
+    let no_verdict = |leases: &mut Leases| {
+        no_reason(leases);
+        leases.undecided.insert(key("mail"), 1);
+    };
+    assert_eq!(after(no_verdict), BTreeMap::new(), "none had succeeded beside it");
 }
 
 #[test]

@@ -176,8 +176,9 @@ async fn after_an_outage_that_outlasts_leases_a_second_gateway_waits_for_the_fir
     let mut world = World::new().await;
     world.configure("[postgres]\nconnect_timeout = \"1s\"");
     let (proxy, environment) = world.proxied_postgres().await;
-    let mut site =
-        Site::of(world, Upstream::start().await, "lease = \"2s\"\nmax_run = \"30s\"", &environment).await;
+    // So long the first one has to come back, on a busy machine, too.
+    let settings = "lease = \"6s\"\nmax_run = \"50s\"";
+    let mut site = Site::of(world, Upstream::start().await, settings, &environment).await;
     let second = start(&site.world, &site.upstream, "second", &environment);
     let client = reached(&second).await;
     assert_eq!(client.ask(&post("/do/201", "before", "{}")).await.status, 201);

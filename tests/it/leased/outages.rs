@@ -13,6 +13,7 @@ use super::{
 use crate::support::{World, servers};
 use oncely::Worker;
 use oncely::lease::{Finish, Lease};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 const RETRY: &str = "retry = { delays = [\"50ms\"], max_attempts = 3 }";
@@ -88,6 +89,72 @@ async fn an_outage_takes_nothing_from_the_time_of_a_run_that_begins_behind_it() 
     world.wait_for(COMPLETED, 2).await;
     running.end().await;
     assert_eq!(handler.runs(), 2);
+    assert_eq!(world.count("select max(attempts)::bigint from oncely.idempotency_keys").await, 1);
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 0);
+}
+
+/// Writes in its first two runs, while PostgreSQL is away.
+#[derive(Clone, Default)]
+struct Writer {
+    runs: Arc<AtomicUsize>,
+    begun: Arc<Notify>,
+    away: Arc<Notify>,
+    failed: Arc<Notify>,
+    back: Arc<Notify>,
+}
+
+impl LeasedHandler for Writer {
+    async fn handle(&self, lease: &Lease, message: Message<'_>) -> Result<Finish, HandlerError> {
+        if message.key() != "writer" || self.runs.fetch_add(1, Ordering::SeqCst) > 1 {
+            return Ok(Finish::done());
+        }
+        self.begun.notify_one();
+        self.away.notified().await;
+        let written = lease
+            .transaction("write", |connection| {
+                Box::pin(async move {
+                    sqlx::query("select 1").execute(&mut *connection).await?;
+                    Ok(())
+                })
+            })
+            .await;
+        self.failed.notify_one();
+        self.back.notified().await;
+        written?;
+        Ok(Finish::done())
+    }
+}
+
+#[tokio::test]
+async fn what_a_handler_meets_while_postgresql_is_away_spends_no_attempt_whatever_succeeds_then() {
+    let limits = format!("{LIMITS}\nconnect_timeout = \"1s\"");
+    let mut world = world_of("time = \"10s\", max_run = \"60s\", concurrency = 8", RETRY, &limits).await;
+    let (proxy, [(_, through)]) = world.proxied_postgres().await;
+    let mut config = world.config();
+    config.postgres.url = through.into();
+    let handler = Writer::default();
+    let worker = Worker::builder(config).leased_handler("charges", handler.clone()).build().unwrap();
+    let stop = CancellationToken::new();
+    let token = stop.clone();
+    let running = Running(
+        stop,
+        tokio::spawn(async move { worker.run(token.cancelled_owned()).await.expect("worker") }),
+    );
+    world.publish("charges", message("acme", "writer"), "{}").await;
+    for (witness, done) in [("first", 1), ("second", 2)] {
+        handler.begun.notified().await;
+        proxy.set(Mode::Refuse);
+        proxy.cut();
+        handler.away.notify_one();
+        handler.failed.notified().await;
+        proxy.set(Mode::Pass);
+        handler.back.notify_one();
+        world.publish("charges", message("acme", witness), "{}").await;
+        world.wait_for(&format!("{COMPLETED} and key <> 'writer'"), done).await;
+    }
+    world.wait_for(COMPLETED, 3).await;
+    running.end().await;
+    assert_eq!(handler.runs.load(Ordering::SeqCst), 3);
     assert_eq!(world.count("select max(attempts)::bigint from oncely.idempotency_keys").await, 1);
     assert_eq!(world.count("select count(*) from oncely.audit where outcome = 'retried'").await, 0);
 }
