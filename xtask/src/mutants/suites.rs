@@ -61,6 +61,12 @@ pub(crate) const TESTED: &[Tested] = &[
         &["blame::hot_rows::a_batch_whose_turn_does_not_come_goes_on_message_by_message"],
     ),
     it(
+        "outage_is_a_leased_messages",
+        &[
+            "leased::outages::what_a_handler_meets_while_postgresql_is_away_spends_no_attempt_whatever_succeeds_then",
+        ],
+    ),
+    it(
         "lone_failure_is_never_judged",
         &[
             "blame::environment::a_message_that_is_alone_and_fails_is_judged_and_the_next_one_waits_for_a_witness",
