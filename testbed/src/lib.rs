@@ -68,4 +68,4 @@ pub use sentinel::{Sentinel, SentinelRedis};
 pub use servers::{Servers, Urls};
 pub use tool::{chromium, systemd_analyze};
 pub use usage::{cpu_time, cpu_time_of_family};
-pub use wait::{eventually, eventually_within};
+pub use wait::{DEADLINE, eventually, eventually_within};

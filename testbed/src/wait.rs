@@ -4,13 +4,16 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-/// Asks `probe` until it says `Ok`, for a minute at most; then fails with its last answer.
+/// Bounds every wait that has no bound of its own: longer than any of them takes on a busy machine with two cores.
+pub const DEADLINE: Duration = Duration::from_secs(180);
+
+/// Asks `probe` until it says `Ok`, for [`DEADLINE`] at most; then fails with its last answer.
 pub async fn eventually<T, E, F>(what: &str, probe: impl FnMut() -> F) -> anyhow::Result<T>
 where
     F: Future<Output = Result<T, E>>,
     E: Debug,
 {
-    eventually_within(Duration::from_secs(60), what, probe).await
+    eventually_within(DEADLINE, what, probe).await
 }
 
 /// Asks `probe` until it says `Ok`, for `limit` at most; then fails with its last answer.

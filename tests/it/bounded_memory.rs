@@ -15,7 +15,8 @@ pub(crate) const LIMIT: u64 = 256 << 20;
 /// What a consumer's largest body may be by default, but for a kilobyte.
 const LARGE: usize = (16 << 20) - 1_024;
 
-const LONG: Duration = Duration::from_secs(300);
+/// What is not optimised reads the largest bodies slowly, beside other tests.
+const LONG: Duration = testbed::DEADLINE.saturating_mul(5);
 
 /// A body of this size from pieces.
 fn filled(start: &str, end: &str, piece: impl Fn(usize) -> String) -> String {
@@ -267,6 +268,78 @@ impl Chance {
         }
         body
     }
+
+    fn value(&mut self) -> AMQPValue {
+        match self.below(6) {
+            0 => AMQPValue::Void,
+            1 => AMQPValue::Boolean(true),
+            2 => AMQPValue::LongLongInt(i64::MIN),
+            3 => AMQPValue::Timestamp(u64::MAX),
+            4 => AMQPValue::LongString("x".repeat(self.size(2_000)).into()),
+            _ => AMQPValue::FieldArray(FieldArray::from(vec![AMQPValue::Void; self.size(200)])),
+        }
+    }
+
+    /// Properties with headers of less than a frame of RabbitMQ's: many, or deep.
+    fn properties(&mut self, key: &str) -> BasicProperties {
+        let mut headers = FieldTable::default();
+        let mut room = 100_000;
+        for number in 0..self.size(8_000) {
+            let value = self.value();
+            let Some(left) = usize::checked_sub(room, wire_size(&value)) else { break };
+            headers.insert(ShortString::from(format!("{number:x}")), value);
+            room = left;
+        }
+        for _ in 0..self.size(200) {
+            let mut outer = FieldTable::default();
+            outer.insert("in".into(), AMQPValue::FieldTable(headers));
+            headers = outer;
+        }
+        headers.insert("x-tenant-id".into(), AMQPValue::LongString("acme".into()));
+        BasicProperties::default().with_message_id(key.into()).with_headers(headers)
+    }
+}
+
+/// More than the bytes of a header in a frame.
+fn wire_size(value: &AMQPValue) -> usize {
+    16 + match value {
+        AMQPValue::LongString(text) => text.as_bytes().len(),
+        AMQPValue::FieldArray(array) => array.as_slice().len(),
+        _ => 0,
+    }
+}
+
+#[tokio::test]
+async fn no_message_whatever_it_holds_ends_a_worker_in_256_mib() {
+    let mut chance = Chance::new();
+    let mut world = World::new().await;
+    world.limit_memory(LIMIT);
+    world.consumer(
+        "payments",
+        "fingerprint = \"canonical_json\"\nkey = { json_pointer = \"/id\" }\nhandler = { function = \"app.handle\", json = \"off\" }",
+    );
+    world.consumer("orders", "");
+    world.apply_topology().await;
+    let mut sent = 0;
+    for number in 0..60 {
+        let key = format!("k{number}");
+        // Few that are large: a test takes its time.
+        let size = if number % 30 == 0 { LARGE - 100 } else { chance.size(1 << 18) };
+        let body = chance.body(size);
+        let properties = chance.properties(&key);
+        // PostgreSQL makes a tree of what a consumer's functions take as JSON.
+        let consumer = if body.len() < 1 << 19 && number % 2 == 1 { "orders" } else { "payments" };
+        world.publish(consumer, properties, &body).await;
+        sent += 1;
+    }
+    let mut worker = world.start("worker");
+    serves(&mut world, &mut worker, "after").await;
+    // Each has taken effect, or waits as a letter with its reason.
+    let settled = "select (select count(*) from app.effects where tenant = 'acme')
+        + (select count(*) from oncely.audit where tenant <> 'beta' and outcome in ('dead_lettered', 'rejected'))";
+    until(&mut world, &mut worker, settled, sent).await;
+    serves(&mut world, &mut worker, "last").await;
+    world.stop(worker).await;
 }
 
 #[tokio::test]

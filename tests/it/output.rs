@@ -64,14 +64,21 @@ fn cell(value: &Value) -> String {
 async fn every_form_of_a_list_holds_the_same_rows() {
     let world = full().await;
     for (verb, field) in LISTS.into_iter().chain([(&["topology", "show"][..], "queues")]) {
-        let (code, text) = run(&world, verb, &["--output", "json"]).await;
-        assert_eq!(code, 0, "{verb:?}: {text}");
-        assert_eq!(run(&world, verb, &["--json"]).await.1, text, "{verb:?}");
+        // What changes with the time must not do so in between: asked again until it is the same before and after.
+        let (text, lines, table) = testbed::eventually(&format!("{verb:?} stays the same"), || async {
+            let (code, text) = run(&world, verb, &["--output", "json"]).await;
+            assert_eq!(code, 0, "{verb:?}: {text}");
+            let (_, lines) = run(&world, verb, &["-o", "ndjson"]).await;
+            let (_, table) = run(&world, verb, &["-o", "csv"]).await;
+            let again = run(&world, verb, &["--json"]).await.1;
+            if again == text { Ok((text, lines, table)) } else { Err((text, again)) }
+        })
+        .await
+        .unwrap();
         let object: Value = serde_json::from_str(&text).unwrap();
         let rows = object[field].as_array().unwrap_or_else(|| panic!("{verb:?}: {text}"));
         assert!(!rows.is_empty(), "{verb:?}");
 
-        let (_, lines) = run(&world, verb, &["-o", "ndjson"]).await;
         let mut lines: Vec<Map<String, Value>> =
             lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         for line in &mut lines {
@@ -80,7 +87,6 @@ async fn every_form_of_a_list_holds_the_same_rows() {
         }
         assert_eq!(&Value::from(lines), &object[field], "{verb:?}");
 
-        let (_, table) = run(&world, verb, &["-o", "csv"]).await;
         assert!(table.chars().all(|c| c == '\n' || !c.is_control()), "{verb:?}: {table:?}");
         assert_eq!(table.lines().count(), rows.len() + 1, "{verb:?}: a line each: {table}");
         let mut table = csv::Reader::from_reader(table.as_bytes());

@@ -282,3 +282,85 @@ async fn a_message_that_is_alone_and_fails_is_judged_and_the_next_one_waits_for_
     world.wait_for(dead, 2).await;
     world.stop(worker).await;
 }
+
+/// Raises a SQLSTATE of `app.codes` for every message and with each try, another one each time; nothing once the table is empty. Counts the
+/// tries, which no rollback takes back.
+const RAISING_ALL: &str = "create table app.codes (code text);
+    create sequence app.tries;
+    create function app.raising_all(message oncely.message) returns jsonb language plpgsql as $$
+    declare
+        chosen text := (select code from app.codes order by random() limit 1);
+    begin
+        perform nextval('app.tries');
+        if chosen is not null then
+            raise exception using errcode = chosen, message = 'broken';
+        end if;
+        insert into app.effects (tenant, consumer, key, attempt)
+            values (message.tenant, message.consumer, message.key, message.attempt);
+        return null;
+    end $$;
+    create function app.raising_all(messages oncely.message[]) returns setof oncely.result language plpgsql as $$
+    begin
+        return query select m.seq, app.raising_all(m) from unnest(messages) as m;
+    end $$";
+
+/// The classes of PostgreSQL's SQLSTATEs (appendix A of its documentation), but for success, warnings and no data.
+const CLASSES: &str = "03 08 09 0A 0B 0F 0L 0P 0Z 20 21 22 23 24 25 26 27 28 2B 2D 2F 34 38 39 3B 3D 3F 40 42 44 53 54 55 57 58 72 F0 HV P0 XX";
+
+/// SQLSTATEs at random, half of them of PostgreSQL's classes: any that a function can raise, but for those of Oncely's own functions.
+pub(crate) fn any_sqlstates() -> Vec<String> {
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    let mut chance = fastrand::Rng::with_seed(seed);
+    let classes: Vec<&str> = CLASSES.split(' ').collect();
+    let mut codes = Vec::new();
+    while codes.len() < 500 {
+        let mut code: String = (0..5).map(|_| chance.alphanumeric().to_ascii_uppercase()).collect();
+        if chance.bool() {
+            code.replace_range(..2, classes[chance.usize(..classes.len())]);
+            // The codes that are in use.
+            code.replace_range(2..4, ["00", "P0", "50"][chance.usize(..3)]);
+        }
+        if code != "00000" && !code.starts_with("ONC") {
+            codes.push(code);
+        }
+    }
+    codes
+}
+
+#[tokio::test]
+async fn whatever_sqlstates_all_messages_meet_for_a_while_none_spends_an_attempt() {
+    let mut world = World::new().await;
+    world.sql.execute(RAISING_ALL).await.unwrap();
+    sqlx::query("insert into app.codes select unnest($1::text[])")
+        .bind(any_sqlstates())
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let retry = "retry = { delays = [\"50ms\"], max_attempts = 1 }";
+    world.consumer("payments", &format!("handler = {{ function = \"app.raising_all\" }}\n{retry}"));
+    world.consumer(
+        "batches",
+        &format!("handler = {{ function = \"app.raising_all\", batch = true }}\n{retry}"),
+    );
+    world.apply_topology().await;
+    for number in 0..100 {
+        for consumer in ["payments", "batches"] {
+            world.publish(consumer, message("acme", &format!("k{number}")), "{}").await;
+        }
+    }
+    let worker = world.start("worker");
+    // Each once at least.
+    world.wait_for("select (last_value >= 250)::integer::bigint from app.tries", 1).await;
+    let charged = "select count(*) from oncely.audit";
+    assert_eq!(
+        world.count(charged).await,
+        0,
+        "{:?}",
+        world.text("select a::text from oncely.audit as a").await
+    );
+    world.sql.execute("truncate app.codes").await.unwrap();
+    world.wait_for("select count(*) from app.effects where attempt = 1", 200).await;
+    world.stop(worker).await;
+    assert_eq!(world.count("select count(*) from oncely.audit where outcome <> 'completed'").await, 0);
+}

@@ -3,7 +3,7 @@
 
 mod budget;
 mod contention;
-mod environment;
+pub(crate) mod environment;
 mod hot_rows;
 mod time;
 

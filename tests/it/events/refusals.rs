@@ -170,3 +170,50 @@ async fn what_strikes_all_events_for_a_while_parks_none_and_they_arrive_in_order
 fn expected_ordered(fault: &str) -> Vec<String> {
     (6..=10).map(|number| format!("{fault} {number}")).collect()
 }
+
+/// Makes the relay's statements about events that have arrived fail with one of these SQLSTATEs. Counts them, which no rollback takes back.
+const RAISING: &str = "create table app.codes (code text);
+    create sequence app.struck;
+    create function app.strike() returns trigger language plpgsql security definer as $$
+    declare
+        chosen text := (select code from app.codes order by random() limit 1);
+    begin
+        if chosen is null then return null; end if;
+        perform nextval('app.struck');
+        raise exception using errcode = chosen, message = 'broken';
+    end $$;
+    create trigger strike before delete or update on oncely.events for each statement execute function app.strike()";
+
+#[tokio::test]
+async fn whatever_sqlstates_the_relay_meets_for_a_while_no_event_is_parked() {
+    let mut world = world_with("").await;
+    run(&mut world, RAISING).await;
+    sqlx::query("insert into app.codes select unnest($1::text[])")
+        .bind(crate::blame::environment::any_sqlstates())
+        .execute(&mut world.sql)
+        .await
+        .unwrap();
+    let (good, missing) = (world.queue("good"), world.queue("missing"));
+    world.broker.declare_queue(&good, FieldTable::default()).await.unwrap();
+    // One that is refused is counted by a statement that fails, too.
+    run(
+        &mut world,
+        &format!(
+            "select oncely.emit('', '{good}', 'event ' || n, ordering_key => case when n > 5 then 'k' end) from generate_series(1, 10) as n;
+             select oncely.emit('{missing}', 'x', 'missing')"
+        ),
+    )
+    .await;
+    let relay = world.start("relay");
+    world.wait_for("select (last_value >= 5)::integer::bigint from app.struck", 1).await;
+    let untouched = "select count(*) from oncely.events where state = 'pending' and attempts = 0";
+    assert_eq!(world.count(untouched).await, 11, "{}", relay.output());
+    run(&mut world, "truncate app.codes").await;
+    let left = "select count(*) from oncely.events where exchange = ''";
+    world.wait_for(left, 0).await;
+    let mut arrived = bodies(&world.broker, &good).await;
+    arrived.sort();
+    arrived.dedup();
+    assert_eq!(arrived.len(), 10, "{arrived:?}");
+    world.stop(relay).await;
+}

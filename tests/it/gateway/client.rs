@@ -81,7 +81,7 @@ impl Client {
             stream.read_to_end(&mut answer).await?;
             read(&answer)
         };
-        tokio::time::timeout(Duration::from_secs(60), asked).await?
+        tokio::time::timeout(testbed::DEADLINE, asked).await?
     }
 }
 

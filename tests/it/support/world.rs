@@ -294,7 +294,7 @@ impl World {
 
     /// Waits until a query gives a number.
     pub(crate) async fn wait_for(&mut self, query: &str, wanted: i64) {
-        self.wait_within(Duration::from_secs(60), query, wanted).await;
+        self.wait_within(testbed::DEADLINE, query, wanted).await;
     }
 
     /// Waits, for `limit` at most, until a query gives a number.
@@ -318,7 +318,7 @@ impl World {
     pub(crate) async fn wait_beside_good_ones(&mut self, consumer: &str, query: &str, wanted: i64) {
         let start = std::time::Instant::now();
         while self.count(query).await != wanted {
-            assert!(start.elapsed() < Duration::from_secs(60), "{query} is not {wanted}");
+            assert!(start.elapsed() < testbed::DEADLINE, "{query} is not {wanted}");
             let witness = format!("witness-{}", uuid::Uuid::new_v4());
             self.publish(consumer, message("witness", &witness), "{}").await;
             tokio::time::sleep(Duration::from_millis(200)).await;
