@@ -51,7 +51,7 @@ pub use browser::{Answer, Browser};
 pub use cluster::Cluster;
 pub use corpus::{Case, Corpus, CorpusConsumer, Payload, Posting, as_text};
 pub use database::Database;
-pub use files::{Scratch, cache};
+pub use files::{SCRATCH, Scratch, cache, keep_scratch_in_memory};
 pub use generation::{Generation, UnknownGeneration};
 pub use language::{node, python};
 pub use pgbouncer::PgBouncer;

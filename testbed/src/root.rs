@@ -84,7 +84,10 @@ impl Root {
     /// A command that runs `program` inside.
     pub(crate) fn enter(&self, program: &Path, user: User, life: Life) -> Command {
         let mut command = life.command(Path::new("unshare"));
-        command.args(["--mount", "--", "sh", "-c", ENTER, "sh"]).arg(&self.folder).arg(std::env::temp_dir());
+        command
+            .args(["--mount", "--", "sh", "-c", ENTER, "sh"])
+            .arg(&self.folder)
+            .arg(files::scratch_folder());
         if user == User::Nobody {
             let nobody = NOBODY.to_string();
             command.args(["setpriv", "--reuid", &nobody, "--regid", &nobody, "--clear-groups"]);

@@ -24,6 +24,7 @@ fn threads() -> anyhow::Result<String> {
 /// Starts the servers once for all tests, runs them, and fails where one failed or was ignored.
 pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result<()> {
     choice.apply()?;
+    let scratch = testbed::keep_scratch_in_memory();
     eprintln!("starting PostgreSQL, RabbitMQ and Redis");
     let servers = Servers::start().await?;
     let versions = servers.versions().await?;
@@ -40,6 +41,7 @@ pub(crate) async fn run(choice: &Choice, arguments: &[String]) -> anyhow::Result
         // Most of the time a test waits for a server: three a core keep the machine at work.
         .env(THREADS, threads()?)
         // Some tests start servers of their own.
+        .env(testbed::SCRATCH, scratch)
         .env(Generation::VARIABLE, Generation::current()?.name())
         .stdout(Stdio::piped());
     let (success, tally) = tokio::task::spawn_blocking(move || -> anyhow::Result<(bool, Tally)> {
