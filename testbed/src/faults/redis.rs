@@ -68,8 +68,9 @@ impl Arena {
         let names: Vec<String> = redis.keys("oncely:2:*").await?;
         for (number, name) in names.iter().enumerate().take(300) {
             if number % 3 == 0 {
-                let _: () = redis.del(name).await?;
-                let _: () = redis.lpush(name, "junk").await?;
+                // In one transaction: a relay may write the same key in between.
+                let () =
+                    redis::pipe().atomic().del(name).lpush(name, "junk").ignore().query_async(redis).await?;
             } else {
                 let mut field = format!("junk{number:06}{seed:06}").into_bytes();
                 field.truncate(16);
