@@ -1,7 +1,6 @@
 //! A client that writes and reads bytes.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
