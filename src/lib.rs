@@ -91,6 +91,8 @@ pub mod handler;
 mod heartbeat;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(any(feature = "console", feature = "gateway", feature = "listener"))]
+pub(crate) mod http_server;
 pub mod identity;
 pub(crate) mod json;
 pub mod lease;
@@ -113,6 +115,7 @@ pub(crate) mod own_headers;
 #[doc(hidden)]
 pub mod pg;
 pub(crate) mod preflight;
+pub(crate) mod process;
 pub mod reason;
 pub mod relay;
 #[doc(hidden)]

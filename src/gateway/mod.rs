@@ -25,6 +25,7 @@ mod tls;
 mod upstream;
 
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,9 +47,9 @@ use crate::heartbeat::Heartbeat;
 use crate::metrics::{GatewayMetrics, Server};
 use crate::pg::{self, Readiness, SessionPool, Timelines};
 use crate::preflight::{fit_database, warn_of_gateway_files};
-use crate::shutdown::{self, Stopped};
-use crate::vitals::{Program, Vitals, unheard};
-use crate::watchdog;
+use crate::process::Lifecycle;
+use crate::shutdown::Stopped;
+use crate::vitals::Program;
 
 /// Sessions with PostgreSQL at the same time. A request holds one for a statement, and none while the service works.
 const SESSIONS: usize = 16;
@@ -69,9 +70,6 @@ impl Gateway {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> anyhow::Result<Stopped> {
         let config = self.0;
-        let (stop, _waiting) = shutdown::when(stop);
-        pg::tell_server_texts(config.log.server_errors);
-        let _watchdog = watchdog::watch(config.worker.watchdog)?;
         let program = Program {
             kind: "gateway",
             name: &config.worker.name,
@@ -81,7 +79,11 @@ impl Gateway {
             setting: "gateway.metrics",
             tells_systemd: true,
         };
-        let Some(vitals) = Vitals::start(program, &stop).await? else { return Ok(unheard(&stop)) };
+        let lifecycle = match Lifecycle::start(program, &config.worker, &config.log, stop).await? {
+            ControlFlow::Continue(lifecycle) => lifecycle,
+            ControlFlow::Break(stopped) => return Ok(stopped),
+        };
+        let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
         warn_of_gateway_files(&config);
         warn(&config);
         let mut found = fit_database(&config.postgres, &config.cell).await;
@@ -107,7 +109,7 @@ impl Gateway {
         let _renewing =
             tls.clone().map(|tls| AbortOnDropHandle::new(tokio::spawn(tls::renew(tls, stop.clone()))));
         let heartbeat = Heartbeat::start(
-            Arc::clone(&vitals),
+            Arc::clone(vitals),
             &config.postgres,
             &config.cell,
             // Of stats, of which it writes none.
@@ -118,14 +120,14 @@ impl Gateway {
         let watched = CancellationToken::new();
         let watch = Watch {
             sessions,
-            vitals: Arc::clone(&vitals),
+            vitals: Arc::clone(vitals),
             metrics: Arc::clone(&door.metrics),
             consumer: config.gateway.consumer.clone(),
             settings: config.postgres.clone(),
         };
         let mut watching = AbortOnDropHandle::new(tokio::spawn(watch.run(watched.clone())));
         let limit = config.worker.shutdown;
-        let open = server::serve(&door, listener, tls, config.gateway.connections, stop).await;
+        let open = server::serve(&door, listener, tls, config.gateway.connections, stop.clone()).await;
         vitals.set_readiness(Readiness::Stopping);
         let finished = tokio::time::timeout(limit, async {
             open.end().await;

@@ -9,13 +9,10 @@ use std::time::Duration;
 use http::Version;
 use http::header::CONTENT_LENGTH;
 use hyper::body::{Body as _, Incoming};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,25 +20,23 @@ use super::door::Door;
 use super::places::{Place, Places};
 use super::problem::FULL;
 use super::tls::Tls;
+use crate::http_server::{Broken, Limits, accept, serve_connection};
 
-/// From the first byte of a request to the end of its headers, and between two requests.
-const HEADERS: Duration = Duration::from_secs(30);
+const LIMITS: Limits = Limits {
+    headers: Duration::from_secs(30),
+    write: Duration::from_secs(30),
+    head: 64 << 10,
+    keep_alive: true,
+};
 /// For a TLS handshake.
 #[cfg(feature = "tls")]
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// A client that takes nothing of an answer for so long is not waited for.
-const WRITE: Duration = Duration::from_secs(30);
-/// Bytes of a request's line and headers.
-const HEAD: usize = 64 << 10;
 /// For whom there is no place.
 const NO_PLACE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n";
 /// How many of them get to read it at the same time, and for how long.
 const TURNED_AWAY: usize = 100;
 const LINGER: Duration = Duration::from_secs(1);
-/// After an error of the listener, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(200);
-
 /// Connections that are open when nobody else may come any more.
 pub(super) struct Open(TaskTracker);
 
@@ -64,30 +59,23 @@ pub(super) async fn serve(
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
     let tasks = TaskTracker::new();
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let (stream, peer) = tokio::select! {
+            accepted = accept(&listener) => accepted,
             () = stop.cancelled() => break,
         };
-        match accepted {
-            Ok((stream, peer)) => match places.enter(peer.ip(), door.trusts(peer.ip())) {
-                Some(place) => {
-                    let client =
-                        Client { door: Arc::clone(door), peer: peer.ip(), place, stop: stop.clone() };
-                    tasks.spawn(connection(client, stream, tls.clone()));
+        match places.enter(peer.ip(), door.trusts(peer.ip())) {
+            Some(place) => {
+                let client = Client { door: Arc::clone(door), peer: peer.ip(), place, stop: stop.clone() };
+                tasks.spawn(connection(client, stream, tls.clone()));
+            }
+            None => {
+                door.metrics.plain.answered(FULL);
+                // Without a handshake there is nothing to be said by TLS: the connection ends.
+                if tls.is_none()
+                    && let Ok(place) = Arc::clone(&turned_away).try_acquire_owned()
+                {
+                    tasks.spawn(turn_away(stream, place));
                 }
-                None => {
-                    door.metrics.plain.answered(FULL);
-                    // Without a handshake there is nothing to be said by TLS: the connection ends.
-                    if tls.is_none()
-                        && let Ok(place) = Arc::clone(&turned_away).try_acquire_owned()
-                    {
-                        tasks.spawn(turn_away(stream, place));
-                    }
-                }
-            },
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be taken");
-                tokio::time::sleep(PAUSE).await;
             }
         }
     }
@@ -182,33 +170,15 @@ impl Client {
                 Ok::<_, Infallible>(answer)
             }
         });
-        let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(WRITE));
-        let mut connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADERS)
-            .max_buf_size(HEAD)
-            .serve_connection(TokioIo::new(Box::pin(stream)), service);
-        let ended = tokio::select! {
-            ended = &mut connection => ended,
-            () = place.lost() => return,
-            () = stop.cancelled() => {
-                Pin::new(&mut connection).graceful_shutdown();
-                tokio::select! {
-                    ended = &mut connection => ended,
-                    () = place.lost() => return,
-                }
-            }
-        };
-        let Err(error) = ended else { return };
-        tracing::debug!(%error, "a connection ended");
+        let served = serve_connection(stream, &LIMITS, service, &stop, place.lost()).await;
+        let Err(Broken { error, stream }) = served else { return };
         // What was passed on has broken off. A client of HTTP/1.0 that was told no length takes the end of the connection for the end of the answer,
         // unless it is no ordinary one.
-        if error.is_user() && is_unsized.load(Ordering::Relaxed) {
-            let stream = connection.into_parts().io.into_inner();
-            if let Err(error) = stream.get_ref().socket().set_zero_linger() {
-                tracing::warn!(%error, "half of an answer may look whole to its client");
-            }
+        if error.is_user()
+            && is_unsized.load(Ordering::Relaxed)
+            && let Err(error) = stream.get_ref().socket().set_zero_linger()
+        {
+            tracing::warn!(%error, "cannot reset a connection: half of an answer may look whole to its client");
         }
     }
 }

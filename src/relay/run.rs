@@ -1,9 +1,9 @@
 //! Builds and runs a relay.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::event_lane::publish_events;
@@ -11,19 +11,18 @@ use super::examine::examine;
 use super::mirror_lane::relay_mirror_records;
 use super::observe::Observer;
 use super::pulse::{Pulse, Watched};
-use crate::backoff::Backoff;
 use crate::config::{Config, Problems};
 use crate::doctor::CHECKS;
 use crate::heartbeat::Heartbeat;
 use crate::maintenance;
 use crate::metrics::{DoctorMetrics, GcMetrics, RelayMetrics, Server};
 use crate::mirror::{Mirror, MirrorWatch};
-use crate::pg::{Clock, Door, Readiness, Timelines};
+use crate::pg::{Clock, Door, Timelines};
 use crate::preflight::{preflight, warn_of_secret_files};
-use crate::shutdown::{self, Stopped};
+use crate::process::{Attempt, Lifecycle};
+use crate::shutdown::Stopped;
 use crate::traces::Traces;
-use crate::vitals::{Program, Vitals, unheard};
-use crate::watchdog;
+use crate::vitals::Program;
 
 /// A relay: the way of mirror records to Redis, of events to RabbitMQ, and the maintenance of the tables. Several may run.
 #[derive(Debug)]
@@ -53,9 +52,6 @@ impl Relay {
     /// # Errors
     /// When the configuration contradicts what the servers hold.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<Stopped, Problems> {
-        let (stop, _waiting) = shutdown::when(stop);
-        let _watchdog = watchdog::watch(self.config.worker.watchdog)?;
-        crate::pg::tell_server_texts(self.config.log.server_errors);
         let program = Program {
             kind: "relay",
             name: &self.config.worker.name,
@@ -65,11 +61,15 @@ impl Relay {
             setting: "relay.listen",
             tells_systemd: self.tells_systemd,
         };
-        let vitals = Vitals::start(program, &stop).await?;
-        let Some(vitals) = vitals else { return Ok(unheard(&stop)) };
-        let Some(clock) = self.start(&vitals, &stop).await? else {
+        let lifecycle = match Lifecycle::start(program, &self.config.worker, &self.config.log, stop).await? {
+            ControlFlow::Continue(lifecycle) => lifecycle,
+            ControlFlow::Break(stopped) => return Ok(stopped),
+        };
+        warn_of_secret_files(&self.config);
+        let Some(clock) = lifecycle.until_ready(async || self.open().await).await? else {
             return Ok(Stopped::Clean);
         };
+        let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
         let pulse = Arc::new(Pulse::new(vitals.with_registry(|| RelayMetrics::new(&self.config))));
         let traces = Traces::start("relay", &self.config)?;
         let mut tasks = JoinSet::new();
@@ -107,19 +107,19 @@ impl Relay {
         }
         let observer = Observer {
             config: self.config.clone(),
-            vitals: Arc::clone(&vitals),
+            vitals: Arc::clone(vitals),
             pulse: Arc::clone(&pulse),
             timelines: timelines.clone(),
             mirror: mirror.clone().map(|mirror| MirrorWatch::start(mirror, stop.clone())),
         };
         tasks.spawn(observer.run(stop.clone()));
         let found = vitals.with_registry(|| DoctorMetrics::new(CHECKS.iter().map(|check| check.id)));
-        let examining = examine(self.config.clone(), Arc::clone(&vitals), found, stop.clone());
+        let examining = examine(self.config.clone(), Arc::clone(vitals), found, stop.clone());
         tasks.spawn(never_to_end_the_relay(AbortOnDropHandle::new(tokio::spawn(examining))));
         let watched = Watched { pulse: Arc::clone(&pulse), beat: vitals.liveness.watch("the mirror lane") };
         tasks.spawn(relay_mirror_records(self.config.clone(), mirror, door, watched, stop.clone()));
         let heartbeat = Heartbeat::start(
-            Arc::clone(&vitals),
+            Arc::clone(vitals),
             &self.config.postgres,
             &self.config.cell,
             clock,
@@ -157,28 +157,21 @@ impl Relay {
         Ok(stopped)
     }
 
-    /// Waits for the database; its clock. `None`: told to stop.
-    async fn start(&self, vitals: &Vitals, stop: &CancellationToken) -> Result<Option<Clock>, Problems> {
-        warn_of_secret_files(&self.config);
-        let mut backoff = Backoff::default();
-        loop {
-            let mut found = preflight(&self.config, false).await;
-            found.look_at_mirror(&self.config).await;
-            if !found.problems.is_empty() {
-                return Err(found.problems);
-            }
-            let waits = !found.waits_for().is_empty();
-            if let Some(session) = found.session.take_if(|_| !waits) {
-                let clock = session.clock.clone();
-                session.close().await;
-                return Ok(Some(clock));
-            }
-            vitals.set_readiness(Readiness::Starting(found.log_wait()));
-            tokio::select! {
-                () = stop.cancelled() => return Ok(None),
-                () = tokio::time::sleep(backoff.next()) => {}
-            }
+    /// Reads the clock of a database that holds what the configuration says, where the other servers answer, too.
+    async fn open(&self) -> Result<Attempt<Clock>, Problems> {
+        let mut found = preflight(&self.config, false).await;
+        found.look_at_mirror(&self.config).await;
+        if !found.problems.is_empty() {
+            return Err(found.problems);
         }
+        if found.waits_for().is_empty()
+            && let Some(session) = found.session.take()
+        {
+            let clock = session.clock.clone();
+            session.close().await;
+            return Ok(Attempt::Ready(clock));
+        }
+        Ok(Attempt::Waits(found.log_wait()))
     }
 }
 

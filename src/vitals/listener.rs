@@ -11,14 +11,13 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::Vitals;
+use crate::http_server::{Limits, accept, serve_connection};
 use crate::pg::Readiness;
 
 /// How often observations are put into their buckets.
@@ -27,15 +26,10 @@ const UPKEEP: Duration = Duration::from_secs(1);
 const GOOD: Duration = Duration::from_secs(1);
 /// Connections at the same time. The next one displaces the oldest: a probe is answered, whoever holds others.
 const CONNECTIONS: usize = 32;
-/// From the first byte of a request to the end of its headers.
-const HEADERS: Duration = Duration::from_secs(5);
+const LIMITS: Limits =
+    Limits { headers: Duration::from_secs(5), write: WHOLE, head: 8 << 10, keep_alive: false };
 /// From the beginning of a connection to its end, the answer's last byte included.
 const WHOLE: Duration = Duration::from_secs(15);
-/// Bytes of a request's line and headers.
-const HEAD: usize = 8 << 10;
-/// After an error of the listener, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(200);
-
 /// Answers until the runtime ends that this is called in.
 ///
 /// # Errors
@@ -106,7 +100,7 @@ async fn answer(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationTo
     // The oldest first.
     let mut open: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let accepted = tokio::select! {
+        let stream = tokio::select! {
             () = stop.cancelled() => return,
             _ = upkeep.tick() => {
                 told.vitals.registry.upkeep();
@@ -116,38 +110,22 @@ async fn answer(vitals: Arc<Vitals>, listener: TcpListener, stop: CancellationTo
                 open.retain(|connection| !connection.is_finished());
                 continue;
             }
-            accepted = listener.accept() => accepted,
+            (stream, _) = accept(&listener) => stream,
         };
-        match accepted {
-            Ok((stream, _)) => {
-                if open.len() >= CONNECTIONS
-                    && let Some(oldest) = open.pop_front()
-                {
-                    oldest.abort();
-                }
-                open.push_back(connections.spawn(connection(router.clone(), stream)));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection to /metrics and health could not be taken");
-                tokio::time::sleep(PAUSE).await;
-            }
+        if open.len() >= CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
         }
+        open.push_back(connections.spawn(connection(router.clone(), stream, stop.clone())));
     }
 }
 
 /// One request, and the connection's end.
-async fn connection(router: Router, stream: TcpStream) {
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS)
-        .max_buf_size(HEAD)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match tokio::time::timeout(WHOLE, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a connection to /metrics and health ended"),
-        Err(_) => tracing::debug!("a connection to /metrics and health took longer than {WHOLE:?}"),
-    }
+async fn connection(router: Router, stream: TcpStream, stop: CancellationToken) {
+    let service = TowerToHyperService::new(router);
+    // An error is logged there, and ends the connection.
+    let _ = serve_connection(stream, &LIMITS, service, &stop, tokio::time::sleep(WHOLE)).await;
 }
 
 /// What listens for this machine alone answers to no other name: a page of another site, whose name leads to this machine, could read it in a

@@ -23,7 +23,6 @@ pub(crate) use liveness::{Beat, Liveness};
 use crate::config::{Problems, host};
 use crate::metrics::{ProcessMetrics, Registry, Server};
 use crate::pg::{Process, Readiness};
-use crate::shutdown::Stopped;
 
 /// So long a process that starts waits for its address: the one before it may still finish its work (`worker.shutdown`, by default 25 s).
 #[cfg(feature = "listener")]
@@ -55,12 +54,6 @@ async fn bind(
             () = tokio::time::sleep(Duration::from_millis(500)) => {}
         }
     }
-}
-
-/// How a process stops that never came to listen. Not as one whose configuration is refused: started again, it may well find the address
-/// free.
-pub(crate) fn unheard(stop: &CancellationToken) -> Stopped {
-    if stop.is_cancelled() { Stopped::Clean } else { Stopped::Failed }
 }
 
 /// Of what a report says of a consumer, what anybody may know who reaches the address: counters, codes and times. Tenants, keys, what a

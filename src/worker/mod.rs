@@ -27,6 +27,7 @@ mod settle;
 mod shadow;
 mod shared;
 mod subscribe;
+mod tasks;
 mod transaction;
 #[cfg(feature = "testing")]
 mod trial;
