@@ -7,6 +7,7 @@ use oncely::handler::handler_fn;
 use oncely::{Config, Context, HandlerError, Message, Worker, shutdown, telemetry};
 
 // ANCHOR: worker
+// ANCHOR: handler
 async fn note(mut context: Context<'_>, message: Message<'_>) -> Result<(), HandlerError> {
     // Commits together with the key of the message, or not at all.
     sqlx::query("insert into seen (tenant, key) values ($1, $2)")
@@ -16,6 +17,7 @@ async fn note(mut context: Context<'_>, message: Message<'_>) -> Result<(), Hand
         .await?;
     Ok(())
 }
+// ANCHOR_END: handler
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
