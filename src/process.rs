@@ -56,10 +56,10 @@ impl Lifecycle {
     ///
     /// # Errors
     /// The attempt's, at once.
-    pub(crate) async fn until_ready<T, E>(
-        &self,
-        mut attempt: impl AsyncFnMut() -> Result<Attempt<T>, E>,
-    ) -> Result<Option<T>, E> {
+    pub(crate) async fn until_ready<T, E, F>(&self, mut attempt: impl FnMut() -> F) -> Result<Option<T>, E>
+    where
+        F: Future<Output = Result<Attempt<T>, E>>,
+    {
         let mut backoff = Backoff::default();
         loop {
             match attempt().await? {

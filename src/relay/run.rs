@@ -66,7 +66,7 @@ impl Relay {
             ControlFlow::Break(stopped) => return Ok(stopped),
         };
         warn_of_secret_files(&self.config);
-        let Some(clock) = lifecycle.until_ready(async || self.open().await).await? else {
+        let Some(clock) = lifecycle.until_ready(|| self.open()).await? else {
             return Ok(Stopped::Clean);
         };
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);

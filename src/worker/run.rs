@@ -72,7 +72,7 @@ impl Worker {
             ControlFlow::Break(stopped) => return Ok(stopped),
         };
         warn_of_secret_files(config);
-        let Some((session, secrets)) = lifecycle.until_ready(async || self.open().await).await? else {
+        let Some((session, secrets)) = lifecycle.until_ready(|| self.open()).await? else {
             return Ok(Stopped::Clean);
         };
         let (vitals, stop) = (&lifecycle.vitals, &lifecycle.stop);
