@@ -3,12 +3,11 @@
 //! Lists come from PostgreSQL: looking into a dead-letter queue can empty it. Changes show their plan first, need consent,
 //! and leave a row in `oncely.operator_actions`.
 
-mod discard;
 mod groups;
 mod list;
+mod operation;
 mod park;
 mod plan;
-mod requeue;
 mod show;
 mod sweep;
 
@@ -44,9 +43,9 @@ enum Verb {
     /// Everything about one dead letter
     Show(show::Arguments),
     /// Publish dead letters to their queue again, and make their keys runnable
-    Requeue(requeue::Arguments),
+    Requeue(operation::RequeueArguments),
     /// Give dead letters up: they leave their queue
-    Discard(discard::Arguments),
+    Discard(operation::DiscardArguments),
     /// Set a message aside by hand: it becomes a dead letter without having run
     Park(park::Arguments),
     /// Take what was requeued or discarded out of the dead-letter queues
@@ -58,8 +57,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         Verb::Groups(arguments) => groups::run(file, arguments, times).await,
         Verb::List(arguments) => list::run(file, arguments, times).await,
         Verb::Show(arguments) => show::run(file, arguments, times).await,
-        Verb::Requeue(arguments) => requeue::run(file, arguments, times).await,
-        Verb::Discard(arguments) => discard::run(file, arguments, times).await,
+        Verb::Requeue(arguments) => operation::requeue(file, arguments).await,
+        Verb::Discard(arguments) => operation::discard(file, arguments).await,
         Verb::Park(arguments) => park::run(file, arguments, times).await,
         Verb::Sweep(arguments) => sweep::run(file, arguments).await,
     }

@@ -6,9 +6,9 @@ use maud::{Markup, html};
 use super::super::ask::{Answer, Ask};
 use super::super::error::PageError;
 use super::super::html::{Link, ago, count, text};
-use super::super::operations::Operation;
 use super::super::page::{Elsewhere, Page, Tab};
 use super::super::plot::spark;
+use crate::letters::Operation;
 use crate::pg::{self, LetterFilter, LetterGroup, LetterTrend};
 use crate::reason::Reason;
 use crate::units::{self, counted};
@@ -290,6 +290,6 @@ fn told(ask: &Ask, operation: &Operation, now: DateTime<Utc>) -> Markup {
     let link = ask.link("/failed/operation").with("id", operation.id.to_string());
     html! {
         a id=(format!("operation-{}", operation.id)) href=(link) { (operation.change.verb()) " " (progress.items.len()) }
-        ": " (super::operation::phase(&progress)) ", " (ago(operation.began, now)) " by " (text(&operation.actor)) ": " q { (text(&operation.reason)) }
+        ": " (super::operation::phase(&progress)) ", " (ago(operation.began, now)) " by " (text(&operation.actor)) ": " q { (text(operation.reason.as_deref().unwrap_or_default())) }
     }
 }

@@ -8,10 +8,10 @@ use super::super::ask::{Answer, Ask, Reply};
 use super::super::digest::digest;
 use super::super::error::PageError;
 use super::super::html::{ago, code, count, text};
-use super::super::operations::{MOST_AT_ONCE, Order};
+use super::super::operations::MOST_AT_ONCE;
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
-use crate::letters::{Change, Overrides, Plan, requeue_refusal};
+use crate::letters::{Change, Order, Overrides, Plan, requeue_refusal};
 use crate::pg::{self, LetterFilter, Planned};
 use crate::units::counted;
 
@@ -268,8 +268,11 @@ pub(super) async fn operate(ask: Ask) -> Answer {
     let order = Order {
         plan: plan.clone(),
         actor: ask.visitor.session.person.actor(),
-        reason: reason.to_owned(),
-        rate,
+        reason: Some(reason.to_owned()),
+        rate: Some(rate),
+        // What nobody can say of whether it took effect is requeued by the command line alone.
+        overrides: Overrides::default(),
+        application: "oncely console",
     };
     let Some(operation) = ask.app.operations.begin(&ask.app.config, order) else {
         return wrong(&format!(
