@@ -14,15 +14,14 @@ mod sweep;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use sqlx::PgConnection;
 
+use super::connection::connect;
 use super::output::Times;
 use super::{completions, since};
-use crate::config::Config;
 use crate::pg::{self, LetterFilter};
 
 /// The schema of every verb's object.
@@ -128,9 +127,7 @@ impl Which {
 
 /// A connection for a verb that only reads.
 async fn reader(file: &Path) -> anyhow::Result<PgConnection> {
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely failed").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely failed").await?;
     pg::read_by_index(&mut connection).await?;
     Ok(connection)
 }

@@ -8,10 +8,9 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::super::consent::{self, Consent};
+use super::super::consent::{self, Consent, Proposal as _};
 use super::super::output;
-use super::super::session;
-use super::plan::{Change, print_json};
+use super::plan::Change;
 use super::sweep::report_passes;
 use crate::config::Config;
 use crate::exit;
@@ -19,6 +18,7 @@ use crate::letters::{
     self, LetterOutcome, Operation, Order, Overrides, Plan, Progress, Swept, requeue_refusal,
 };
 use crate::pg::Planned;
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 #[command(
@@ -62,7 +62,7 @@ async fn run(
     overrides: Overrides,
 ) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let refuse = |letter: &Planned| match change {
         letters::Change::Requeue => requeue_refusal(letter, asked.names_letters(), overrides),
         letters::Change::Discard => None,
@@ -94,7 +94,7 @@ async fn run(
     };
     ended?;
     if asked.agreement.json {
-        print_json(&plan, false, done)?;
+        plan.print_json(false, done)?;
     }
     session.close().await;
     Ok(match progress.count(LetterOutcome::is_failure) {

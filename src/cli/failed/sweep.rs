@@ -7,11 +7,11 @@ use clap::Args;
 use serde_json::json;
 
 use super::super::output;
-use super::super::session;
 use super::SCHEMA;
 use crate::amqp::Topology;
 use crate::config::Config;
 use crate::letters::{LONG, Pass, Swept, sweep};
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Runs by itself after requeue and discard. Several at once do no harm.")]
@@ -26,7 +26,7 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let queues: Vec<String> = match arguments.queue {
         Some(queue) => vec![queue],
         None => config

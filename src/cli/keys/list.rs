@@ -3,15 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
+use super::super::connection::connect;
 use super::super::output::{self, List, Output, Row, Times, quoted};
 use super::super::{completions, since};
-use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, KeyRow, KeyWalk};
@@ -61,9 +60,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely keys").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely keys").await?;
     let rows = pg::keys(&mut connection, &walk, arguments.limit).await?;
     let is_full = i64::try_from(rows.len()).is_ok_and(|count| count == arguments.limit);
     let next = rows.last().filter(|_| is_full).map(|row| place(&walk, row));

@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
 use super::super::completions;
+use super::super::connection::connect;
 use super::super::output::{self, List, Output, Row, Times, quoted};
-use crate::config::Config;
 use crate::exit;
 use crate::pg::{self, HeldLease, LeaseFilter};
 
@@ -40,9 +39,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::note("--after takes the place that the page before printed, for the same question");
         return Ok(ExitCode::from(exit::USAGE));
     };
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely leases").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely leases").await?;
     pg::read_by_index(&mut connection).await?;
     let filter = LeaseFilter {
         tenant: arguments.tenant,

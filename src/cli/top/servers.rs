@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use lapin::Connection;
 
-use super::super::session;
 use crate::amqp::{Depth, connect, depth};
 use crate::config::Config;
 use crate::exit;
 use crate::mirror::Mirror;
 use crate::overview::Overview;
 use crate::pg::{self, Session};
-use crate::preflight::Unreachable;
+use crate::preflight::{Unreachable, open_session};
 use crate::status::Missing;
 
 /// A server that takes longer than this for an answer is as good as away.
@@ -107,7 +106,7 @@ impl Postgres {
     async fn ask(&mut self) -> anyhow::Result<Database> {
         let mut session = match self.session.take() {
             Some(open) => open,
-            None => session::open(&self.config).await?,
+            None => open_session(&self.config).await?,
         };
         let connection = &mut session.connection;
         let asked = Instant::now();
