@@ -9,11 +9,12 @@ use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
 use super::super::connection::connect;
-use super::super::output::{self, List, Output, Row, Times, quoted};
+use super::super::output::{self, List, Output, Row, Times};
 use super::super::{completions, since};
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, KeyRow, KeyWalk};
+use crate::shown;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -67,7 +68,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let code = List { schema: "oncely.keys/1", field: "keys", rows: &rows, none: "no key matches" }
         .print_with(arguments.output, times, json!({ "next": next }))?;
     if let Some(next) = next {
-        output::note(&format!("there may be more: --after {}", quoted(&next)));
+        output::note(&format!("there may be more: --after {}", shown::shell_word(&next)));
     }
     Ok(code)
 }
@@ -117,7 +118,7 @@ fn place(walk: &KeyWalk, last: &KeyRow) -> String {
         }
         KeyWalk::ByTime { .. } => json!([last.completed_at, last.tenant, last.key]),
     };
-    crate::shown::json(&place.to_string()).into_owned()
+    shown::json(&place.to_string()).into_owned()
 }
 
 impl Row for KeyRow {

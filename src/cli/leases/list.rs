@@ -9,9 +9,10 @@ use serde_json::json;
 
 use super::super::completions;
 use super::super::connection::connect;
-use super::super::output::{self, List, Output, Row, Times, quoted};
+use super::super::output::{self, List, Output, Row, Times};
 use crate::exit;
 use crate::pg::{self, HeldLease, LeaseFilter};
+use crate::shown;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -56,7 +57,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let code = List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }
         .print_with(arguments.output, times, json!({ "next": next }))?;
     if let Some(next) = next {
-        output::note(&format!("there may be more: --after {}", quoted(&next)));
+        output::note(&format!("there may be more: --after {}", shown::shell_word(&next)));
     }
     Ok(code)
 }
@@ -64,7 +65,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
 /// Where a page ends.
 fn place(last: &HeldLease) -> String {
     let place = json!([last.consumer, last.token, last.tenant, last.key]);
-    crate::shown::json(&place.to_string()).into_owned()
+    shown::json(&place.to_string()).into_owned()
 }
 
 impl Row for HeldLease {

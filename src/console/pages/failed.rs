@@ -11,6 +11,7 @@ use super::super::plot::spark;
 use crate::letters::Operation;
 use crate::pg::{self, LetterFilter, LetterGroup, LetterTrend};
 use crate::reason::Reason;
+use crate::shown;
 use crate::units::{self, counted};
 
 /// Groups of a page.
@@ -97,7 +98,7 @@ impl Wanted {
             ("since", since),
         ] {
             if let Some(value) = value {
-                line.push_str(&pg::said::flag(name, value));
+                line.push_str(&shown::shell_flag(name, value));
             }
         }
         line
@@ -125,7 +126,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     };
     page.elsewhere = Elsewhere {
         cli: vec![format!("oncely failed groups{}", wanted.flags())],
-        sql: vec![pg::said::letter_groups(&LetterFilter { states: None, ..filter })],
+        sql: vec![pg::equivalent_sql::letter_groups(&LetterFilter { states: None, ..filter })],
     };
     Ok(page.into())
 }

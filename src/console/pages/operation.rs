@@ -61,7 +61,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
         (stop(&ask, &operation, &progress))
         (items(&ask, &progress))
     };
-    page.elsewhere = Elsewhere { cli: Vec::new(), sql: vec![pg::said::operation(operation.id)] };
+    page.elsewhere = Elsewhere { cli: Vec::new(), sql: vec![pg::equivalent_sql::operation(operation.id)] };
     Ok(page.into())
 }
 

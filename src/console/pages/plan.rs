@@ -172,7 +172,8 @@ fn shown(ask: &Ask, asked: &Asked, plan: &Plan, said: Option<&str>) -> Page {
         @if number > 0 && ask.visitor.is_operator() { (order(ask, asked, plan)) }
         @if !ask.visitor.is_operator() { p.note { "You may look at this; carrying it out takes the role operator." } }
     };
-    page.elsewhere = Elsewhere { cli: vec![asked.command()], sql: vec![pg::said::letters(&plan.filter)] };
+    page.elsewhere =
+        Elsewhere { cli: vec![asked.command()], sql: vec![pg::equivalent_sql::letters(&plan.filter)] };
     page
 }
 
