@@ -5,14 +5,13 @@ use std::process::ExitCode;
 
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::completions;
 use super::super::connection::connect;
 use super::super::output::{self, List, Output, Row, Times};
 use crate::exit;
 use crate::pg::{self, HeldLease, LeaseFilter};
-use crate::shown;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -52,20 +51,17 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     };
     let now = pg::database_time(&mut connection).await?;
     let rows = pg::held_leases(&mut connection, &filter, now).await?;
-    let is_full = i64::try_from(rows.len()).is_ok_and(|count| count == arguments.limit);
-    let next = rows.last().filter(|_| is_full).map(place);
-    let code = List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }
-        .print_with(arguments.output, times, json!({ "next": next }))?;
-    if let Some(next) = next {
-        output::note(&format!("there may be more: --after {}", shown::shell_word(&next)));
-    }
-    Ok(code)
+    List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }.print_page(
+        arguments.output,
+        times,
+        arguments.limit,
+        place,
+    )
 }
 
 /// Where a page ends.
-fn place(last: &HeldLease) -> String {
-    let place = json!([last.consumer, last.token, last.tenant, last.key]);
-    shown::json(&place.to_string()).into_owned()
+fn place(last: &HeldLease) -> Value {
+    json!([last.consumer, last.token, last.tenant, last.key])
 }
 
 impl Row for HeldLease {
