@@ -79,14 +79,13 @@ impl Servers {
         let (postgres, rabbitmq, redis) =
             tokio::join!(limited(self.postgres.ask()), limited(self.rabbitmq.ask()), redis(&self.config));
         let postgres = match postgres {
-            Err(error) if exit::code(&error) == exit::CONFIG => return Err(error),
-            other => other,
+            Ok(database) => Ok(database),
+            Err(error) => Err(Missing::of(error)?),
         };
         let told = |error: anyhow::Error| exit::told(&error);
-        let missing = |error| Missing { is_away: exit::code(&error) == exit::UNREACHABLE, text: told(error) };
         Ok(Asked {
             at: Utc::now(),
-            postgres: postgres.map_err(missing),
+            postgres,
             has_broker: self.config.has_broker,
             rabbitmq: rabbitmq.map_err(told),
             redis: redis.map(|answer| answer.map_err(told)),
