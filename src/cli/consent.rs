@@ -34,7 +34,7 @@ pub(super) struct Agreement {
     pub(super) json: bool,
 }
 
-/// What a change of one row takes.
+/// The options of a change of one row.
 #[derive(Debug, Args)]
 pub(super) struct SingleAgreement {
     /// Only show the plan
@@ -72,7 +72,7 @@ pub(super) trait Proposal {
     /// For people.
     fn describe(&self) -> String;
 
-    /// For programs.
+    /// Returns it for programs.
     fn as_json(&self) -> Value;
 
     /// Prints it for programs; `more` says what was done.
@@ -117,7 +117,7 @@ impl SingleAgreement {
     }
 }
 
-/// `unchanged`: what programs are told beside a plan that is not carried out.
+/// Shows a plan and asks. `unchanged` goes with the JSON of a plan that is not carried out.
 fn seek<P: Proposal>(
     plan: &P,
     dry_run: bool,

@@ -26,16 +26,16 @@ const STEP: usize = 1_000;
 /// Copies published at once.
 const CHUNK: usize = 64;
 
-/// How far an operation is.
+/// The phase of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Running,
     /// Going through the dead-letter queues.
     Sweeping,
     Done,
-    /// Somebody has stopped it.
+    /// An operator has stopped it.
     Stopped,
-    /// A server failed: what it said.
+    /// A server failed, with this error.
     Broken(String),
 }
 
@@ -56,6 +56,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// Counts the letters with such an outcome.
     pub(crate) fn count(&self, of: impl Fn(&LetterOutcome) -> bool) -> usize {
         self.items.iter().filter(|item| of(&item.outcome)).count()
     }
@@ -64,7 +65,7 @@ impl Progress {
         self.items.iter().filter(|item| of(&item.outcome)).map(|item| item.letter.named()).collect()
     }
 
-    /// The queues of letters that were decided on, as far as their dead-letter queues have copies.
+    /// Returns the queues of letters that were decided on, as far as their dead-letter queues have copies.
     fn queues(&self) -> Vec<String> {
         let decided = |item: &&Item| {
             !item.letter.from_client && !matches!(item.outcome, LetterOutcome::Waits | LetterOutcome::Changed)
@@ -75,7 +76,7 @@ impl Progress {
     }
 }
 
-/// What a person has agreed to.
+/// The change that a person has agreed to.
 pub(crate) struct Order {
     pub(crate) plan: Plan,
     pub(crate) actor: String,
@@ -107,7 +108,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// An operation that has not begun. Once `end` is cancelled it decides nothing more.
+    /// Makes an operation that has not begun. Once `end` is cancelled it decides nothing more.
     pub(crate) fn new(order: Order, end: CancellationToken) -> Self {
         let id = Uuid::new_v4();
         let Order { plan, actor, reason, rate, overrides, application } = order;
@@ -136,17 +137,17 @@ impl Operation {
         }
     }
 
-    /// How far it is.
+    /// Returns how far it is.
     pub(crate) fn progress(&self) -> Progress {
         self.lock().clone()
     }
 
-    /// Whether nothing more is done.
+    /// Tells whether it has ended.
     pub(crate) fn has_ended(&self) -> bool {
         !matches!(self.lock().phase, Phase::Running | Phase::Sweeping)
     }
 
-    /// After the step under way nothing more is decided.
+    /// Stops it behind the step under way.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
     }
@@ -156,7 +157,7 @@ impl Operation {
         self.enter(Phase::Broken(why));
     }
 
-    /// The letters that it was done to.
+    /// Returns the letters that it was done to.
     pub(crate) fn done(&self) -> Vec<Named> {
         self.lock().named(|outcome| {
             matches!(
@@ -166,7 +167,7 @@ impl Operation {
         })
     }
 
-    /// Does it. What was decided is carried to its end, however the deciding ends.
+    /// Carries it out. What was decided is carried to its end, however the deciding ends.
     ///
     /// # Errors
     /// When a server fails: [`Operation::progress`] says how far it came.
@@ -239,14 +240,14 @@ impl Operation {
     async fn publish(&self, requeue: &Requeue, session: &mut Session, taken: &[Named]) -> anyhow::Result<()> {
         for chunk in taken.chunks(self.at_most(CHUNK)) {
             self.note(requeue.publish(session, chunk).await?);
-            // Somebody else had them in hand.
+            // Another session had the others in hand.
             self.note(standing_outcomes(session, &self.waiting(chunk)).await?);
             self.pause(chunk.len()).await;
         }
         Ok(())
     }
 
-    /// Goes through the queues of what was done.
+    /// Sweeps the queues of the letters that were decided on.
     async fn sweep(&self, config: &Config, session: &mut Session, is_broken: bool) -> anyhow::Result<()> {
         let (queues, in_queue, failed) = {
             let progress = self.lock();
@@ -280,12 +281,12 @@ impl Operation {
         Ok(())
     }
 
-    /// A size that keeps to the rate: letters of at most a second.
+    /// Bounds a size by the letters that the rate lets through in a second.
     fn at_most(&self, size: usize) -> usize {
         self.rate.and_then(|rate| usize::try_from(rate).ok()).map_or(size, |rate| rate.min(size))
     }
 
-    /// Waits until so many more letters may follow.
+    /// Waits for as long as the rate allows no further letters behind these.
     async fn pause(&self, letters: usize) {
         let Some(rate) = self.rate else { return };
         let letters = f64::from(u32::try_from(letters).unwrap_or(u32::MAX));
@@ -295,7 +296,7 @@ impl Operation {
         }
     }
 
-    /// Those of the letters that have no outcome yet.
+    /// Returns those of the letters that have no outcome yet.
     fn waiting(&self, letters: &[Named]) -> Vec<Named> {
         let progress = self.lock();
         let waits = |named: &&Named| {

@@ -1,8 +1,8 @@
-//! What became of a letter that a person requeues or discards.
+//! The outcome of a requeue or a discard for one letter.
 
 use crate::encryption::CipherError;
 
-/// The outcome of a requeue or a discard for one letter.
+/// What became of a letter that is requeued or discarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LetterOutcome {
     /// It was not decided yet, or was decided and not published yet.
@@ -14,7 +14,7 @@ pub(crate) enum LetterOutcome {
     FromQueue(Option<CipherError>),
     /// It was given up, as asked.
     Discarded,
-    /// Somebody else has discarded it meanwhile: it was not published.
+    /// Another operator has discarded it meanwhile: it was not published.
     GivenUp,
     /// Another requeue, or a sweep, has published it.
     ByAnother,
@@ -22,15 +22,17 @@ pub(crate) enum LetterOutcome {
     TookEffect,
     /// It has changed since the plan: nothing was done to it.
     Changed,
-    /// It could not be published, and stands as requeueing: why.
+    /// It could not be published, and stands as requeueing, for this reason.
     Failed(String),
 }
 
 impl LetterOutcome {
+    /// Tells whether it could not be published.
     pub(crate) fn is_failure(&self) -> bool {
         matches!(self, Self::Failed(_))
     }
 
+    /// Tells whether the sweep publishes it.
     pub(crate) fn is_from_queue(&self) -> bool {
         matches!(self, Self::FromQueue(_))
     }

@@ -181,7 +181,7 @@ impl Requeue {
         Ok(begun)
     }
 
-    /// Publishes letters that were decided on, and notes those that have arrived; returns the outcomes of those that nobody else has in hand.
+    /// Publishes letters that were decided on, and notes those that have arrived; returns the outcomes of those that no other session has in hand.
     /// Each is locked meanwhile, so that what somebody discards is published before that, or not at all.
     ///
     /// # Errors
