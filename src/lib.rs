@@ -99,6 +99,7 @@ pub mod lease;
 #[doc(hidden)]
 pub mod letter;
 #[cfg(feature = "cli")]
+#[cfg_attr(not(feature = "console"), allow(dead_code, unused_imports))]
 pub(crate) mod letters;
 pub(crate) mod maintenance;
 #[cfg(feature = "cli")]

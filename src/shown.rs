@@ -62,6 +62,35 @@ pub(crate) fn json(text: &str) -> Cow<'_, str> {
     escaped(text, |character| character == '\n', escape)
 }
 
+/// A word as a shell reads it (bash, zsh and POSIX of 2024, where something is hidden).
+pub(crate) fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) && !text.starts_with('-') {
+        return text.to_owned();
+    }
+    if !text.chars().any(is_hidden) {
+        return format!("'{}'", text.replace('\'', "'\\''"));
+    }
+    let mut said = "$'".to_owned();
+    for character in text.chars() {
+        let _ = match character {
+            '\'' | '\\' => write!(said, "\\{character}"),
+            hidden if is_hidden(hidden) => {
+                hidden.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(said, "\\x{byte:02x}"))
+            }
+            plain => write!(said, "{plain}"),
+        };
+    }
+    said.push('\'');
+    said
+}
+
+/// ` --name value`; a value that looks like an option stays a value.
+pub(crate) fn shell_flag(name: &str, value: &str) -> String {
+    let between = if value.starts_with('-') { '=' } else { ' ' };
+    format!(" --{name}{between}{}", shell_word(value))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +122,14 @@ mod tests {
             log_line("\u{1b}[31mERROR\u{1b}[0m \u{202e}\n", true),
             "\u{1b}[31mERROR\u{1b}[0m \\u{202e}\n"
         );
+    }
+
+    #[test]
+    fn a_word_of_a_shell_hides_nothing_and_is_no_option() {
+        assert_eq!(shell_word("order-1182"), "order-1182");
+        assert_eq!(shell_word("it's; rm"), "'it'\\''s; rm'");
+        assert_eq!([shell_word(""), shell_word("--all")], ["''", "'--all'"]);
+        assert_eq!([shell_flag("key", "--help"), shell_flag("key", "a")], [" --key='--help'", " --key a"]);
+        assert_eq!(shell_word("tab\there's\u{202e}\\"), "$'tab\\x09here\\'s\\xe2\\x80\\xae\\\\'");
     }
 }

@@ -2,6 +2,16 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "management")]
+use base64::Engine as _;
+#[cfg(feature = "management")]
+use base64::engine::general_purpose::STANDARD;
+#[cfg(feature = "management")]
+use bytes::Bytes;
+#[cfg(feature = "management")]
+use http_body_util::{BodyExt as _, Empty, Limited};
+#[cfg(feature = "management")]
+use hyper::{Request, header::AUTHORIZATION};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -9,7 +19,11 @@ use serde_json::{Map, Value};
 use url::Url;
 
 use crate::config::RabbitSettings;
-use crate::tls::{TlsError, TlsFault, TlsSettings};
+#[cfg(feature = "management")]
+use crate::handler::Transport;
+#[cfg(feature = "management")]
+use crate::tls::TlsSettings;
+use crate::tls::{TlsError, TlsFault};
 
 /// Why there is no answer. Texts hold no URL.
 #[derive(Debug, thiserror::Error)]
@@ -84,9 +98,9 @@ pub(crate) struct Management {
     vhost: String,
     /// User and password, with a colon in between.
     credentials: SecretString,
-    /// What of TLS is meant; nothing for plaintext.
-    tls: Option<TlsSettings>,
     limit: Duration,
+    #[cfg(feature = "management")]
+    transport: Transport<Empty<Bytes>>,
 }
 
 impl From<TlsError> for ManagementError {
@@ -117,8 +131,14 @@ impl Management {
         // Nothing of it in an error's text.
         let bare = base.set_username("").and_then(|()| base.set_password(None));
         bare.map_err(|()| ManagementError::Away("rabbitmq.management is not a URL".to_owned()))?;
-        let tls = settings.management_tls()?;
-        Ok(Self { base, vhost: broker.vhost, credentials: credentials.into(), tls, limit })
+        Ok(Self {
+            base,
+            vhost: broker.vhost,
+            credentials: credentials.into(),
+            limit,
+            #[cfg(feature = "management")]
+            transport: transport(settings, limit)?,
+        })
     }
 
     /// The broker's version.
@@ -156,7 +176,7 @@ impl Management {
 
     #[cfg(not(feature = "management"))]
     async fn get<T: DeserializeOwned>(&self, _path: &[&str]) -> Result<Option<T>, ManagementError> {
-        let _ = (&self.base, &self.credentials, &self.tls, self.limit);
+        let _ = (&self.base, &self.credentials, self.limit);
         Err(ManagementError::NotBuilt)
     }
 
@@ -167,107 +187,42 @@ impl Management {
         if let Ok(mut segments) = url.path_segments_mut() {
             segments.pop_if_empty().push("api").extend(path);
         }
-        let (credentials, tls, limit) = (self.credentials.clone(), self.tls.clone(), self.limit);
-        // The client blocks its thread; it has a limit of its own.
-        let asked = tokio::task::spawn_blocking(move || ask(&url, &credentials, tls.as_ref(), limit));
-        let answered = asked.await.map_err(|error| ManagementError::Away(error.to_string()))?;
-        let body = match answered {
-            Err(Asked::Answer(ureq::Error::StatusCode(404))) => return Ok(None),
-            answered => answered.map_err(|error| error.told(self.tls.as_ref()))?,
+        let credentials = STANDARD.encode(self.credentials.expose_secret());
+        let request = Request::get(url.as_str())
+            .header(AUTHORIZATION, format!("Basic {credentials}"))
+            .body(Empty::new())
+            .map_err(|error| ManagementError::Away(error.to_string()))?;
+        let late = |_| ManagementError::Away(format!("no answer within {:?}", self.limit));
+        let Some(body) = tokio::time::timeout(self.limit, self.ask(request)).await.map_err(late)?? else {
+            return Ok(None);
         };
         serde_json::from_slice(&body).map(Some).map_err(|_| ManagementError::Unreadable)
     }
+
+    #[cfg(feature = "management")]
+    async fn ask(&self, request: Request<Empty<Bytes>>) -> Result<Option<Bytes>, ManagementError> {
+        let answer = self.transport.send(request).await.map_err(|failed| match failed.fault {
+            Some(fault) => ManagementError::Tls(failed.cause, fault),
+            None => ManagementError::Away(failed.cause),
+        })?;
+        match answer.status().as_u16() {
+            200..=299 => {}
+            404 => return Ok(None),
+            status @ (401 | 403) => return Err(ManagementError::Refused(status)),
+            status => return Err(ManagementError::Status(status)),
+        }
+        let body = Limited::new(answer.into_body(), ANSWER).collect().await;
+        body.map(|body| Some(body.to_bytes())).map_err(|error| ManagementError::Away(error.to_string()))
+    }
+}
+
+/// Reads the certificates. A name that is set is that of AMQP's certificate: the HTTP API is verified by the host of its URL.
+#[cfg(feature = "management")]
+fn transport(settings: &RabbitSettings, limit: Duration) -> Result<Transport<Empty<Bytes>>, TlsError> {
+    let tls = settings.management_tls()?.map(|tls| TlsSettings { server_name: None, ..tls });
+    Transport::new(tls.as_ref(), limit / 2, false, "rabbitmq")
 }
 
 /// Largest answer that is read, in bytes.
 #[cfg(feature = "management")]
-const ANSWER: u64 = 4 << 20;
-
-/// Why a question got no answer.
-#[cfg(feature = "management")]
-enum Asked {
-    Answer(ureq::Error),
-    #[cfg_attr(not(feature = "tls"), allow(dead_code))]
-    Tls(TlsError),
-}
-
-#[cfg(feature = "management")]
-impl Asked {
-    fn told(self, tls: Option<&TlsSettings>) -> ManagementError {
-        let error = match self {
-            Self::Tls(error) => return error.into(),
-            Self::Answer(ureq::Error::StatusCode(status @ (401 | 403))) => {
-                return ManagementError::Refused(status);
-            }
-            Self::Answer(ureq::Error::StatusCode(status)) => return ManagementError::Status(status),
-            Self::Answer(error) => error,
-        };
-        #[cfg(feature = "tls")]
-        if let Some(tls) = tls {
-            let has_certificate = tls.cert.is_some();
-            // The client does not call what it wraps a source.
-            let fault = match &error {
-                ureq::Error::Rustls(error) => crate::tls::fault_of(error, has_certificate),
-                ureq::Error::Io(error) => crate::tls::fault_of(error, has_certificate),
-                _ => None,
-            };
-            if let Some(fault) = fault {
-                return ManagementError::Tls(error.to_string(), fault);
-            }
-        }
-        let _ = tls;
-        ManagementError::Away(error.to_string())
-    }
-}
-
-#[cfg(feature = "management")]
-fn ask(
-    url: &Url,
-    credentials: &SecretString,
-    tls: Option<&TlsSettings>,
-    limit: Duration,
-) -> Result<Vec<u8>, Asked> {
-    use base64::Engine as _;
-    let credentials = base64::engine::general_purpose::STANDARD.encode(credentials.expose_secret());
-    let config = ureq::Agent::config_builder()
-        .timeout_global(Some(limit))
-        .max_redirects(0)
-        .https_only(tls.is_some())
-        .proxy(None);
-    #[cfg(feature = "tls")]
-    let config = match tls {
-        Some(tls) => config.tls_config(client_tls(tls).map_err(Asked::Tls)?),
-        None => config,
-    };
-    let answer = ureq::Agent::new_with_config(config.build())
-        .get(url.as_str())
-        .header("authorization", format!("Basic {credentials}"))
-        .call()
-        .map_err(Asked::Answer)?;
-    answer.into_body().into_with_config().limit(ANSWER).read_to_vec().map_err(Asked::Answer)
-}
-
-/// The HTTP client has certificates of its own kind, and verifies the host of the URL.
-#[cfg(all(feature = "management", feature = "tls"))]
-fn client_tls(tls: &TlsSettings) -> Result<ureq::tls::TlsConfig, TlsError> {
-    use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
-
-    let files = crate::tls::Files::read(tls).map_err(TlsError::Files)?;
-    let own = |der: &[u8]| Certificate::from_der(der).to_owned();
-    let roots: Vec<_> = crate::tls::roots(&files)?.iter().map(|root| own(root)).collect();
-    let identity = match &files.identity {
-        None => None,
-        Some(identity) => {
-            let chain: Vec<_> = identity.chain.iter().map(|certificate| own(certificate)).collect();
-            let key = PrivateKey::from_pem(&identity.key_pem);
-            let key =
-                key.map_err(|_| TlsError::Refused("the key in tls.key is of another kind".to_owned()))?;
-            Some(ClientCert::new_with_certs(&chain, key))
-        }
-    };
-    Ok(TlsConfig::builder()
-        .root_certs(RootCerts::from(roots))
-        .client_cert(identity)
-        .unversioned_rustls_crypto_provider(crate::tls::provider())
-        .build())
-}
+const ANSWER: usize = 4 << 20;

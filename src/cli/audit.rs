@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 
+use super::connection::connect;
 use super::output::{List, Output, Row, Times};
 use super::{audit_verify, completions, since};
-use crate::config::Config;
 use crate::pg::{self, AuditRow, TrailFilter};
 use crate::trail::{Look, look};
 
@@ -63,9 +62,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         Verb::List(list) => list,
         Verb::Verify(arguments) => return audit_verify::run(file, arguments, times).await,
     };
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely audit").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely audit").await?;
     pg::read_by_index(&mut connection).await?;
     let now = pg::database_time(&mut connection).await?;
     let wanted = Look {

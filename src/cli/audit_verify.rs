@@ -4,15 +4,14 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use sqlx::PgConnection;
 
+use super::connection::connect;
 use super::output::{self, Times, age, counted};
-use crate::config::Config;
 use crate::exit;
 use crate::maintenance::hexadecimal;
 use crate::pg::{self, Seal};
@@ -60,11 +59,7 @@ struct Found {
 const PAGE: i64 = 500;
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let settings = Config::load_postgres(file)?;
-    let mut connection = settings
-        .connect("oncely audit verify")
-        .await
-        .with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely audit verify").await?;
     let anchor = arguments.anchor.as_deref().map(str::to_lowercase);
     let mut found = look(&mut connection, anchor.as_deref()).await?;
     if anchor.is_some() && !found.has_anchor {

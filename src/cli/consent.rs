@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use clap::Args;
+use serde_json::{Value, json};
 
 use super::output;
 use crate::exit;
@@ -33,6 +34,23 @@ pub(super) struct Agreement {
     pub(super) json: bool,
 }
 
+/// The options of a change of one row.
+#[derive(Debug, Args)]
+pub(super) struct SingleAgreement {
+    /// Only show the plan
+    #[arg(long)]
+    dry_run: bool,
+    /// Agree to the plan without being asked
+    #[arg(long)]
+    yes: bool,
+    /// Why, for the record
+    #[arg(long)]
+    pub(super) note: Option<String>,
+    /// One JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
 /// What follows from a plan.
 pub(super) enum Consent {
     Given,
@@ -44,6 +62,8 @@ pub(super) enum Consent {
 pub(super) trait Proposal {
     /// The rows' name, in the plural.
     const ROWS: &'static str;
+    /// The schema of its object.
+    const SCHEMA: &'static str;
 
     fn verb(&self) -> &'static str;
 
@@ -52,8 +72,18 @@ pub(super) trait Proposal {
     /// For people.
     fn describe(&self) -> String;
 
-    /// For programs: what would be done.
-    fn print_dry_run(&self) -> anyhow::Result<()>;
+    /// Returns it for programs.
+    fn as_json(&self) -> Value;
+
+    /// Prints it for programs; `more` says what was done.
+    fn print_json(&self, dry_run: bool, more: Value) -> anyhow::Result<()> {
+        let mut object = self.as_json();
+        if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+            object.insert("dry_run".to_owned(), Value::from(dry_run));
+            object.extend(more);
+        }
+        output::print_json(Self::SCHEMA, object)
+    }
 }
 
 impl Agreement {
@@ -68,31 +98,49 @@ impl Agreement {
 
     /// Shows the plan and asks.
     pub(super) fn seek<P: Proposal>(&self, plan: &P) -> anyhow::Result<Consent> {
-        let over = |code: u8| Ok(Consent::Over(ExitCode::from(code)));
-        let count = plan.count();
-        if i64::try_from(count).unwrap_or(i64::MAX) > self.max {
+        if i64::try_from(plan.count()).unwrap_or(i64::MAX) > self.max {
             output::note(&format!(
                 "more than {} {} match: narrow it down, or raise --max",
                 self.max,
                 P::ROWS
             ));
-            return over(exit::REFUSED);
+            return Ok(Consent::Over(ExitCode::from(exit::REFUSED)));
         }
-        if self.json && (self.dry_run || count == 0) {
-            plan.print_dry_run()?;
-        } else if !self.json || !self.yes {
-            output::note(&plan.describe());
-        }
-        if count == 0 {
-            output::note(&format!("nothing to {}", plan.verb()));
-            return over(exit::NO);
-        }
-        if self.dry_run {
-            output::note("dry run: nothing was changed");
-            return Ok(Consent::Over(ExitCode::SUCCESS));
-        }
-        if agree(self.yes, &count.to_string())? { Ok(Consent::Given) } else { over(exit::REFUSED) }
+        seek(plan, self.dry_run, self.yes, self.json, json!({}))
     }
+}
+
+impl SingleAgreement {
+    /// Shows the plan and asks.
+    pub(super) fn seek<P: Proposal>(&self, plan: &P) -> anyhow::Result<Consent> {
+        seek(plan, self.dry_run, self.yes, self.json, json!({ "outcome": "nothing was changed" }))
+    }
+}
+
+/// Shows a plan and asks. `unchanged` goes with the JSON of a plan that is not carried out.
+fn seek<P: Proposal>(
+    plan: &P,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+    unchanged: Value,
+) -> anyhow::Result<Consent> {
+    let over = |code: u8| Ok(Consent::Over(ExitCode::from(code)));
+    let count = plan.count();
+    if json && (dry_run || count == 0) {
+        plan.print_json(true, unchanged)?;
+    } else if !json || !yes {
+        output::note(&plan.describe());
+    }
+    if count == 0 {
+        output::note(&format!("nothing to {}", plan.verb()));
+        return over(exit::NO);
+    }
+    if dry_run {
+        output::note("dry run: nothing was changed");
+        return Ok(Consent::Over(ExitCode::SUCCESS));
+    }
+    if agree(yes, &count.to_string())? { Ok(Consent::Given) } else { over(exit::REFUSED) }
 }
 
 /// How many rows a plan shows.

@@ -11,6 +11,7 @@ use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 use sqlx::PgConnection;
 
+use super::connection::connect;
 use super::output::{self, List, Output, Row, Times, age, safe, seconds};
 use super::{completions, consent};
 use crate::config::Config;
@@ -81,9 +82,7 @@ struct Resume {
 const SCHEMA: &str = "oncely.consumers/1";
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely consumers").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely consumers").await?;
     match arguments.verb {
         Verb::List(listing) => {
             let configured = Config::examine(file).0.map(|config| config.consumer_names());

@@ -8,12 +8,13 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Value, json};
 
+use super::completions;
 use super::output::{self, Times, age, counted, safe};
-use super::{completions, session};
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, LetterRow};
+use crate::preflight::open_session;
 use crate::story::{Folded, Story, event, folded, stories, verdict};
 use crate::trail;
 
@@ -35,7 +36,7 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load_without_broker(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     pg::read_by_index(&mut session.connection).await?;
     let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
     let stories = stories(&config, &mut session, &arguments.key, tenant, consumer).await?;

@@ -6,12 +6,13 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::consent;
 use super::output::{self, Times, safe};
-use super::{consent, session};
 use crate::config::Config;
 use crate::exit;
 use crate::maintenance::{Ended, Kept, collect, keep_partitions, plan, refusal};
 use crate::pg::{self, CollectionReport, ConsumerCollection};
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -43,7 +44,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     let Verb::Run { dry_run, accept_clock, json } = arguments.verb;
     let config = Config::load_without_broker(file)?;
     // Refuses another cell than the configured one: nothing is deleted there.
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     if accept_clock {
         pg::accept_clock(&mut session.connection, &consent::user(), None).await?;
     }

@@ -3,13 +3,12 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use sqlx::Connection as _;
 
+use super::connection::connect;
 use super::output::{self, List, Output, Row, Times, safe};
-use crate::config::Config;
 use crate::exit;
 use crate::pg::{RightFilter, RightRow, grant_right, revoke_rights, rights};
 
@@ -90,9 +89,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::note("a right to read is of one tenant; for all of them: grant oncely_auditor to the login");
         return Ok(ExitCode::from(exit::USAGE));
     }
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely grant").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely grant").await?;
     let mut transaction = connection.begin().await?;
     let login = arguments.login.as_deref().unwrap_or_default();
     let mut changed = 0;

@@ -7,8 +7,8 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::connection::connect;
 use super::{consent, output};
-use crate::config::Config;
 use crate::exit;
 use crate::pg;
 
@@ -52,9 +52,7 @@ struct Forget {
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Verb::Forget(Forget { host, name, pid, note, json }) = arguments.verb;
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely processes").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely processes").await?;
     let which = (host.as_deref(), name.as_deref(), pid);
     let gone = pg::forget_processes(&mut connection, which, &consent::user(), note.as_deref())
         .await

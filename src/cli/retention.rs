@@ -9,10 +9,11 @@ use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
 use super::output::{self, List, Output, Row, Times, safe};
-use super::{completions, consent, session};
+use super::{completions, consent};
 use crate::config::Config;
 use crate::exit;
 use crate::pg::{self, KnownConsumer};
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -61,7 +62,7 @@ const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load_to_look(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let known = pg::known_consumers(&mut session.connection).await?;
     let code = match arguments.verb {
         Verb::List { output } => {

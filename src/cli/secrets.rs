@@ -8,11 +8,12 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
+use super::consent;
 use super::output::{self, List, Output, Row, Times};
-use super::{consent, session};
 use crate::config::Config;
 use crate::exit;
 use crate::pg::{self, SecretRow};
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -89,7 +90,7 @@ const SOONEST: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let code = match arguments.verb {
         Verb::List { output } => {
             let rows = pg::list_secrets(&mut session.connection)

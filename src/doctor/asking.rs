@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use crate::config::Config;
 use crate::pg::{self, Session, is_outage};
-use crate::preflight::{self, Found};
+use crate::preflight::Found;
 
 /// A session that changes nothing, and what it has found.
 pub(super) struct Asking<'a> {
@@ -56,32 +55,9 @@ impl<'a> Asking<'a> {
         None
     }
 
-    /// The functions of all consumers.
-    pub(super) async fn handlers(&mut self, config: &Config) {
-        if let Some(session) = &mut self.session {
-            preflight::handlers(config, session, self.found).await;
-        }
-    }
-
-    /// What the database knows of the consumers.
-    pub(super) async fn consumers(&mut self, config: &Config) {
-        if let Some(session) = &mut self.session {
-            preflight::consumers(config, session, self.found).await;
-        }
-    }
-
-    /// Whether a worker's keys can be read.
-    pub(super) async fn secrets(&mut self, config: &Config) {
-        if let Some(session) = &mut self.session {
-            preflight::read_secrets(config, session, self.found).await;
-        }
-    }
-
-    /// Whether the keys of tags can be read.
-    pub(super) async fn tag_keys(&mut self, config: &Config) {
-        if let Some(session) = &mut self.session {
-            preflight::read_tag_keys(config, session, self.found).await;
-        }
+    /// The session, for checks of a start-up, and where they note what they find; `None` once it is lost.
+    pub(super) fn at_start(&mut self) -> Option<(&mut Session, &mut Found)> {
+        self.session.as_mut().map(|session| (session, &mut *self.found))
     }
 
     /// Ends the session.

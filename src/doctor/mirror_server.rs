@@ -34,7 +34,7 @@ pub(super) async fn look(config: &Config, scope: &Scope, found: &mut Found) {
     }
     if scope.at_start {
         if let Ok(facts) = mirror.facts().await {
-            cluster(&facts, found);
+            preflight::judge_cluster(&facts, found);
         }
         return;
     }
@@ -87,13 +87,6 @@ fn away(found: &mut Found, server: &str, error: &MirrorError) {
     }
 }
 
-fn cluster(facts: &RedisFacts, found: &mut Found) {
-    found.read("redis.cluster", format!("cluster mode: {}", facts.is_cluster));
-    if facts.is_cluster {
-        found.error("redis.cluster", "redis.url", preflight::IN_CLUSTER);
-    }
-}
-
 fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut Found) {
     let RedisFacts { version, used_memory, max_memory, policy, is_replica, is_cluster: _, latency } = facts;
     let size = |count: u64| bytes(i64::try_from(count).unwrap_or(i64::MAX));
@@ -110,7 +103,7 @@ fn judge(facts: &RedisFacts, budget: std::time::Duration, found: &mut Found) {
     if *is_replica {
         found.warning("redis.role", "redis.url", "is a replica: the relay can write nothing there");
     }
-    cluster(facts, found);
+    preflight::judge_cluster(facts, found);
     found.read("redis.latency", format!("{latency:?} a round trip, the budget is {budget:?}"));
     if *latency > budget {
         let what = format!(

@@ -152,19 +152,26 @@ async fn look(config: &Config, problems: &Problems, scope: &Scope) -> (Found, Ro
 }
 
 async fn postgres(config: &Config, scope: &Scope, role: Role, asking: &mut Asking<'_>) {
-    if role == Role::Worker {
-        asking.handlers(config).await;
-    } else {
+    if role != Role::Worker {
         asking.found.skipped("pg.handler", format!("this is the login of the role {role}, not a worker's"));
     }
-    if role == Role::Worker || !scope.at_start {
-        asking.consumers(config).await;
-    }
-    let has_key = config.mirror.as_ref().is_some_and(|mirror| mirror.key.is_some());
-    match role {
-        Role::Worker => asking.secrets(config).await,
-        Role::Relay if config.mirror.is_some() && !has_key => asking.tag_keys(config).await,
-        Role::Relay | Role::Operator | Role::Auditor => {}
+    if let Some((session, found)) = asking.at_start() {
+        if role == Role::Worker {
+            preflight::handlers(config, session, found).await;
+        }
+        if role == Role::Worker || !scope.at_start {
+            preflight::consumers(config, session, found).await;
+        }
+        let has_key = config.mirror.as_ref().is_some_and(|mirror| mirror.key.is_some());
+        match role {
+            Role::Worker => {
+                preflight::read_secrets(config, session, found).await;
+            }
+            Role::Relay if config.mirror.is_some() && !has_key => {
+                preflight::read_tag_keys(config, session, found).await;
+            }
+            Role::Relay | Role::Operator | Role::Auditor => {}
+        }
     }
     if scope.at_start {
         return;

@@ -22,8 +22,10 @@ pub use function::{HandlerFn, handler_fn};
 pub use http::HttpEndpoint;
 #[cfg(feature = "http-handler")]
 pub(crate) use http::HttpHandler;
+#[cfg(feature = "management")]
+pub(crate) use http::Transport;
 #[cfg(feature = "gateway")]
-pub(crate) use http::{CONNECT, Failed, Transport};
+pub(crate) use http::{CONNECT, Failed};
 pub use message::Message;
 pub use response::{IntoResponse, IntoResponses, Json};
 pub use sql_function::{JsonPolicy, SqlFunction};

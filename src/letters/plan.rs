@@ -130,19 +130,6 @@ impl Plan {
         self.notes = remarks.map(|(count, text)| format!("{count} {text}")).collect();
     }
 
-    pub(crate) fn names(&self) -> Vec<Named> {
-        self.letters.iter().map(Planned::named).collect()
-    }
-
-    /// The queues that the letters came from, as far as their dead-letter queues have copies.
-    pub(crate) fn queues(&self) -> Vec<String> {
-        let copied = self.letters.iter().filter(|letter| !letter.from_client);
-        let mut queues: Vec<String> = copied.map(|letter| letter.queue.clone()).collect();
-        queues.sort();
-        queues.dedup();
-        queues
-    }
-
     /// How many of each group, the largest first.
     pub(crate) fn groups(&self) -> Vec<(&str, usize)> {
         let mut groups: BTreeMap<&str, usize> = BTreeMap::new();

@@ -8,17 +8,14 @@ use serde_json::Value;
 use sqlx::{Connection as _, PgConnection};
 
 use super::copy::{self, Held};
+use super::outcome::LetterOutcome;
 use super::plan::Change;
 use crate::amqp::{Copy, Publisher, connect};
 use crate::config::Config;
 use crate::decide::KeyStatus;
-use crate::encryption::CipherError;
 use crate::letter::{Letter, Memory};
 use crate::pg::{self, Begun, Named, Planned, Session};
 use crate::reason::Reason;
-
-/// Copies published at once.
-const CHUNK: usize = 64;
 
 /// What somebody has looked at and takes upon himself.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,11 +81,11 @@ pub(crate) fn requeue_refusal(letter: &Planned, named: bool, overrides: Override
 
 /// Who decides, and why: what is recorded in the transaction of the decision.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Decision<'a> {
+pub(super) struct Decision<'a> {
     /// As the person calls himself; the database adds who it is.
-    pub(crate) user: &'a str,
-    pub(crate) filter: &'a Value,
-    pub(crate) reason: Option<&'a str>,
+    pub(super) user: &'a str,
+    pub(super) filter: &'a Value,
+    pub(super) reason: Option<&'a str>,
 }
 
 impl Decision<'_> {
@@ -114,7 +111,7 @@ impl Decision<'_> {
 ///
 /// # Errors
 /// When the database fails: nothing is changed then, unless the reply to the COMMIT is lost.
-pub(crate) async fn discard(
+pub(super) async fn discard(
     session: &mut Session,
     letters: &[Named],
     decision: Decision<'_>,
@@ -128,24 +125,8 @@ pub(crate) async fn discard(
     Ok(done)
 }
 
-/// What became of the copy of a letter that is being requeued.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It is in its queue.
-    Published,
-    /// Only the dead-letter queue has the message, or its row has it encrypted with a key that is not here: the sweep that follows publishes
-    /// it from there.
-    InQueue(Option<CipherError>),
-    /// Somebody has discarded it meanwhile: it was not published.
-    Discarded,
-    /// Another requeue or a sweep has published it.
-    ByAnother,
-    /// It could not be published, and stands as requeueing: why.
-    Failed(String),
-}
-
 /// What a requeue needs.
-pub(crate) struct Requeue {
+pub(super) struct Requeue {
     publisher: Publisher,
     config: Config,
     overrides: Overrides,
@@ -156,7 +137,7 @@ impl Requeue {
     ///
     /// # Errors
     /// When the broker does not answer, or the database's keys can't be read.
-    pub(crate) async fn prepare(
+    pub(super) async fn prepare(
         config: &Config,
         session: &mut Session,
         application: &str,
@@ -178,7 +159,7 @@ impl Requeue {
     ///
     /// # Errors
     /// When the database fails: nothing is changed then, unless the reply to the COMMIT is lost.
-    pub(crate) async fn decide(
+    pub(super) async fn decide(
         &self,
         session: &mut Session,
         letters: &[Named],
@@ -200,82 +181,76 @@ impl Requeue {
         Ok(begun)
     }
 
-    /// Publishes letters that were decided on, and notes those that have arrived: what became of each is added to `fates`, whatever
-    /// happens to the others. Each is locked meanwhile, so that what somebody discards is published before that, or not at all.
+    /// Publishes letters that were decided on, and notes those that have arrived; returns the outcomes of those that no other session has in hand.
+    /// Each is locked meanwhile, so that what somebody discards is published before that, or not at all.
     ///
     /// # Errors
-    /// When the database fails: letters without a fate stand as requeueing, and are published, once more perhaps, by the next requeue.
-    pub(crate) async fn publish(
+    /// When the database fails: the letters stand as requeueing, and are published, once more perhaps, by the next requeue.
+    pub(super) async fn publish(
         &self,
         session: &mut Session,
         letters: &[Named],
-        fates: &mut Vec<(Named, Fate)>,
-    ) -> anyhow::Result<()> {
-        for chunk in letters.chunks(CHUNK) {
-            let mut found = Vec::new();
-            let mut copies: Vec<(Named, Copy)> = Vec::new();
-            let mut transaction = session.connection.begin().await?;
-            let ours = pg::lock_requeueing_letters(&mut transaction, chunk).await?;
-            // Those of now: a long requeue may outlast a key.
-            let keys = self.config.signing_keys(&pg::signing_secrets(&mut transaction).await?);
-            for message in pg::messages(&mut transaction, &ours).await? {
-                let generation = u32::try_from(message.generation).unwrap_or(0);
-                let named = (message.tenant.clone(), Letter { id: message.id, generation });
-                match copy::stored(&keys, self.config.cipher(), &message) {
-                    Ok(Held::InRow(copy)) => copies.push((named, *copy)),
-                    Ok(Held::InQueue(why)) => {
-                        if let Some(why) = &why {
-                            tracing::warn!(letter = %message.id, "published from its dead-letter queue: its body is {why}");
-                        }
-                        found.push((named, Fate::InQueue(why)));
+    ) -> anyhow::Result<Vec<(Named, LetterOutcome)>> {
+        let mut outcomes = Vec::new();
+        let mut copies: Vec<(Named, Copy)> = Vec::new();
+        let mut transaction = session.connection.begin().await?;
+        let ours = pg::lock_requeueing_letters(&mut transaction, letters).await?;
+        // Those of now: a long requeue may outlast a key.
+        let keys = self.config.signing_keys(&pg::signing_secrets(&mut transaction).await?);
+        for message in pg::messages(&mut transaction, &ours).await? {
+            let generation = u32::try_from(message.generation).unwrap_or(0);
+            let named = (message.tenant.clone(), Letter { id: message.id, generation });
+            match copy::stored(&keys, self.config.cipher(), &message) {
+                Ok(Held::InRow(copy)) => copies.push((named, *copy)),
+                Ok(Held::InQueue(why)) => {
+                    if let Some(why) = &why {
+                        tracing::warn!(letter = %message.id, "published from its dead-letter queue: its body is {why}");
                     }
-                    Err(error) => found.push((named, Fate::Failed(format!("{error:#}")))),
+                    outcomes.push((named, LetterOutcome::FromQueue(why)));
                 }
+                Err(error) => outcomes.push((named, LetterOutcome::Failed(format!("{error:#}")))),
             }
-            let mut arrived = Vec::new();
-            let all: Vec<Copy> = copies.iter().map(|(_, copy)| copy.clone()).collect();
-            let results = self.publisher.publish(&all).await;
-            for ((named, _), result) in copies.into_iter().zip(results) {
-                match result {
-                    Ok(()) => arrived.push(named),
-                    Err(error) => found.push((named, Fate::Failed(error.to_string()))),
-                }
-            }
-            let now = session.clock.now();
-            pg::change_letters(&mut transaction, now, &arrived, &["requeueing"], "requeued").await?;
-            transaction.commit().await?;
-            found.extend(arrived.into_iter().map(|named| (named, Fate::Published)));
-            fates.extend(found);
-            let others: Vec<Named> = chunk.iter().filter(|named| !ours.contains(named)).cloned().collect();
-            fates.extend(fates_of(session, &others).await?);
         }
-        Ok(())
+        let mut arrived = Vec::new();
+        let all: Vec<Copy> = copies.iter().map(|(_, copy)| copy.clone()).collect();
+        let results = self.publisher.publish(&all).await;
+        for ((named, _), result) in copies.into_iter().zip(results) {
+            match result {
+                Ok(()) => arrived.push(named),
+                Err(error) => outcomes.push((named, LetterOutcome::Failed(error.to_string()))),
+            }
+        }
+        let now = session.clock.now();
+        pg::change_letters(&mut transaction, now, &arrived, &["requeueing"], "requeued").await?;
+        transaction.commit().await?;
+        outcomes.extend(arrived.into_iter().map(|named| (named, LetterOutcome::Published)));
+        Ok(outcomes)
     }
 }
 
-/// What became of letters that were decided on, where somebody else had them in hand: another requeue, a discard, a sweep.
+/// Reads the outcomes of letters that were decided on, where somebody else had them in hand: another requeue, a discard, a sweep.
 ///
 /// # Errors
 /// When the database fails.
-pub(crate) async fn fates_of(
+pub(super) async fn standing_outcomes(
     session: &mut Session,
     letters: &[Named],
-) -> Result<Vec<(Named, Fate)>, sqlx::Error> {
+) -> Result<Vec<(Named, LetterOutcome)>, sqlx::Error> {
     if letters.is_empty() {
         return Ok(Vec::new());
     }
     let rows = pg::standings(&mut session.connection, session.clock.now(), letters).await?;
-    let fates = letters.iter().map(|named| {
+    let outcomes = letters.iter().map(|named| {
         let row = rows.iter().find(|row| row.tenant == named.0 && row.id == named.1.id);
         let same =
             row.filter(|row| u32::try_from(row.generation).is_ok_and(|known| known == named.1.generation));
-        let fate = match same.map(|row| row.state.as_str()) {
-            Some("discarded") => Fate::Discarded,
-            Some("requeueing") => Fate::Failed("nobody has published it yet".to_owned()),
+        let outcome = match same.map(|row| row.state.as_str()) {
+            Some("discarded") => LetterOutcome::GivenUp,
+            Some("requeueing") => LetterOutcome::Failed("nobody has published it yet".to_owned()),
             // Requeued; or collected since, or dead-lettered again.
-            _ => Fate::ByAnother,
+            _ => LetterOutcome::ByAnother,
         };
-        (named.clone(), fate)
+        (named.clone(), outcome)
     });
-    Ok(fates.collect())
+    Ok(outcomes.collect())
 }

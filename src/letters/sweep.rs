@@ -38,7 +38,7 @@ pub(crate) enum Pass {
 ///
 /// # Errors
 /// When a server does not answer: what is not swept stays in its queue, and the next sweep finds it.
-pub(crate) async fn sweep_after_change(
+pub(super) async fn sweep_after_change(
     config: &Config,
     session: &mut Session,
     queues: &[String],

@@ -17,6 +17,7 @@ mod consumers;
 mod control;
 mod dead_letter;
 mod door;
+pub(crate) mod equivalent_sql;
 mod error;
 mod event;
 mod event_operator;
@@ -57,7 +58,6 @@ mod reply;
 #[cfg_attr(not(feature = "http"), allow(dead_code))]
 mod request_claim;
 mod right;
-pub(crate) mod said;
 mod search_path;
 mod secret;
 mod seed;

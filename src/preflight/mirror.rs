@@ -2,7 +2,7 @@
 
 use super::Found;
 use crate::config::Config;
-use crate::mirror::Mirror;
+use crate::mirror::{Mirror, RedisFacts};
 
 pub(crate) const IN_CLUSTER: &str = "is a node of a cluster (INFO says cluster_enabled:1): it redirects what belongs to other nodes, so that \
      look-ups would count as misses and entries would never be written; use a Redis without cluster mode, alone or with Sentinel, or none";
@@ -11,10 +11,17 @@ pub(crate) const IN_CLUSTER: &str = "is a node of a cluster (INFO says cluster_e
 pub(super) async fn cluster(config: &Config, found: &mut Found) {
     let Some(Ok(mirror)) = config.mirror.as_ref().map(Mirror::new) else { return };
     match mirror.facts().await {
-        Ok(facts) if facts.is_cluster => found.error("redis.cluster", "redis.url", IN_CLUSTER),
-        Ok(_) => {}
+        Ok(facts) => judge_cluster(&facts, found),
         Err(error) => {
             tracing::debug!(error = %error, "Redis was not asked whether it is a node of a cluster")
         }
+    }
+}
+
+/// Judges whether it is a node of a cluster.
+pub(crate) fn judge_cluster(facts: &RedisFacts, found: &mut Found) {
+    found.read("redis.cluster", format!("cluster mode: {}", facts.is_cluster));
+    if facts.is_cluster {
+        found.error("redis.cluster", "redis.url", IN_CLUSTER);
     }
 }

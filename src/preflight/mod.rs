@@ -14,8 +14,8 @@ pub(crate) use files::{secret_files, warn_of_secret_files};
 pub use found::{Finding, Verdict};
 pub(crate) use found::{Found, Quoted};
 pub(crate) use handlers::{consumers, handlers};
-pub(crate) use mirror::IN_CLUSTER;
 use mirror::cluster;
+pub(crate) use mirror::{IN_CLUSTER, judge_cluster};
 use postgres::code_of;
 #[cfg(feature = "gateway")]
 use postgres::database;

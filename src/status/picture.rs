@@ -32,6 +32,19 @@ pub(crate) struct Missing {
     pub(crate) is_away: bool,
 }
 
+impl Missing {
+    /// Says why a server is not used.
+    ///
+    /// # Errors
+    /// With the error itself, where the database does not fit the configuration.
+    pub(crate) fn of(error: anyhow::Error) -> anyhow::Result<Self> {
+        match exit::code(&error) {
+            exit::CONFIG => Err(error),
+            code => Ok(Self { text: exit::told(&error), is_away: code == exit::UNREACHABLE }),
+        }
+    }
+}
+
 /// Everything that is known at one time; a server's part is its error where it does not answer.
 pub(crate) struct Picture {
     pub(crate) postgres: Result<Database, Missing>,
@@ -85,11 +98,8 @@ impl Picture {
     pub(crate) async fn take(config: &Config) -> anyhow::Result<Self> {
         let (postgres, rabbitmq, redis) = tokio::join!(database(config), queues(config), redis(config));
         let postgres = match postgres {
-            Err(error) if exit::code(&error) == exit::CONFIG => return Err(error),
-            Err(error) => {
-                Err(Missing { is_away: exit::code(&error) == exit::UNREACHABLE, text: exit::told(&error) })
-            }
             Ok(database) => Ok(database),
+            Err(error) => Err(Missing::of(error)?),
         };
         let rabbitmq = rabbitmq.map_err(|error| error.to_string());
         Ok(Self { postgres, has_broker: config.has_broker, rabbitmq, redis })

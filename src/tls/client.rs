@@ -70,7 +70,7 @@ pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsE
 }
 
 /// Who may vouch for a server.
-pub(crate) fn roots(files: &Files) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn roots(files: &Files) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     match &files.ca {
         Some(ca) => Ok(ca.certificates.clone()),
         None => {

@@ -14,7 +14,7 @@ mod server;
 mod settings;
 
 #[cfg(feature = "tls")]
-pub(crate) use client::{Client, client_config, roots};
+pub(crate) use client::{Client, client_config};
 pub(crate) use error::{FileError, NOT_BUILT, TlsError};
 pub use fault::TlsFault;
 pub(crate) use fault::fault_of;

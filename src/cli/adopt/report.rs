@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use serde::Serialize;
 use serde_json::json;
 
+use super::super::connection::connect;
 use super::super::output::{self, List, Output, Row, Times, counted, safe};
 use super::super::{completions, since};
-use crate::config::{Config, OBSERVER};
+use crate::config::OBSERVER;
 use crate::exit;
 use crate::pg::{self, ConflictingKey, ObservedCount};
 
@@ -141,13 +141,11 @@ impl Sums {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let settings = Config::load_postgres(file)?;
     let name = match arguments.consumer.ends_with(OBSERVER) {
         true => arguments.consumer.clone(),
         false => format!("{}{OBSERVER}", arguments.consumer),
     };
-    let connected = settings.connect("oncely adopt report").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely adopt report").await?;
     let since = arguments.since.unwrap_or(DateTime::UNIX_EPOCH);
     let counts = pg::observed_counts(&mut connection, &name, since).await?;
     let conflicting: Vec<ConflictingKey> =

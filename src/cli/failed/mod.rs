@@ -3,27 +3,25 @@
 //! Lists come from PostgreSQL: looking into a dead-letter queue can empty it. Changes show their plan first, need consent,
 //! and leave a row in `oncely.operator_actions`.
 
-mod discard;
 mod groups;
 mod list;
+mod operation;
 mod park;
 mod plan;
-mod requeue;
 mod show;
 mod sweep;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
 use sqlx::PgConnection;
 
+use super::connection::connect;
 use super::output::Times;
 use super::{completions, since};
-use crate::config::Config;
 use crate::pg::{self, LetterFilter};
 
 /// The schema of every verb's object.
@@ -44,9 +42,9 @@ enum Verb {
     /// Everything about one dead letter
     Show(show::Arguments),
     /// Publish dead letters to their queue again, and make their keys runnable
-    Requeue(requeue::Arguments),
+    Requeue(operation::RequeueArguments),
     /// Give dead letters up: they leave their queue
-    Discard(discard::Arguments),
+    Discard(operation::DiscardArguments),
     /// Set a message aside by hand: it becomes a dead letter without having run
     Park(park::Arguments),
     /// Take what was requeued or discarded out of the dead-letter queues
@@ -58,8 +56,8 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         Verb::Groups(arguments) => groups::run(file, arguments, times).await,
         Verb::List(arguments) => list::run(file, arguments, times).await,
         Verb::Show(arguments) => show::run(file, arguments, times).await,
-        Verb::Requeue(arguments) => requeue::run(file, arguments, times).await,
-        Verb::Discard(arguments) => discard::run(file, arguments, times).await,
+        Verb::Requeue(arguments) => operation::requeue(file, arguments).await,
+        Verb::Discard(arguments) => operation::discard(file, arguments).await,
         Verb::Park(arguments) => park::run(file, arguments, times).await,
         Verb::Sweep(arguments) => sweep::run(file, arguments).await,
     }
@@ -129,9 +127,7 @@ impl Which {
 
 /// A connection for a verb that only reads.
 async fn reader(file: &Path) -> anyhow::Result<PgConnection> {
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely failed").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely failed").await?;
     pg::read_by_index(&mut connection).await?;
     Ok(connection)
 }

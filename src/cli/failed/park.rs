@@ -9,21 +9,22 @@ use clap::Args;
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 
-use super::super::consent::{self, Agreement, Consent, Proposal};
+use super::super::consent::{self, Consent, Proposal, SingleAgreement};
 use super::super::output::{self, Times, age, counted, safe};
-use super::super::session;
 use super::SCHEMA;
 use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::identity::{Identity, IdentityPart};
 use crate::pg::{self, KeyDetails, Parked};
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 #[command(
     after_help = "The next delivery of the key becomes a dead letter (reason parked) without having run; `oncely failed requeue --key \
                   KEY --tenant TENANT` lets it run again. Works for a key that is tried again, that a worker is stuck at, or that was not seen yet. \
-                  Exit 1: it took effect, was given up before, or somebody has it in an open transaction. 4: nobody agreed."
+                  Exit 1: it took effect, was given up before, or somebody has it in an open transaction. 4: nobody agreed.",
+    mut_arg("note", |note| note.help("Why, for the record and the dead letter"))
 )]
 pub(super) struct Arguments {
     /// The key, exactly
@@ -34,18 +35,8 @@ pub(super) struct Arguments {
     /// For which consumer; needed where there are several
     #[arg(long)]
     consumer: Option<String>,
-    /// Only show the plan
-    #[arg(long)]
-    dry_run: bool,
-    /// Agree to the plan without being asked
-    #[arg(long)]
-    yes: bool,
-    /// Why, for the record and the dead letter
-    #[arg(long)]
-    note: Option<String>,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    agreement: SingleAgreement,
 }
 
 struct Plan {
@@ -69,7 +60,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
         consumer,
         key: part("the key", &arguments.key)?,
     };
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let known = pg::key_details(
         &mut session.connection,
         &arguments.key,
@@ -80,14 +71,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
     .pop();
     let now = session.clock.now();
     let plan = Plan { identity, known, now };
-    let agreement = Agreement {
-        all: false,
-        dry_run: arguments.dry_run,
-        yes: arguments.yes,
-        max: 1,
-        note: arguments.note,
-        json: arguments.json,
-    };
+    let agreement = arguments.agreement;
     if let Consent::Over(code) = agreement.seek(&plan)? {
         return Ok(code);
     }
@@ -129,7 +113,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, _times: Times) -> any
         _ => output::note(&format!("nothing was changed: {outcome}")),
     }
     if agreement.json {
-        output::print_json(SCHEMA, plan.told(false, &outcome))?;
+        plan.print_json(false, json!({ "outcome": outcome }))?;
     }
     Ok(code)
 }
@@ -148,17 +132,11 @@ impl Plan {
         let Identity { tenant, consumer, key } = &self.identity;
         json!({ "tenant": tenant.as_str(), "consumer": consumer.as_str(), "key": key.as_str() })
     }
-
-    fn told(&self, dry_run: bool, outcome: &str) -> Value {
-        json!({
-            "verb": "park", "dry_run": dry_run, "count": self.count(), "identity": self.filter(), "known": self.known,
-            "outcome": outcome,
-        })
-    }
 }
 
 impl Proposal for Plan {
     const ROWS: &'static str = "keys";
+    const SCHEMA: &'static str = SCHEMA;
 
     fn verb(&self) -> &'static str {
         "park"
@@ -190,7 +168,7 @@ impl Proposal for Plan {
         format!("{head}\n  {state}")
     }
 
-    fn print_dry_run(&self) -> anyhow::Result<()> {
-        output::print_json(SCHEMA, self.told(true, "nothing was changed"))
+    fn as_json(&self) -> Value {
+        json!({ "verb": "park", "count": self.count(), "identity": self.filter(), "known": self.known })
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::consent::{Agreement, Consent, Proposal, SAMPLES};
-use super::super::output::{self, age, counted, safe};
+use super::super::output::{age, counted, safe};
 use super::{SCHEMA, Which};
 use crate::letters::Plan;
 use crate::pg::LetterFilter;
@@ -43,28 +43,9 @@ impl Change {
     }
 }
 
-/// The plan for programs; `more` says what was done.
-pub(super) fn print_json(plan: &Plan, dry_run: bool, more: Value) -> anyhow::Result<()> {
-    let samples: Vec<Value> = plan
-        .letters
-        .iter()
-        .take(SAMPLES)
-        .map(|l| json!({ "id": l.id, "tenant": l.tenant, "consumer": l.consumer, "key": l.key, "reason": l.reason }))
-        .collect();
-    let groups: Vec<Value> =
-        plan.groups().iter().map(|(group, count)| json!({ "group": group, "count": count })).collect();
-    let mut object = json!({
-        "verb": plan.change.verb(), "dry_run": dry_run, "count": plan.letters.len(), "groups": groups, "samples": samples,
-        "notes": plan.notes, "refused": plan.refused,
-    });
-    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
-        object.extend(more);
-    }
-    output::print_json(SCHEMA, object)
-}
-
 impl Proposal for Plan {
     const ROWS: &'static str = "dead letters";
+    const SCHEMA: &'static str = SCHEMA;
 
     fn verb(&self) -> &'static str {
         self.change.verb()
@@ -102,7 +83,18 @@ impl Proposal for Plan {
         lines.join("\n")
     }
 
-    fn print_dry_run(&self) -> anyhow::Result<()> {
-        print_json(self, true, json!({}))
+    fn as_json(&self) -> Value {
+        let samples: Vec<Value> = self
+            .letters
+            .iter()
+            .take(SAMPLES)
+            .map(|l| json!({ "id": l.id, "tenant": l.tenant, "consumer": l.consumer, "key": l.key, "reason": l.reason }))
+            .collect();
+        let groups: Vec<Value> =
+            self.groups().iter().map(|(group, count)| json!({ "group": group, "count": count })).collect();
+        json!({
+            "verb": self.change.verb(), "count": self.letters.len(), "groups": groups, "samples": samples, "notes": self.notes,
+            "refused": self.refused,
+        })
     }
 }

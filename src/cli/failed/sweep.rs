@@ -7,12 +7,11 @@ use clap::Args;
 use serde_json::json;
 
 use super::super::output;
-use super::super::session;
 use super::SCHEMA;
 use crate::amqp::Topology;
 use crate::config::Config;
-use crate::letters::{LONG, Pass, Swept, sweep, sweep_after_change};
-use crate::pg::{Named, Session};
+use crate::letters::{LONG, Pass, Swept, sweep};
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Runs by itself after requeue and discard. Several at once do no harm.")]
@@ -27,7 +26,7 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let queues: Vec<String> = match arguments.queue {
         Some(queue) => vec![queue],
         None => config
@@ -63,25 +62,20 @@ fn report(swept: &Swept) {
     unreadable_marks.advice(queue).iter().for_each(|line| output::note(line));
 }
 
-/// The sweep that follows a change, told.
-pub(super) async fn after_change(
-    config: &Config,
-    session: &mut Session,
-    queues: &[String],
-    in_queue: &[Named],
-) -> anyhow::Result<Vec<Swept>> {
-    let mut passes = Vec::new();
-    for pass in sweep_after_change(config, session, queues, in_queue).await? {
+/// Reports the sweeps that followed a change; returns those that were made.
+pub(super) fn report_passes(passes: &[Pass]) -> Vec<&Swept> {
+    let mut made = Vec::new();
+    for pass in passes {
         match pass {
             Pass::Done(swept) => {
-                report(&swept);
-                passes.push(swept);
+                report(swept);
+                made.push(swept);
             }
             Pass::TooLong(queue) => output::note(&format!(
                 "{} holds more than {LONG} messages and was not swept: run `oncely failed sweep --queue {queue}`",
-                Topology::dead_letter_queue(&queue)
+                Topology::dead_letter_queue(queue)
             )),
         }
     }
-    Ok(passes)
+    made
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 
 use super::super::publish::{Frame, Line, Lines, PropertyArguments};
-use super::super::{completions, output, session};
+use super::super::{completions, output};
 use super::report;
 use crate::amqp::Delivery;
 use crate::config::{Config, Consumer};
@@ -16,7 +16,7 @@ use crate::exit;
 use crate::extract::Source;
 use crate::handler::SqlFunction;
 use crate::pg;
-use crate::preflight::preflight_without_broker;
+use crate::preflight::{fit, preflight_without_broker};
 use crate::worker::{BrokenOff, Common, DryRun};
 
 #[derive(Debug, Args)]
@@ -101,7 +101,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         }
         None => None,
     };
-    let (session, secrets) = session::fit(opened, found)?;
+    let (session, secrets) = fit(opened, found)?;
     let common = Common::without_broker(config.clone(), &session, &secrets);
     session.close().await;
 

@@ -3,15 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::super::output::{self, List, Output, Row, Times, quoted};
+use super::super::connection::connect;
+use super::super::output::{self, List, Output, Row, Times};
 use super::super::{completions, since};
-use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, KeyRow, KeyWalk};
@@ -61,18 +60,14 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
             return Ok(ExitCode::from(exit::USAGE));
         }
     };
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely keys").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely keys").await?;
     let rows = pg::keys(&mut connection, &walk, arguments.limit).await?;
-    let is_full = i64::try_from(rows.len()).is_ok_and(|count| count == arguments.limit);
-    let next = rows.last().filter(|_| is_full).map(|row| place(&walk, row));
-    let code = List { schema: "oncely.keys/1", field: "keys", rows: &rows, none: "no key matches" }
-        .print_with(arguments.output, times, json!({ "next": next }))?;
-    if let Some(next) = next {
-        output::note(&format!("there may be more: --after {}", quoted(&next)));
-    }
-    Ok(code)
+    List { schema: "oncely.keys/1", field: "keys", rows: &rows, none: "no key matches" }.print_page(
+        arguments.output,
+        times,
+        arguments.limit,
+        |row| place(&walk, row),
+    )
 }
 
 /// The walk that was asked for, where an index serves it; else what to add or leave out.
@@ -112,15 +107,14 @@ fn walk(asked: &Arguments) -> Result<KeyWalk, &'static str> {
 const PLACE: &str = "--after takes the place that the page before printed, for the same question";
 
 /// Where a page ends.
-fn place(walk: &KeyWalk, last: &KeyRow) -> String {
-    let place = match walk {
+fn place(walk: &KeyWalk, last: &KeyRow) -> Value {
+    match walk {
         KeyWalk::ByIdentity { .. } => json!([last.consumer, last.key]),
         KeyWalk::ByTime { status: KeyStatus::InProgress, .. } => {
             json!([last.created_at, last.tenant, last.key])
         }
         KeyWalk::ByTime { .. } => json!([last.completed_at, last.tenant, last.key]),
-    };
-    crate::shown::json(&place.to_string()).into_owned()
+    }
 }
 
 impl Row for KeyRow {

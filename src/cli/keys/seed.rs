@@ -12,11 +12,12 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::super::output::{self, counted, safe};
-use super::super::{completions, consent, session};
+use super::super::{completions, consent};
 use super::lines::{Line, Lines};
 use crate::config::{Config, OBSERVER};
 use crate::identity::IdentityPart;
 use crate::pg::{self, MOST_SEEDS, Seed, SeedConflict, Session};
+use crate::preflight::open_session;
 use crate::{exit, shutdown};
 
 #[derive(Debug, Args)]
@@ -107,7 +108,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
     let (stop, _guard) = shutdown::when(shutdown::on_signal()?);
     let mut session = match arguments.dry_run {
         true => None,
-        false => Some(session::open(&config).await?),
+        false => Some(open_session(&config).await?),
     };
     let mut seeding = Seeding {
         name: &name,

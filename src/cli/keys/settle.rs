@@ -3,16 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
-use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Value, json};
 
-use super::super::completions;
-use super::super::consent::{self, Agreement, Consent, Proposal};
+use super::super::connection::connect;
+use super::super::consent::{self, Consent, Proposal, SingleAgreement};
+use super::super::key_name::{KeyName, only};
 use super::super::output::{self, age, safe};
-use crate::config::Config;
 use crate::decide::KeyStatus;
 use crate::exit;
 use crate::pg::{self, KeyDetails};
@@ -20,30 +18,15 @@ use crate::pg::{self, KeyDetails};
 const SCHEMA: &str = "oncely.key_settlement/1";
 
 #[derive(Debug, Args)]
+#[command(mut_arg("note", |note| note.help("How you know, for the record")))]
 pub(super) struct Arguments {
-    /// The key, exactly
-    key: String,
     /// What you have found where it would have taken effect
     #[arg(long, value_name = "YES|NO")]
     took_effect: Answer,
-    /// Whose key; needed where there are several
-    #[arg(long)]
-    tenant: Option<String>,
-    /// Of which consumer; needed where there are several
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
-    consumer: Option<String>,
-    /// Only show what would be done
-    #[arg(long)]
-    dry_run: bool,
-    /// Agree to it without being asked
-    #[arg(long)]
-    yes: bool,
-    /// How you know, for the record
-    #[arg(long)]
-    note: Option<String>,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    name: KeyName,
+    #[command(flatten)]
+    agreement: SingleAgreement,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -61,36 +44,24 @@ struct Plan {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely keys").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely keys").await?;
     pg::read_by_index(&mut connection).await?;
-    let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
-    let mut found = pg::key_details(&mut connection, &arguments.key, tenant, consumer).await?;
-    if found.len() > 1 {
-        output::note(&format!("{} is known {} times; name one:", safe(&arguments.key), found.len()));
-        for key in &found {
-            output::note(&format!("  --tenant {} --consumer {}", safe(&key.tenant), safe(&key.consumer)));
+    let Arguments { took_effect, name: KeyName { key, tenant, consumer }, agreement } = arguments;
+    let found = pg::key_details(&mut connection, &key, tenant.as_deref(), consumer.as_deref()).await?;
+    let several = |count| format!("{} is known {count} times", safe(&key));
+    let found = match only(found, several, |key| (&key.tenant, &key.consumer)) {
+        Ok(Some(found)) => found,
+        Ok(None) => {
+            output::note(&format!("nothing was changed: {} is not known", safe(&key)));
+            if agreement.json {
+                output::print_json(SCHEMA, json!({ "key": null, "outcome": "not known" }))?;
+            }
+            return Ok(ExitCode::from(exit::NO));
         }
-        return Ok(ExitCode::from(exit::USAGE));
-    }
-    let Some(key) = found.pop() else {
-        output::note(&format!("nothing was changed: {} is not known", safe(&arguments.key)));
-        if arguments.json {
-            output::print_json(SCHEMA, json!({ "key": null, "outcome": "not known" }))?;
-        }
-        return Ok(ExitCode::from(exit::NO));
+        Err(code) => return Ok(code),
     };
     let now = pg::database_time(&mut connection).await?;
-    let plan = Plan { key, took_effect: arguments.took_effect == Answer::Yes, now };
-    let agreement = Agreement {
-        all: false,
-        dry_run: arguments.dry_run,
-        yes: arguments.yes,
-        max: 1,
-        note: arguments.note,
-        json: arguments.json,
-    };
+    let plan = Plan { key: found, took_effect: took_effect == Answer::Yes, now };
     if let Consent::Over(code) = agreement.seek(&plan)? {
         return Ok(code);
     }
@@ -102,7 +73,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         (false, _) => "nothing was changed: the key has changed meanwhile; look at it again",
     });
     if agreement.json {
-        output::print_json(SCHEMA, plan.told(false, if done { "settled" } else { "changed meanwhile" }))?;
+        plan.print_json(false, json!({ "outcome": if done { "settled" } else { "changed meanwhile" } }))?;
     }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
@@ -129,14 +100,11 @@ impl Plan {
             },
         }
     }
-
-    fn told(&self, dry_run: bool, outcome: &str) -> Value {
-        json!({ "key": self.key, "took_effect": self.took_effect, "dry_run": dry_run, "outcome": outcome })
-    }
 }
 
 impl Proposal for Plan {
     const ROWS: &'static str = "keys";
+    const SCHEMA: &'static str = SCHEMA;
 
     fn verb(&self) -> &'static str {
         "settle"
@@ -162,7 +130,7 @@ impl Proposal for Plan {
         format!("settle {consumer} · tenant {tenant} · key {key}: {said}\n  {}\n  ! {follows}", self.state())
     }
 
-    fn print_dry_run(&self) -> anyhow::Result<()> {
-        output::print_json(SCHEMA, self.told(true, "nothing was changed"))
+    fn as_json(&self) -> Value {
+        json!({ "key": self.key, "took_effect": self.took_effect })
     }
 }

@@ -4,27 +4,21 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use clap_complete::engine::ArgValueCompleter;
 use serde_json::Value;
 
 use super::super::explain::as_json;
+use super::super::key_name::{KeyName, only};
 use super::super::output::{self, Times, safe};
-use super::super::{completions, session};
 use crate::config::Config;
 use crate::exit;
 use crate::pg;
+use crate::preflight::open_session;
 use crate::story::stories;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The key, exactly
-    key: String,
-    /// Whose key
-    #[arg(long)]
-    tenant: Option<String>,
-    /// Of which consumer
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
-    consumer: Option<String>,
+    #[command(flatten)]
+    name: KeyName,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -32,37 +26,26 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load_without_broker(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     pg::read_by_index(&mut session.connection).await?;
-    let (tenant, consumer) = (arguments.tenant.as_deref(), arguments.consumer.as_deref());
-    let found = stories(&config, &mut session, &arguments.key, tenant, consumer).await?;
+    let KeyName { key, tenant, consumer } = arguments.name;
+    let found = stories(&config, &mut session, &key, tenant.as_deref(), consumer.as_deref()).await?;
     session.close().await;
-    let found: Vec<Value> = found.iter().map(as_json).collect();
-    let key = safe(&arguments.key);
-    match found.as_slice() {
-        [] => {
-            output::note(&format!("{key}: nothing is known (`oncely explain` says since when)"));
-            Ok(ExitCode::from(exit::NO))
-        }
-        [one] => {
+    let several = |count| format!("{} is known {count} times", safe(&key));
+    match only(found, several, |story| (&story.tenant, &story.consumer)) {
+        Ok(Some(story)) => {
+            let story = as_json(&story);
             match arguments.json {
-                true => output::print_json("oncely.key/1", one.clone())?,
-                false => output::print(&lines(one, times))?,
+                true => output::print_json("oncely.key/1", story)?,
+                false => output::print(&lines(&story, times))?,
             }
             Ok(ExitCode::SUCCESS)
         }
-        several => {
-            let names = several.iter().map(|one| {
-                let of = |name: &str| one[name].as_str().map(safe).unwrap_or_default();
-                format!("\n  --tenant {} --consumer {}", of("tenant"), of("consumer"))
-            });
-            output::note(&format!(
-                "{key} is known {} times; name one:{}",
-                several.len(),
-                names.collect::<String>()
-            ));
-            Ok(ExitCode::from(exit::USAGE))
+        Ok(None) => {
+            output::note(&format!("{}: nothing is known (`oncely explain` says since when)", safe(&key)));
+            Ok(ExitCode::from(exit::NO))
         }
+        Err(code) => Ok(code),
     }
 }
 

@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::completions;
-use super::super::output::{self, List, Output, Row, Times, quoted};
-use crate::config::Config;
+use super::super::connection::connect;
+use super::super::output::{self, List, Output, Row, Times};
 use crate::exit;
 use crate::pg::{self, HeldLease, LeaseFilter};
 
@@ -40,9 +39,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
         output::note("--after takes the place that the page before printed, for the same question");
         return Ok(ExitCode::from(exit::USAGE));
     };
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely leases").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely leases").await?;
     pg::read_by_index(&mut connection).await?;
     let filter = LeaseFilter {
         tenant: arguments.tenant,
@@ -54,20 +51,17 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     };
     let now = pg::database_time(&mut connection).await?;
     let rows = pg::held_leases(&mut connection, &filter, now).await?;
-    let is_full = i64::try_from(rows.len()).is_ok_and(|count| count == arguments.limit);
-    let next = rows.last().filter(|_| is_full).map(place);
-    let code = List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }
-        .print_with(arguments.output, times, json!({ "next": next }))?;
-    if let Some(next) = next {
-        output::note(&format!("there may be more: --after {}", quoted(&next)));
-    }
-    Ok(code)
+    List { schema: "oncely.leases/1", field: "leases", rows: &rows, none: "no lease matches" }.print_page(
+        arguments.output,
+        times,
+        arguments.limit,
+        place,
+    )
 }
 
 /// Where a page ends.
-fn place(last: &HeldLease) -> String {
-    let place = json!([last.consumer, last.token, last.tenant, last.key]);
-    crate::shown::json(&place.to_string()).into_owned()
+fn place(last: &HeldLease) -> Value {
+    json!([last.consumer, last.token, last.tenant, last.key])
 }
 
 impl Row for HeldLease {

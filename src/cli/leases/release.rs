@@ -5,16 +5,15 @@ use std::process::ExitCode;
 
 use chrono::{DateTime, Utc};
 use clap::Args;
-use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Value, json};
 
-use super::super::completions;
-use super::super::consent::{self, Agreement, Consent, Proposal};
+use super::super::consent::{self, Consent, Proposal, SingleAgreement};
+use super::super::key_name::{KeyName, only};
 use super::super::output::{self, age, safe};
-use super::super::session;
 use crate::config::Config;
 use crate::exit;
 use crate::pg::{self, HeldLease, LeaseFilter};
+use crate::preflight::open_session;
 
 const SCHEMA: &str = "oncely.lease_release/1";
 /// More of one key are not told apart by hand.
@@ -22,26 +21,10 @@ const MOST: i64 = 20;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The key, exactly
-    key: String,
-    /// Whose message it is; needed where there are several
-    #[arg(long)]
-    tenant: Option<String>,
-    /// Of which consumer; needed where there are several
-    #[arg(long, add = ArgValueCompleter::new(completions::consumers))]
-    consumer: Option<String>,
-    /// Only show what would be done
-    #[arg(long)]
-    dry_run: bool,
-    /// Agree to it without being asked
-    #[arg(long)]
-    yes: bool,
-    /// Why, for the record
-    #[arg(long)]
-    note: Option<String>,
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    name: KeyName,
+    #[command(flatten)]
+    agreement: SingleAgreement,
 }
 
 struct Plan {
@@ -51,43 +34,29 @@ struct Plan {
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     pg::read_by_index(&mut session.connection).await?;
-    let filter = LeaseFilter {
-        tenant: arguments.tenant,
-        consumer: arguments.consumer,
-        key: Some(arguments.key.clone()),
-        limit: MOST,
-        ..LeaseFilter::default()
-    };
+    let Arguments { name: KeyName { key, tenant, consumer }, agreement } = arguments;
+    let filter =
+        LeaseFilter { tenant, consumer, key: Some(key.clone()), limit: MOST, ..LeaseFilter::default() };
     let now = session.clock.now();
-    let mut held = pg::held_leases(&mut session.connection, &filter, now).await?;
-    if held.len() > 1 {
-        output::note("this key is held more than once; name one:");
-        for lease in &held {
-            output::note(&format!("  --tenant {} --consumer {}", safe(&lease.tenant), safe(&lease.consumer)));
+    let held = pg::held_leases(&mut session.connection, &filter, now).await?;
+    let several = |_| "this key is held more than once".to_owned();
+    let lease = match only(held, several, |lease| (&lease.tenant, &lease.consumer)) {
+        Ok(Some(lease)) => lease,
+        Ok(None) => {
+            output::note(&format!("nothing was changed: no run holds {} by a lease", safe(&key)));
+            if agreement.json {
+                output::print_json(
+                    SCHEMA,
+                    json!({ "key": key, "lease": null, "outcome": "nobody holds it" }),
+                )?;
+            }
+            return Ok(ExitCode::from(exit::NO));
         }
-        return Ok(ExitCode::from(exit::USAGE));
-    }
-    let Some(lease) = held.pop() else {
-        output::note(&format!("nothing was changed: no run holds {} by a lease", safe(&arguments.key)));
-        if arguments.json {
-            output::print_json(
-                SCHEMA,
-                json!({ "key": arguments.key, "lease": null, "outcome": "nobody holds it" }),
-            )?;
-        }
-        return Ok(ExitCode::from(exit::NO));
+        Err(code) => return Ok(code),
     };
     let plan = Plan { lease, now };
-    let agreement = Agreement {
-        all: false,
-        dry_run: arguments.dry_run,
-        yes: arguments.yes,
-        max: 1,
-        note: arguments.note,
-        json: arguments.json,
-    };
     if let Consent::Over(code) = agreement.seek(&plan)? {
         return Ok(code);
     }
@@ -101,19 +70,14 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         false => "nothing was changed: that run holds it no more, or another one does; list the leases again",
     });
     if agreement.json {
-        output::print_json(SCHEMA, plan.told(false, if done { "released" } else { "another lease" }))?;
+        plan.print_json(false, json!({ "outcome": if done { "released" } else { "another lease" } }))?;
     }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::from(exit::NO) })
 }
 
-impl Plan {
-    fn told(&self, dry_run: bool, outcome: &str) -> Value {
-        json!({ "key": self.lease.key, "dry_run": dry_run, "lease": self.lease, "outcome": outcome })
-    }
-}
-
 impl Proposal for Plan {
     const ROWS: &'static str = "leases";
+    const SCHEMA: &'static str = SCHEMA;
 
     fn verb(&self) -> &'static str {
         "release"
@@ -141,7 +105,7 @@ impl Proposal for Plan {
         lines.join("\n")
     }
 
-    fn print_dry_run(&self) -> anyhow::Result<()> {
-        output::print_json(SCHEMA, self.told(true, "nothing was changed"))
+    fn as_json(&self) -> Value {
+        json!({ "key": self.lease.key, "lease": self.lease })
     }
 }

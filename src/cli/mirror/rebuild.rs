@@ -12,10 +12,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use super::super::output::{self, Times, safe};
-use super::super::{completions, consent, session};
+use super::super::{completions, consent};
 use super::{SCHEMA, none};
 use crate::config::Config;
 use crate::pg::{self, KeyPlace, Session};
+use crate::preflight::open_session;
 use crate::{exit, shutdown};
 
 #[derive(Debug, Args)]
@@ -60,7 +61,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyh
     names.sort();
     names.retain(|name| arguments.consumer.as_ref().is_none_or(|wanted| wanted == name));
     names.retain(|name| after.as_ref().is_none_or(|(consumer, ..)| consumer <= name));
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let until = session.clock.now();
     let since = until - TimeDelta::from_std(settings.ttl)?;
     let (stop, _guard) = shutdown::when(shutdown::on_signal()?);

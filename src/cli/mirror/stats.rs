@@ -7,13 +7,13 @@ use clap::Args;
 use serde_json::json;
 
 use super::super::output::{self, Times, age};
-use super::super::session;
 use super::{SCHEMA, none};
 use crate::config::Config;
 use crate::exit;
 use crate::mirror::Mirror;
 use crate::overview::Overview;
 use crate::pg;
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -25,7 +25,7 @@ pub(super) struct Arguments {
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let Some(settings) = &config.mirror else { return Ok(none()) };
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let now = session.clock.now();
     let queue = pg::mirror_queue_status(&mut session.connection).await?;
     let overview = Overview::take(&mut session.connection, None, now).await?;

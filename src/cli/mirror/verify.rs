@@ -10,12 +10,12 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::super::output::{self, safe};
-use super::super::session;
 use super::{SCHEMA, none};
 use crate::config::Config;
 use crate::exit;
 use crate::mirror::{Found, Mirror, Tag, tag_keys};
 use crate::pg;
+use crate::preflight::open_session;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -39,7 +39,7 @@ struct Counted {
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
     let Some(settings) = &config.mirror else { return Ok(none()) };
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let (key, _) = tag_keys(&config, &mut session.connection)
         .await
         .context("reading the key that tags are made with (role oncely_operator, or mirror.key)")?;

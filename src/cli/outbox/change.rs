@@ -10,10 +10,10 @@ use sqlx::Connection as _;
 
 use super::super::consent::{self, Agreement, Consent, Proposal, SAMPLES, tally};
 use super::super::output::{self, age, counted, safe};
-use super::super::session;
 use super::{SCHEMA, Which};
 use crate::config::Config;
 use crate::pg::{self, EventChange, EventChangeBy, EventRow};
+use crate::preflight::open_session;
 
 /// What `retry` and `discard` take.
 #[derive(Debug, Args)]
@@ -44,7 +44,7 @@ pub(super) async fn run(file: &Path, asked: Arguments, change: EventChange) -> a
         return Ok(code);
     }
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let filter = which.filter(Some("parked"), agreement.max.saturating_add(1));
     let found = pg::events(&mut session.connection, &filter).await?;
     let now = session.clock.now();
@@ -82,31 +82,11 @@ impl Plan {
             self.events.iter().map(|event| (event.exchange.as_str(), event.reason.as_deref().unwrap_or("-"))),
         )
     }
-
-    /// The plan for programs; `more` says what was done.
-    fn print_json(&self, dry_run: bool, more: Value) -> anyhow::Result<()> {
-        let samples: Vec<Value> = self
-            .events
-            .iter()
-            .take(SAMPLES)
-            .map(|e| json!({ "id": e.id, "tenant": e.tenant, "exchange": e.exchange, "routing_key": e.routing_key, "reason": e.reason }))
-            .collect();
-        let groups: Vec<Value> = self
-            .groups()
-            .into_iter()
-            .map(|((exchange, reason), count)| json!({ "exchange": exchange, "reason": reason, "count": count }))
-            .collect();
-        let count = self.events.len();
-        let mut object = json!({ "verb": self.verb, "dry_run": dry_run, "count": count, "groups": groups, "samples": samples });
-        if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
-            object.extend(more);
-        }
-        output::print_json(SCHEMA, object)
-    }
 }
 
 impl Proposal for Plan {
     const ROWS: &'static str = "events";
+    const SCHEMA: &'static str = SCHEMA;
 
     fn verb(&self) -> &'static str {
         self.verb
@@ -138,7 +118,18 @@ impl Proposal for Plan {
         lines.join("\n")
     }
 
-    fn print_dry_run(&self) -> anyhow::Result<()> {
-        self.print_json(true, json!({}))
+    fn as_json(&self) -> Value {
+        let samples: Vec<Value> = self
+            .events
+            .iter()
+            .take(SAMPLES)
+            .map(|e| json!({ "id": e.id, "tenant": e.tenant, "exchange": e.exchange, "routing_key": e.routing_key, "reason": e.reason }))
+            .collect();
+        let groups: Vec<Value> = self
+            .groups()
+            .into_iter()
+            .map(|((exchange, reason), count)| json!({ "exchange": exchange, "reason": reason, "count": count }))
+            .collect();
+        json!({ "verb": self.verb, "count": self.events.len(), "groups": groups, "samples": samples })
     }
 }

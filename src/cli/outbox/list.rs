@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Args;
 
+use super::super::connection::connect;
 use super::super::output::{List, Output, Row, Times};
 use super::{SCHEMA, Which};
-use crate::config::Config;
 use crate::pg::{EventRow, events};
 
 #[derive(Debug, Args)]
@@ -23,9 +22,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
-    let settings = Config::load_postgres(file)?;
-    let connected = settings.connect("oncely outbox").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely outbox").await?;
     let rows = events(&mut connection, &arguments.which.filter(None, arguments.limit)).await?;
     List { schema: SCHEMA, field: "events", rows: &rows, none: "no event matches" }
         .print(arguments.output, times)

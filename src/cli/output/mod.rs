@@ -88,11 +88,6 @@ pub(super) fn safe(text: &str) -> String {
     shown::value(text).into_owned()
 }
 
-/// A word for a shell.
-pub(super) fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -74,7 +74,25 @@ impl<T: Row> List<'_, T> {
         self.print_with(output, times, json!({}))
     }
 
-    /// The same, with further fields of the object that holds all rows.
+    /// Prints a page of at most `limit` rows and, where it is full, the place after which the next one begins: that of its last row.
+    pub(in crate::cli) fn print_page(
+        &self,
+        output: Output,
+        times: Times,
+        limit: i64,
+        place: impl FnOnce(&T) -> Value,
+    ) -> anyhow::Result<ExitCode> {
+        let is_full = i64::try_from(self.rows.len()).is_ok_and(|count| count == limit);
+        let last = self.rows.last().filter(|_| is_full);
+        let next = last.map(|row| shown::json(&place(row).to_string()).into_owned());
+        let code = self.print_with(output, times, json!({ "next": next }))?;
+        if let Some(next) = next {
+            note(&format!("there may be more: --after {}", shown::shell_word(&next)));
+        }
+        Ok(code)
+    }
+
+    /// Prints them, with further fields of the object that holds all rows.
     pub(in crate::cli) fn print_with(
         &self,
         output: Output,

@@ -8,12 +8,12 @@ use serde_json::json;
 
 use super::super::consent;
 use super::super::output::{self, Times, counted, safe};
-use super::super::session;
 use crate::amqp::Topology;
 use crate::config::Config;
 use crate::erasure::{Erasure, Receipt};
 use crate::exit;
 use crate::pg::{self, TenantCounts};
+use crate::preflight::open_session;
 
 const SCHEMA: &str = "oncely.tenant_erase/1";
 
@@ -52,7 +52,7 @@ enum Trail {
 pub(super) async fn run(file: &Path, arguments: Arguments, times: Times) -> anyhow::Result<ExitCode> {
     let tenant = arguments.tenant.as_str();
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let powers = pg::login_powers(&mut session.connection).await?;
     if !powers.owner {
         output::note(&format!(

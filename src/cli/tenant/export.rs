@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::super::connection::connect;
 use super::super::{consent, output};
 use crate::config::Config;
 use crate::encryption::Cipher;
@@ -41,7 +42,6 @@ const MESSAGES: i64 = 50;
 
 pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<ExitCode> {
     let tenant = arguments.tenant.as_str();
-    let settings = Config::load_postgres(file)?;
     let (masks, cipher) = match arguments.reveal {
         true => {
             let config = Config::load(file)?;
@@ -50,8 +50,7 @@ pub(super) async fn run(file: &Path, arguments: Arguments) -> anyhow::Result<Exi
         }
         false => (None, None),
     };
-    let connected = settings.connect("oncely tenant export").await;
-    let mut connection = connected.with_context(|| format!("cannot connect to {}", settings.shown()))?;
+    let mut connection = connect(file, "oncely tenant export").await?;
     pg::read_by_index(&mut connection).await?;
     if arguments.reveal {
         let action = pg::Action {

@@ -8,11 +8,12 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use serde_json::json;
 
+use super::super::consent;
 use super::super::output::{self, List, Output, Row, Times, bytes, safe};
-use super::super::{consent, session};
 use crate::config::Config;
 use crate::exit;
 use crate::pg::{self, Kept, TenantLimits, TenantUsage};
+use crate::preflight::open_session;
 
 const LONGEST: Duration = Duration::from_secs(3_650 * 86_400);
 const USAGE: &str = "oncely.tenant_usage/1";
@@ -139,7 +140,7 @@ impl Row for TenantUsage {
 
 pub(super) async fn usage(file: &Path, arguments: UsageArguments, times: Times) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let quota = config.dead_letters.quota();
     let now = session.clock.now();
     let found = pg::tenant_usages(&mut session.connection, quota, None, arguments.limit, now).await?;
@@ -150,7 +151,7 @@ pub(super) async fn usage(file: &Path, arguments: UsageArguments, times: Times) 
 
 pub(super) async fn limit(file: &Path, arguments: LimitArguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(file)?;
-    let mut session = session::open(&config).await?;
+    let mut session = open_session(&config).await?;
     let LimitArguments { tenant, letters, bytes: most, events, event_bytes, retention, default, note, json } =
         arguments;
     let has_events = events.is_some() || event_bytes.is_some();

@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use lapin::Connection;
 
-use super::super::session;
 use crate::amqp::{Depth, connect, depth};
 use crate::config::Config;
 use crate::exit;
 use crate::mirror::Mirror;
 use crate::overview::Overview;
 use crate::pg::{self, Session};
-use crate::preflight::Unreachable;
+use crate::preflight::{Unreachable, open_session};
 use crate::status::Missing;
 
 /// A server that takes longer than this for an answer is as good as away.
@@ -80,14 +79,13 @@ impl Servers {
         let (postgres, rabbitmq, redis) =
             tokio::join!(limited(self.postgres.ask()), limited(self.rabbitmq.ask()), redis(&self.config));
         let postgres = match postgres {
-            Err(error) if exit::code(&error) == exit::CONFIG => return Err(error),
-            other => other,
+            Ok(database) => Ok(database),
+            Err(error) => Err(Missing::of(error)?),
         };
         let told = |error: anyhow::Error| exit::told(&error);
-        let missing = |error| Missing { is_away: exit::code(&error) == exit::UNREACHABLE, text: told(error) };
         Ok(Asked {
             at: Utc::now(),
-            postgres: postgres.map_err(missing),
+            postgres,
             has_broker: self.config.has_broker,
             rabbitmq: rabbitmq.map_err(told),
             redis: redis.map(|answer| answer.map_err(told)),
@@ -107,7 +105,7 @@ impl Postgres {
     async fn ask(&mut self) -> anyhow::Result<Database> {
         let mut session = match self.session.take() {
             Some(open) => open,
-            None => session::open(&self.config).await?,
+            None => open_session(&self.config).await?,
         };
         let connection = &mut session.connection;
         let asked = Instant::now();

@@ -16,6 +16,7 @@ use super::plots::{self, Wanted};
 use super::standing::Standing;
 use crate::config::Config;
 use crate::pg::{self, KnownConsumer};
+use crate::shown;
 use crate::status::Database;
 
 /// The length of a pause that somebody is to end.
@@ -66,10 +67,10 @@ pub(super) async fn page(ask: Ask) -> Answer {
     page.below = html! { (memory(known.as_ref())) (configuration(&ask.app.config, &name)) };
     page.elsewhere = Elsewhere {
         cli: vec![
-            format!("oncely consumers list --consumer {}", pg::said::word(&name)),
-            format!("oncely audit list --consumer {} --since 1h", pg::said::word(&name)),
+            format!("oncely consumers list --consumer {}", shown::shell_word(&name)),
+            format!("oncely audit list --consumer {} --since 1h", shown::shell_word(&name)),
         ],
-        sql: vec![pg::said::consumer(&name), pg::said::failing(&name)],
+        sql: vec![pg::equivalent_sql::consumer(&name), pg::equivalent_sql::failing(&name)],
     };
     Ok(page.into())
 }

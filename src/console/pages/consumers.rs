@@ -27,7 +27,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     };
     page.elsewhere = Elsewhere {
         cli: vec!["oncely consumers list".to_owned(), "oncely status".to_owned()],
-        sql: vec![pg::said::consumers(), pg::said::processes()],
+        sql: vec![pg::equivalent_sql::consumers(), pg::equivalent_sql::processes()],
     };
     Ok(page.into())
 }

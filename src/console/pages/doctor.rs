@@ -27,7 +27,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     page.below = configuration(&ask.app.config);
     page.elsewhere = Elsewhere {
         cli: vec!["oncely status".to_owned(), "oncely doctor".to_owned()],
-        sql: vec![pg::said::processes()],
+        sql: vec![pg::equivalent_sql::processes()],
     };
     Ok(page.into())
 }

@@ -6,11 +6,12 @@ use maud::{Markup, html};
 use super::super::ask::{Answer, Ask};
 use super::super::error::PageError;
 use super::super::html::{Link, ago, count, text};
-use super::super::operations::Operation;
 use super::super::page::{Elsewhere, Page, Tab};
 use super::super::plot::spark;
+use crate::letters::Operation;
 use crate::pg::{self, LetterFilter, LetterGroup, LetterTrend};
 use crate::reason::Reason;
+use crate::shown;
 use crate::units::{self, counted};
 
 /// Groups of a page.
@@ -97,7 +98,7 @@ impl Wanted {
             ("since", since),
         ] {
             if let Some(value) = value {
-                line.push_str(&pg::said::flag(name, value));
+                line.push_str(&shown::shell_flag(name, value));
             }
         }
         line
@@ -125,7 +126,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     };
     page.elsewhere = Elsewhere {
         cli: vec![format!("oncely failed groups{}", wanted.flags())],
-        sql: vec![pg::said::letter_groups(&LetterFilter { states: None, ..filter })],
+        sql: vec![pg::equivalent_sql::letter_groups(&LetterFilter { states: None, ..filter })],
     };
     Ok(page.into())
 }
@@ -290,6 +291,6 @@ fn told(ask: &Ask, operation: &Operation, now: DateTime<Utc>) -> Markup {
     let link = ask.link("/failed/operation").with("id", operation.id.to_string());
     html! {
         a id=(format!("operation-{}", operation.id)) href=(link) { (operation.change.verb()) " " (progress.items.len()) }
-        ": " (super::operation::phase(&progress)) ", " (ago(operation.began, now)) " by " (text(&operation.actor)) ": " q { (text(&operation.reason)) }
+        ": " (super::operation::phase(&progress)) ", " (ago(operation.began, now)) " by " (text(&operation.actor)) ": " q { (text(operation.reason.as_deref().unwrap_or_default())) }
     }
 }

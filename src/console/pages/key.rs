@@ -14,6 +14,7 @@ use super::rows::trace_link;
 use super::settle::settle_link;
 use crate::mask::Sight;
 use crate::pg::{self, Abilities, AuditRow, LeaseStep, LetterRow};
+use crate::shown;
 use crate::story::{Folded, Story, folded, stories, verdict};
 use crate::trail;
 
@@ -67,15 +68,15 @@ async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
     };
     let named = [("tenant", tenant), ("consumer", consumer)];
     let flags: String =
-        named.iter().filter_map(|(name, value)| Some(pg::said::flag(name, (*value)?))).collect();
+        named.iter().filter_map(|(name, value)| Some(shown::shell_flag(name, (*value)?))).collect();
     // What looks like an option stands behind all that are some.
     let command = match key.starts_with('-') {
-        true => format!("oncely explain{flags} -- {}", pg::said::word(key)),
-        false => format!("oncely explain {}{flags}", pg::said::word(key)),
+        true => format!("oncely explain{flags} -- {}", shown::shell_word(key)),
+        false => format!("oncely explain {}{flags}", shown::shell_word(key)),
     };
     let sql = match stories.first() {
-        Some(story) => pg::said::key(&story.tenant, &story.consumer, key),
-        None => pg::said::key(tenant.unwrap_or("…"), consumer.unwrap_or("…"), key),
+        Some(story) => pg::equivalent_sql::key(&story.tenant, &story.consumer, key),
+        None => pg::equivalent_sql::key(tenant.unwrap_or("…"), consumer.unwrap_or("…"), key),
     };
     page.elsewhere = Elsewhere { cli: vec![command], sql: sql.to_vec() };
     Ok(page)

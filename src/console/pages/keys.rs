@@ -10,6 +10,7 @@ use super::super::page::{Elsewhere, Page, Tab};
 use super::super::search::{OUTCOMES, Question, Search};
 use super::rows::{head, key_link, row, search_link};
 use crate::pg::{self, KeyDetails, Position};
+use crate::shown;
 use crate::trail::{Found, Look, MOMENT, look};
 
 /// Rows of a page.
@@ -69,7 +70,11 @@ pub(super) async fn page(ask: Ask) -> Answer {
     page.polls = is_first;
     page.elsewhere = Elsewhere {
         cli: vec![command(&wanted, &search)],
-        sql: vec![pg::said::trail(&wanted.filter, wanted.since, search.get("until").map(|_| wanted.until))],
+        sql: vec![pg::equivalent_sql::trail(
+            &wanted.filter,
+            wanted.since,
+            search.get("until").map(|_| wanted.until),
+        )],
     };
     Ok(page.into())
 }
@@ -212,7 +217,7 @@ fn command(wanted: &Look, search: &Search) -> String {
         ("until", search.get("until")),
     ] {
         if let Some(value) = value {
-            line.push_str(&pg::said::flag(name, value));
+            line.push_str(&shown::shell_flag(name, value));
         }
     }
     line

@@ -10,6 +10,7 @@ use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::rows::key_link;
 use super::table::anchor;
 use crate::pg::{self, HeldLease, LeaseFilter, LeaseStep};
+use crate::shown;
 
 /// Rows of a page.
 const ROWS: i64 = 50;
@@ -68,13 +69,13 @@ pub(super) async fn page(ask: Ask) -> Answer {
     let mut command = "oncely leases list".to_owned();
     for (name, value) in [("consumer", &filter.consumer), ("tenant", &filter.tenant)] {
         if let Some(value) = value {
-            command.push_str(&pg::said::flag(name, value));
+            command.push_str(&shown::shell_flag(name, value));
         }
     }
     if filter.is_over {
         command.push_str(" --over");
     }
-    page.elsewhere = Elsewhere { cli: vec![command], sql: vec![pg::said::leases(&filter)] };
+    page.elsewhere = Elsewhere { cli: vec![command], sql: vec![pg::equivalent_sql::leases(&filter)] };
     Ok(page.into())
 }
 
@@ -175,7 +176,7 @@ fn nobody(ask: &Ask) -> Page {
     page.polls = false;
     page.elsewhere = Elsewhere {
         cli: vec!["oncely leases list".to_owned()],
-        sql: vec![pg::said::leases(&LeaseFilter::default())],
+        sql: vec![pg::equivalent_sql::leases(&LeaseFilter::default())],
     };
     page
 }
@@ -203,13 +204,13 @@ fn shown(ask: &Ask, held: &HeldLease, abilities: &pg::Abilities, said: Option<&s
             (true, true) => (order(ask, held)),
         }
     };
-    let mut command = format!("oncely leases release {}", pg::said::word(&held.key));
+    let mut command = format!("oncely leases release {}", shown::shell_word(&held.key));
     for (name, value) in [("tenant", &held.tenant), ("consumer", &held.consumer)] {
-        command.push_str(&pg::said::flag(name, value));
+        command.push_str(&shown::shell_flag(name, value));
     }
     page.elsewhere = Elsewhere {
         cli: vec![command],
-        sql: vec![pg::said::revoke_lease(&held.tenant, &held.consumer, &held.key)],
+        sql: vec![pg::equivalent_sql::revoke_lease(&held.tenant, &held.consumer, &held.key)],
     };
     page
 }

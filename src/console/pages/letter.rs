@@ -89,7 +89,7 @@ async fn build(ask: &Ask, sight: Sight) -> Result<Page, PageError> {
     };
     page.elsewhere = Elsewhere {
         cli: vec![format!("oncely failed show {id}"), format!("oncely failed show {id} --body")],
-        sql: vec![pg::said::letter(id)],
+        sql: vec![pg::equivalent_sql::letter(id)],
     };
     Ok(page)
 }

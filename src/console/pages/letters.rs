@@ -10,6 +10,7 @@ use super::super::page::{Elsewhere, Page, Tab};
 use super::failed::{Wanted, form};
 use super::rows::key_link;
 use crate::pg::{self, LetterFilter, LetterRow};
+use crate::shown;
 
 /// Rows of a page.
 const ROWS: usize = 50;
@@ -46,7 +47,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     page.polls = before.is_none();
     page.elsewhere = Elsewhere {
         cli: vec![format!("oncely failed list{}{}", wanted.flags(), state_flag(&wanted))],
-        sql: vec![pg::said::letters(&filter)],
+        sql: vec![pg::equivalent_sql::letters(&filter)],
     };
     Ok(page.into())
 }
@@ -58,7 +59,7 @@ fn is_over(wanted: &Wanted) -> bool {
 fn state_flag(wanted: &Wanted) -> String {
     match wanted.state.as_deref() {
         None | Some("open") => String::new(),
-        Some(state) => pg::said::flag("state", state),
+        Some(state) => shown::shell_flag("state", state),
     }
 }
 

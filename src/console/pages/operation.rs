@@ -8,10 +8,10 @@ use uuid::Uuid;
 use super::super::ask::{Answer, Ask, Reply};
 use super::super::error::PageError;
 use super::super::html::{count, exact_time, text};
-use super::super::operations::{Item, Operation, Outcome, Phase, Progress};
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::rows::key_link;
-use crate::letters::Change;
+use crate::amqp::Topology;
+use crate::letters::{Change, Item, LONG, LetterOutcome, Operation, Pass, Phase, Progress};
 use crate::pg;
 
 /// Letters that are listed; those that something went wrong with come first.
@@ -54,19 +54,19 @@ pub(super) async fn page(ask: Ask) -> Answer {
         }
         dl.facts {
             dt { "Begun" } dd { (exact_time(operation.began)) " by " (text(&operation.actor)) }
-            dt { "Why" } dd { (text(&operation.reason)) }
-            @if operation.change == Change::Requeue { dt { "At most" } dd { (operation.rate) " per second" } }
-            @for line in &progress.swept { dt { "Swept" } dd { (text(line)) } }
+            dt { "Why" } dd { (text(operation.reason.as_deref().unwrap_or_default())) }
+            @if operation.change == Change::Requeue && let Some(rate) = operation.rate { dt { "At most" } dd { (rate) " per second" } }
+            @for pass in &progress.swept { dt { "Swept" } dd { (text(&sweep_line(pass))) } }
         }
         (stop(&ask, &operation, &progress))
         (items(&ask, &progress))
     };
-    page.elsewhere = Elsewhere { cli: Vec::new(), sql: vec![pg::said::operation(operation.id)] };
+    page.elsewhere = Elsewhere { cli: Vec::new(), sql: vec![pg::equivalent_sql::operation(operation.id)] };
     Ok(page.into())
 }
 
-fn is_done(outcome: &Outcome) -> bool {
-    !matches!(outcome, Outcome::Waits)
+fn is_done(outcome: &LetterOutcome) -> bool {
+    !matches!(outcome, LetterOutcome::Waits)
 }
 
 /// One word for lists.
@@ -84,11 +84,12 @@ pub(super) fn phase(progress: &Progress) -> Markup {
 }
 
 fn sentence(operation: &Operation, progress: &Progress) -> Markup {
-    let of = |outcome: Outcome| progress.count(|known| *known == outcome);
-    let (published, from_queue) = (of(Outcome::Published), of(Outcome::FromQueue));
-    let failed = progress.count(|outcome| matches!(outcome, Outcome::Failed(_)));
-    let (given_up, by_another) = (of(Outcome::GivenUp), of(Outcome::ByAnother));
-    let (took_effect, changed) = (of(Outcome::TookEffect), of(Outcome::Changed));
+    let of = |outcome: LetterOutcome| progress.count(|known| *known == outcome);
+    let (published, from_queue) =
+        (of(LetterOutcome::Published), progress.count(LetterOutcome::is_from_queue));
+    let failed = progress.count(LetterOutcome::is_failure);
+    let (given_up, by_another) = (of(LetterOutcome::GivenUp), of(LetterOutcome::ByAnother));
+    let (took_effect, changed) = (of(LetterOutcome::TookEffect), of(LetterOutcome::Changed));
     html! {
         @match &progress.phase {
             Phase::Running => b { "Under way. " },
@@ -100,7 +101,7 @@ fn sentence(operation: &Operation, progress: &Progress) -> Markup {
         }
         @match operation.change {
             Change::Requeue => { (published) " published" @if from_queue > 0 { ", " (from_queue) " from their queue" } },
-            Change::Discard => { (of(Outcome::Discarded)) " discarded" },
+            Change::Discard => { (of(LetterOutcome::Discarded)) " discarded" },
         }
         " of " (progress.items.len()) "."
         @if took_effect > 0 { " " (took_effect) " had taken effect." }
@@ -138,9 +139,9 @@ fn stop(ask: &Ask, operation: &Operation, progress: &Progress) -> Markup {
 
 fn items(ask: &Ask, progress: &Progress) -> Markup {
     let rank = |item: &&Item| match item.outcome {
-        Outcome::Failed(_) => 0,
-        Outcome::Changed => 1,
-        Outcome::TookEffect => 2,
+        LetterOutcome::Failed(_) => 0,
+        LetterOutcome::Changed => 1,
+        LetterOutcome::TookEffect => 2,
         _ => 3,
     };
     let mut items: Vec<&Item> = progress.items.iter().collect();
@@ -175,19 +176,35 @@ fn items(ask: &Ask, progress: &Progress) -> Markup {
     }
 }
 
-fn result(outcome: &Outcome) -> Markup {
+fn result(outcome: &LetterOutcome) -> Markup {
     html! {
         @match outcome {
-            Outcome::Waits => span.quiet { "waits" },
-            Outcome::Published => span.fine { "● published" },
-            Outcome::FromQueue => span.fine { "● from its dead-letter queue, by the sweep" },
-            Outcome::Discarded => span.quiet { "– discarded" },
-            Outcome::GivenUp => span.look { "▲ discarded meanwhile: not published" },
-            Outcome::ByAnother => span.look { "▲ published by another requeue" },
-            Outcome::TookEffect => span.look { "▲ took effect meanwhile: not published" },
-            Outcome::Changed => span.look { "▲ changed meanwhile: left alone" },
-            Outcome::Failed(why) => span.bad { "✗ " (text(why)) },
+            LetterOutcome::Waits => span.quiet { "waits" },
+            LetterOutcome::Published => span.fine { "● published" },
+            LetterOutcome::FromQueue(_) => span.fine { "● from its dead-letter queue, by the sweep" },
+            LetterOutcome::Discarded => span.quiet { "– discarded" },
+            LetterOutcome::GivenUp => span.look { "▲ discarded meanwhile: not published" },
+            LetterOutcome::ByAnother => span.look { "▲ published by another requeue" },
+            LetterOutcome::TookEffect => span.look { "▲ took effect meanwhile: not published" },
+            LetterOutcome::Changed => span.look { "▲ changed meanwhile: left alone" },
+            LetterOutcome::Failed(why) => span.bad { "✗ " (text(why)) },
         }
+    }
+}
+
+fn sweep_line(pass: &Pass) -> String {
+    match pass {
+        Pass::Done(swept) => format!(
+            "{}: {} gone, {} requeued from there, {} stay",
+            Topology::dead_letter_queue(&swept.queue),
+            swept.dropped,
+            swept.requeued,
+            swept.kept
+        ),
+        Pass::TooLong(queue) => format!(
+            "{} holds more than {LONG} messages and was not swept: oncely failed sweep --queue {queue}",
+            Topology::dead_letter_queue(queue)
+        ),
     }
 }
 

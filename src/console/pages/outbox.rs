@@ -15,6 +15,7 @@ use super::overview::away;
 use super::plots::{self, Wanted};
 use crate::decide::PrecheckMode;
 use crate::pg::{self, EventChange, EventFilter, EventRow};
+use crate::shown;
 use crate::status::Database;
 use crate::units::total;
 
@@ -75,11 +76,13 @@ pub(super) async fn page(ask: Ask) -> Answer {
         ("reason", filter.reason.as_deref()),
     ] {
         if let Some(value) = value {
-            command.push_str(&pg::said::flag(name, value));
+            command.push_str(&shown::shell_flag(name, value));
         }
     }
-    page.elsewhere =
-        Elsewhere { cli: vec![command], sql: vec![pg::said::events(&filter), pg::said::mirror_queue()] };
+    page.elsewhere = Elsewhere {
+        cli: vec![command],
+        sql: vec![pg::equivalent_sql::events(&filter), pg::equivalent_sql::mirror_queue()],
+    };
     Ok(page.into())
 }
 

@@ -41,7 +41,7 @@ pub(super) async fn page(ask: Ask) -> Answer {
     };
     page.elsewhere = Elsewhere {
         cli: vec!["oncely status --watch".to_owned()],
-        sql: vec![pg::said::overview(), pg::said::actions()],
+        sql: vec![pg::equivalent_sql::overview(), pg::equivalent_sql::actions()],
     };
     Ok(page.into())
 }

@@ -8,10 +8,10 @@ use super::super::ask::{Answer, Ask, Reply};
 use super::super::digest::digest;
 use super::super::error::PageError;
 use super::super::html::{ago, code, count, text};
-use super::super::operations::{MOST_AT_ONCE, Order};
+use super::super::operations::MOST_AT_ONCE;
 use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::failed::Wanted;
-use crate::letters::{Change, Overrides, Plan, requeue_refusal};
+use crate::letters::{Change, Order, Overrides, Plan, requeue_refusal};
 use crate::pg::{self, LetterFilter, Planned};
 use crate::units::counted;
 
@@ -172,7 +172,8 @@ fn shown(ask: &Ask, asked: &Asked, plan: &Plan, said: Option<&str>) -> Page {
         @if number > 0 && ask.visitor.is_operator() { (order(ask, asked, plan)) }
         @if !ask.visitor.is_operator() { p.note { "You may look at this; carrying it out takes the role operator." } }
     };
-    page.elsewhere = Elsewhere { cli: vec![asked.command()], sql: vec![pg::said::letters(&plan.filter)] };
+    page.elsewhere =
+        Elsewhere { cli: vec![asked.command()], sql: vec![pg::equivalent_sql::letters(&plan.filter)] };
     page
 }
 
@@ -268,8 +269,11 @@ pub(super) async fn operate(ask: Ask) -> Answer {
     let order = Order {
         plan: plan.clone(),
         actor: ask.visitor.session.person.actor(),
-        reason: reason.to_owned(),
-        rate,
+        reason: Some(reason.to_owned()),
+        rate: Some(rate),
+        // What nobody can say of whether it took effect is requeued by the command line alone.
+        overrides: Overrides::default(),
+        application: "oncely console",
     };
     let Some(operation) = ask.app.operations.begin(&ask.app.config, order) else {
         return wrong(&format!(

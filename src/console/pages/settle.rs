@@ -11,6 +11,7 @@ use super::super::page::{Elsewhere, Page, Tab, csrf};
 use super::leases::steps;
 use super::rows::key_link;
 use crate::pg::{self, Abilities, KeyDetails, LeaseStep};
+use crate::shown;
 
 /// Where a key is settled.
 pub(super) fn settle_link(ask: &Ask, key: &KeyDetails) -> Link {
@@ -77,11 +78,11 @@ fn shown(ask: &Ask, key: &KeyDetails, abilities: &Abilities, said: Option<&str>)
             (true, true) => (order(ask, key)),
         }
     };
-    let mut command = format!("oncely keys settle {} --took-effect no", pg::said::word(&key.key));
+    let mut command = format!("oncely keys settle {} --took-effect no", shown::shell_word(&key.key));
     for (name, value) in [("tenant", &key.tenant), ("consumer", &key.consumer)] {
-        command.push_str(&pg::said::flag(name, value));
+        command.push_str(&shown::shell_flag(name, value));
     }
-    let sql = pg::said::settle_claim(&key.tenant, &key.consumer, &key.key);
+    let sql = pg::equivalent_sql::settle_claim(&key.tenant, &key.consumer, &key.key);
     page.elsewhere = Elsewhere { cli: vec![command], sql: vec![sql] };
     page
 }

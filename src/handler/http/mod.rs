@@ -18,8 +18,10 @@ pub use endpoint::HttpEndpoint;
 
 #[cfg(feature = "http-handler")]
 pub(crate) use post::HttpHandler;
+#[cfg(feature = "management")]
+pub(crate) use transport::Transport;
 #[cfg(feature = "gateway")]
-pub(crate) use transport::{CONNECT, Failed, Transport};
+pub(crate) use transport::{CONNECT, Failed};
 
 #[cfg(feature = "http-handler")]
 mod post {

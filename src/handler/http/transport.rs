@@ -55,7 +55,11 @@ pub(crate) struct Failed {
     /// The request itself broke off: its body has no end.
     #[cfg_attr(not(feature = "gateway"), allow(dead_code))]
     pub(crate) is_cut: bool,
-    /// For people: addresses, and no secrets.
+    /// Where it is about trust in the server: what was wrong.
+    pub(crate) fault: Option<TlsFault>,
+    /// The error with its causes: addresses, and no secrets.
+    pub(crate) cause: String,
+    /// For people: what of the two tells more.
     pub(crate) text: String,
 }
 
@@ -106,9 +110,10 @@ where
                 fault,
                 Some(TlsFault::ClientCertificateMissing | TlsFault::ClientCertificateRefused)
             );
-            let text = fault.map_or_else(|| told(&error), |fault| fault.told(self.section));
+            let cause = told(&error);
+            let text = fault.map_or_else(|| cause.clone(), |fault| fault.told(self.section));
             let is_unsent = error.is_connect() || is_refused || has_cause(&error, hyper::Error::is_canceled);
-            Failed { is_unsent, is_cut: has_cause(&error, hyper::Error::is_user), text }
+            Failed { is_unsent, is_cut: has_cause(&error, hyper::Error::is_user), fault, cause, text }
         })
     }
 }

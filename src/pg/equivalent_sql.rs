@@ -1,4 +1,4 @@
-//! Statements for people: what a page shows, as they may ask it themselves. Nothing here is run by Oncely (but by a test, which explains each).
+//! Equivalent SQL for people: the statements that show what a page shows. Oncely runs none of them (but a test explains each).
 
 use std::fmt::Write as _;
 
@@ -35,35 +35,6 @@ fn literal(text: &str) -> String {
 /// A time as SQL writes it.
 fn instant(at: DateTime<Utc>) -> String {
     format!("timestamptz '{}'", at.to_rfc3339_opts(SecondsFormat::Micros, true))
-}
-
-/// A word as a shell reads it (bash, zsh and POSIX of 2024, where something is hidden).
-pub(crate) fn word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) && !text.starts_with('-') {
-        return text.to_owned();
-    }
-    if !text.chars().any(shown::is_hidden) {
-        return format!("'{}'", text.replace('\'', "'\\''"));
-    }
-    let mut said = "$'".to_owned();
-    for character in text.chars() {
-        let _ = match character {
-            '\'' | '\\' => write!(said, "\\{character}"),
-            hidden if shown::is_hidden(hidden) => {
-                hidden.encode_utf8(&mut [0; 4]).bytes().try_for_each(|byte| write!(said, "\\x{byte:02x}"))
-            }
-            plain => write!(said, "{plain}"),
-        };
-    }
-    said.push('\'');
-    said
-}
-
-/// ` --name value`; a value that looks like an option stays a value.
-pub(crate) fn flag(name: &str, value: &str) -> String {
-    let between = if value.starts_with('-') { '=' } else { ' ' };
-    format!(" --{name}{between}{}", word(value))
 }
 
 /// `where …`, of the conditions that there are.
@@ -278,9 +249,6 @@ mod tests {
         let filter = TrailFilter { key: Some("'; drop table x; --".to_owned()), ..TrailFilter::default() };
         let said = trail(&filter, DateTime::UNIX_EPOCH, None);
         assert!(said.contains("key = '''; drop table x; --'"), "{said}");
-        assert_eq!(word("order-1182"), "order-1182");
-        assert_eq!(word("it's; rm"), "'it'\\''s; rm'");
-        assert_eq!([word(""), word("--all")], ["''", "'--all'"]);
     }
 
     #[test]
@@ -288,11 +256,5 @@ mod tests {
         assert_eq!(literal("it's"), "'it''s'");
         assert_eq!(literal("\\'; create table pwned(); --"), "E'\\\\''; create table pwned(); --'");
         assert_eq!(literal("tab\there\u{202e}\u{e0041}"), "E'tab\\u0009here\\u202E\\U000E0041'");
-    }
-
-    #[test]
-    fn a_word_of_a_shell_hides_nothing_and_is_no_option() {
-        assert_eq!([flag("key", "--help"), flag("key", "a")], [" --key='--help'", " --key a"]);
-        assert_eq!(word("tab\there's\u{202e}\\"), "$'tab\\x09here\\'s\\xe2\\x80\\xae\\\\'");
     }
 }
