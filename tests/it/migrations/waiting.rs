@@ -78,7 +78,7 @@ async fn a_migration_that_gets_no_lock_in_time_says_who_has_it_and_has_changed_n
     let text = stderr(&refused);
     assert_eq!(refused.status.code(), Some(1), "{text}");
     for part in [
-        "migration 20261122000024 (roles) got no lock within 2s",
+        "migration 20261122000015 (roles) got no lock within 2s",
         &format!("oncely.idempotency_keys is locked by pid {pid} (\"a long report\", login "),
         &format!("select pg_terminate_backend({pid})"),
         "Nothing of it is applied",
