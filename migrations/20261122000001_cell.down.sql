@@ -1,5 +1,6 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.check_json;
 drop function oncely.json_limit;
 drop function oncely.plain_json;
 drop function oncely.is_encrypted;

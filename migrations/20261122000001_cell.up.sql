@@ -346,4 +346,18 @@ set search_path = pg_catalog, pg_temp
 as 'select case when oncely.is_encrypted(value) then 65536 / 3 * 4 + 1024 else 65536 end';
 comment on function oncely.json_limit is 'Most bytes of this value as a response, or as the result of a step.';
 
+-- from functions/check_json.sql
+create or replace function oncely.check_json(name text, value jsonb, advice text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if octet_length(value::text) > oncely.json_limit(value) then
+        raise exception using errcode = 'ONC15', hint = advice,
+            message = format('oncely: the %s has %s bytes; 65536 are allowed', name, octet_length(value::text));
+    end if;
+end
+$$;
+comment on function oncely.check_json is 'Refuses a response or a result that is too large (SQLSTATE ONC15).';
+
 -- end of functions

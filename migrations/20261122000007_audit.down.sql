@@ -13,6 +13,7 @@ drop function oncely.accept_clock;
 drop function oncely.observe_clock;
 drop table oncely.maintenance;
 
+drop function oncely.record_decision;
 drop function oncely.oldest_audit;
 drop function oncely.count_audit;
 drop function oncely.list_audit;

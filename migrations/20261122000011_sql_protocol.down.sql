@@ -20,6 +20,8 @@ drop function oncely.claim;
 drop function oncely.claimed_retention;
 drop function oncely.note_claim;
 drop function oncely.await_standby;
+drop function oncely.check_failure;
 drop function oncely.check_short;
 drop function oncely.check_call;
+drop function oncely.check_isolation;
 drop function oncely.protocol_version;

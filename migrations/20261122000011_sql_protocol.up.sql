@@ -25,6 +25,22 @@ comment on function oncely.protocol_version is
     'Version of oncely.claim, complete and fail. Within a version parameters with defaults and columns are only '
     'added. Reserved: the outcome elsewhere and SQLSTATE ONC17, not in this cell: do nothing, requeue.';
 
+-- from functions/check_isolation.sql
+-- On an older snapshot whoever had to wait would not see what the one before has done.
+create or replace function oncely.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'ONC10',
+            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
+            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    end if;
+end
+$$;
+comment on function oncely.check_isolation is 'Refuses a transaction that is not READ COMMITTED (SQLSTATE ONC10).';
+
 -- from functions/check_call.sql
 create or replace function oncely.check_call(
     tenant text, consumer text, key text, fingerprint bytea, retention interval, on_conflict text
@@ -34,12 +50,7 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- On an older snapshot the loser of a race would not see the winner's row.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'ONC10',
-            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
-            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
-    end if;
+    perform oncely.check_isolation();
     perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
         oncely.check_argument('key', key);
     if octet_length(fingerprint) not between 1 and 64 then
@@ -78,6 +89,25 @@ begin
 end
 $$;
 comment on function oncely.check_short is 'Refuses a name for the trail that is too long (SQLSTATE ONC11).';
+
+-- from functions/check_failure.sql
+create or replace function oncely.check_failure(reason text, reasons text[], error_code text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if error_code !~ '^[0-9A-Z]{5}$' and error_code <> '' then
+        raise exception using errcode = 'ONC11', message = 'oncely: error_code is no SQLSTATE',
+            hint = 'Five digits and capitals, or null.';
+    end if;
+    if reason <> all (reasons) then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: reason is none of %s', array_to_string(reasons, ', ')),
+            hint = 'Null where error_code decides, or the message may run again until max_attempts.';
+    end if;
+end
+$$;
+comment on function oncely.check_failure is 'Refuses a failure of no known kind (SQLSTATE ONC11).';
 
 -- from functions/await_standby.sql
 -- A commit whose wait for the synchronous standby was cut short is visible, and would be lost by a failover all the
@@ -151,7 +181,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
@@ -160,13 +190,11 @@ declare
     incomplete text := 'the transaction that claimed this key was committed without oncely.complete: whether it took '
         'effect is not known';
     known record;
-    print bytea := oncely.stored_fingerprint(claim.fingerprint);
+    print bytea := oncely.stored_fingerprint(fingerprint);
 begin
-    perform oncely.check_call(
-        claim.tenant, claim.consumer, claim.key, claim.fingerprint, claim.retention, claim.on_conflict
-    );
-    perform oncely.check_right('consume', claim.consumer, claim.tenant);
-    ends := clock_timestamp() + oncely.claimed_retention(claim.tenant, claim.retention);
+    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    perform oncely.check_right('consume', consumer, tenant);
+    ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
     attempt := 0;
     for round in 1..8 loop
         -- Waits for whoever holds the key in an open transaction.
@@ -174,15 +202,12 @@ begin
             tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, claimed_in, reason,
             last_error, expires_at
         )
-        values (
-            claim.tenant, claim.consumer, claim.key, 'FAILED', 1, at, at, print, own, 'incomplete_claim',
-            incomplete, ends
-        )
-        on conflict (tenant, consumer, key) do nothing;
+        values (tenant, consumer, key, 'FAILED', 1, at, at, print, own, 'incomplete_claim', incomplete, ends)
+        on conflict on constraint idempotency_keys_pkey do nothing;
         if found then
             outcome := 'granted';
             attempt := 1;
-            perform oncely.note_claim(claim.tenant);
+            perform oncely.note_claim(tenant);
             return;
         end if;
         -- A statement of its own, with a snapshot of its own: it sees the winner's row.
@@ -190,7 +215,7 @@ begin
             i.fencing_token is not null as is_leased
         into known
         from oncely.idempotency_keys as i
-        where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key;
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
         -- Neither claimed nor there: collected in between.
         continue when not found;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
@@ -200,9 +225,9 @@ begin
         -- A caller without a fingerprint does not show that it knows the payload: a key that came with one is not given
         -- to it, nor is its response.
         decision := case
-            when known.fingerprint is not null and print is null and claim.on_conflict = 'dead_letter'
+            when known.fingerprint is not null and print is null and on_conflict = 'dead_letter'
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, claim.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, on_conflict)
         end;
         case decision
             when 'conflict' then
@@ -247,7 +272,7 @@ begin
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
                     claimed_in = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends,
                     marked_pid = null, marked_backend_start = null
-                where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key
+                where i.tenant = tenant and i.consumer = consumer and i.key = key
                     -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
                     -- finds one row.
                     and i.completed_at is null
@@ -257,7 +282,7 @@ begin
                 returning i.attempts into attempt;
                 if found then
                     outcome := 'granted';
-                    perform oncely.note_claim(claim.tenant);
+                    perform oncely.note_claim(tenant);
                     return;
                 end if;
                 attempt := 0;
@@ -288,25 +313,23 @@ create or replace function oncely.complete(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     now timestamptz := clock_timestamp();
     done record;
 begin
     -- Asked for by the claim, too. But in a restored database a claim of the old one may bear the number of this
     -- transaction.
-    perform oncely.check_right('consume', complete.consumer, complete.tenant);
-    perform oncely.check_short(complete.queue, complete.worker, complete.trace_id);
-    if octet_length(complete.response::text) > 65536 then
+    perform oncely.check_right('consume', consumer, tenant);
+    perform oncely.check_short(queue, worker, trace_id);
+    if octet_length(response::text) > 65536 then
         raise exception using errcode = 'ONC15',
-            message = format(
-                'oncely: the response has %s bytes; 65536 are allowed', octet_length(complete.response::text)
-            ),
+            message = format('oncely: the response has %s bytes; 65536 are allowed', octet_length(response::text)),
             hint = 'Keep what is large in a table of your own, and respond with its id.';
     end if;
     update oncely.idempotency_keys as i
-    set status = 'COMPLETED', response = complete.response, reason = null, last_error = null
-    where i.tenant = complete.tenant and i.consumer = complete.consumer and i.key = complete.key
+    set status = 'COMPLETED', response = response, reason = null, last_error = null
+    where i.tenant = tenant and i.consumer = consumer and i.key = key
       -- Not by status: that would suit a partial index, which is long, and the primary key finds one row.
       and i.reason = 'incomplete_claim' and i.claimed_in = pg_current_xact_id()::text::bigint
     returning i.attempts, i.completed_at, i.expires_at, i.fingerprint into done;
@@ -315,21 +338,20 @@ begin
             hint = 'oncely.claim must have granted it, in this very transaction (BEGIN, not autocommit), and not have '
                 'been rolled back to a savepoint.';
     end if;
+    -- As oncely.record_decision does: each message of a client comes here, and a call is a twentieth of what it costs.
     insert into oncely.audit (
         tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
     )
     values (
-        complete.tenant, now, done.attempts, extract(epoch from now - done.completed_at) * 1000000,
-        complete.consumer, complete.key, coalesce(complete.queue, ''), 'completed',
-        oncely.worker_name(complete.worker), session_user, complete.trace_id
+        tenant, now, done.attempts, extract(epoch from now - done.completed_at) * 1000000, consumer, key,
+        coalesce(queue, ''), 'completed', oncely.worker_name(worker), session_user, trace_id
     );
-    if complete.mirror then
+    if mirror then
         -- Created when the key was completed, and not later: the collection keeps what is not older than the oldest
         -- record.
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, key, fingerprint)
         values (
-            complete.tenant, oncely.uuid_v7(now), 'identity', done.completed_at, done.expires_at, complete.consumer,
-            complete.key, done.fingerprint
+            tenant, oncely.uuid_v7(now), 'identity', done.completed_at, done.expires_at, consumer, key, done.fingerprint
         );
     end if;
 end
@@ -651,63 +673,53 @@ create or replace function oncely.fail(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
     known record;
-    print bytea := oncely.stored_fingerprint(fail.fingerprint);
+    print bytea := oncely.stored_fingerprint(fingerprint);
     -- For people: as much of it as they read.
-    detail text := left(fail.error, 8000);
+    detail text := left(error, 8000);
     ends timestamptz;
     again timestamptz;
-    class text := oncely.error_class(coalesce(fail.error_code, ''));
-    why text := coalesce(fail.reason, nullif(nullif(class, 'transient'), 'environment'));
-    given_up boolean := why is not null or fail.attempt >= fail.max_attempts;
+    class text := oncely.error_class(coalesce(error_code, ''));
+    why text := coalesce(reason, nullif(nullif(class, 'transient'), 'environment'));
+    given_up boolean := why is not null or attempt >= max_attempts;
     is_charged boolean := false;
 begin
     stored := false;
-    perform oncely.check_call(fail.tenant, fail.consumer, fail.key, fail.fingerprint, fail.retention, fail.on_conflict);
-    if fail.attempt is null or fail.attempt not between 0 and 10000
-        or fail.max_attempts is null or fail.max_attempts not between 1 and 10000
+    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    if attempt is null or attempt not between 0 and 10000
+        or max_attempts is null or max_attempts not between 1 and 10000
     then
         raise exception using errcode = 'ONC11',
             message = 'oncely: attempt is the number that oncely.claim gave, max_attempts is 1 to 10000';
     end if;
-    if fail.error_code !~ '^[0-9A-Z]{5}$' and fail.error_code <> '' then
-        raise exception using errcode = 'ONC11', message = 'oncely: error_code is no SQLSTATE',
-            hint = 'Five digits and capitals, or null.';
+    perform oncely.check_failure(reason, array['handler_rejected', 'poison', 'invalid_json', 'crash'], error_code);
+    perform oncely.check_short(queue, worker, trace_id);
+    if body is not null then
+        perform oncely.check_message(queue, exchange, routing_key, properties, headers);
     end if;
-    perform oncely.check_short(fail.queue, fail.worker, fail.trace_id);
-    if fail.body is not null then
-        perform oncely.check_message(fail.queue, fail.exchange, fail.routing_key, fail.properties, fail.headers);
-    end if;
-    if fail.delay < interval '0' or fail.delay > interval '366 days'
-        or extract(year from fail.delay) not between -200 and 200
-    then
+    if delay < interval '0' or delay > interval '366 days' or extract(year from delay) not between -200 and 200 then
         raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 366 days';
     end if;
-    perform oncely.check_right('consume', fail.consumer, fail.tenant);
-    ends := clock_timestamp() + oncely.claimed_retention(fail.tenant, fail.retention);
-    again := at + fail.delay;
-    if fail.reason not in ('handler_rejected', 'poison', 'invalid_json', 'crash') then
-        raise exception using errcode = 'ONC11',
-            message = 'oncely: reason is neither handler_rejected, poison, invalid_json nor crash',
-            hint = 'Null where error_code decides, or the message may run again until max_attempts.';
-    end if;
+    perform oncely.check_right('consume', consumer, tenant);
+    ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
+    again := at + delay;
     for round in 1..8 loop
         select i.status, i.fingerprint, i.attempts, i.reason, i.last_error, i.claimed_in,
             i.fencing_token is not null as is_leased, i.not_before
         into known
         from oncely.idempotency_keys as i
-        where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key
+        where i.tenant = tenant and i.consumer = consumer and i.key = key
         for update;
         if not found then
             insert into oncely.idempotency_keys (
                 tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at
             )
-            values (fail.tenant, fail.consumer, fail.key, 'IN_PROGRESS', 0, at, print, ends)
-            on conflict (tenant, consumer, key) do nothing;
+            values (tenant, consumer, key, 'IN_PROGRESS', 0, at, print, ends)
+            on conflict on constraint idempotency_keys_pkey do nothing;
             continue;
         end if;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
@@ -716,14 +728,13 @@ begin
             update oncely.idempotency_keys as i
             set status = 'IN_PROGRESS', attempts = i.attempts - 1, completed_at = null, reason = null,
                 last_error = null, claimed_in = null
-            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+            where i.tenant = tenant and i.consumer = consumer and i.key = key;
             known.status := 'IN_PROGRESS';
             known.attempts := known.attempts - 1;
         end if;
         outcome := case
-            when known.fingerprint is not null and print is null and fail.on_conflict = 'dead_letter'
-                then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, fail.on_conflict)
+            when known.fingerprint is not null and print is null and on_conflict = 'dead_letter' then 'conflict'
+            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, on_conflict)
         end;
         attempts := known.attempts;
         exit;
@@ -756,45 +767,33 @@ begin
             outcome := case when given_up then 'given_up' else 'retry' end;
             -- Not the message's fault; or recorded already, by an earlier call whose reply was lost. A final verdict
             -- that was recorded reads as given up: one that meets such a count comes after the attempt of a copy.
-            if (known.attempts >= fail.attempt and not given_up)
-                or (class = 'environment' and fail.reason is null)
-            then
+            if (known.attempts >= attempt and not given_up) or (class = 'environment' and reason is null) then
                 outcome := 'retry';
                 return;
             end if;
-            attempts := case
-                when fail.attempt > 0 then greatest(known.attempts + 1, fail.attempt)
-                else known.attempts
-            end;
+            attempts := case when attempt > 0 then greatest(known.attempts + 1, attempt) else known.attempts end;
             final_reason := case when given_up then coalesce(why, 'attempts_exhausted') end;
             update oncely.idempotency_keys as i
             set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
-                attempts = fail.attempts,
-                completed_at = case when given_up then at end, reason = final_reason, last_error = detail,
-                claimed_in = null, fingerprint = coalesce(print, i.fingerprint),
+                attempts = fail.attempts, completed_at = case when given_up then at end, reason = final_reason,
+                last_error = detail, claimed_in = null, fingerprint = coalesce(print, i.fingerprint),
                 not_before = case when not given_up then again end, expires_at = ends,
                 -- The process lives: it reports this failure.
                 crash_attempts = case when given_up then i.crash_attempts else 0 end,
                 marked_pid = null, marked_backend_start = null
-            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+            where i.tenant = tenant and i.consumer = consumer and i.key = key;
     end case;
-    insert into oncely.audit (
-        tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, login,
-        trace_id
-    )
-    values (
-        fail.tenant, at,
+    perform oncely.record_decision(
+        tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at,
         -- A final verdict that comes after a copy's attempt is the next one, as in the row.
-        case when is_charged and outcome = 'given_up' and fail.attempt > 0 then fail.attempts else fail.attempt end,
-        fail.consumer, fail.key, coalesce(fail.queue, ''),
-        case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
-        oncely.worker_name(fail.worker), session_user, fail.trace_id
+        case when is_charged and outcome = 'given_up' and attempt > 0 then attempts else attempt end,
+        queue, worker, trace_id, reason => final_reason, error_code => error_code, detail => detail
     );
     if outcome <> 'retry' then
-        stored := fail.body is not null and oncely.store_letter(
-            fail.tenant, fail.consumer, fail.key, print, final_reason, fail.error_code, detail,
-            case when is_charged then fail.attempts else 0 end, at, fail.queue, oncely.worker_name(fail.worker),
-            fail.trace_id, fail.body, fail.properties, fail.headers, fail.exchange, fail.routing_key
+        stored := body is not null and oncely.store_letter(
+            tenant, consumer, key, print, final_reason, error_code, detail,
+            case when is_charged then attempts else 0 end, at, queue, oncely.worker_name(worker), trace_id, body,
+            properties, headers, exchange, routing_key
         );
     end if;
 end

@@ -39,22 +39,6 @@ end
 $$;
 comment on function oncely.check_lease_time is 'Refuses a time that is out of bounds (SQLSTATE ONC11).';
 
--- from functions/check_isolation.sql
--- On an older snapshot whoever had to wait would not see what the one before has done.
-create or replace function oncely.check_isolation() returns void
-language plpgsql stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'ONC10',
-            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
-            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
-    end if;
-end
-$$;
-comment on function oncely.check_isolation is 'Refuses a transaction that is not READ COMMITTED (SQLSTATE ONC10).';
-
 -- from functions/hold_lease.sql
 -- Two runs at once of one key: the second waits here until the first one's statement is over, then reads the row anew.
 create or replace function oncely.hold_lease(tenant text, consumer text, key text, token bigint)
@@ -62,26 +46,26 @@ returns oncely.idempotency_keys
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
 begin
     perform oncely.check_isolation();
-    perform oncely.check_argument('tenant', hold_lease.tenant), oncely.check_argument('consumer', hold_lease.consumer),
-        oncely.check_argument('key', hold_lease.key);
-    perform oncely.check_right('consume', hold_lease.consumer, hold_lease.tenant);
+    perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
+        oncely.check_argument('key', key);
+    perform oncely.check_right('consume', consumer, tenant);
     -- Numbers only grow: whose number is not there has no lease, and locks nothing that others wait for.
     select i.* into held
     from oncely.idempotency_keys as i
-    where i.tenant = hold_lease.tenant and i.consumer = hold_lease.consumer and i.key = hold_lease.key;
-    if held.fencing_token is distinct from hold_lease.token then
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    if held.fencing_token is distinct from token then
         return held;
     end if;
     select i.* into held
     from oncely.idempotency_keys as i
-    where i.tenant = hold_lease.tenant and i.consumer = hold_lease.consumer and i.key = hold_lease.key
+    where i.tenant = tenant and i.consumer = consumer and i.key = key
     for update;
-    if held.owner is not null and held.fencing_token = hold_lease.token
+    if held.owner is not null and held.fencing_token = token
         and held.claimed_in = pg_current_xact_id()::text::bigint
     then
         raise exception using errcode = 'ONC19',
@@ -174,16 +158,25 @@ comment on function oncely.hold_unknown is
     'is none.';
 revoke execute on function oncely.hold_unknown from public;
 
--- from functions/resolve_unknown.sql
-create or replace function oncely.resolve_unknown(held oncely.idempotency_keys, step text, known jsonb, token bigint)
-returns void
+-- from functions/store_step.sql
+create or replace function oncely.store_step(
+    held oncely.idempotency_keys, step text, known jsonb, token bigint, lease interval
+) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_variable
 declare
-    all_steps jsonb := held.steps || jsonb_build_object(step, known);
-    is_open boolean := oncely.steps_begun(held.steps || jsonb_build_object(step, known)) is null;
+    all_steps jsonb := coalesce(held.steps, '{}') || jsonb_build_object(step, known);
+    is_open boolean;
 begin
+    if oncely.is_held(held, token) then
+        update oncely.idempotency_keys as i
+        set not_before = oncely.lease_end(i.not_before, lease, i.run_ends_at), steps = all_steps
+        where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
+        return;
+    end if;
+    is_open := oncely.steps_begun(all_steps) is null;
     update oncely.idempotency_keys as i
     set steps = all_steps,
         -- It runs again, and goes on behind the step.
@@ -193,21 +186,19 @@ begin
         last_error = case when not is_open then i.last_error end,
         error_code = case when not is_open then i.error_code end
     where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
-    insert into oncely.audit (tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login)
-    values (
-        held.tenant, clock_timestamp(), held.attempts, held.consumer, held.key, '', 'fenced',
-        format(
+    perform oncely.record_decision(
+        held.tenant, held.consumer, held.key, 'fenced', clock_timestamp(), held.attempts, '', null, null,
+        detail => format(
             'lost the lease %s, and knows what became of its call all the same: %s is %s', token, step,
             known ->> 'state'
-        ),
-        oncely.worker_name(null), session_user
+        )
     );
 end
 $$;
-comment on function oncely.resolve_unknown is
-    'Stores what became of a step of a key that was given up as outcome_unknown; where that was the last one of which '
-    'nobody knew, the key may run again.';
-revoke execute on function oncely.resolve_unknown from public;
+comment on function oncely.store_step is
+    'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_unknown: where '
+    'that was the last step whose outcome was not known, the key may run again. Not for callers.';
+revoke execute on function oncely.store_step from public;
 
 -- from functions/asking_since.sql
 -- Remembered in the session.
@@ -235,9 +226,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform oncely.check_isolation(),
-        oncely.check_lease_time('lease', check_claim.lease, interval '1 second', interval '1 day'),
-        oncely.check_lease_time('max_run', check_claim.max_run, check_claim.lease, interval '30 days');
-    if check_claim.max_crashes is null or check_claim.max_crashes not between 1 and 10000 then
+        oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day'),
+        oncely.check_lease_time('max_run', max_run, lease, interval '30 days');
+    if max_crashes is null or max_crashes not between 1 and 10000 then
         raise exception using errcode = 'ONC11', message = 'oncely: max_crashes is 1 to 10000';
     end if;
 end
@@ -275,7 +266,7 @@ create or replace function oncely.take_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
@@ -283,49 +274,43 @@ declare
     ends timestamptz;
     decision text;
     known record;
-    seen record;
+    -- The key as it was granted.
+    granted record;
 begin
-    perform oncely.check_claim(take_lease.lease, take_lease.max_run, take_lease.max_crashes),
-        oncely.check_argument('owner', take_lease.owner);
-    perform oncely.check_short(take_lease.queue, take_lease.worker, take_lease.trace_id);
+    perform oncely.check_claim(lease, max_run, max_crashes), oncely.check_argument('owner', owner);
+    perform oncely.check_short(queue, worker, trace_id);
     taken_over := false;
     crashes := 0;
     perform oncely.asking_since();
     for round in 1..8 loop
         at := clock_timestamp();
         micros := extract(epoch from at) * 1000000;
-        ends := at + oncely.claimed_retention(take_lease.tenant, take_lease.retention);
+        ends := at + oncely.claimed_retention(tenant, retention);
         -- Waits for whoever holds the key in an open transaction.
-        insert into oncely.idempotency_keys (
+        insert into oncely.idempotency_keys as i (
             tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at, not_before, claimed_in, owner,
             fencing_token, run_ends_at
         )
         values (
-            take_lease.tenant, take_lease.consumer, take_lease.key, 'IN_PROGRESS', 0, at, print, ends,
-            at + take_lease.lease, own, take_lease.owner, micros, at + take_lease.max_run
+            tenant, consumer, key, 'IN_PROGRESS', 0, at, print, ends, at + lease, own, owner, micros, at + max_run
         )
-        on conflict (tenant, consumer, key) do nothing;
-        if found then
-            outcome := 'granted';
-            token := micros;
-            attempt := 1;
-            steps := '{}';
-            exit;
-        end if;
+        on conflict on constraint idempotency_keys_pkey do nothing
+        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
+        exit when found;
         -- A statement of its own, with a snapshot of its own: it sees the winner's row.
         select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.owner, i.fencing_token, i.not_before,
-            i.run_ends_at, i.attempts, i.crash_attempts, i.steps, i.grace_ends_at
+            i.run_ends_at, i.grace_ends_at
         into known
         from oncely.idempotency_keys as i
-        where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
         -- Neither claimed nor there: collected in between.
         continue when not found;
         decision := case
             -- As in oncely.claim: who shows no payload is not given a key that came with one.
-            when not take_lease.knows_payload and known.fingerprint is not null
-                and (take_lease.on_conflict = 'dead_letter' or known.status = 'IN_PROGRESS')
+            when not knows_payload and known.fingerprint is not null
+                and (on_conflict = 'dead_letter' or known.status = 'IN_PROGRESS')
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, false, take_lease.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, false, on_conflict)
         end;
         case decision
             when 'conflict' then
@@ -337,11 +322,11 @@ begin
                 perform oncely.await_standby();
                 outcome := 'duplicate';
                 -- Prints of two policies say nothing of who asks: it is done, and its response is told to nobody.
-                if take_lease.knows_payload and take_lease.on_conflict = 'dead_letter'
+                if knows_payload and on_conflict = 'dead_letter'
                     and substr(known.fingerprint, 1, 4) <> substr(print, 1, 4)
                 then
                     reason := 'key_conflict';
-                elsif known.fingerprint is null or take_lease.knows_payload then
+                elsif known.fingerprint is null or knows_payload then
                     response := known.response;
                 end if;
                 return;
@@ -354,20 +339,14 @@ begin
                 null;
         end case;
         -- The same acquisition, whose reply was lost: its run has not begun, and gets its whole time.
-        if known.owner = take_lease.owner then
+        if known.owner = owner then
             update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, take_lease.lease, clock_timestamp() + take_lease.max_run),
-                run_ends_at = clock_timestamp() + take_lease.max_run
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
-                and i.owner is not distinct from take_lease.owner;
-            continue when not found;
-            outcome := 'granted';
-            token := known.fencing_token;
-            attempt := known.attempts + 1;
-            steps := coalesce(known.steps, '{}');
-            crashes := known.crash_attempts;
-            taken_over := crashes > 0;
-            exit;
+            set not_before = oncely.lease_end(i.not_before, lease, clock_timestamp() + max_run),
+                run_ends_at = clock_timestamp() + max_run
+            where i.tenant = tenant and i.consumer = consumer and i.key = key and i.owner is not distinct from owner
+            returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
+            exit when found;
+            continue;
         end if;
         -- No lease is longer than a day: one that is was granted by a clock that was ahead.
         if known.owner is not null and known.not_before > clock_timestamp()
@@ -379,9 +358,9 @@ begin
         end if;
         -- Of a client that was just cut off: so may have been the holder, who lives and could not renew. Whether it
         -- does is not known, so the key is not called in flight.
-        if known.owner is not null and not take_lease.may_take_over then
+        if known.owner is not null and not may_take_over then
             outcome := 'retry';
-            delay := take_lease.lease;
+            delay := lease;
             detail := 'whoever holds the key may have been cut off, too';
             return;
         end if;
@@ -389,14 +368,12 @@ begin
         -- ends, within one more lease. It gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
             and known.run_ends_at > clock_timestamp()
-            and oncely.asking_since() > clock_timestamp() - take_lease.lease / 2
+            and oncely.asking_since() > clock_timestamp() - lease / 2
         then
             update oncely.idempotency_keys as i
             set not_before = e.grace, grace_ends_at = e.grace
-            from (
-                select oncely.lease_end(known.not_before, take_lease.lease, known.run_ends_at) as grace
-            ) as e
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
+            from (select oncely.lease_end(known.not_before, lease, known.run_ends_at) as grace) as e
+            where i.tenant = tenant and i.consumer = consumer and i.key = key
                 and i.completed_at is null and i.owner is not distinct from known.owner
                 and i.fencing_token is not distinct from known.fencing_token
                 and i.not_before is not distinct from known.not_before;
@@ -410,13 +387,12 @@ begin
         end if;
         -- Nothing updated: somebody else was faster, or the holder has renewed it meanwhile, so it is looked at again.
         update oncely.idempotency_keys as i
-        set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own,
-            owner = take_lease.owner, not_before = clock_timestamp() + take_lease.lease,
-            run_ends_at = clock_timestamp() + take_lease.max_run,
+        set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
+            not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
             crash_attempts = i.crash_attempts + case when i.owner is null then 0 else 1 end,
             fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
             marked_backend_start = null
-        where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
+        where i.tenant = tenant and i.consumer = consumer and i.key = key
             -- IN_PROGRESS, in words that suit none of the partial indexes, as in oncely.claim.
             and i.completed_at is null
             and i.fencing_token is not distinct from known.fencing_token
@@ -427,63 +403,50 @@ begin
                     + case when i.owner is null then interval '100 milliseconds' else interval '0' end
                 or (i.owner is not null and i.not_before > clock_timestamp() + interval '1 day')
             )
-        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into seen;
+        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
         continue when not found;
-        if known.owner is not null then
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
-            )
-            values (
-                take_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, take_lease.consumer,
-                take_lease.key, coalesce(take_lease.queue, ''), 'taken_over',
-                format('the lease of %s ended at %s', known.owner, known.not_before),
-                oncely.worker_name(take_lease.worker), session_user, take_lease.trace_id
-            );
-        end if;
-        if seen.crash_attempts >= take_lease.max_crashes and known.owner is not null then
-            outcome := 'given_up';
-            attempt := seen.attempts + seen.crash_attempts;
-            reason := 'crash';
-            detail := format(
-                '%s runs under a lease ended without a word; steps that began: %s', seen.crash_attempts,
-                coalesce(oncely.steps_begun(seen.steps), 'none')
-            );
-            update oncely.idempotency_keys as i
-            set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null,
-                not_before = null, reason = 'crash', last_error = take_lease.detail
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, detail, worker, login, trace_id
-            )
-            values (
-                take_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, take_lease.consumer,
-                take_lease.key, coalesce(take_lease.queue, ''), 'dead_lettered', 'crash', take_lease.detail,
-                oncely.worker_name(take_lease.worker), session_user, take_lease.trace_id
-            );
-            return;
-        end if;
-        outcome := 'granted';
-        token := seen.fencing_token;
-        attempt := seen.attempts + 1;
-        steps := coalesce(seen.steps, '{}');
-        -- Also where the key was given back since.
-        crashes := seen.crash_attempts;
-        taken_over := crashes > 0;
-        exit;
-    end loop;
-    if outcome = 'granted' then
-        -- Whoever had to wait for the row gets his whole time all the same.
-        if clock_timestamp() > at + interval '1 second' then
-            update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, take_lease.lease, greatest(i.run_ends_at, ends_again)),
-                run_ends_at = greatest(i.run_ends_at, ends_again)
-            from (select clock_timestamp() + take_lease.max_run as ends_again) as e
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
-        end if;
+        exit when known.owner is null;
+        attempt := granted.attempts + granted.crash_attempts;
+        perform oncely.record_decision(
+            tenant, consumer, key, 'taken_over', clock_timestamp(), attempt, queue, worker, trace_id,
+            detail => format('the lease of %s ended at %s', known.owner, known.not_before)
+        );
+        exit when granted.crash_attempts < max_crashes;
+        outcome := 'given_up';
+        reason := 'crash';
+        detail := format(
+            '%s runs under a lease ended without a word; steps that began: %s', granted.crash_attempts,
+            coalesce(oncely.steps_begun(granted.steps), 'none')
+        );
+        update oncely.idempotency_keys as i
+        set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null, not_before = null,
+            reason = 'crash', last_error = detail
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+        perform oncely.record_decision(
+            tenant, consumer, key, 'dead_lettered', clock_timestamp(), attempt, queue, worker, trace_id,
+            reason => reason, detail => detail
+        );
         return;
+    end loop;
+    if granted.fencing_token is null then
+        raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed',
+            hint = 'Try again.';
     end if;
-    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed',
-        hint = 'Try again.';
+    outcome := 'granted';
+    token := granted.fencing_token;
+    attempt := granted.attempts + 1;
+    steps := coalesce(granted.steps, '{}');
+    -- Also where the key was given back since.
+    crashes := granted.crash_attempts;
+    taken_over := crashes > 0;
+    -- Whoever had to wait for the row gets his whole time all the same.
+    if clock_timestamp() > at + interval '1 second' then
+        update oncely.idempotency_keys as i
+        set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),
+            run_ends_at = greatest(i.run_ends_at, e.ends_again)
+        from (select clock_timestamp() + max_run as ends_again) as e
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    end if;
 end
 $$;
 comment on function oncely.take_lease is
@@ -523,7 +486,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
@@ -531,22 +494,21 @@ declare
     -- Places of the keys that nobody had.
     fresh bigint[];
 begin
-    perform oncely.check_claim(take_leases.lease, take_leases.max_run, take_leases.max_crashes), oncely.asking_since();
+    perform oncely.check_claim(lease, max_run, max_crashes), oncely.asking_since();
     with asked as materialized (
         select q.tenant, q.key, q.print, q.owner, q.place
         from unnest(tenants, keys, prints, owners) with ordinality as q (tenant, key, print, owner, place)
     ),
     claimed as (
-        insert into oncely.idempotency_keys (
+        insert into oncely.idempotency_keys as i (
             tenant, consumer, key, status, attempts, created_at, fingerprint, not_before, claimed_in, owner,
             fencing_token, run_ends_at
         )
-        select a.tenant, take_leases.consumer, a.key, 'IN_PROGRESS', 0, at, a.print, at + take_leases.lease, own,
-            a.owner, micros, at + take_leases.max_run
+        select a.tenant, consumer, a.key, 'IN_PROGRESS', 0, at, a.print, at + lease, own, a.owner, micros, at + max_run
         from asked as a
         order by a.place
-        on conflict (tenant, consumer, key) do nothing
-        returning tenant, key, owner
+        on conflict on constraint idempotency_keys_pkey do nothing
+        returning i.tenant, i.key, i.owner
     )
     select coalesce(array_agg(a.place order by a.place), '{}') into fresh
     from asked as a
@@ -561,19 +523,18 @@ begin
         from unnest(tenants, keys, prints, owners, queues, trace_ids) with ordinality
             as q (tenant, key, print, owner, queue, trace_id, place)
         cross join lateral oncely.take_lease(
-            q.tenant, take_leases.consumer, q.key, q.print, q.owner, take_leases.lease, take_leases.max_run, null,
-            take_leases.on_conflict, take_leases.max_crashes, q.queue, take_leases.worker, q.trace_id, true,
-            take_leases.may_take_over
+            q.tenant, consumer, q.key, q.print, q.owner, lease, max_run, null, on_conflict, max_crashes, q.queue,
+            worker, q.trace_id, true, may_take_over
         ) as t
         where q.place <> all (fresh);
     end if;
     -- Whoever had to wait for others gets his whole time all the same.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
-        set not_before = e.now + take_leases.lease, run_ends_at = e.now + take_leases.max_run
+        set not_before = e.now + lease, run_ends_at = e.now + max_run
         from unnest(tenants, keys) with ordinality as q (tenant, key, place)
         cross join (select clock_timestamp() as now) as e
-        where i.tenant = q.tenant and i.consumer = take_leases.consumer and i.key = q.key
+        where i.tenant = q.tenant and i.consumer = consumer and i.key = q.key
             and q.place = any (fresh);
     end if;
 end
@@ -613,24 +574,19 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 begin
-    perform oncely.check_call(
-        claim_lease.tenant, claim_lease.consumer, claim_lease.key, claim_lease.fingerprint, claim_lease.retention,
-        claim_lease.on_conflict
-    );
-    if claim_lease.max_run > claim_lease.retention then
+    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    if max_run > retention then
         raise exception using errcode = 'ONC11', message = 'oncely: max_run is longer than retention',
             hint = 'The key must outlive its run.';
     end if;
-    perform oncely.check_right('consume', claim_lease.consumer, claim_lease.tenant);
+    perform oncely.check_right('consume', consumer, tenant);
     select t.outcome, t.token, t.attempt, t.taken_over, t.delay, t.response, t.reason, t.detail, t.steps
     into outcome, token, attempt, taken_over, delay, response, reason, detail, steps
     from oncely.take_lease(
-        claim_lease.tenant, claim_lease.consumer, claim_lease.key,
-        oncely.stored_fingerprint(claim_lease.fingerprint), claim_lease.owner, claim_lease.lease, claim_lease.max_run,
-        claim_lease.retention, claim_lease.on_conflict, claim_lease.max_crashes, claim_lease.queue, claim_lease.worker,
-        claim_lease.trace_id, claim_lease.fingerprint is not null, coalesce(claim_lease.may_take_over, true)
+        tenant, consumer, key, oncely.stored_fingerprint(fingerprint), owner, lease, max_run, retention, on_conflict,
+        max_crashes, queue, worker, trace_id, fingerprint is not null, coalesce(may_take_over, true)
     ) as t;
     if outcome = 'retry' and detail is not null then
         outcome := 'in_flight';
@@ -655,20 +611,20 @@ create or replace function oncely.renew_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     ends timestamptz;
 begin
-    perform oncely.check_lease_time('lease', renew_lease.lease, interval '1 second', interval '1 day');
-    held := oncely.hold_lease(renew_lease.tenant, renew_lease.consumer, renew_lease.key, renew_lease.token);
+    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    held := oncely.hold_lease(tenant, consumer, key, token);
     -- Past max_run nothing is renewed, though nobody has taken the key over yet.
-    if not oncely.is_held(held, renew_lease.token) or held.run_ends_at <= clock_timestamp() then
+    if not oncely.is_held(held, token) or held.run_ends_at <= clock_timestamp() then
         return null;
     end if;
-    ends := oncely.lease_end(held.not_before, renew_lease.lease, held.run_ends_at);
+    ends := oncely.lease_end(held.not_before, lease, held.run_ends_at);
     update oncely.idempotency_keys as i set not_before = ends
-    where i.tenant = renew_lease.tenant and i.consumer = renew_lease.consumer and i.key = renew_lease.key;
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
     return ends - clock_timestamp();
 end
 $$;
@@ -740,31 +696,23 @@ create or replace function oncely.complete_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     now timestamptz;
 begin
-    perform oncely.check_short(complete_lease.queue, complete_lease.worker, complete_lease.trace_id);
-    if octet_length(complete_lease.response::text) > oncely.json_limit(complete_lease.response) then
-        raise exception using errcode = 'ONC15',
-            message = format(
-                'oncely: the response has %s bytes; 65536 are allowed', octet_length(complete_lease.response::text)
-            ),
-            hint = 'Keep what is large in a table of your own, and respond with its id.';
-    end if;
-    held := oncely.hold_lease(
-        complete_lease.tenant, complete_lease.consumer, complete_lease.key, complete_lease.token
+    perform oncely.check_short(queue, worker, trace_id);
+    perform oncely.check_json(
+        'response', response, 'Keep what is large in a table of your own, and respond with its id.'
     );
+    held := oncely.hold_lease(tenant, consumer, key, token);
     now := clock_timestamp();
-    if held.status = 'COMPLETED' and held.fencing_token = complete_lease.token then
+    if held.status = 'COMPLETED' and held.fencing_token = token then
         perform oncely.await_standby();
         return 'already_completed';
     end if;
-    if not oncely.is_held(held, complete_lease.token) then
-        held := oncely.hold_unknown(
-            complete_lease.tenant, complete_lease.consumer, complete_lease.key, complete_lease.token
-        );
+    if not oncely.is_held(held, token) then
+        held := oncely.hold_unknown(tenant, consumer, key, token);
         if held.key is null then
             perform oncely.lease_is_lost();
         end if;
@@ -772,41 +720,35 @@ begin
         perform oncely.close_letters(held, now);
     end if;
     update oncely.idempotency_keys as i
-    set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = complete_lease.response,
+    set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,
         -- By which it is known that this very lease completed it.
-        fencing_token = complete_lease.token,
-        reason = case when complete_lease.refused then 'refused' end, last_error = null, error_code = null,
-        claimed_in = null, owner = null, run_ends_at = null, not_before = null,
+        fencing_token = token,
+        reason = case when refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
+        owner = null, run_ends_at = null, not_before = null,
         expires_at = oncely.bounded(now + oncely.lease_retention(held))
-    where i.tenant = complete_lease.tenant and i.consumer = complete_lease.consumer and i.key = complete_lease.key;
-    insert into oncely.audit (
-        tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
-    )
-    values (
-        complete_lease.tenant, now, held.attempts + 1,
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    perform oncely.record_decision(
+        tenant, consumer, key, case when refused then 'refused' else 'completed' end, now, held.attempts + 1, queue,
+        worker, trace_id,
         -- The token is the time of the claim, unless the clock was set back.
-        greatest(extract(epoch from now) * 1000000 - complete_lease.token, 0), complete_lease.consumer,
-        complete_lease.key, coalesce(complete_lease.queue, ''),
-        case when complete_lease.refused then 'refused' else 'completed' end,
-        oncely.worker_name(complete_lease.worker), session_user, complete_lease.trace_id
+        greatest(extract(epoch from now) * 1000000 - token, 0)
     );
-    if complete_lease.mirror then
+    if mirror then
         insert into oncely.mirror_queue
             (tenant, id, kind, created_at, expires_at, completed_at, consumer, key, fingerprint)
         values (
-            complete_lease.tenant, oncely.uuid_v7(now), 'identity', now,
+            tenant, oncely.uuid_v7(now), 'identity', now,
             oncely.bounded(now + coalesce(
                 oncely.lease_retention(held),
-                (select c.retention from oncely.consumers as c where c.consumer = complete_lease.consumer),
+                (select c.retention from oncely.consumers as c where c.consumer = consumer),
                 -- A consumer that no worker has registered: PostgreSQL answers for it.
                 interval '0'
             )),
             -- Not an end of its own: one that is shortened until the relay has it counts.
-            case when held.expires_at is null then now end, complete_lease.consumer, complete_lease.key,
-            held.fingerprint
+            case when held.expires_at is null then now end, consumer, key, held.fingerprint
         );
     end if;
-    perform oncely.note_claim(complete_lease.tenant);
+    perform oncely.note_claim(tenant);
     return 'completed';
 end
 $$;
@@ -843,16 +785,16 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     now timestamptz := clock_timestamp();
     micros bigint := extract(epoch from now) * 1000000;
-    name text := oncely.worker_name(complete_leases.worker);
+    name text := oncely.worker_name(worker);
     -- Places of the keys that were held.
     done bigint[];
 begin
-    perform oncely.check_isolation(), oncely.check_short(null, complete_leases.worker, null);
+    perform oncely.check_isolation(), oncely.check_short(null, worker, null);
     with asked as materialized (
         select q.tenant, q.key, q.token, q.response, coalesce(q.refused, false) as refused, q.queue, q.trace_id, q.place
         from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
@@ -872,7 +814,7 @@ begin
                 when i.expires_at is not null then oncely.bounded(now + oncely.lease_retention(i))
             end
         from asked as a
-        where i.tenant = a.tenant and i.consumer = complete_leases.consumer and i.key = a.key
+        where i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
             -- That it is held, in words that suit no partial index: the primary key finds it.
             and i.fencing_token = a.token and i.run_ends_at is not null and i.claimed_in is distinct from own
         returning a.place, a.tenant, a.key, a.token, a.refused, a.queue, a.trace_id, i.attempts
@@ -883,7 +825,7 @@ begin
         )
         select c.tenant, now, c.attempts,
             -- The token is the time of the claim, unless the clock was set back.
-            greatest(micros - c.token, 0), complete_leases.consumer, c.key, coalesce(c.queue, ''),
+            greatest(micros - c.token, 0), consumer, c.key, coalesce(c.queue, ''),
             case when c.refused then 'refused' else 'completed' end, name, session_user, c.trace_id
         from completed as c
     )
@@ -892,23 +834,22 @@ begin
     return query
     select d.place, 'completed' from unnest(done) as d (place);
     -- Those of before have theirs.
-    if complete_leases.tags is not null and cardinality(done) > 0 then
+    if tags is not null and cardinality(done) > 0 then
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
         values (
             tenants[1], oncely.uuid_v7(now), 'mirror', now,
             oncely.bounded(now + coalesce(
-                (select c.retention from oncely.consumers as c where c.consumer = complete_leases.consumer),
+                (select c.retention from oncely.consumers as c where c.consumer = consumer),
                 -- A consumer that no worker has registered: PostgreSQL answers for it.
                 interval '0'
-            )), complete_leases.consumer, complete_leases.tags
+            )), consumer, tags
         );
     end if;
     if cardinality(done) < cardinality(keys) then
         return query
         select q.place,
             oncely.complete_lease(
-                q.tenant, complete_leases.consumer, q.key, q.token, q.response, q.queue, complete_leases.worker,
-                q.trace_id, true, q.refused
+                q.tenant, consumer, q.key, q.token, q.response, q.queue, worker, q.trace_id, true, q.refused
             )
         from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
             as q (tenant, key, token, response, refused, queue, trace_id, place)
@@ -943,35 +884,29 @@ create or replace function oncely.fail_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     at timestamptz;
-    detail text := left(fail_lease.error, 8000);
-    class text := oncely.error_class(coalesce(fail_lease.error_code, ''));
-    why text := coalesce(fail_lease.reason, nullif(nullif(class, 'transient'), 'environment'));
+    detail text := left(error, 8000);
+    class text := oncely.error_class(coalesce(error_code, ''));
+    why text := coalesce(reason, nullif(nullif(class, 'transient'), 'environment'));
 begin
-    if fail_lease.max_attempts is null or fail_lease.max_attempts not between 1 and 10000 then
+    if max_attempts is null or max_attempts not between 1 and 10000 then
         raise exception using errcode = 'ONC11', message = 'oncely: max_attempts is 1 to 10000';
     end if;
-    if fail_lease.error_code !~ '^[0-9A-Z]{5}$' and fail_lease.error_code <> '' then
-        raise exception using errcode = 'ONC11', message = 'oncely: error_code is no SQLSTATE',
-            hint = 'Five digits and capitals, or null.';
+    perform oncely.check_failure(
+        reason, array['handler_rejected', 'poison', 'invalid_json', 'outcome_unknown'], error_code
+    );
+    perform oncely.check_short(queue, worker, trace_id);
+    if delay is not null then
+        perform oncely.check_lease_time('delay', delay, interval '0', interval '366 days');
     end if;
-    if fail_lease.reason not in ('handler_rejected', 'poison', 'invalid_json', 'outcome_unknown') then
-        raise exception using errcode = 'ONC11',
-            message = 'oncely: reason is neither handler_rejected, poison, invalid_json nor outcome_unknown',
-            hint = 'Null where error_code decides, or the message may run again until max_attempts.';
-    end if;
-    perform oncely.check_short(fail_lease.queue, fail_lease.worker, fail_lease.trace_id);
-    if fail_lease.delay is not null then
-        perform oncely.check_lease_time('delay', fail_lease.delay, interval '0', interval '366 days');
-    end if;
-    held := oncely.hold_lease(fail_lease.tenant, fail_lease.consumer, fail_lease.key, fail_lease.token);
+    held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     attempts := coalesce(held.attempts, 0);
-    if not oncely.is_held(held, fail_lease.token) then
-        if held.fencing_token = fail_lease.token then
+    if not oncely.is_held(held, token) then
+        if held.fencing_token = token then
             -- Said again, after a lost reply; or the key was given back or completed by this very run.
             perform oncely.await_standby();
             outcome := case held.status
@@ -982,23 +917,19 @@ begin
         end if;
         outcome := 'lost';
         -- Of a lease that there was: nobody fills the trail with others.
-        if held.fencing_token > fail_lease.token then
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
-            )
-            values (
-                fail_lease.tenant, at, 0, fail_lease.consumer, fail_lease.key, coalesce(fail_lease.queue, ''), 'fenced',
-                concat_ws(': ', format('lost the lease %s', fail_lease.token), detail),
-                oncely.worker_name(fail_lease.worker), session_user, fail_lease.trace_id
+        if held.fencing_token > token then
+            perform oncely.record_decision(
+                tenant, consumer, key, 'fenced', at, 0, queue, worker, trace_id,
+                detail => concat_ws(': ', format('lost the lease %s', token), detail)
             );
         end if;
         return;
     end if;
-    if class = 'environment' and fail_lease.reason is null and not coalesce(fail_lease.charged, false) then
+    if class = 'environment' and reason is null and not coalesce(charged, false) then
         outcome := 'retry';
     else
         attempts := attempts + 1;
-        outcome := case when why is not null or attempts >= fail_lease.max_attempts then 'given_up' else 'retry' end;
+        outcome := case when why is not null or attempts >= max_attempts then 'given_up' else 'retry' end;
         final_reason := case when outcome = 'given_up' then coalesce(why, 'attempts_exhausted') end;
     end if;
     update oncely.idempotency_keys as i
@@ -1006,20 +937,14 @@ begin
         attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
         reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
         -- Without a delay, too: its memory begins again.
-        not_before = case when outcome = 'retry' then at + coalesce(fail_lease.delay, '0') end,
-        expires_at = oncely.bounded(at + coalesce(fail_lease.delay, '0') + oncely.lease_retention(held)),
+        not_before = case when outcome = 'retry' then at + coalesce(delay, '0') end,
+        expires_at = oncely.bounded(at + coalesce(delay, '0') + oncely.lease_retention(held)),
         -- The process lives: it reports this failure.
         crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
-    where i.tenant = fail_lease.tenant and i.consumer = fail_lease.consumer and i.key = fail_lease.key;
-    insert into oncely.audit (
-        tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, reason, error_code, detail, worker,
-        login, trace_id
-    )
-    values (
-        fail_lease.tenant, at, fail_lease.attempts, greatest(extract(epoch from at) * 1000000 - fail_lease.token, 0),
-        fail_lease.consumer, fail_lease.key, coalesce(fail_lease.queue, ''),
-        case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail_lease.error_code,
-        detail, oncely.worker_name(fail_lease.worker), session_user, fail_lease.trace_id
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    perform oncely.record_decision(
+        tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at, attempts,
+        queue, worker, trace_id, greatest(extract(epoch from at) * 1000000 - token, 0), final_reason, error_code, detail
     );
 end
 $$;
@@ -1035,18 +960,17 @@ create or replace function oncely.release_lease(tenant text, consumer text, key 
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
-    held oncely.idempotency_keys;
+    held oncely.idempotency_keys := oncely.hold_lease(tenant, consumer, key, token);
 begin
-    held := oncely.hold_lease(release_lease.tenant, release_lease.consumer, release_lease.key, release_lease.token);
-    if oncely.is_held(held, release_lease.token) then
+    if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
         set owner = null, run_ends_at = null, not_before = clock_timestamp()
-        where i.tenant = release_lease.tenant and i.consumer = release_lease.consumer and i.key = release_lease.key;
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
         return true;
     end if;
-    return coalesce(held.status = 'IN_PROGRESS' and held.fencing_token = release_lease.token, false);
+    return coalesce(held.status = 'IN_PROGRESS' and held.fencing_token = token, false);
 end
 $$;
 comment on function oncely.release_lease is
@@ -1063,30 +987,27 @@ create or replace function oncely.revoke_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     at timestamptz := clock_timestamp();
     was record;
 begin
-    select i.owner, i.fencing_token into was
+    select i.owner, i.fencing_token as token into was
     from oncely.idempotency_keys as i
-    where i.tenant = revoke_lease.tenant and i.consumer = revoke_lease.consumer and i.key = revoke_lease.key
-        and i.run_ends_at is not null
+    where i.tenant = tenant and i.consumer = consumer and i.key = key and i.run_ends_at is not null
     for update;
     -- Somebody who has looked at one run means no later one.
-    if not found or was.fencing_token <> revoke_lease.token then
+    if not found or was.token <> token then
         return false;
     end if;
     update oncely.idempotency_keys as i
     set owner = null, run_ends_at = null, not_before = at, fencing_token = i.fencing_token + 1
-    where i.tenant = revoke_lease.tenant and i.consumer = revoke_lease.consumer and i.key = revoke_lease.key;
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        revoke_lease.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
-        'revoke_lease',
-        jsonb_build_object(
-            'consumer', revoke_lease.consumer, 'key', revoke_lease.key, 'owner', was.owner, 'token', was.fencing_token
-        ), 1, left(note, 8000)
+        tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'), 'revoke_lease',
+        jsonb_build_object('consumer', consumer, 'key', key, 'owner', was.owner, 'token', was.token), 1,
+        left(note, 8000)
     );
     return true;
 end
@@ -1178,51 +1099,47 @@ create or replace function oncely.begin_step(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     at timestamptz;
     known jsonb;
     said_again boolean;
 begin
-    perform oncely.check_argument('step', begin_step.step);
-    perform oncely.check_lease_time('lease', begin_step.lease, interval '1 second', interval '1 day');
-    if begin_step.repeat is null or begin_step.repeat not in ('always', 'within', 'ask', 'never') then
+    perform oncely.check_argument('step', step);
+    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    if repeat is null or repeat not in ('always', 'within', 'ask', 'never') then
         raise exception using errcode = 'ONC11',
             message = 'oncely: whether a step may be called again is always, within, ask or never';
     end if;
-    if (begin_step.repeat = 'within') <> (begin_step."window" is not null) then
+    if (repeat = 'within') <> ("window" is not null) then
         raise exception using errcode = 'ONC11',
             message = 'oncely: a window belongs to the rule within, and to no other',
             hint = 'It is how long the other side knows a key again, such as interval ''24 hours''.';
     end if;
-    if begin_step."window" is not null then
-        perform oncely.check_lease_time('window', begin_step."window", interval '1 second', interval '3650 days');
+    if "window" is not null then
+        perform oncely.check_lease_time('window', "window", interval '1 second', interval '3650 days');
     end if;
-    held := oncely.hold_lease(begin_step.tenant, begin_step.consumer, begin_step.key, begin_step.token);
+    held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     -- Past its time a run begins nothing any more, though nobody has taken the key over yet.
-    if not oncely.is_held(held, begin_step.token) or held.run_ends_at <= at then
+    if not oncely.is_held(held, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;
-    known := held.steps -> begin_step.step;
+    known := held.steps -> step;
     round := coalesce((known ->> 'round')::integer, 0);
-    call_key := oncely.step_key(begin_step.tenant, begin_step.consumer, begin_step.key, begin_step.step, round);
+    call_key := oncely.step_key(tenant, consumer, key, step, round);
     case coalesce(known ->> 'state', 'new')
         when 'done' then
             state := 'done';
             result := known -> 'result';
         when 'started' then
             -- The reply to this very call was lost: the call outside was not made.
-            said_again := coalesce(
-                known ->> 'call_id' = begin_step.call_id::text and (known ->> 'token')::bigint = begin_step.token, false
-            );
+            said_again := coalesce(known ->> 'call_id' = call_id::text and (known ->> 'token')::bigint = token, false);
             state := case
                 when said_again then case when known ? 'allowed' then 'repeat' else 'run' end
                 -- By the rule under which it was called, and by that of now: a program may have changed its mind.
-                when oncely.may_repeat(
-                    begin_step.repeat, begin_step."window", (known ->> 'started_at')::timestamptz, at
-                )
+                when oncely.may_repeat(repeat, "window", (known ->> 'started_at')::timestamptz, at)
                 and oncely.may_repeat(
                     known ->> 'repeat', (known ->> 'window')::interval, (known ->> 'started_at')::timestamptz, at
                 )
@@ -1231,28 +1148,23 @@ begin
             end;
             -- started_at stays: it is when the first call may have gone out.
             if state = 'repeat' and not said_again then
-                known := known - '{call_id,allowed}'::text[]
-                    || jsonb_build_object('token', begin_step.token, 'repeated', true);
+                known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
             end if;
         when 'open' then
             -- It may have happened, and an operator allows one more call, whatever the rule: a repeated one.
             state := 'repeat';
             known := known || jsonb_build_object(
-                'state', 'started', 'token', begin_step.token, 'call_id', begin_step.call_id, 'repeated', true,
-                'allowed', true
+                'state', 'started', 'token', token, 'call_id', call_id, 'repeated', true, 'allowed', true
             );
         else
             perform oncely.check_steps(held.steps, known is null);
             state := 'run';
             known := jsonb_strip_nulls(jsonb_build_object(
-                'state', 'started', 'round', round, 'token', begin_step.token, 'started_at', at, 'call_id',
-                begin_step.call_id, 'repeat', begin_step.repeat, 'window', begin_step."window"
+                'state', 'started', 'round', round, 'token', token, 'started_at', at, 'call_id', call_id,
+                'repeat', repeat, 'window', "window"
             ));
     end case;
-    update oncely.idempotency_keys as i
-    set not_before = oncely.lease_end(i.not_before, begin_step.lease, i.run_ends_at),
-        steps = coalesce(i.steps, '{}') || jsonb_build_object(begin_step.step, known)
-    where i.tenant = begin_step.tenant and i.consumer = begin_step.consumer and i.key = begin_step.key;
+    perform oncely.store_step(held, step, known, token, lease);
 end
 $$;
 comment on function oncely.begin_step is
@@ -1278,62 +1190,46 @@ create or replace function oncely.checkpoint(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     known jsonb;
 begin
-    perform oncely.check_argument('step', checkpoint.step);
-    perform oncely.check_lease_time('lease', checkpoint.lease, interval '1 second', interval '1 day');
-    if octet_length(checkpoint.result::text) > oncely.json_limit(checkpoint.result) then
-        raise exception using errcode = 'ONC15',
-            message = format(
-                'oncely: the result has %s bytes; 65536 are allowed', octet_length(checkpoint.result::text)
-            ),
-            hint = 'Keep what is large in a table of your own, and let its id be the result.';
-    end if;
-    held := oncely.hold_lease(checkpoint.tenant, checkpoint.consumer, checkpoint.key, checkpoint.token);
-    if not oncely.is_held(held, checkpoint.token) then
-        held := oncely.hold_unknown(checkpoint.tenant, checkpoint.consumer, checkpoint.key, checkpoint.token);
-        known := held.steps -> checkpoint.step;
-        if checkpoint.in_transaction or (known ->> 'state' = 'started') is not true
-            or (known ->> 'token')::bigint <> checkpoint.token
-        then
+    perform oncely.check_argument('step', step);
+    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    perform oncely.check_json(
+        'result', result, 'Keep what is large in a table of your own, and let its id be the result.'
+    );
+    held := oncely.hold_lease(tenant, consumer, key, token);
+    if oncely.is_held(held, token) then
+        known := held.steps -> step;
+        if known ->> 'state' = 'done' then
+            -- Of a call outside it says what was said before, by a reply that was lost. What is written in this
+            -- transaction would be written a second time.
+            if in_transaction or known -> 'result' is distinct from coalesce(result, 'null') then
+                raise exception using errcode = 'ONC21', message = 'oncely: this step is done already',
+                    hint = 'Roll back; oncely.claim_lease and oncely.begin_step say its result.';
+            end if;
+            return;
+        end if;
+        if not in_transaction and (known ->> 'state' = 'started') is not true then
+            raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun',
+                hint = 'oncely.begin_step comes before the call. A step whose effect is in this very transaction needs '
+                    'no beginning: in_transaction => true.';
+        end if;
+        perform oncely.check_steps(held.steps, known is null and in_transaction);
+    else
+        held := oncely.hold_unknown(tenant, consumer, key, token);
+        known := held.steps -> step;
+        if in_transaction or (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> token then
             perform oncely.lease_is_lost();
         end if;
-        perform oncely.resolve_unknown(
-            held, checkpoint.step,
-            jsonb_strip_nulls(jsonb_build_object(
-                'state', 'done', 'round', known -> 'round', 'token', checkpoint.token, 'started_at',
-                known -> 'started_at', 'done_at', clock_timestamp()
-            )) || jsonb_build_object('result', checkpoint.result), checkpoint.token
-        );
-        return;
     end if;
-    known := held.steps -> checkpoint.step;
-    if known ->> 'state' = 'done' then
-        -- Of a call outside it says what was said before, by a reply that was lost. What is written in this
-        -- transaction would be written a second time.
-        if checkpoint.in_transaction or known -> 'result' is distinct from coalesce(checkpoint.result, 'null') then
-            raise exception using errcode = 'ONC21', message = 'oncely: this step is done already',
-                hint = 'Roll back; oncely.claim_lease and oncely.begin_step say its result.';
-        end if;
-        return;
-    end if;
-    if not checkpoint.in_transaction and (known ->> 'state' = 'started') is not true then
-        raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun',
-            hint = 'oncely.begin_step comes before the call. A step whose effect is in this very transaction needs no '
-                'beginning: in_transaction => true.';
-    end if;
-    perform oncely.check_steps(held.steps, known is null and checkpoint.in_transaction);
     known := jsonb_strip_nulls(jsonb_build_object(
-        'state', 'done', 'round', coalesce((known ->> 'round')::integer, 0), 'token', checkpoint.token, 'started_at',
+        'state', 'done', 'round', coalesce((known ->> 'round')::integer, 0), 'token', token, 'started_at',
         known -> 'started_at', 'done_at', clock_timestamp()
-    )) || jsonb_build_object('result', checkpoint.result);
-    update oncely.idempotency_keys as i
-    set not_before = oncely.lease_end(i.not_before, checkpoint.lease, i.run_ends_at),
-        steps = coalesce(i.steps, '{}') || jsonb_build_object(checkpoint.step, known)
-    where i.tenant = checkpoint.tenant and i.consumer = checkpoint.consumer and i.key = checkpoint.key;
+    )) || jsonb_build_object('result', result);
+    perform oncely.store_step(held, step, known, token, lease);
 end
 $$;
 comment on function oncely.checkpoint is
@@ -1350,64 +1246,54 @@ create or replace function oncely.refuse_step(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     known jsonb;
     next_round integer;
 begin
-    perform oncely.check_argument('step', refuse_step.step);
-    perform oncely.check_lease_time('lease', refuse_step.lease, interval '1 second', interval '1 day');
-    held := oncely.hold_lease(refuse_step.tenant, refuse_step.consumer, refuse_step.key, refuse_step.token);
-    if not oncely.is_held(held, refuse_step.token) then
-        held := oncely.hold_unknown(refuse_step.tenant, refuse_step.consumer, refuse_step.key, refuse_step.token);
-        known := held.steps -> refuse_step.step;
+    perform oncely.check_argument('step', step);
+    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    held := oncely.hold_lease(tenant, consumer, key, token);
+    if oncely.is_held(held, token) then
+        known := held.steps -> step;
+        -- Said again, after a lost reply; or of a round that is over.
+        if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
+            or (known ->> 'round')::integer > round
+        then
+            return (known ->> 'round')::integer;
+        end if;
+        if (known ->> 'state' = 'started') is not true then
+            raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
+        end if;
+        -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
+        -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
+        -- an older one.
+        if (known ->> 'token')::bigint = token and known ? 'repeated' then
+            if known ? 'allowed' then
+                update oncely.idempotency_keys as i
+                set steps = i.steps || jsonb_build_object(
+                    step, known - '{allowed,call_id}'::text[] || jsonb_build_object('state', 'open')
+                )
+                where i.tenant = tenant and i.consumer = consumer and i.key = key;
+            end if;
+            return (known ->> 'round')::integer;
+        end if;
+    else
+        held := oncely.hold_unknown(tenant, consumer, key, token);
+        known := held.steps -> step;
         -- Of a repeated call it says nothing of the first.
-        if (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> refuse_step.token
-            or known ? 'repeated' or (known ->> 'round')::integer <> refuse_step.round
+        if (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> token
+            or known ? 'repeated' or (known ->> 'round')::integer <> round
         then
             perform oncely.lease_is_lost();
         end if;
-        next_round := (known ->> 'round')::integer + 1;
-        perform oncely.resolve_unknown(
-            held, refuse_step.step,
-            jsonb_strip_nulls(jsonb_build_object(
-                'state', 'refused', 'round', next_round, 'token', refuse_step.token, 'error',
-                left(refuse_step.error, 1000)
-            )), refuse_step.token
-        );
-        return next_round;
-    end if;
-    known := held.steps -> refuse_step.step;
-    -- Said again, after a lost reply; or of a round that is over.
-    if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = refuse_step.token)
-        or (known ->> 'round')::integer > refuse_step.round
-    then
-        return (known ->> 'round')::integer;
-    end if;
-    if (known ->> 'state' = 'started') is not true then
-        raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
-    end if;
-    -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its key
-    -- stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is an
-    -- older one.
-    if (known ->> 'token')::bigint = refuse_step.token and known ? 'repeated' then
-        if known ? 'allowed' then
-            update oncely.idempotency_keys as i
-            set steps = i.steps || jsonb_build_object(
-                refuse_step.step, known - '{allowed,call_id}'::text[] || jsonb_build_object('state', 'open')
-            )
-            where i.tenant = refuse_step.tenant and i.consumer = refuse_step.consumer and i.key = refuse_step.key;
-        end if;
-        return (known ->> 'round')::integer;
     end if;
     next_round := (known ->> 'round')::integer + 1;
-    update oncely.idempotency_keys as i
-    set not_before = oncely.lease_end(i.not_before, refuse_step.lease, i.run_ends_at),
-        steps = i.steps || jsonb_build_object(refuse_step.step, jsonb_strip_nulls(jsonb_build_object(
-            'state', 'refused', 'round', next_round, 'token', refuse_step.token, 'error', left(refuse_step.error, 1000)
-        )))
-    where i.tenant = refuse_step.tenant and i.consumer = refuse_step.consumer and i.key = refuse_step.key;
+    known := jsonb_strip_nulls(jsonb_build_object(
+        'state', 'refused', 'round', next_round, 'token', token, 'error', left(error, 1000)
+    ));
+    perform oncely.store_step(held, step, known, token, lease);
     return next_round;
 end
 $$;

@@ -38,6 +38,13 @@ declare
     -- Rows without what an auditor may not read: of all tenants, or of those that a tenant auditor's login was granted.
     listing constant text := 'oncely.list_audit, oncely.count_audit, oncely.oldest_audit, oncely.list_keys, '
         'oncely.find_key, oncely.list_retentions, oncely.list_letters, oncely.list_letter_groups, oncely.list_events';
+    emitting constant text := 'execute on function ' || (
+        select string_agg(format(
+            'oncely.emit(text, text, %s, jsonb, text, text, text, interval, text, text, text, text, text, text, '
+            'oncely.message)', payload
+        ), ', ')
+        from unnest(array['text', 'jsonb', 'bytea']) as payload
+    );
     -- Neither headers nor payload.
     event_seen constant text := 'tenant, id, created_at, available_at, ordering_number, attempts, state, exchange, '
         'routing_key, ordering_key, message_id, content_type, type, correlation_id, reply_to, app_id, reason, '
@@ -90,12 +97,7 @@ begin
                 'oncely.claim_lease, oncely.take_leases, oncely.renew_leases, oncely.begin_step, oncely.checkpoint, '
                 'oncely.refuse_step, oncely.complete_lease, oncely.complete_leases, oncely.fail_lease, '
                 'oncely.release_lease, oncely.step_key'),
-            ('oncely_worker', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
-                'text, text, text, text, text, text, oncely.message)'),
-            ('oncely_worker', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
-                'text, text, text, text, text, text, oncely.message)'),
-            ('oncely_worker', 'execute on function oncely.emit(text, text, bytea, jsonb, text, text, text, interval, '
-                'text, text, text, text, text, text, oncely.message)'),
+            ('oncely_worker', emitting),
 
             -- Moves what is on its way, and keeps the tables small. SELECT … FOR UPDATE takes the privilege to update
             -- some column; of keys a policy lets it change none.
@@ -189,12 +191,7 @@ begin
 
             -- Applications that emit events, and nothing else. What they may emit stands in oncely.rights.
             ('oncely_emitter', 'usage on schema oncely'),
-            ('oncely_emitter', 'execute on function oncely.emit(text, text, text, jsonb, text, text, text, interval, '
-                'text, text, text, text, text, text, oncely.message)'),
-            ('oncely_emitter', 'execute on function oncely.emit(text, text, jsonb, jsonb, text, text, text, interval, '
-                'text, text, text, text, text, text, oncely.message)'),
-            ('oncely_emitter', 'execute on function oncely.emit(text, text, bytea, jsonb, text, text, text, interval, '
-                'text, text, text, text, text, text, oncely.message)'),
+            ('oncely_emitter', emitting),
 
             -- Clients of the SQL protocol. No right to any table: the functions run as their owner, and ask
             -- oncely.rights.

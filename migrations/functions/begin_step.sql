@@ -16,51 +16,47 @@ create or replace function oncely.begin_step(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     at timestamptz;
     known jsonb;
     said_again boolean;
 begin
-    perform oncely.check_argument('step', begin_step.step);
-    perform oncely.check_lease_time('lease', begin_step.lease, interval '1 second', interval '1 day');
-    if begin_step.repeat is null or begin_step.repeat not in ('always', 'within', 'ask', 'never') then
+    perform oncely.check_argument('step', step);
+    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    if repeat is null or repeat not in ('always', 'within', 'ask', 'never') then
         raise exception using errcode = 'ONC11',
             message = 'oncely: whether a step may be called again is always, within, ask or never';
     end if;
-    if (begin_step.repeat = 'within') <> (begin_step."window" is not null) then
+    if (repeat = 'within') <> ("window" is not null) then
         raise exception using errcode = 'ONC11',
             message = 'oncely: a window belongs to the rule within, and to no other',
             hint = 'It is how long the other side knows a key again, such as interval ''24 hours''.';
     end if;
-    if begin_step."window" is not null then
-        perform oncely.check_lease_time('window', begin_step."window", interval '1 second', interval '3650 days');
+    if "window" is not null then
+        perform oncely.check_lease_time('window', "window", interval '1 second', interval '3650 days');
     end if;
-    held := oncely.hold_lease(begin_step.tenant, begin_step.consumer, begin_step.key, begin_step.token);
+    held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     -- Past its time a run begins nothing any more, though nobody has taken the key over yet.
-    if not oncely.is_held(held, begin_step.token) or held.run_ends_at <= at then
+    if not oncely.is_held(held, token) or held.run_ends_at <= at then
         perform oncely.lease_is_lost();
     end if;
-    known := held.steps -> begin_step.step;
+    known := held.steps -> step;
     round := coalesce((known ->> 'round')::integer, 0);
-    call_key := oncely.step_key(begin_step.tenant, begin_step.consumer, begin_step.key, begin_step.step, round);
+    call_key := oncely.step_key(tenant, consumer, key, step, round);
     case coalesce(known ->> 'state', 'new')
         when 'done' then
             state := 'done';
             result := known -> 'result';
         when 'started' then
             -- The reply to this very call was lost: the call outside was not made.
-            said_again := coalesce(
-                known ->> 'call_id' = begin_step.call_id::text and (known ->> 'token')::bigint = begin_step.token, false
-            );
+            said_again := coalesce(known ->> 'call_id' = call_id::text and (known ->> 'token')::bigint = token, false);
             state := case
                 when said_again then case when known ? 'allowed' then 'repeat' else 'run' end
                 -- By the rule under which it was called, and by that of now: a program may have changed its mind.
-                when oncely.may_repeat(
-                    begin_step.repeat, begin_step."window", (known ->> 'started_at')::timestamptz, at
-                )
+                when oncely.may_repeat(repeat, "window", (known ->> 'started_at')::timestamptz, at)
                 and oncely.may_repeat(
                     known ->> 'repeat', (known ->> 'window')::interval, (known ->> 'started_at')::timestamptz, at
                 )
@@ -69,28 +65,23 @@ begin
             end;
             -- started_at stays: it is when the first call may have gone out.
             if state = 'repeat' and not said_again then
-                known := known - '{call_id,allowed}'::text[]
-                    || jsonb_build_object('token', begin_step.token, 'repeated', true);
+                known := known - '{call_id,allowed}'::text[] || jsonb_build_object('token', token, 'repeated', true);
             end if;
         when 'open' then
             -- It may have happened, and an operator allows one more call, whatever the rule: a repeated one.
             state := 'repeat';
             known := known || jsonb_build_object(
-                'state', 'started', 'token', begin_step.token, 'call_id', begin_step.call_id, 'repeated', true,
-                'allowed', true
+                'state', 'started', 'token', token, 'call_id', call_id, 'repeated', true, 'allowed', true
             );
         else
             perform oncely.check_steps(held.steps, known is null);
             state := 'run';
             known := jsonb_strip_nulls(jsonb_build_object(
-                'state', 'started', 'round', round, 'token', begin_step.token, 'started_at', at, 'call_id',
-                begin_step.call_id, 'repeat', begin_step.repeat, 'window', begin_step."window"
+                'state', 'started', 'round', round, 'token', token, 'started_at', at, 'call_id', call_id,
+                'repeat', repeat, 'window', "window"
             ));
     end case;
-    update oncely.idempotency_keys as i
-    set not_before = oncely.lease_end(i.not_before, begin_step.lease, i.run_ends_at),
-        steps = coalesce(i.steps, '{}') || jsonb_build_object(begin_step.step, known)
-    where i.tenant = begin_step.tenant and i.consumer = begin_step.consumer and i.key = begin_step.key;
+    perform oncely.store_step(held, step, known, token, lease);
 end
 $$;
 comment on function oncely.begin_step is

@@ -6,12 +6,7 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    -- On an older snapshot the loser of a race would not see the winner's row.
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception using errcode = 'ONC10',
-            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
-            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
-    end if;
+    perform oncely.check_isolation();
     perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
         oncely.check_argument('key', key);
     if octet_length(fingerprint) not between 1 and 64 then

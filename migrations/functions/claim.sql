@@ -16,7 +16,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
@@ -25,13 +25,11 @@ declare
     incomplete text := 'the transaction that claimed this key was committed without oncely.complete: whether it took '
         'effect is not known';
     known record;
-    print bytea := oncely.stored_fingerprint(claim.fingerprint);
+    print bytea := oncely.stored_fingerprint(fingerprint);
 begin
-    perform oncely.check_call(
-        claim.tenant, claim.consumer, claim.key, claim.fingerprint, claim.retention, claim.on_conflict
-    );
-    perform oncely.check_right('consume', claim.consumer, claim.tenant);
-    ends := clock_timestamp() + oncely.claimed_retention(claim.tenant, claim.retention);
+    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    perform oncely.check_right('consume', consumer, tenant);
+    ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
     attempt := 0;
     for round in 1..8 loop
         -- Waits for whoever holds the key in an open transaction.
@@ -39,15 +37,12 @@ begin
             tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint, claimed_in, reason,
             last_error, expires_at
         )
-        values (
-            claim.tenant, claim.consumer, claim.key, 'FAILED', 1, at, at, print, own, 'incomplete_claim',
-            incomplete, ends
-        )
-        on conflict (tenant, consumer, key) do nothing;
+        values (tenant, consumer, key, 'FAILED', 1, at, at, print, own, 'incomplete_claim', incomplete, ends)
+        on conflict on constraint idempotency_keys_pkey do nothing;
         if found then
             outcome := 'granted';
             attempt := 1;
-            perform oncely.note_claim(claim.tenant);
+            perform oncely.note_claim(tenant);
             return;
         end if;
         -- A statement of its own, with a snapshot of its own: it sees the winner's row.
@@ -55,7 +50,7 @@ begin
             i.fencing_token is not null as is_leased
         into known
         from oncely.idempotency_keys as i
-        where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key;
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
         -- Neither claimed nor there: collected in between.
         continue when not found;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
@@ -65,9 +60,9 @@ begin
         -- A caller without a fingerprint does not show that it knows the payload: a key that came with one is not given
         -- to it, nor is its response.
         decision := case
-            when known.fingerprint is not null and print is null and claim.on_conflict = 'dead_letter'
+            when known.fingerprint is not null and print is null and on_conflict = 'dead_letter'
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, claim.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, on_conflict)
         end;
         case decision
             when 'conflict' then
@@ -112,7 +107,7 @@ begin
                     fingerprint = coalesce(print, i.fingerprint), not_before = null,
                     claimed_in = own, reason = 'incomplete_claim', last_error = incomplete, expires_at = ends,
                     marked_pid = null, marked_backend_start = null
-                where i.tenant = claim.tenant and i.consumer = claim.consumer and i.key = claim.key
+                where i.tenant = tenant and i.consumer = consumer and i.key = key
                     -- IN_PROGRESS, in words that suit none of the partial indexes: they are long, and the primary key
                     -- finds one row.
                     and i.completed_at is null
@@ -122,7 +117,7 @@ begin
                 returning i.attempts into attempt;
                 if found then
                     outcome := 'granted';
-                    perform oncely.note_claim(claim.tenant);
+                    perform oncely.note_claim(tenant);
                     return;
                 end if;
                 attempt := 0;

@@ -27,24 +27,19 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 begin
-    perform oncely.check_call(
-        claim_lease.tenant, claim_lease.consumer, claim_lease.key, claim_lease.fingerprint, claim_lease.retention,
-        claim_lease.on_conflict
-    );
-    if claim_lease.max_run > claim_lease.retention then
+    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    if max_run > retention then
         raise exception using errcode = 'ONC11', message = 'oncely: max_run is longer than retention',
             hint = 'The key must outlive its run.';
     end if;
-    perform oncely.check_right('consume', claim_lease.consumer, claim_lease.tenant);
+    perform oncely.check_right('consume', consumer, tenant);
     select t.outcome, t.token, t.attempt, t.taken_over, t.delay, t.response, t.reason, t.detail, t.steps
     into outcome, token, attempt, taken_over, delay, response, reason, detail, steps
     from oncely.take_lease(
-        claim_lease.tenant, claim_lease.consumer, claim_lease.key,
-        oncely.stored_fingerprint(claim_lease.fingerprint), claim_lease.owner, claim_lease.lease, claim_lease.max_run,
-        claim_lease.retention, claim_lease.on_conflict, claim_lease.max_crashes, claim_lease.queue, claim_lease.worker,
-        claim_lease.trace_id, claim_lease.fingerprint is not null, coalesce(claim_lease.may_take_over, true)
+        tenant, consumer, key, oncely.stored_fingerprint(fingerprint), owner, lease, max_run, retention, on_conflict,
+        max_crashes, queue, worker, trace_id, fingerprint is not null, coalesce(may_take_over, true)
     ) as t;
     if outcome = 'retry' and detail is not null then
         outcome := 'in_flight';

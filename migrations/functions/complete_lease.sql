@@ -13,31 +13,23 @@ create or replace function oncely.complete_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     now timestamptz;
 begin
-    perform oncely.check_short(complete_lease.queue, complete_lease.worker, complete_lease.trace_id);
-    if octet_length(complete_lease.response::text) > oncely.json_limit(complete_lease.response) then
-        raise exception using errcode = 'ONC15',
-            message = format(
-                'oncely: the response has %s bytes; 65536 are allowed', octet_length(complete_lease.response::text)
-            ),
-            hint = 'Keep what is large in a table of your own, and respond with its id.';
-    end if;
-    held := oncely.hold_lease(
-        complete_lease.tenant, complete_lease.consumer, complete_lease.key, complete_lease.token
+    perform oncely.check_short(queue, worker, trace_id);
+    perform oncely.check_json(
+        'response', response, 'Keep what is large in a table of your own, and respond with its id.'
     );
+    held := oncely.hold_lease(tenant, consumer, key, token);
     now := clock_timestamp();
-    if held.status = 'COMPLETED' and held.fencing_token = complete_lease.token then
+    if held.status = 'COMPLETED' and held.fencing_token = token then
         perform oncely.await_standby();
         return 'already_completed';
     end if;
-    if not oncely.is_held(held, complete_lease.token) then
-        held := oncely.hold_unknown(
-            complete_lease.tenant, complete_lease.consumer, complete_lease.key, complete_lease.token
-        );
+    if not oncely.is_held(held, token) then
+        held := oncely.hold_unknown(tenant, consumer, key, token);
         if held.key is null then
             perform oncely.lease_is_lost();
         end if;
@@ -45,41 +37,35 @@ begin
         perform oncely.close_letters(held, now);
     end if;
     update oncely.idempotency_keys as i
-    set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = complete_lease.response,
+    set status = 'COMPLETED', attempts = i.attempts + 1, completed_at = now, response = response,
         -- By which it is known that this very lease completed it.
-        fencing_token = complete_lease.token,
-        reason = case when complete_lease.refused then 'refused' end, last_error = null, error_code = null,
-        claimed_in = null, owner = null, run_ends_at = null, not_before = null,
+        fencing_token = token,
+        reason = case when refused then 'refused' end, last_error = null, error_code = null, claimed_in = null,
+        owner = null, run_ends_at = null, not_before = null,
         expires_at = oncely.bounded(now + oncely.lease_retention(held))
-    where i.tenant = complete_lease.tenant and i.consumer = complete_lease.consumer and i.key = complete_lease.key;
-    insert into oncely.audit (
-        tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
-    )
-    values (
-        complete_lease.tenant, now, held.attempts + 1,
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    perform oncely.record_decision(
+        tenant, consumer, key, case when refused then 'refused' else 'completed' end, now, held.attempts + 1, queue,
+        worker, trace_id,
         -- The token is the time of the claim, unless the clock was set back.
-        greatest(extract(epoch from now) * 1000000 - complete_lease.token, 0), complete_lease.consumer,
-        complete_lease.key, coalesce(complete_lease.queue, ''),
-        case when complete_lease.refused then 'refused' else 'completed' end,
-        oncely.worker_name(complete_lease.worker), session_user, complete_lease.trace_id
+        greatest(extract(epoch from now) * 1000000 - token, 0)
     );
-    if complete_lease.mirror then
+    if mirror then
         insert into oncely.mirror_queue
             (tenant, id, kind, created_at, expires_at, completed_at, consumer, key, fingerprint)
         values (
-            complete_lease.tenant, oncely.uuid_v7(now), 'identity', now,
+            tenant, oncely.uuid_v7(now), 'identity', now,
             oncely.bounded(now + coalesce(
                 oncely.lease_retention(held),
-                (select c.retention from oncely.consumers as c where c.consumer = complete_lease.consumer),
+                (select c.retention from oncely.consumers as c where c.consumer = consumer),
                 -- A consumer that no worker has registered: PostgreSQL answers for it.
                 interval '0'
             )),
             -- Not an end of its own: one that is shortened until the relay has it counts.
-            case when held.expires_at is null then now end, complete_lease.consumer, complete_lease.key,
-            held.fingerprint
+            case when held.expires_at is null then now end, consumer, key, held.fingerprint
         );
     end if;
-    perform oncely.note_claim(complete_lease.tenant);
+    perform oncely.note_claim(tenant);
     return 'completed';
 end
 $$;

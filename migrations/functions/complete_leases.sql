@@ -22,16 +22,16 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     now timestamptz := clock_timestamp();
     micros bigint := extract(epoch from now) * 1000000;
-    name text := oncely.worker_name(complete_leases.worker);
+    name text := oncely.worker_name(worker);
     -- Places of the keys that were held.
     done bigint[];
 begin
-    perform oncely.check_isolation(), oncely.check_short(null, complete_leases.worker, null);
+    perform oncely.check_isolation(), oncely.check_short(null, worker, null);
     with asked as materialized (
         select q.tenant, q.key, q.token, q.response, coalesce(q.refused, false) as refused, q.queue, q.trace_id, q.place
         from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
@@ -51,7 +51,7 @@ begin
                 when i.expires_at is not null then oncely.bounded(now + oncely.lease_retention(i))
             end
         from asked as a
-        where i.tenant = a.tenant and i.consumer = complete_leases.consumer and i.key = a.key
+        where i.tenant = a.tenant and i.consumer = consumer and i.key = a.key
             -- That it is held, in words that suit no partial index: the primary key finds it.
             and i.fencing_token = a.token and i.run_ends_at is not null and i.claimed_in is distinct from own
         returning a.place, a.tenant, a.key, a.token, a.refused, a.queue, a.trace_id, i.attempts
@@ -62,7 +62,7 @@ begin
         )
         select c.tenant, now, c.attempts,
             -- The token is the time of the claim, unless the clock was set back.
-            greatest(micros - c.token, 0), complete_leases.consumer, c.key, coalesce(c.queue, ''),
+            greatest(micros - c.token, 0), consumer, c.key, coalesce(c.queue, ''),
             case when c.refused then 'refused' else 'completed' end, name, session_user, c.trace_id
         from completed as c
     )
@@ -71,23 +71,22 @@ begin
     return query
     select d.place, 'completed' from unnest(done) as d (place);
     -- Those of before have theirs.
-    if complete_leases.tags is not null and cardinality(done) > 0 then
+    if tags is not null and cardinality(done) > 0 then
         insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
         values (
             tenants[1], oncely.uuid_v7(now), 'mirror', now,
             oncely.bounded(now + coalesce(
-                (select c.retention from oncely.consumers as c where c.consumer = complete_leases.consumer),
+                (select c.retention from oncely.consumers as c where c.consumer = consumer),
                 -- A consumer that no worker has registered: PostgreSQL answers for it.
                 interval '0'
-            )), complete_leases.consumer, complete_leases.tags
+            )), consumer, tags
         );
     end if;
     if cardinality(done) < cardinality(keys) then
         return query
         select q.place,
             oncely.complete_lease(
-                q.tenant, complete_leases.consumer, q.key, q.token, q.response, q.queue, complete_leases.worker,
-                q.trace_id, true, q.refused
+                q.tenant, consumer, q.key, q.token, q.response, q.queue, worker, q.trace_id, true, q.refused
             )
         from unnest(tenants, keys, tokens, responses, refused, queues, trace_ids) with ordinality
             as q (tenant, key, token, response, refused, queue, trace_id, place)

@@ -27,63 +27,53 @@ create or replace function oncely.fail(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
     known record;
-    print bytea := oncely.stored_fingerprint(fail.fingerprint);
+    print bytea := oncely.stored_fingerprint(fingerprint);
     -- For people: as much of it as they read.
-    detail text := left(fail.error, 8000);
+    detail text := left(error, 8000);
     ends timestamptz;
     again timestamptz;
-    class text := oncely.error_class(coalesce(fail.error_code, ''));
-    why text := coalesce(fail.reason, nullif(nullif(class, 'transient'), 'environment'));
-    given_up boolean := why is not null or fail.attempt >= fail.max_attempts;
+    class text := oncely.error_class(coalesce(error_code, ''));
+    why text := coalesce(reason, nullif(nullif(class, 'transient'), 'environment'));
+    given_up boolean := why is not null or attempt >= max_attempts;
     is_charged boolean := false;
 begin
     stored := false;
-    perform oncely.check_call(fail.tenant, fail.consumer, fail.key, fail.fingerprint, fail.retention, fail.on_conflict);
-    if fail.attempt is null or fail.attempt not between 0 and 10000
-        or fail.max_attempts is null or fail.max_attempts not between 1 and 10000
+    perform oncely.check_call(tenant, consumer, key, fingerprint, retention, on_conflict);
+    if attempt is null or attempt not between 0 and 10000
+        or max_attempts is null or max_attempts not between 1 and 10000
     then
         raise exception using errcode = 'ONC11',
             message = 'oncely: attempt is the number that oncely.claim gave, max_attempts is 1 to 10000';
     end if;
-    if fail.error_code !~ '^[0-9A-Z]{5}$' and fail.error_code <> '' then
-        raise exception using errcode = 'ONC11', message = 'oncely: error_code is no SQLSTATE',
-            hint = 'Five digits and capitals, or null.';
+    perform oncely.check_failure(reason, array['handler_rejected', 'poison', 'invalid_json', 'crash'], error_code);
+    perform oncely.check_short(queue, worker, trace_id);
+    if body is not null then
+        perform oncely.check_message(queue, exchange, routing_key, properties, headers);
     end if;
-    perform oncely.check_short(fail.queue, fail.worker, fail.trace_id);
-    if fail.body is not null then
-        perform oncely.check_message(fail.queue, fail.exchange, fail.routing_key, fail.properties, fail.headers);
-    end if;
-    if fail.delay < interval '0' or fail.delay > interval '366 days'
-        or extract(year from fail.delay) not between -200 and 200
-    then
+    if delay < interval '0' or delay > interval '366 days' or extract(year from delay) not between -200 and 200 then
         raise exception using errcode = 'ONC11', message = 'oncely: delay is not between 0 and 366 days';
     end if;
-    perform oncely.check_right('consume', fail.consumer, fail.tenant);
-    ends := clock_timestamp() + oncely.claimed_retention(fail.tenant, fail.retention);
-    again := at + fail.delay;
-    if fail.reason not in ('handler_rejected', 'poison', 'invalid_json', 'crash') then
-        raise exception using errcode = 'ONC11',
-            message = 'oncely: reason is neither handler_rejected, poison, invalid_json nor crash',
-            hint = 'Null where error_code decides, or the message may run again until max_attempts.';
-    end if;
+    perform oncely.check_right('consume', consumer, tenant);
+    ends := clock_timestamp() + oncely.claimed_retention(tenant, retention);
+    again := at + delay;
     for round in 1..8 loop
         select i.status, i.fingerprint, i.attempts, i.reason, i.last_error, i.claimed_in,
             i.fencing_token is not null as is_leased, i.not_before
         into known
         from oncely.idempotency_keys as i
-        where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key
+        where i.tenant = tenant and i.consumer = consumer and i.key = key
         for update;
         if not found then
             insert into oncely.idempotency_keys (
                 tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at
             )
-            values (fail.tenant, fail.consumer, fail.key, 'IN_PROGRESS', 0, at, print, ends)
-            on conflict (tenant, consumer, key) do nothing;
+            values (tenant, consumer, key, 'IN_PROGRESS', 0, at, print, ends)
+            on conflict on constraint idempotency_keys_pkey do nothing;
             continue;
         end if;
         if known.claimed_in = own and known.reason = 'incomplete_claim' then
@@ -92,14 +82,13 @@ begin
             update oncely.idempotency_keys as i
             set status = 'IN_PROGRESS', attempts = i.attempts - 1, completed_at = null, reason = null,
                 last_error = null, claimed_in = null
-            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+            where i.tenant = tenant and i.consumer = consumer and i.key = key;
             known.status := 'IN_PROGRESS';
             known.attempts := known.attempts - 1;
         end if;
         outcome := case
-            when known.fingerprint is not null and print is null and fail.on_conflict = 'dead_letter'
-                then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, fail.on_conflict)
+            when known.fingerprint is not null and print is null and on_conflict = 'dead_letter' then 'conflict'
+            else oncely.decide(known.status, known.fingerprint, print, known.is_leased, on_conflict)
         end;
         attempts := known.attempts;
         exit;
@@ -132,45 +121,33 @@ begin
             outcome := case when given_up then 'given_up' else 'retry' end;
             -- Not the message's fault; or recorded already, by an earlier call whose reply was lost. A final verdict
             -- that was recorded reads as given up: one that meets such a count comes after the attempt of a copy.
-            if (known.attempts >= fail.attempt and not given_up)
-                or (class = 'environment' and fail.reason is null)
-            then
+            if (known.attempts >= attempt and not given_up) or (class = 'environment' and reason is null) then
                 outcome := 'retry';
                 return;
             end if;
-            attempts := case
-                when fail.attempt > 0 then greatest(known.attempts + 1, fail.attempt)
-                else known.attempts
-            end;
+            attempts := case when attempt > 0 then greatest(known.attempts + 1, attempt) else known.attempts end;
             final_reason := case when given_up then coalesce(why, 'attempts_exhausted') end;
             update oncely.idempotency_keys as i
             set status = case when given_up then 'FAILED' else 'IN_PROGRESS' end::oncely.key_status,
-                attempts = fail.attempts,
-                completed_at = case when given_up then at end, reason = final_reason, last_error = detail,
-                claimed_in = null, fingerprint = coalesce(print, i.fingerprint),
+                attempts = fail.attempts, completed_at = case when given_up then at end, reason = final_reason,
+                last_error = detail, claimed_in = null, fingerprint = coalesce(print, i.fingerprint),
                 not_before = case when not given_up then again end, expires_at = ends,
                 -- The process lives: it reports this failure.
                 crash_attempts = case when given_up then i.crash_attempts else 0 end,
                 marked_pid = null, marked_backend_start = null
-            where i.tenant = fail.tenant and i.consumer = fail.consumer and i.key = fail.key;
+            where i.tenant = tenant and i.consumer = consumer and i.key = key;
     end case;
-    insert into oncely.audit (
-        tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, error_code, detail, worker, login,
-        trace_id
-    )
-    values (
-        fail.tenant, at,
+    perform oncely.record_decision(
+        tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at,
         -- A final verdict that comes after a copy's attempt is the next one, as in the row.
-        case when is_charged and outcome = 'given_up' and fail.attempt > 0 then fail.attempts else fail.attempt end,
-        fail.consumer, fail.key, coalesce(fail.queue, ''),
-        case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail.error_code, detail,
-        oncely.worker_name(fail.worker), session_user, fail.trace_id
+        case when is_charged and outcome = 'given_up' and attempt > 0 then attempts else attempt end,
+        queue, worker, trace_id, reason => final_reason, error_code => error_code, detail => detail
     );
     if outcome <> 'retry' then
-        stored := fail.body is not null and oncely.store_letter(
-            fail.tenant, fail.consumer, fail.key, print, final_reason, fail.error_code, detail,
-            case when is_charged then fail.attempts else 0 end, at, fail.queue, oncely.worker_name(fail.worker),
-            fail.trace_id, fail.body, fail.properties, fail.headers, fail.exchange, fail.routing_key
+        stored := body is not null and oncely.store_letter(
+            tenant, consumer, key, print, final_reason, error_code, detail,
+            case when is_charged then attempts else 0 end, at, queue, oncely.worker_name(worker), trace_id, body,
+            properties, headers, exchange, routing_key
         );
     end if;
 end

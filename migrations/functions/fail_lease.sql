@@ -19,35 +19,29 @@ create or replace function oncely.fail_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
     at timestamptz;
-    detail text := left(fail_lease.error, 8000);
-    class text := oncely.error_class(coalesce(fail_lease.error_code, ''));
-    why text := coalesce(fail_lease.reason, nullif(nullif(class, 'transient'), 'environment'));
+    detail text := left(error, 8000);
+    class text := oncely.error_class(coalesce(error_code, ''));
+    why text := coalesce(reason, nullif(nullif(class, 'transient'), 'environment'));
 begin
-    if fail_lease.max_attempts is null or fail_lease.max_attempts not between 1 and 10000 then
+    if max_attempts is null or max_attempts not between 1 and 10000 then
         raise exception using errcode = 'ONC11', message = 'oncely: max_attempts is 1 to 10000';
     end if;
-    if fail_lease.error_code !~ '^[0-9A-Z]{5}$' and fail_lease.error_code <> '' then
-        raise exception using errcode = 'ONC11', message = 'oncely: error_code is no SQLSTATE',
-            hint = 'Five digits and capitals, or null.';
+    perform oncely.check_failure(
+        reason, array['handler_rejected', 'poison', 'invalid_json', 'outcome_unknown'], error_code
+    );
+    perform oncely.check_short(queue, worker, trace_id);
+    if delay is not null then
+        perform oncely.check_lease_time('delay', delay, interval '0', interval '366 days');
     end if;
-    if fail_lease.reason not in ('handler_rejected', 'poison', 'invalid_json', 'outcome_unknown') then
-        raise exception using errcode = 'ONC11',
-            message = 'oncely: reason is neither handler_rejected, poison, invalid_json nor outcome_unknown',
-            hint = 'Null where error_code decides, or the message may run again until max_attempts.';
-    end if;
-    perform oncely.check_short(fail_lease.queue, fail_lease.worker, fail_lease.trace_id);
-    if fail_lease.delay is not null then
-        perform oncely.check_lease_time('delay', fail_lease.delay, interval '0', interval '366 days');
-    end if;
-    held := oncely.hold_lease(fail_lease.tenant, fail_lease.consumer, fail_lease.key, fail_lease.token);
+    held := oncely.hold_lease(tenant, consumer, key, token);
     at := clock_timestamp();
     attempts := coalesce(held.attempts, 0);
-    if not oncely.is_held(held, fail_lease.token) then
-        if held.fencing_token = fail_lease.token then
+    if not oncely.is_held(held, token) then
+        if held.fencing_token = token then
             -- Said again, after a lost reply; or the key was given back or completed by this very run.
             perform oncely.await_standby();
             outcome := case held.status
@@ -58,23 +52,19 @@ begin
         end if;
         outcome := 'lost';
         -- Of a lease that there was: nobody fills the trail with others.
-        if held.fencing_token > fail_lease.token then
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
-            )
-            values (
-                fail_lease.tenant, at, 0, fail_lease.consumer, fail_lease.key, coalesce(fail_lease.queue, ''), 'fenced',
-                concat_ws(': ', format('lost the lease %s', fail_lease.token), detail),
-                oncely.worker_name(fail_lease.worker), session_user, fail_lease.trace_id
+        if held.fencing_token > token then
+            perform oncely.record_decision(
+                tenant, consumer, key, 'fenced', at, 0, queue, worker, trace_id,
+                detail => concat_ws(': ', format('lost the lease %s', token), detail)
             );
         end if;
         return;
     end if;
-    if class = 'environment' and fail_lease.reason is null and not coalesce(fail_lease.charged, false) then
+    if class = 'environment' and reason is null and not coalesce(charged, false) then
         outcome := 'retry';
     else
         attempts := attempts + 1;
-        outcome := case when why is not null or attempts >= fail_lease.max_attempts then 'given_up' else 'retry' end;
+        outcome := case when why is not null or attempts >= max_attempts then 'given_up' else 'retry' end;
         final_reason := case when outcome = 'given_up' then coalesce(why, 'attempts_exhausted') end;
     end if;
     update oncely.idempotency_keys as i
@@ -82,20 +72,14 @@ begin
         attempts = fail_lease.attempts, completed_at = case when outcome = 'given_up' then at end,
         reason = final_reason, last_error = detail, owner = null, run_ends_at = null,
         -- Without a delay, too: its memory begins again.
-        not_before = case when outcome = 'retry' then at + coalesce(fail_lease.delay, '0') end,
-        expires_at = oncely.bounded(at + coalesce(fail_lease.delay, '0') + oncely.lease_retention(held)),
+        not_before = case when outcome = 'retry' then at + coalesce(delay, '0') end,
+        expires_at = oncely.bounded(at + coalesce(delay, '0') + oncely.lease_retention(held)),
         -- The process lives: it reports this failure.
         crash_attempts = case when outcome = 'given_up' then i.crash_attempts else 0 end
-    where i.tenant = fail_lease.tenant and i.consumer = fail_lease.consumer and i.key = fail_lease.key;
-    insert into oncely.audit (
-        tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, reason, error_code, detail, worker,
-        login, trace_id
-    )
-    values (
-        fail_lease.tenant, at, fail_lease.attempts, greatest(extract(epoch from at) * 1000000 - fail_lease.token, 0),
-        fail_lease.consumer, fail_lease.key, coalesce(fail_lease.queue, ''),
-        case when outcome = 'retry' then 'retried' else 'dead_lettered' end, final_reason, fail_lease.error_code,
-        detail, oncely.worker_name(fail_lease.worker), session_user, fail_lease.trace_id
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    perform oncely.record_decision(
+        tenant, consumer, key, case when outcome = 'retry' then 'retried' else 'dead_lettered' end, at, attempts,
+        queue, worker, trace_id, greatest(extract(epoch from at) * 1000000 - token, 0), final_reason, error_code, detail
     );
 end
 $$;

@@ -4,26 +4,26 @@ returns oncely.idempotency_keys
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     held oncely.idempotency_keys;
 begin
     perform oncely.check_isolation();
-    perform oncely.check_argument('tenant', hold_lease.tenant), oncely.check_argument('consumer', hold_lease.consumer),
-        oncely.check_argument('key', hold_lease.key);
-    perform oncely.check_right('consume', hold_lease.consumer, hold_lease.tenant);
+    perform oncely.check_argument('tenant', tenant), oncely.check_argument('consumer', consumer),
+        oncely.check_argument('key', key);
+    perform oncely.check_right('consume', consumer, tenant);
     -- Numbers only grow: whose number is not there has no lease, and locks nothing that others wait for.
     select i.* into held
     from oncely.idempotency_keys as i
-    where i.tenant = hold_lease.tenant and i.consumer = hold_lease.consumer and i.key = hold_lease.key;
-    if held.fencing_token is distinct from hold_lease.token then
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    if held.fencing_token is distinct from token then
         return held;
     end if;
     select i.* into held
     from oncely.idempotency_keys as i
-    where i.tenant = hold_lease.tenant and i.consumer = hold_lease.consumer and i.key = hold_lease.key
+    where i.tenant = tenant and i.consumer = consumer and i.key = key
     for update;
-    if held.owner is not null and held.fencing_token = hold_lease.token
+    if held.owner is not null and held.fencing_token = token
         and held.claimed_in = pg_current_xact_id()::text::bigint
     then
         raise exception using errcode = 'ONC19',

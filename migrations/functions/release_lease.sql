@@ -2,18 +2,17 @@ create or replace function oncely.release_lease(tenant text, consumer text, key 
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
-    held oncely.idempotency_keys;
+    held oncely.idempotency_keys := oncely.hold_lease(tenant, consumer, key, token);
 begin
-    held := oncely.hold_lease(release_lease.tenant, release_lease.consumer, release_lease.key, release_lease.token);
-    if oncely.is_held(held, release_lease.token) then
+    if oncely.is_held(held, token) then
         update oncely.idempotency_keys as i
         set owner = null, run_ends_at = null, not_before = clock_timestamp()
-        where i.tenant = release_lease.tenant and i.consumer = release_lease.consumer and i.key = release_lease.key;
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
         return true;
     end if;
-    return coalesce(held.status = 'IN_PROGRESS' and held.fencing_token = release_lease.token, false);
+    return coalesce(held.status = 'IN_PROGRESS' and held.fencing_token = token, false);
 end
 $$;
 comment on function oncely.release_lease is

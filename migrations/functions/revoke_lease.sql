@@ -6,30 +6,27 @@ create or replace function oncely.revoke_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     at timestamptz := clock_timestamp();
     was record;
 begin
-    select i.owner, i.fencing_token into was
+    select i.owner, i.fencing_token as token into was
     from oncely.idempotency_keys as i
-    where i.tenant = revoke_lease.tenant and i.consumer = revoke_lease.consumer and i.key = revoke_lease.key
-        and i.run_ends_at is not null
+    where i.tenant = tenant and i.consumer = consumer and i.key = key and i.run_ends_at is not null
     for update;
     -- Somebody who has looked at one run means no later one.
-    if not found or was.fencing_token <> revoke_lease.token then
+    if not found or was.token <> token then
         return false;
     end if;
     update oncely.idempotency_keys as i
     set owner = null, run_ends_at = null, not_before = at, fencing_token = i.fencing_token + 1
-    where i.tenant = revoke_lease.tenant and i.consumer = revoke_lease.consumer and i.key = revoke_lease.key;
+    where i.tenant = tenant and i.consumer = consumer and i.key = key;
     insert into oncely.operator_actions (tenant, id, occurred_at, actor, verb, filter, count, reason)
     values (
-        revoke_lease.tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'),
-        'revoke_lease',
-        jsonb_build_object(
-            'consumer', revoke_lease.consumer, 'key', revoke_lease.key, 'owner', was.owner, 'token', was.fencing_token
-        ), 1, left(note, 8000)
+        tenant, oncely.uuid_v7(at), at, concat(session_user, ' (' || left(os_user, 255) || ')'), 'revoke_lease',
+        jsonb_build_object('consumer', consumer, 'key', key, 'owner', was.owner, 'token', was.token), 1,
+        left(note, 8000)
     );
     return true;
 end

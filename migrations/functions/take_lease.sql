@@ -28,7 +28,7 @@ create or replace function oncely.take_lease(
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
@@ -36,49 +36,43 @@ declare
     ends timestamptz;
     decision text;
     known record;
-    seen record;
+    -- The key as it was granted.
+    granted record;
 begin
-    perform oncely.check_claim(take_lease.lease, take_lease.max_run, take_lease.max_crashes),
-        oncely.check_argument('owner', take_lease.owner);
-    perform oncely.check_short(take_lease.queue, take_lease.worker, take_lease.trace_id);
+    perform oncely.check_claim(lease, max_run, max_crashes), oncely.check_argument('owner', owner);
+    perform oncely.check_short(queue, worker, trace_id);
     taken_over := false;
     crashes := 0;
     perform oncely.asking_since();
     for round in 1..8 loop
         at := clock_timestamp();
         micros := extract(epoch from at) * 1000000;
-        ends := at + oncely.claimed_retention(take_lease.tenant, take_lease.retention);
+        ends := at + oncely.claimed_retention(tenant, retention);
         -- Waits for whoever holds the key in an open transaction.
-        insert into oncely.idempotency_keys (
+        insert into oncely.idempotency_keys as i (
             tenant, consumer, key, status, attempts, created_at, fingerprint, expires_at, not_before, claimed_in, owner,
             fencing_token, run_ends_at
         )
         values (
-            take_lease.tenant, take_lease.consumer, take_lease.key, 'IN_PROGRESS', 0, at, print, ends,
-            at + take_lease.lease, own, take_lease.owner, micros, at + take_lease.max_run
+            tenant, consumer, key, 'IN_PROGRESS', 0, at, print, ends, at + lease, own, owner, micros, at + max_run
         )
-        on conflict (tenant, consumer, key) do nothing;
-        if found then
-            outcome := 'granted';
-            token := micros;
-            attempt := 1;
-            steps := '{}';
-            exit;
-        end if;
+        on conflict on constraint idempotency_keys_pkey do nothing
+        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
+        exit when found;
         -- A statement of its own, with a snapshot of its own: it sees the winner's row.
         select i.status, i.fingerprint, i.reason, i.last_error, i.response, i.owner, i.fencing_token, i.not_before,
-            i.run_ends_at, i.attempts, i.crash_attempts, i.steps, i.grace_ends_at
+            i.run_ends_at, i.grace_ends_at
         into known
         from oncely.idempotency_keys as i
-        where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
         -- Neither claimed nor there: collected in between.
         continue when not found;
         decision := case
             -- As in oncely.claim: who shows no payload is not given a key that came with one.
-            when not take_lease.knows_payload and known.fingerprint is not null
-                and (take_lease.on_conflict = 'dead_letter' or known.status = 'IN_PROGRESS')
+            when not knows_payload and known.fingerprint is not null
+                and (on_conflict = 'dead_letter' or known.status = 'IN_PROGRESS')
                 then 'conflict'
-            else oncely.decide(known.status, known.fingerprint, print, false, take_lease.on_conflict)
+            else oncely.decide(known.status, known.fingerprint, print, false, on_conflict)
         end;
         case decision
             when 'conflict' then
@@ -90,11 +84,11 @@ begin
                 perform oncely.await_standby();
                 outcome := 'duplicate';
                 -- Prints of two policies say nothing of who asks: it is done, and its response is told to nobody.
-                if take_lease.knows_payload and take_lease.on_conflict = 'dead_letter'
+                if knows_payload and on_conflict = 'dead_letter'
                     and substr(known.fingerprint, 1, 4) <> substr(print, 1, 4)
                 then
                     reason := 'key_conflict';
-                elsif known.fingerprint is null or take_lease.knows_payload then
+                elsif known.fingerprint is null or knows_payload then
                     response := known.response;
                 end if;
                 return;
@@ -107,20 +101,14 @@ begin
                 null;
         end case;
         -- The same acquisition, whose reply was lost: its run has not begun, and gets its whole time.
-        if known.owner = take_lease.owner then
+        if known.owner = owner then
             update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, take_lease.lease, clock_timestamp() + take_lease.max_run),
-                run_ends_at = clock_timestamp() + take_lease.max_run
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
-                and i.owner is not distinct from take_lease.owner;
-            continue when not found;
-            outcome := 'granted';
-            token := known.fencing_token;
-            attempt := known.attempts + 1;
-            steps := coalesce(known.steps, '{}');
-            crashes := known.crash_attempts;
-            taken_over := crashes > 0;
-            exit;
+            set not_before = oncely.lease_end(i.not_before, lease, clock_timestamp() + max_run),
+                run_ends_at = clock_timestamp() + max_run
+            where i.tenant = tenant and i.consumer = consumer and i.key = key and i.owner is not distinct from owner
+            returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
+            exit when found;
+            continue;
         end if;
         -- No lease is longer than a day: one that is was granted by a clock that was ahead.
         if known.owner is not null and known.not_before > clock_timestamp()
@@ -132,9 +120,9 @@ begin
         end if;
         -- Of a client that was just cut off: so may have been the holder, who lives and could not renew. Whether it
         -- does is not known, so the key is not called in flight.
-        if known.owner is not null and not take_lease.may_take_over then
+        if known.owner is not null and not may_take_over then
             outcome := 'retry';
-            delay := take_lease.lease;
+            delay := lease;
             detail := 'whoever holds the key may have been cut off, too';
             return;
         end if;
@@ -142,14 +130,12 @@ begin
         -- ends, within one more lease. It gets that once, and within its run.
         if known.owner is not null and known.not_before is distinct from known.grace_ends_at
             and known.run_ends_at > clock_timestamp()
-            and oncely.asking_since() > clock_timestamp() - take_lease.lease / 2
+            and oncely.asking_since() > clock_timestamp() - lease / 2
         then
             update oncely.idempotency_keys as i
             set not_before = e.grace, grace_ends_at = e.grace
-            from (
-                select oncely.lease_end(known.not_before, take_lease.lease, known.run_ends_at) as grace
-            ) as e
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
+            from (select oncely.lease_end(known.not_before, lease, known.run_ends_at) as grace) as e
+            where i.tenant = tenant and i.consumer = consumer and i.key = key
                 and i.completed_at is null and i.owner is not distinct from known.owner
                 and i.fencing_token is not distinct from known.fencing_token
                 and i.not_before is not distinct from known.not_before;
@@ -163,13 +149,12 @@ begin
         end if;
         -- Nothing updated: somebody else was faster, or the holder has renewed it meanwhile, so it is looked at again.
         update oncely.idempotency_keys as i
-        set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own,
-            owner = take_lease.owner, not_before = clock_timestamp() + take_lease.lease,
-            run_ends_at = clock_timestamp() + take_lease.max_run,
+        set fencing_token = greatest(coalesce(i.fencing_token, 0) + 1, micros), claimed_in = own, owner = owner,
+            not_before = clock_timestamp() + lease, run_ends_at = clock_timestamp() + max_run,
             crash_attempts = i.crash_attempts + case when i.owner is null then 0 else 1 end,
             fingerprint = coalesce(print, i.fingerprint), expires_at = ends, marked_pid = null,
             marked_backend_start = null
-        where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key
+        where i.tenant = tenant and i.consumer = consumer and i.key = key
             -- IN_PROGRESS, in words that suit none of the partial indexes, as in oncely.claim.
             and i.completed_at is null
             and i.fencing_token is not distinct from known.fencing_token
@@ -180,63 +165,50 @@ begin
                     + case when i.owner is null then interval '100 milliseconds' else interval '0' end
                 or (i.owner is not null and i.not_before > clock_timestamp() + interval '1 day')
             )
-        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into seen;
+        returning i.fencing_token, i.attempts, i.crash_attempts, i.steps into granted;
         continue when not found;
-        if known.owner is not null then
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, detail, worker, login, trace_id
-            )
-            values (
-                take_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, take_lease.consumer,
-                take_lease.key, coalesce(take_lease.queue, ''), 'taken_over',
-                format('the lease of %s ended at %s', known.owner, known.not_before),
-                oncely.worker_name(take_lease.worker), session_user, take_lease.trace_id
-            );
-        end if;
-        if seen.crash_attempts >= take_lease.max_crashes and known.owner is not null then
-            outcome := 'given_up';
-            attempt := seen.attempts + seen.crash_attempts;
-            reason := 'crash';
-            detail := format(
-                '%s runs under a lease ended without a word; steps that began: %s', seen.crash_attempts,
-                coalesce(oncely.steps_begun(seen.steps), 'none')
-            );
-            update oncely.idempotency_keys as i
-            set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null,
-                not_before = null, reason = 'crash', last_error = take_lease.detail
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
-            insert into oncely.audit (
-                tenant, occurred_at, attempt, consumer, key, queue, outcome, reason, detail, worker, login, trace_id
-            )
-            values (
-                take_lease.tenant, clock_timestamp(), seen.attempts + seen.crash_attempts, take_lease.consumer,
-                take_lease.key, coalesce(take_lease.queue, ''), 'dead_lettered', 'crash', take_lease.detail,
-                oncely.worker_name(take_lease.worker), session_user, take_lease.trace_id
-            );
-            return;
-        end if;
-        outcome := 'granted';
-        token := seen.fencing_token;
-        attempt := seen.attempts + 1;
-        steps := coalesce(seen.steps, '{}');
-        -- Also where the key was given back since.
-        crashes := seen.crash_attempts;
-        taken_over := crashes > 0;
-        exit;
-    end loop;
-    if outcome = 'granted' then
-        -- Whoever had to wait for the row gets his whole time all the same.
-        if clock_timestamp() > at + interval '1 second' then
-            update oncely.idempotency_keys as i
-            set not_before = oncely.lease_end(i.not_before, take_lease.lease, greatest(i.run_ends_at, ends_again)),
-                run_ends_at = greatest(i.run_ends_at, ends_again)
-            from (select clock_timestamp() + take_lease.max_run as ends_again) as e
-            where i.tenant = take_lease.tenant and i.consumer = take_lease.consumer and i.key = take_lease.key;
-        end if;
+        exit when known.owner is null;
+        attempt := granted.attempts + granted.crash_attempts;
+        perform oncely.record_decision(
+            tenant, consumer, key, 'taken_over', clock_timestamp(), attempt, queue, worker, trace_id,
+            detail => format('the lease of %s ended at %s', known.owner, known.not_before)
+        );
+        exit when granted.crash_attempts < max_crashes;
+        outcome := 'given_up';
+        reason := 'crash';
+        detail := format(
+            '%s runs under a lease ended without a word; steps that began: %s', granted.crash_attempts,
+            coalesce(oncely.steps_begun(granted.steps), 'none')
+        );
+        update oncely.idempotency_keys as i
+        set status = 'FAILED', completed_at = clock_timestamp(), owner = null, run_ends_at = null, not_before = null,
+            reason = 'crash', last_error = detail
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+        perform oncely.record_decision(
+            tenant, consumer, key, 'dead_lettered', clock_timestamp(), attempt, queue, worker, trace_id,
+            reason => reason, detail => detail
+        );
         return;
+    end loop;
+    if granted.fencing_token is null then
+        raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed',
+            hint = 'Try again.';
     end if;
-    raise exception using errcode = 'ONC14', message = 'oncely: the key changes faster than it can be claimed',
-        hint = 'Try again.';
+    outcome := 'granted';
+    token := granted.fencing_token;
+    attempt := granted.attempts + 1;
+    steps := coalesce(granted.steps, '{}');
+    -- Also where the key was given back since.
+    crashes := granted.crash_attempts;
+    taken_over := crashes > 0;
+    -- Whoever had to wait for the row gets his whole time all the same.
+    if clock_timestamp() > at + interval '1 second' then
+        update oncely.idempotency_keys as i
+        set not_before = oncely.lease_end(i.not_before, lease, greatest(i.run_ends_at, e.ends_again)),
+            run_ends_at = greatest(i.run_ends_at, e.ends_again)
+        from (select clock_timestamp() + max_run as ends_again) as e
+        where i.tenant = tenant and i.consumer = consumer and i.key = key;
+    end if;
 end
 $$;
 comment on function oncely.take_lease is

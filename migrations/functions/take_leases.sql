@@ -29,7 +29,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-#variable_conflict use_column
+#variable_conflict use_variable
 declare
     own bigint := pg_current_xact_id()::text::bigint;
     at timestamptz := clock_timestamp();
@@ -37,22 +37,21 @@ declare
     -- Places of the keys that nobody had.
     fresh bigint[];
 begin
-    perform oncely.check_claim(take_leases.lease, take_leases.max_run, take_leases.max_crashes), oncely.asking_since();
+    perform oncely.check_claim(lease, max_run, max_crashes), oncely.asking_since();
     with asked as materialized (
         select q.tenant, q.key, q.print, q.owner, q.place
         from unnest(tenants, keys, prints, owners) with ordinality as q (tenant, key, print, owner, place)
     ),
     claimed as (
-        insert into oncely.idempotency_keys (
+        insert into oncely.idempotency_keys as i (
             tenant, consumer, key, status, attempts, created_at, fingerprint, not_before, claimed_in, owner,
             fencing_token, run_ends_at
         )
-        select a.tenant, take_leases.consumer, a.key, 'IN_PROGRESS', 0, at, a.print, at + take_leases.lease, own,
-            a.owner, micros, at + take_leases.max_run
+        select a.tenant, consumer, a.key, 'IN_PROGRESS', 0, at, a.print, at + lease, own, a.owner, micros, at + max_run
         from asked as a
         order by a.place
-        on conflict (tenant, consumer, key) do nothing
-        returning tenant, key, owner
+        on conflict on constraint idempotency_keys_pkey do nothing
+        returning i.tenant, i.key, i.owner
     )
     select coalesce(array_agg(a.place order by a.place), '{}') into fresh
     from asked as a
@@ -67,19 +66,18 @@ begin
         from unnest(tenants, keys, prints, owners, queues, trace_ids) with ordinality
             as q (tenant, key, print, owner, queue, trace_id, place)
         cross join lateral oncely.take_lease(
-            q.tenant, take_leases.consumer, q.key, q.print, q.owner, take_leases.lease, take_leases.max_run, null,
-            take_leases.on_conflict, take_leases.max_crashes, q.queue, take_leases.worker, q.trace_id, true,
-            take_leases.may_take_over
+            q.tenant, consumer, q.key, q.print, q.owner, lease, max_run, null, on_conflict, max_crashes, q.queue,
+            worker, q.trace_id, true, may_take_over
         ) as t
         where q.place <> all (fresh);
     end if;
     -- Whoever had to wait for others gets his whole time all the same.
     if clock_timestamp() > at + interval '1 second' then
         update oncely.idempotency_keys as i
-        set not_before = e.now + take_leases.lease, run_ends_at = e.now + take_leases.max_run
+        set not_before = e.now + lease, run_ends_at = e.now + max_run
         from unnest(tenants, keys) with ordinality as q (tenant, key, place)
         cross join (select clock_timestamp() as now) as e
-        where i.tenant = q.tenant and i.consumer = take_leases.consumer and i.key = q.key
+        where i.tenant = q.tenant and i.consumer = consumer and i.key = q.key
             and q.place = any (fresh);
     end if;
 end
