@@ -1,5 +1,16 @@
 set local search_path = pg_catalog, pg_temp;
 
+drop function oncely.check_json;
+drop function oncely.json_limit;
+drop function oncely.plain_json;
+drop function oncely.is_encrypted;
+drop function oncely.error_class;
+drop function oncely.worker_name;
+drop function oncely.try_jsonb;
+drop function oncely.check_argument;
+drop function oncely.uuid_v7;
+drop function oncely.bounded;
+
 -- The schema stays: it holds the list of applied migrations.
 drop function oncely.bucket;
 drop function oncely.epoch;

@@ -57,9 +57,10 @@ comment on column oncely.cell.mirror_ttl_until is
 comment on column oncely.cell.mirror_ttl_next is 'The longest of the shorter ones that relays have meanwhile.';
 insert into oncely.cell default values;
 
+-- from functions/epoch.sql
 -- A server's identity is not enough: two databases of one server share the system identifier, a promoted standby
 -- continues it on another timeline, and a restored copy may share all three, but gets a new history id.
-create function oncely.epoch() returns text
+create or replace function oncely.epoch() returns text
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
@@ -74,6 +75,8 @@ $$;
 comment on function oncely.epoch is
     'The epoch that a row belongs to: system identifier, timeline, database oid and history id. Fails on a '
     'standby.';
+
+-- end of functions
 
 -- What one process at a time does. Rows, and no advisory locks: any login may take those, for as long as it likes. A
 -- row of pid 0 is locked for a transaction; a session that takes a lock for longer adds a row, which counts as long as
@@ -100,7 +103,8 @@ insert into oncely.locks (name, pid, backend_start, since)
 select n, 0, '1970-01-01 00:00:00+00', clock_timestamp()
 from unnest(array['audit_partitions', 'collection', 'count_letters', 'requeue', 'requeueing']) as n;
 
-create function oncely.take_lock(name text, shared boolean) returns void
+-- from functions/take_lock.sql
+create or replace function oncely.take_lock(name text, shared boolean) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -118,7 +122,8 @@ $$;
 comment on function oncely.take_lock is 'Takes a lock until the transaction ends; waits for it.';
 revoke execute on function oncely.take_lock from public;
 
-create function oncely.try_session_lock(name text, shared boolean) returns boolean
+-- from functions/try_session_lock.sql
+create or replace function oncely.try_session_lock(name text, shared boolean) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -151,7 +156,8 @@ comment on function oncely.try_session_lock is
     'shared one never keeps others out, and is seen (oncely.is_session_locked).';
 revoke execute on function oncely.try_session_lock from public;
 
-create function oncely.release_session_lock(name text) returns void
+-- from functions/release_session_lock.sql
+create or replace function oncely.release_session_lock(name text) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -163,7 +169,8 @@ $$;
 comment on function oncely.release_session_lock is 'Releases a lock of the session.';
 revoke execute on function oncely.release_session_lock from public;
 
-create function oncely.is_session_locked(name text) returns boolean
+-- from functions/is_session_locked.sql
+create or replace function oncely.is_session_locked(name text) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -177,8 +184,9 @@ $$;
 comment on function oncely.is_session_locked is 'Does a session hold this lock?';
 revoke execute on function oncely.is_session_locked from public;
 
+-- from functions/bucket.sql
 -- Frozen for ever: the first two bytes of SHA-256 of the tenant, modulo 1,024. Cells will own buckets, not tenants.
-create function oncely.bucket(tenant text) returns integer
+create or replace function oncely.bucket(tenant text) returns integer
 language sql immutable strict parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
@@ -187,3 +195,169 @@ as $$
     ) % 1024
 $$;
 comment on function oncely.bucket is 'Bucket 0..1023 of a tenant; never changes.';
+
+-- end of functions
+
+-- Values that several tables and functions share: what is a time, an id, an argument, a body, an error.
+
+-- from functions/bounded.sql
+-- What comes in by SQL is bounded where it comes in, and once more by the tables: a time in the year 270,000 is fine
+-- for PostgreSQL, and ends a program that reads it. Each table with a time has a constraint <table>_times; short, since
+-- PostgreSQL reads a constraint's text anew with each statement that writes (greatest and least leave nulls out).
+create or replace function oncely.bounded(at timestamptz) returns timestamptz
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when at > '9999-12-31 00:00:00+00' then '9999-12-31 00:00:00+00'
+        when at < '1970-01-01 00:00:00+00' then '1970-01-01 00:00:00+00'
+        else at
+    end
+$$;
+comment on function oncely.bounded is
+    'A time as every program can hold it: between 1970 and 9999. For rows that came past the tables'' constraints.';
+
+-- from functions/uuid_v7.sql
+-- PostgreSQL 18 brings its own uuidv7(). Time first, so that new rows lie together. Parsed now, once and for all: it
+-- needs no search_path of its own, which would cost more than the rest, once for each event.
+create or replace function oncely.uuid_v7(at timestamptz) returns uuid
+language sql volatile parallel safe
+begin atomic
+    select encode(
+        set_bit(set_bit(
+            overlay(
+                uuid_send(gen_random_uuid())
+                placing substring(int8send(floor(extract(epoch from at) * 1000)::bigint) from 3) from 1 for 6
+            ),
+            52, 1), 53, 1),
+        'hex')::uuid;
+end;
+comment on function oncely.uuid_v7 is 'A random uuid of version 7 for a time.';
+revoke execute on function oncely.uuid_v7 from public;
+
+-- from functions/check_argument.sql
+create or replace function oncely.check_argument(name text, value text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if value is null or octet_length(value) not between 1 and 255 then
+        raise exception using errcode = 'ONC11',
+            message = format(
+                'oncely: %s %s', name,
+                case when value is null then 'is null' else format('has %s bytes', octet_length(value)) end
+            ),
+            hint = 'It has 1 to 255 bytes.';
+    end if;
+    -- Whoever claimed under such a name would take what was observed for processed.
+    if name = 'consumer' and value like '%.observe' then
+        raise exception using errcode = 'ONC11',
+            message = 'oncely: a name that ends with .observe is that of a consumer that only observes';
+    end if;
+end
+$$;
+comment on function oncely.check_argument is 'Refuses a name that can''t be one (SQLSTATE ONC11).';
+
+-- from functions/try_jsonb.sql
+-- A body as jsonb, or null where PostgreSQL can't hold it: NUL escapes, lone surrogates, huge numbers, deep nesting.
+create or replace function oncely.try_jsonb(body bytea) returns jsonb
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return convert_from(body, 'UTF8')::jsonb;
+exception
+    when data_exception or program_limit_exceeded then
+        return null;
+end
+$$;
+comment on function oncely.try_jsonb is 'The body as jsonb, or null where it is not JSON that PostgreSQL can hold.';
+
+-- from functions/worker_name.sql
+create or replace function oncely.worker_name(worker text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$ select coalesce(nullif(worker, ''), nullif(current_setting('application_name'), ''), session_user) $$;
+comment on function oncely.worker_name is
+    'What the caller calls itself, for the audit trail: the name given, else application_name, else the user. Who '
+    'it was stands in login.';
+
+-- from functions/error_class.sql
+-- As the worker reads SQLSTATEs (pg::class_of in src/pg/error.rs); a test goes through all of them with both. 2200H (an
+-- exhausted sequence) strikes every message alike, so it is the environment's, and so is what another transaction
+-- holds. A client that tells oncely.fail of a refusal (ONC07) wants the message given up; one that takes it for an
+-- answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
+create or replace function oncely.error_class(code text) returns text
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when code in ('ONC01', 'ONC07') then 'handler_rejected'
+        when code = 'ONC02' then 'invalid_json'
+        when code in ('ONC04', 'ONC05', 'ONC11', 'ONC15') then 'poison'
+        when code = '57014' then 'transient'
+        when code in ('25006', '2200H', '55006', '55P03', 'ONC16', 'ONC17', 'ONC22')
+            or left(code, 2) in ('08', '57', '53', '58', '40', '42', '3F', '3D', '28', 'XX', 'F0', 'HV')
+            then 'environment'
+        when left(code, 2) in ('22', '54') then 'poison'
+        else 'transient'
+    end
+$$;
+comment on function oncely.error_class is
+    'What a SQLSTATE says of a failure: transient, environment (not the message''s fault), or the reason to give '
+    'the message up.';
+
+-- from functions/is_encrypted.sql
+-- What a worker has encrypted stands in an object of its own (src/encryption/sealer.rs). What a handler returned that
+-- looks so, or like this other object, stands in the other one.
+create or replace function oncely.is_encrypted(value jsonb) returns boolean
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        jsonb_typeof(value -> 'oncely_encrypted' -> 'key') = 'string'
+        and jsonb_typeof(value -> 'oncely_encrypted' -> 'value') = 'string'
+        and value = jsonb_build_object('oncely_encrypted', jsonb_build_object(
+            'key', value -> 'oncely_encrypted' -> 'key', 'value', value -> 'oncely_encrypted' -> 'value'
+        )), false
+    )
+$$;
+comment on function oncely.is_encrypted is 'Has a worker encrypted this value?';
+
+-- from functions/plain_json.sql
+create or replace function oncely.plain_json(value jsonb) returns jsonb
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when oncely.is_encrypted(value) then null
+        when value = jsonb_build_object('oncely_plain', value -> 'oncely_plain') then value -> 'oncely_plain'
+        else value
+    end
+$$;
+comment on function oncely.plain_json is
+    'A stored response as a handler returned it; null where a worker has encrypted it.';
+
+-- from functions/json_limit.sql
+-- 64 KiB of plain text. In base64, with a nonce, a tag, and the name of a key.
+create or replace function oncely.json_limit(value jsonb) returns integer
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as 'select case when oncely.is_encrypted(value) then 65536 / 3 * 4 + 1024 else 65536 end';
+comment on function oncely.json_limit is 'Most bytes of this value as a response, or as the result of a step.';
+
+-- from functions/check_json.sql
+create or replace function oncely.check_json(name text, value jsonb, advice text) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if octet_length(value::text) > oncely.json_limit(value) then
+        raise exception using errcode = 'ONC15', hint = advice,
+            message = format('oncely: the %s has %s bytes; 65536 are allowed', name, octet_length(value::text));
+    end if;
+end
+$$;
+comment on function oncely.check_json is 'Refuses a response or a result that is too large (SQLSTATE ONC15).';
+
+-- end of functions

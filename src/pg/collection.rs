@@ -38,6 +38,24 @@ pub(crate) struct Collected {
     pub(crate) last: Option<DateTime<Utc>>,
 }
 
+/// The statement of a file for one batch. Each state has its own, since each walks the partial index of its state, and completed keys a second
+/// one: to lock each row first costs a third more.
+macro_rules! batch {
+    ($file:literal, $memory:expr, $limit:expr, $from:expr) => {
+        sqlx::query_file_as!(
+            Batch,
+            $file,
+            $memory.consumer,
+            $memory.before,
+            $limit,
+            $from,
+            &$memory.tenants,
+            $memory.is_own,
+            $memory.at
+        )
+    };
+}
+
 /// Deletes one bounded batch of the keys that are past a memory and reached `status` before it, oldest first, beginning at `from`, where
 /// the batch before ended. Each call is a transaction of its own.
 pub(crate) async fn collect_batch(
@@ -47,67 +65,27 @@ pub(crate) async fn collect_batch(
     limit: i64,
     from: Option<DateTime<Utc>>,
 ) -> Result<Collected, sqlx::Error> {
-    let Memory { consumer, before, tenants, is_own, at } = memory;
-    let row = match status {
-        KeyStatus::Completed => match collect_unheld(connection, memory, limit, from).await? {
-            Some(row) => row,
-            None => {
-                let mut transaction = past_requeues(connection).await?;
-                let batch = sqlx::query_file_as!(
-                    Batch,
-                    "src/pg/collect_completed_skip_locked.sql",
-                    consumer,
-                    before,
-                    limit,
-                    from,
-                    tenants,
-                    is_own,
-                    at
-                )
+    if status == KeyStatus::Completed
+        && let Some(batch) = collect_unheld(connection, memory, limit, from).await?
+    {
+        return Ok(batch.into());
+    }
+    let mut transaction = past_requeues(connection).await?;
+    let batch = match status {
+        KeyStatus::Completed => {
+            batch!("src/pg/collect_completed_skip_locked.sql", memory, limit, from)
                 .fetch_one(&mut *transaction)
-                .await?;
-                transaction.commit().await?;
-                batch
-            }
-        },
+                .await?
+        }
         KeyStatus::Failed => {
-            let mut transaction = past_requeues(connection).await?;
-            let batch = sqlx::query_file_as!(
-                Batch,
-                "src/pg/collect_failed.sql",
-                consumer,
-                before,
-                limit,
-                from,
-                tenants,
-                is_own,
-                at
-            )
-            .fetch_one(&mut *transaction)
-            .await?;
-            transaction.commit().await?;
-            batch
+            batch!("src/pg/collect_failed.sql", memory, limit, from).fetch_one(&mut *transaction).await?
         }
         KeyStatus::InProgress => {
-            let mut transaction = past_requeues(connection).await?;
-            let batch = sqlx::query_file_as!(
-                Batch,
-                "src/pg/collect_in_progress.sql",
-                consumer,
-                before,
-                limit,
-                from,
-                tenants,
-                is_own,
-                at
-            )
-            .fetch_one(&mut *transaction)
-            .await?;
-            transaction.commit().await?;
-            batch
+            batch!("src/pg/collect_in_progress.sql", memory, limit, from).fetch_one(&mut *transaction).await?
         }
     };
-    Ok(row.into())
+    transaction.commit().await?;
+    Ok(batch.into())
 }
 
 /// Begins a transaction that deletes keys: none of a letter that is being requeued. While it lasts no requeue is decided, so that what
@@ -135,18 +113,7 @@ async fn collect_unheld(
     sqlx::query!("select set_config('lock_timeout', $1, true)", LOCK_WAIT)
         .fetch_one(&mut *transaction)
         .await?;
-    let Memory { consumer, before, tenants, is_own, at } = memory;
-    let batch = sqlx::query_file_as!(
-        Batch,
-        "src/pg/collect_completed.sql",
-        consumer,
-        before,
-        limit,
-        from,
-        tenants,
-        is_own,
-        at
-    );
+    let batch = batch!("src/pg/collect_completed.sql", memory, limit, from);
     match batch.fetch_one(&mut *transaction).await {
         Ok(batch) => {
             transaction.commit().await?;

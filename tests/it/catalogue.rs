@@ -252,7 +252,7 @@ async fn migrations_go_down_and_up_again() {
     let mut world = World::new().await;
     // The test's handlers take Oncely's types, and going down never takes a user's objects with it.
     let refused = oncely::pg::MIGRATOR.undo(&mut world.sql, 0).await.unwrap_err();
-    assert!(refused.to_string().contains("20261122000012"), "{refused}");
+    assert!(refused.to_string().contains("20261122000009"), "{refused}");
     sqlx::query("drop schema app cascade").execute(&mut world.sql).await.unwrap();
     oncely::pg::MIGRATOR.undo(&mut world.sql, 0).await.unwrap();
     let left = rows(
@@ -577,6 +577,10 @@ fn every_migration_pins_its_search_path_and_can_be_read_without_scrolling() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
+        // Functions, one a file, which the migrations hold as well.
+        if path.is_dir() {
+            continue;
+        }
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let text = std::fs::read_to_string(&path).unwrap();
         let first = text.lines().find(|line| !line.is_empty() && !line.starts_with("--"));

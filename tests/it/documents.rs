@@ -388,7 +388,7 @@ fn the_pages_name_the_outcomes_and_reasons_that_programs_get() {
     let reference = first_column(&read("docs/src/reference/sql.md"), "| outcome | meaning | you |");
     let guide = first_column(&read("docs/src/how-to/other-languages.md"), "| `claim` says | you |");
     assert_eq!(guide, reference);
-    let claim = read("migrations/20261122000016_sql_protocol.up.sql");
+    let claim = read("migrations/functions/claim.sql");
     for outcome in &reference {
         assert!(claim.contains(&format!("outcome := '{outcome}'")), "claim never answers {outcome}");
     }

@@ -86,6 +86,10 @@ async fn no_text_of_ours_has_a_backslash_that_a_setting_gives_its_meaning() {
     assert!(texts.len() > 150, "{}", texts.len());
     for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap() {
         let path = entry.unwrap().path();
+        // Functions, one a file, which the migrations hold as well.
+        if path.is_dir() {
+            continue;
+        }
         texts.push((path.display().to_string(), std::fs::read_to_string(&path).unwrap()));
     }
     for (name, text) in texts {

@@ -4,6 +4,7 @@ mod adopt;
 mod bench;
 mod browser;
 mod cluster;
+mod compose;
 mod demo;
 mod deny;
 mod dist;

@@ -1,4 +1,5 @@
-//! `cargo xtask prepare`: writes `sqlx-data.json` from the queries in the code, checked against a real database.
+//! `cargo xtask prepare`: composes the migrations of their functions, and writes `sqlx-data.json` from the queries in the code, checked against a real
+//! database.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,13 +8,14 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 use testbed::{Database, Postgres};
 
-use crate::process;
+use crate::{compose, process};
 
 const FILE: &str = "sqlx-data.json";
 
 /// Writes the file anew; with `check`, only compares and fails where it is stale.
 pub(crate) async fn run(check: bool) -> anyhow::Result<()> {
     let root = process::root();
+    compose::run(&root, check)?;
     let fresh = in_database(async |database| snapshot(&root, database).await).await?;
     let path = root.join(FILE);
     if check {

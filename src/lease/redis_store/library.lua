@@ -1,4 +1,4 @@
--- The rules of oncely.claim_lease (migrations 22 and 23) and of src/lease/record.rs, for a key that is one hash:
+-- The rules of oncely.claim_lease (migrations/functions) and of src/lease/record.rs, for a key that is one hash:
 --   s P in progress, C completed, F failed     f fingerprint     t token     a attempts     c crashes     k retention
 --   o owner, m end of the run: while it is held     l end of the lease, or of a failed run's delay
 --   (of a completed key no k, and no c of 0)     r response     w reason     d detail     x:STEP, y:STEP a step and its result

@@ -78,7 +78,7 @@ async fn a_migration_that_gets_no_lock_in_time_says_who_has_it_and_has_changed_n
     let text = stderr(&refused);
     assert_eq!(refused.status.code(), Some(1), "{text}");
     for part in [
-        "migration 20261122000024 (roles) got no lock within 2s",
+        "migration 20261122000015 (roles) got no lock within 2s",
         &format!("oncely.idempotency_keys is locked by pid {pid} (\"a long report\", login "),
         &format!("select pg_terminate_backend({pid})"),
         "Nothing of it is applied",
@@ -128,7 +128,7 @@ async fn the_plan_says_what_is_locked_and_how_large_it_is_and_changes_nothing() 
     let bytes = locks[0]["bytes"].take();
     assert!(bytes.as_i64().unwrap() > 50_000, "{bytes}");
     let row = json!({
-        "version": 20_261_122_000_024_i64, "description": "roles", "table": "oncely.idempotency_keys",
+        "version": 20_261_122_000_015_i64, "description": "roles", "table": "oncely.idempotency_keys",
         "kept_out": "everybody", "work": "catalogue", "rows": 1_000, "bytes": null, "seconds": 0.0,
     });
     assert_eq!(object, json!({ "schema": "oncely.migrate.plan/1", "locks": [row] }));

@@ -1,0 +1,335 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- What decides about a key stands here, where every process sees the same: a collection that believed its own file
+-- deleted what a worker with another file still had to remember.
+create table oncely.consumers (
+    consumer text collate "C" not null,
+    retention interval not null,
+    redelivery_horizon interval not null,
+    longest_retention interval not null,
+    former_retention interval,
+    former_until timestamptz,
+    fingerprint text collate "C" not null,
+    on_conflict text collate "C" not null,
+    registered_at timestamptz not null,
+    changed_at timestamptz not null,
+    changed_by text not null,
+    paused tstzmultirange not null default '{}',
+    constraint consumers_pkey primary key (consumer),
+    constraint consumers_consumer check (octet_length(consumer) between 1 and 255),
+    constraint consumers_retention check (retention between interval '1 second' and interval '3650 days'),
+    constraint consumers_redelivery_horizon check (
+        redelivery_horizon between interval '1 second' and interval '3650 days'
+    ),
+    constraint consumers_former check ((former_retention is null) = (former_until is null)),
+    constraint consumers_fingerprint check (octet_length(fingerprint) between 1 and 100000),
+    constraint consumers_on_conflict check (on_conflict in ('dead_letter', 'duplicate')),
+    constraint consumers_times check (
+        least(registered_at, changed_at, former_until) >= '1970-01-01 00:00:00+00'
+        and greatest(registered_at, changed_at, former_until) <= '9999-12-31 00:00:00+00'
+    )
+);
+comment on table oncely.consumers is
+    'Consumers whose workers have started here, and what decides about their keys. The garbage collection deletes '
+    'no key of a consumer that is not listed.';
+comment on column oncely.consumers.consumer is 'The consumer.';
+comment on column oncely.consumers.retention is
+    'How long its keys are remembered: the longest that a worker has started with, until an operator shortens it '
+    '(oncely retention set).';
+comment on column oncely.consumers.redelivery_horizon is
+    'The oldest copy of a message that may still come: the longest that a worker has started with, until an operator '
+    'shortens it (oncely retention set). A tenant''s shorter retention ends there.';
+comment on column oncely.consumers.longest_retention is
+    'The longest that its keys were ever remembered: for letters whose key was known under that one.';
+comment on column oncely.consumers.former_retention is
+    'How long they were remembered before that was shortened: the garbage collection goes by it until former_until.';
+comment on column oncely.consumers.former_until is
+    'When the last mirror entry is over that may have been written under former_retention.';
+comment on column oncely.consumers.fingerprint is
+    'What is compared when a key comes back, as the worker that started last has it.';
+comment on column oncely.consumers.on_conflict is
+    'What happens to a key that comes back with another payload, as the worker that started last has it.';
+comment on column oncely.consumers.registered_at is 'When a worker first started with it.';
+comment on column oncely.consumers.changed_at is 'When something here last changed.';
+comment on column oncely.consumers.changed_by is
+    'Who changed it: the database''s session user, and the worker or user that it named.';
+comment on column oncely.consumers.paused is
+    'When somebody had paused it, as far back as any memory reaches (3650 days), and when somebody has: the last range '
+    'is open where nobody has said until when.';
+
+-- A table of its own: a batch holds its consumer's row until it commits, and nothing else may wait for that.
+create table oncely.turns (
+    consumer text collate "C" not null,
+    constraint turns_pkey primary key (consumer)
+);
+comment on table oncely.turns is
+    'A row per consumer, which a batch locks while the consumer''s batches collide (oncely.take_turn).';
+comment on column oncely.turns.consumer is 'The consumer.';
+
+-- from functions/forgotten_before.sql
+-- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
+-- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
+create or replace function oncely.forgotten_before(at timestamptz, retention interval, paused tstzmultirange)
+returns timestamptz
+language plpgsql immutable strict
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- In seconds: a day is one of 24 hours, whatever the session's time zone says.
+    seconds constant double precision := extract(epoch from retention);
+    before timestamptz := at - make_interval(secs => seconds);
+    -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
+    horizon timestamptz := at - make_interval(secs => 2 * seconds);
+    span record;
+begin
+    if isempty(paused) then
+        return before;
+    end if;
+    loop
+        before := at - make_interval(secs => seconds);
+        for span in
+            select lower(p.pause) as began, upper(p.pause) as ended
+            from unnest(paused * tstzmultirange(tstzrange(horizon, at))) as p (pause)
+            order by lower(p.pause) desc
+        loop
+            exit when span.ended <= before;
+            before := before - make_interval(secs => extract(epoch from span.ended - span.began)::double precision);
+        end loop;
+        -- A pause that the horizon cuts moves it beyond the horizon, if it counts at all.
+        exit when before > horizon or horizon <= lower(paused);
+        horizon := at - make_interval(
+            secs => 1 + 2 * extract(epoch from at - least(before, horizon))::double precision
+        );
+    end loop;
+    return before;
+end
+$$;
+comment on function oncely.forgotten_before is
+    'Until when a memory that lasts so long reaches back: what was decided before may be collected. The time in which '
+    'the consumer was paused does not count.';
+revoke execute on function oncely.forgotten_before from public;
+
+-- from functions/effective_retention.sql
+-- After a retention was shortened, mirror entries of before live on for a while; their keys must, too.
+-- (In PL/pgSQL, as what follows: asked for each key, and a function in SQL that sets a path is planned each time.)
+create or replace function oncely.effective_retention(
+    at timestamptz, retention interval, former_retention interval, former_until timestamptz
+) returns interval
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return greatest(retention, case when former_until > at then former_retention end);
+end
+$$;
+comment on function oncely.effective_retention is
+    'By which retention the garbage collection goes at a time: the former, longer one until the last mirror entry is '
+    'over that may have been written under it.';
+revoke execute on function oncely.effective_retention from public;
+
+-- from functions/tenant_retention.sql
+-- A tenant may have a retention of its own (oncely.tenant_limits), longer or shorter than its consumers'. Reckoned when
+-- it is asked for, and not written with the keys: so it counts for those that are there, and no lane has to know of it.
+-- A shorter one never reaches below what a copy may still come in, or a mirror entry live.
+create or replace function oncely.tenant_retention(
+    at timestamptz, of_consumer interval, redelivery_horizon interval, mirror_ttl interval, retention interval,
+    former_retention interval, former_until timestamptz
+) returns interval
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return case
+        -- Nobody knows the consumer: nothing of it is collected.
+        when of_consumer is null then null
+        -- Greatest leaves nulls out.
+        when former_until > at
+            then greatest(of_consumer, retention, former_retention, redelivery_horizon, mirror_ttl)
+        when retention is null then of_consumer
+        else greatest(retention, redelivery_horizon, mirror_ttl)
+    end;
+end
+$$;
+comment on function oncely.tenant_retention is
+    'By which retention the garbage collection goes for a tenant''s keys of a consumer, given that of the consumer '
+    '(oncely.effective_retention), the tenant''s own and its former one (oncely.tenant_limits): its own, but never '
+    'below the redelivery horizon and the longest mirror.ttl; after a change, until the last mirror entry of before is '
+    'over, the longest of all.';
+revoke execute on function oncely.tenant_retention from public;
+
+-- from functions/register_consumer.sql
+-- A worker may lengthen a retention and a horizon, and never shorten one: while a deployment rolls, workers of both
+-- configurations have copies to recognise, and a worker's login can't have keys deleted.
+create or replace function oncely.register_consumer(
+    consumer text, retention interval, redelivery_horizon interval, fingerprint text, on_conflict text, worker text,
+    out known_retention interval, out known_redelivery_horizon interval, out former_fingerprint text
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+    who text := concat(session_user, ' (', left(register_consumer.worker, 255), ')');
+begin
+    -- The longest of each stays, so that what is known is never so either.
+    if register_consumer.retention < register_consumer.redelivery_horizon then
+        raise exception using errcode = 'ONC11',
+            message = format(
+                'oncely: the retention is shorter than the redelivery horizon, %s', register_consumer.redelivery_horizon
+            ),
+            hint = 'A copy that may still come would not be recognised.';
+    end if;
+    select c.fingerprint into former_fingerprint
+    from oncely.consumers as c
+    where c.consumer = register_consumer.consumer
+    for update;
+    insert into oncely.consumers as c
+        (
+            consumer, retention, longest_retention, redelivery_horizon, fingerprint, on_conflict, registered_at,
+            changed_at, changed_by
+        )
+    values (
+        register_consumer.consumer, register_consumer.retention, register_consumer.retention,
+        register_consumer.redelivery_horizon, coalesce(register_consumer.fingerprint, 'body'),
+        coalesce(register_consumer.on_conflict, 'dead_letter'), at, at, who
+    )
+    on conflict (consumer) do update
+    set retention = greatest(c.retention, excluded.retention),
+        longest_retention = greatest(c.longest_retention, excluded.retention),
+        redelivery_horizon = greatest(c.redelivery_horizon, excluded.redelivery_horizon),
+        fingerprint = coalesce(register_consumer.fingerprint, c.fingerprint),
+        on_conflict = coalesce(register_consumer.on_conflict, c.on_conflict), changed_at = excluded.changed_at,
+        changed_by = excluded.changed_by
+    where (
+            greatest(c.retention, excluded.retention), greatest(c.redelivery_horizon, excluded.redelivery_horizon),
+            coalesce(register_consumer.fingerprint, c.fingerprint),
+            coalesce(register_consumer.on_conflict, c.on_conflict)
+        )
+        is distinct from (c.retention, c.redelivery_horizon, c.fingerprint, c.on_conflict);
+    insert into oncely.turns (consumer) values (register_consumer.consumer) on conflict (consumer) do nothing;
+    select c.retention, c.redelivery_horizon into known_retention, known_redelivery_horizon
+    from oncely.consumers as c
+    where c.consumer = register_consumer.consumer;
+end
+$$;
+comment on function oncely.register_consumer is
+    'Notes what a worker starts with. The longest retention and the longest horizon stay; returns them, and the '
+    'fingerprint policy of before. ONC11: the retention is shorter than the horizon. A fingerprint or on_conflict that '
+    'is null leaves what is known (where nothing is: body, dead_letter).';
+revoke execute on function oncely.register_consumer from public;
+
+-- from functions/register_mirror_ttl.sql
+-- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every
+-- hour, so that the longest of those at work counts.
+create or replace function oncely.register_mirror_ttl(ttl interval) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz;
+begin
+    if register_mirror_ttl.ttl is null or register_mirror_ttl.ttl not between interval '0' and interval '3650 days' then
+        raise exception using errcode = 'ONC11', message = 'oncely: mirror.ttl is not between 0 and 3650 days';
+    end if;
+    if exists (
+        select from oncely.cell as c
+        where c.mirror_ttl = register_mirror_ttl.ttl and c.mirror_ttl_until is null
+    ) then
+        return;
+    end if;
+    -- In turn with set_retention, which counts on what is said here.
+    perform from oncely.cell for update;
+    at := clock_timestamp();
+    -- The longer one is over: the longest of those at work replaces it.
+    update oncely.cell as c
+    set mirror_ttl = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl), mirror_ttl_until = null,
+        mirror_ttl_next = null
+    where c.mirror_ttl_until < at;
+    update oncely.cell as c
+    set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null, mirror_ttl_next = null
+    where c.mirror_ttl <= register_mirror_ttl.ttl;
+    if not found then
+        -- Entries of the longer one live on for as long as it is, and a relay that has it writes some until it tells it
+        -- again.
+        update oncely.cell as c
+        set mirror_ttl_until = coalesce(c.mirror_ttl_until, at + c.mirror_ttl + interval '2 hours'),
+            mirror_ttl_next = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl);
+    end if;
+end
+$$;
+comment on function oncely.register_mirror_ttl is
+    'Notes for how long a relay''s mirror entries live; a shorter one than is known counts when the entries of the '
+    'longer one are over.';
+revoke execute on function oncely.register_mirror_ttl from public;
+
+-- from functions/set_retention.sql
+create or replace function oncely.set_retention(
+    consumer text, retention interval, redelivery_horizon interval, os_user text, reason text
+) returns interval
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    known record;
+    horizon interval;
+    longest_entry interval;
+    at timestamptz;
+begin
+    -- In turn with register_mirror_ttl: a relay that is not counted here has yet to read what is set here.
+    select c.mirror_ttl into longest_entry from oncely.cell as c for update;
+    select c.retention, c.redelivery_horizon, c.former_retention, c.former_until into known
+    from oncely.consumers as c
+    where c.consumer = set_retention.consumer
+    for update;
+    if not found then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: no worker of the consumer %s has started here', set_retention.consumer);
+    end if;
+    horizon := coalesce(set_retention.redelivery_horizon, known.redelivery_horizon);
+    if set_retention.retention is null or set_retention.retention < horizon then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: the retention would be shorter than the redelivery horizon, %s', horizon),
+            hint = 'A copy that may still come would not be recognised.';
+    end if;
+    if set_retention.retention < longest_entry then
+        raise exception using errcode = 'ONC11',
+            message = format('oncely: the retention would be shorter than mirror.ttl, %s', longest_entry),
+            hint = 'A mirror entry would outlive its key: shorten mirror.ttl, restart the relays, and try again when '
+                'as much time has passed as it was, and three hours.';
+    end if;
+    at := clock_timestamp();
+    -- The collection goes by the longest that entries may have been written under, until they are over: those, too, of
+    -- a relay that has read its records and sees this a moment later.
+    if set_retention.retention < known.retention and longest_entry > interval '0' then
+        update oncely.consumers as c
+        set former_retention = oncely.effective_retention(
+                at, known.retention, known.former_retention, known.former_until
+            ),
+            former_until = at + longest_entry + interval '1 hour'
+        where c.consumer = set_retention.consumer;
+    end if;
+    update oncely.consumers as c
+    set retention = set_retention.retention, redelivery_horizon = horizon,
+        longest_retention = greatest(c.longest_retention, set_retention.retention), changed_at = at,
+        changed_by = concat(session_user, ' (', left(set_retention.os_user, 255), ')')
+    where c.consumer = set_retention.consumer;
+    perform oncely.record_action(
+        '', 'set retention',
+        jsonb_build_object(
+            'consumer', set_retention.consumer, 'from', known.retention::text, 'to', set_retention.retention::text,
+            'redelivery_horizon_from', known.redelivery_horizon::text, 'redelivery_horizon_to', horizon::text
+        ), 1,
+        set_retention.reason, set_retention.os_user
+    );
+    return known.retention;
+end
+$$;
+comment on function oncely.set_retention is
+    'Sets how long a consumer''s keys are remembered and, unless it is null, how old a copy may be that still comes; '
+    'shorter too; recorded in operator_actions. Returns what the retention was.';
+revoke execute on function oncely.set_retention from public;
+
+-- end of functions

@@ -1,0 +1,313 @@
+set local search_path = pg_catalog, pg_temp;
+
+-- How a worker runs a handler that is a SQL function. EXECUTE parses and plans its statement anew with each batch, 0.25
+-- ms, half of what a batch of one message cost: so the server writes the statement once, with the handler's name in it,
+-- and the worker prepares it.
+
+-- from functions/handler_name.sql
+-- The quoted name of a handler, found by name and argument type; undefined_function (42883) where there is none.
+create or replace function oncely.handler_name(handler text, batch boolean) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('%I.%I', n.nspname, p.proname)
+    from pg_proc as p
+    join pg_namespace as n on n.oid = p.pronamespace
+    where p.oid = (handler || case when batch then '(oncely.message[])' else '(oncely.message)' end)::regprocedure
+$$;
+comment on function oncely.handler_name is
+    'Resolves a configured handler to a quoted name, so that no identifier is ever pasted.';
+
+-- from functions/claim_fresh.sql
+-- A key that another transaction holds is left for later, and so are rows that a batch and its neighbours both want: a
+-- batch holds many locks, so that waiting for one may close a circle. A message alone in its transaction waits for the
+-- handler's locks as long as its session may.
+create or replace function oncely.claim_fresh(
+    messages oncely.message[], fingerprints bytea[], consumer text, at timestamptz, patient boolean
+)
+returns oncely.message[]
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    wanted integer := cardinality(messages);
+    written integer;
+    patience text := current_setting('lock_timeout');
+begin
+    perform set_config('lock_timeout', '100ms', true);
+    insert into oncely.idempotency_keys (tenant, consumer, key, status, attempts, created_at, completed_at, fingerprint)
+    select m.tenant, claim_fresh.consumer, m.key, 'COMPLETED', 1, at, at, m.fingerprint
+    from unnest(messages, fingerprints) as m (
+        seq, attempt, redelivered, published_at, tenant, consumer, key, payload, body, content_type, headers, exchange,
+        routing_key, queue, message_id, correlation_id, reply_to, type, user_id, app_id, trace_id, fingerprint
+    )
+    order by m.tenant collate "C", m.key collate "C";
+    get diagnostics written = row_count;
+    if written <> wanted then
+        raise exception 'oncely: % keys were claimed instead of %', written, wanted;
+    end if;
+    if wanted = 1 or patient then
+        perform set_config('lock_timeout', patience, true);
+    end if;
+    return messages;
+end
+$$;
+comment on function oncely.claim_fresh is
+    'Claims the keys of a batch, all or none, and returns the batch. What follows in the transaction waits 100 ms for '
+    'locks, or as long as the session may where the batch is one message, or patient.';
+
+-- from functions/record_fresh.sql
+-- The statement is a transaction of its own: what is wrong with the handler's answers must end it here.
+create or replace function oncely.record_fresh(
+    messages oncely.message[], consumer text, at timestamptz, worker text, waited_us bigint, record_id uuid, tags bytea,
+    expires_at timestamptz, response_limit bigint, seqs integer[], responses jsonb[]
+)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    wanted integer := cardinality(messages);
+    written integer;
+begin
+    for seq in 1 .. wanted loop
+        if (seq = any (seqs)) is not true or cardinality(seqs) <> wanted then
+            raise exception using errcode = 'ONC03', message = 'the batch handler did not return one row per message';
+        end if;
+    end loop;
+    if responses is not null then
+        -- Whose it is, is found out message by message.
+        if exists (
+            select from unnest(responses) as r (response)
+            where octet_length(convert_to(r.response::text, 'UTF8')) > response_limit
+        ) then
+            raise exception using errcode = 'ONC06', message = 'a response is over the limit';
+        end if;
+        update oncely.idempotency_keys as i
+        set response = r.response
+        from (
+            select (messages[a.seq]).tenant as tenant, (messages[a.seq]).key as key, a.response
+            from unnest(seqs, responses) as a (seq, response)
+            where a.response is not null
+        ) as r
+        where i.tenant = r.tenant and i.consumer = record_fresh.consumer and i.key = r.key;
+        get diagnostics written = row_count;
+        if written <> cardinality(array_remove(responses, null)) then
+            raise exception 'oncely: % responses were written of %', written, cardinality(responses);
+        end if;
+    end if;
+    insert into oncely.audit (
+        tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, trace_id
+    )
+    select m.tenant, at, 1,
+        waited_us + (extract(epoch from clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+        record_fresh.consumer, m.key, m.queue, 'completed', record_fresh.worker, m.trace_id
+    from unnest(messages) as m;
+    get diagnostics written = row_count;
+    if written <> wanted then
+        raise exception 'oncely: % audit rows were written instead of %', written, wanted;
+    end if;
+    if tags is not null then
+        insert into oncely.mirror_queue (tenant, id, kind, created_at, expires_at, consumer, tags)
+        values (
+            (messages[1]).tenant, record_id, 'mirror', at, record_fresh.expires_at, record_fresh.consumer,
+            record_fresh.tags
+        );
+    end if;
+end
+$$;
+comment on function oncely.record_fresh is
+    'Writes the responses, the trail and the mirror record of a batch that has taken effect for the first time. '
+    'Refuses answers that don''t fit the messages (ONC03), and responses over the limit (ONC06; null: none).';
+
+-- from functions/handler_calls.sql
+-- The order is a matter of the data: the handler's argument is what the claim returns, and a list of results that holds
+-- aggregates is made up when the last row has come.
+--
+-- Parsed and planned while the handler's search_path is set (a handler that is a plain expression becomes part of the
+-- plan), so nothing in it is looked up along that. After the handler's last row our own path is set for what follows in
+-- the transaction. After "fresh" nothing does: COMMIT runs what the handler deferred.
+create or replace function oncely.handler_calls(handler text, batch boolean, out together text, out fresh text)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    answers text := 'pg_catalog.array_agg(r.seq), '
+        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response%s) end';
+    pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
+    -- OFFSET 0: what a handler that is declared stable returns would otherwise be made up anew for each mention of it.
+    call text := case
+        when batch
+            then ' from (select b.seq, b.response from %s(%s) as b (seq, response) offset 0) as r (seq, response)'
+        else ' from (select m.seq, %s(m) from pg_catalog.unnest(%s) as m offset 0) as r (seq, response)'
+    end;
+    name text := oncely.handler_name(handler, batch);
+begin
+    together := 'select ' || format(answers, '::pg_catalog.text') || ', ' || pinned || format(call, name, '$1');
+    fresh := 'select oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, '
+        || format(answers, '') || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4, $11)');
+end
+$$;
+comment on function oncely.handler_calls is
+    'The statements that run a handler on a batch ($1), for a worker to prepare: by itself, and as a transaction of '
+    'its own with the claim before it and the responses, the trail and the mirror record after it.';
+
+-- from functions/take_turn.sql
+-- While the batches of a consumer collide they run one at a time, over all processes: the one that holds this row. Only
+-- how fast they are depends on it.
+create or replace function oncely.take_turn(consumer text) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '2s'
+as $$
+begin
+    perform from oncely.turns as t where t.consumer = take_turn.consumer for no key update;
+    return found;
+exception
+    when lock_not_available then
+        return false;
+end
+$$;
+comment on function oncely.take_turn is
+    'Makes the transaction the only batch of its consumer that takes turns, until its end; false where another one has '
+    'been that for two seconds.';
+revoke execute on function oncely.take_turn from public;
+
+-- from functions/handle_each.sql
+-- Each message in a subtransaction of its own: one that fails takes back its own effect and leaves its neighbours
+-- theirs. A cancelled statement (statement_timeout) is not caught: "others" leaves query_canceled out.
+-- error_place: names of the schema, which hold nothing of the message; the text may.
+create or replace function oncely.handle_each(
+    handler text, batch boolean, needs_json boolean, messages oncely.message[]
+) returns table (seq integer, response jsonb, error_code text, error_message text, error_place text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    message oncely.message;
+    answers integer;
+    call text := case
+        when batch then format(
+            'select r.seq, r.response, pg_catalog.count(*) over () from %s(array[$1]) as r (seq, response)',
+            oncely.handler_name(handler, batch)
+        )
+        else format('select $1.seq, %s($1), 1', oncely.handler_name(handler, batch))
+    end;
+    answered integer;
+    detail text;
+    constraint_name text;
+    table_name text;
+    column_name text;
+begin
+    foreach message in array messages loop
+        seq := message.seq;
+        response := null;
+        error_code := null;
+        error_message := null;
+        error_place := null;
+        begin
+            if needs_json and message.payload is null then
+                raise exception using errcode = 'ONC02', message = 'the body is not JSON that PostgreSQL can hold';
+            end if;
+            answers := 0;
+            -- The handler's own; an error takes it back.
+            set local search_path to default;
+            execute call into answered, response, answers using message;
+            set local search_path = pg_catalog, pg_temp;
+            if answers is distinct from 1 or answered is distinct from message.seq then
+                raise exception using errcode = 'ONC03',
+                    message = format('the batch handler returned %s rows for one message', coalesce(answers, 0));
+            end if;
+        exception
+            -- A lost deadlock, or a lock that is not to be had: other transactions wait for what this one holds, so it
+            -- ends at once.
+            when transaction_rollback or lock_not_available then
+                raise;
+            when others then
+                response := null;
+                error_code := sqlstate;
+                error_message := sqlerrm;
+                get stacked diagnostics constraint_name = constraint_name, table_name = table_name,
+                    column_name = column_name;
+                error_place := concat_ws(
+                    ', ', 'constraint ' || nullif(constraint_name, ''), 'table ' || nullif(table_name, ''),
+                    'column ' || nullif(column_name, '')
+                );
+                -- What a handler says on purpose. Other errors' details hold data, such as the values of a violated
+                -- key.
+                if sqlstate = 'ONC01' then
+                    get stacked diagnostics detail = pg_exception_detail;
+                    error_message := concat_ws(': ', nullif(sqlerrm, ''), nullif(detail, ''));
+                end if;
+        end;
+        return next;
+    end loop;
+end
+$$;
+comment on function oncely.handle_each is
+    'Runs the handler on each message in a subtransaction of its own and returns errors as rows.';
+
+-- from functions/handle_parts.sql
+-- One bad message in a hundred must not bring back one subtransaction per message: a batch of 256 with two bad ones
+-- runs in sixteen parts; a part that fails in four quarters, and in a quarter that fails each message. A failed
+-- subtransaction leaves PostgreSQL's list of running ones (64 a backend; beyond that every reader gets slower) and a
+-- good one stays in it, so eight bad messages cost at most 16 + 8 * (3 + 3) of them.
+create or replace function oncely.handle_parts(
+    handler text, batch boolean, needs_json boolean, messages oncely.message[], parts integer default 16
+)
+returns table (seq integer, response jsonb, error_code text, error_message text, error_place text)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    size integer := greatest(1, ceil(cardinality(messages)::numeric / parts)::integer);
+    call text := case
+        when batch then format(
+            'select pg_catalog.array_agg((r.seq, r.response)::oncely.result) from %s($1) as r (seq, response)',
+            oncely.handler_name(handler, batch)
+        )
+        else format(
+            'select pg_catalog.array_agg((m.seq, %s(m))::oncely.result) from pg_catalog.unnest($1) as m',
+            oncely.handler_name(handler, batch)
+        )
+    end;
+    part oncely.message[];
+    answers oncely.result[];
+    failed boolean;
+begin
+    for head in 1 .. cardinality(messages) by size loop
+        part := messages[head : head + size - 1];
+        -- A handler that needs JSON gets nothing else: such a message fails by itself, in handle_each.
+        failed := needs_json and exists (select from unnest(part) as m where m.payload is null);
+        if not failed then
+            begin
+                -- The handler's own; an error takes it back.
+                set local search_path to default;
+                -- Kept in a variable: rows that RETURN QUERY has returned stay returned when the subtransaction is
+                -- rolled back.
+                execute call into answers using part;
+                set local search_path = pg_catalog, pg_temp;
+            exception
+                when transaction_rollback or lock_not_available then
+                    raise;
+                when others then
+                    failed := true;
+            end;
+        end if;
+        if not failed then
+            return query select a.seq, a.response, null::text, null::text, null::text from unnest(answers) as a;
+        elsif parts > 4 and cardinality(part) > 1 then
+            return query select p.* from oncely.handle_parts(handler, batch, needs_json, part, 4) as p;
+        else
+            return query select e.* from oncely.handle_each(handler, batch, needs_json, part) as e;
+        end if;
+    end loop;
+end
+$$;
+comment on function oncely.handle_parts is
+    'Runs the handler on parts of a batch, each in a subtransaction; in a part that fails on smaller ones, down to '
+    'single messages, whose errors it returns as rows.';
+
+-- end of functions

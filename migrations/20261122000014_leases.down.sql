@@ -1,0 +1,31 @@
+set local search_path = pg_catalog, pg_temp;
+
+drop function oncely.refuse_step;
+drop function oncely.checkpoint;
+drop function oncely.begin_step;
+drop function oncely.step_key;
+drop function oncely.may_repeat;
+drop function oncely.check_steps;
+
+drop function oncely.revoke_lease;
+drop function oncely.release_lease;
+drop function oncely.fail_lease;
+drop function oncely.complete_leases;
+drop function oncely.complete_lease;
+drop function oncely.renew_leases;
+drop function oncely.renew_lease;
+drop function oncely.claim_lease;
+drop function oncely.take_leases;
+drop function oncely.take_lease;
+drop function oncely.check_claim;
+drop function oncely.asking_since;
+drop function oncely.store_step;
+drop function oncely.hold_unknown;
+drop function oncely.lease_retention;
+drop function oncely.lease_end;
+drop function oncely.steps_begun;
+drop function oncely.lease_is_lost;
+drop function oncely.is_held;
+drop function oncely.hold_lease;
+drop function oncely.check_lease_time;
+drop function oncely.lease_protocol_version;

@@ -1,0 +1,56 @@
+create or replace function oncely.beat(
+    id uuid, kind text, name text, version text, host text, pid integer, config_digest text, state text, reason text,
+    consumers jsonb
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz := clock_timestamp();
+begin
+    -- Hundreds of consumers have room; whoever looks at all processes reads all of it.
+    if octet_length(consumers::text) > 262144 then
+        raise exception using errcode = 'ONC15',
+            message = 'oncely: a heartbeat may have 256 kB at most';
+    end if;
+    update oncely.processes as p
+    set last_seen_at = at, state = beat.state, reason = beat.reason, consumers = beat.consumers
+    where p.id = beat.id and p.login = session_user;
+    if found then
+        perform oncely.succeed(beat.id, at);
+        return;
+    end if;
+    -- A worker that says it were a relay hides that none lives.
+    if not oncely.is_kind(beat.kind) then
+        raise exception using errcode = 'ONC16', message = format('oncely: this user is no %s', beat.kind);
+    end if;
+    -- Those that ended without a word make room.
+    if (select count(*) from oncely.processes as p where p.login = session_user) >= 100 then
+        delete from oncely.processes as p
+        where p.id = (
+            select o.id
+            from oncely.processes as o
+            where o.login = session_user and o.last_seen_at < at - interval '1 minute'
+            order by o.last_seen_at
+            limit 1
+            for update skip locked
+        );
+        if not found then
+            raise exception using errcode = '53400', message = 'oncely: this user has a hundred processes already';
+        end if;
+    end if;
+    -- With another user's id: a violation of the primary key.
+    insert into oncely.processes (
+        id, kind, name, version, host, pid, config_digest, state, reason, login, started_at, last_seen_at, consumers
+    )
+    values (
+        beat.id, beat.kind, beat.name, beat.version, beat.host, beat.pid, beat.config_digest, beat.state, beat.reason,
+        session_user, at, at, beat.consumers
+    );
+end
+$$;
+comment on function oncely.beat is
+    'Writes the heartbeat of a process, as a worker, a relay or a gateway as far as its user may be one. A row belongs '
+    'to the user that made it; a user has a hundred.';
+revoke execute on function oncely.beat from public;

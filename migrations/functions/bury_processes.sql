@@ -1,0 +1,21 @@
+create or replace function oncely.bury_processes(before_time timestamptz) returns bigint
+language sql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    with gone as (
+        delete from oncely.processes as p
+        where p.id in (
+            select o.id
+            from oncely.processes as o
+            -- Whoever asks: what is seen is not buried.
+            where o.last_seen_at < least(bury_processes.before_time, clock_timestamp() - interval '1 minute')
+            -- What its own user holds stays until the next time.
+            for update skip locked
+        )
+        returning 1
+    )
+    select count(*) from gone
+$$;
+comment on function oncely.bury_processes is
+    'Removes the rows of processes that were last seen before a time; returns how many.';
+revoke execute on function oncely.bury_processes from public;

@@ -1,0 +1,14 @@
+-- On an older snapshot whoever had to wait would not see what the one before has done.
+create or replace function oncely.check_isolation() returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'ONC10',
+            message = format('oncely: the transaction is %s', upper(current_setting('transaction_isolation'))),
+            hint = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    end if;
+end
+$$;
+comment on function oncely.check_isolation is 'Refuses a transaction that is not READ COMMITTED (SQLSTATE ONC10).';

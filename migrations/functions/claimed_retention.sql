@@ -1,0 +1,16 @@
+-- Whoever claims knows how old a copy may come, so a tenant's own retention lengthens what a claim says, and shortens
+-- none. Security definer: this function alone is asked.
+create or replace function oncely.claimed_retention(tenant text, retention interval) returns interval
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when retention is not null then greatest(
+            retention,
+            (select l.retention from oncely.tenant_limits as l where l.tenant = claimed_retention.tenant)
+        )
+    end
+$$;
+comment on function oncely.claimed_retention is
+    'How long a key is remembered that says so itself: as its claim says, or as its tenant does where that is longer.';
+revoke execute on function oncely.claimed_retention from public;

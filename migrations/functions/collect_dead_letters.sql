@@ -1,0 +1,37 @@
+-- Letters are kept for as long as the trail is at least: the floor is the schema owner's to set, and neither the
+-- caller's time nor a clock that jumped brings it nearer.
+create or replace function oncely.collect_dead_letters(closed_before timestamptz, most bigint) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    before timestamptz;
+    gone bigint;
+begin
+    select least(
+            collect_dead_letters.closed_before, least(u.clock_seen_at, clock_timestamp()) - c.audit_floor
+        )
+    into before
+    from oncely.maintenance as u
+    cross join oncely.cell as c;
+    -- Never one that waits, and never one whose queue has not been gone through since: its copy there would be a
+    -- stranger's.
+    with old as (
+        select d.tenant, d.id
+        from oncely.dead_letters as d
+        where d.state in ('requeued', 'discarded') and d.updated_at < before and d.swept_at is not null
+        order by d.updated_at
+        limit most
+        for update skip locked
+    )
+    delete from oncely.dead_letters as d
+    using old as o
+    where d.tenant = o.tenant and d.id = o.id;
+    get diagnostics gone = row_count;
+    return gone;
+end
+$$;
+comment on function oncely.collect_dead_letters is
+    'Deletes a bounded batch of letters that were requeued or discarded before a time, and none that was closed after '
+    'oncely.cell.audit_floor ago. Returns how many that is. For the garbage collection.';
+revoke execute on function oncely.collect_dead_letters from public;

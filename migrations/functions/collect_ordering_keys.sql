@@ -1,0 +1,39 @@
+create or replace function oncely.collect_ordering_keys(
+    used_before timestamptz, after_tenant text, after_key text, most bigint,
+    out last_tenant text, out last_key text, out gone bigint
+)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    tenants text[];
+    keys text[];
+begin
+    select array_agg(i.tenant order by i.tenant, i.ordering_key),
+        array_agg(i.ordering_key order by i.tenant, i.ordering_key)
+    into tenants, keys
+    from (
+        select k.tenant, k.ordering_key
+        from oncely.ordering_keys as k
+        where k.used_at < used_before and (k.tenant, k.ordering_key) > (after_tenant, after_key)
+        order by k.tenant, k.ordering_key
+        limit most
+        for update skip locked
+    ) as i;
+    last_tenant := tenants[cardinality(tenants)];
+    last_key := keys[cardinality(keys)];
+    -- A statement of its own, whose snapshot is taken under the locks: a transaction that emitted under one of these
+    -- keys held its row until the commit, so that event is seen here. In one statement it would not be, and numbers
+    -- would begin again behind it.
+    delete from oncely.ordering_keys as k
+    using unnest(tenants, keys) as i (tenant, ordering_key)
+    where k.tenant = i.tenant and k.ordering_key = i.ordering_key
+        and not exists (
+            select from oncely.events as e where e.tenant = k.tenant and e.ordering_key = k.ordering_key
+        );
+    get diagnostics gone = row_count;
+end
+$$;
+comment on function oncely.collect_ordering_keys is
+    'Deletes a bounded batch of idle ordering keys without events, behind a key, and returns the last one looked at.';
+revoke execute on function oncely.collect_ordering_keys from public;

@@ -1,0 +1,47 @@
+-- Who collects has this instead of a right to delete: a key that is gone too early is a message that runs again, and
+-- with a right to delete a login may lock the whole table. By the clock as far as it is explained
+-- (oncely.observe_clock). Never what a run holds. What is needed for longer, the collection asks
+-- oncely.may_be_forgotten.
+create or replace function oncely.delete_keys(places tid[], status oncely.key_status default null) returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+-- Planned as for a few places, so that the table is not read as a whole for many.
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    at timestamptz;
+    longest_entry interval;
+    gone bigint;
+begin
+    select least(u.clock_seen_at, clock_timestamp()), e.mirror_ttl into at, longest_entry
+    from oncely.maintenance as u
+    cross join oncely.cell as e;
+    delete from oncely.idempotency_keys as i
+    where i.ctid = any (places)
+        -- Asked again of the new version of a row that this had to wait for.
+        and i.status = coalesce(delete_keys.status, i.status)
+        and (i.owner is null or i.not_before <= clock_timestamp())
+        and case when i.expires_at is null then coalesce(i.completed_at, i.created_at) else i.created_at end <= (
+            select oncely.forgotten_before(
+                at,
+                coalesce(
+                    i.expires_at - i.created_at,
+                    oncely.tenant_retention(
+                        at, oncely.effective_retention(at, c.retention, c.former_retention, c.former_until),
+                        c.redelivery_horizon, longest_entry, l.retention, l.former_retention, l.former_until
+                    )
+                ),
+                coalesce(c.paused, '{}')
+            )
+            from (values (i.consumer, i.tenant)) as k (consumer, tenant)
+            left join oncely.consumers as c on c.consumer = k.consumer
+            left join oncely.tenant_limits as l on l.tenant = k.tenant
+        );
+    get diagnostics gone = row_count;
+    return gone;
+end
+$$;
+comment on function oncely.delete_keys is
+    'Deletes the keys at these places of the table that are past their retention and that no run holds; those of one '
+    'status alone, where it is given. Returns how many that is. For the garbage collection.';
+revoke execute on function oncely.delete_keys from public;

@@ -1,0 +1,16 @@
+-- After a retention was shortened, mirror entries of before live on for a while; their keys must, too.
+-- (In PL/pgSQL, as what follows: asked for each key, and a function in SQL that sets a path is planned each time.)
+create or replace function oncely.effective_retention(
+    at timestamptz, retention interval, former_retention interval, former_until timestamptz
+) returns interval
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return greatest(retention, case when former_until > at then former_retention end);
+end
+$$;
+comment on function oncely.effective_retention is
+    'By which retention the garbage collection goes at a time: the former, longer one until the last mirror entry is '
+    'over that may have been written under it.';
+revoke execute on function oncely.effective_retention from public;

@@ -1,0 +1,23 @@
+-- As the worker reads SQLSTATEs (pg::class_of in src/pg/error.rs); a test goes through all of them with both. 2200H (an
+-- exhausted sequence) strikes every message alike, so it is the environment's, and so is what another transaction
+-- holds. A client that tells oncely.fail of a refusal (ONC07) wants the message given up; one that takes it for an
+-- answer completes its claim with it. ONC17 is reserved: not in this cell (see oncely.claim).
+create or replace function oncely.error_class(code text) returns text
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when code in ('ONC01', 'ONC07') then 'handler_rejected'
+        when code = 'ONC02' then 'invalid_json'
+        when code in ('ONC04', 'ONC05', 'ONC11', 'ONC15') then 'poison'
+        when code = '57014' then 'transient'
+        when code in ('25006', '2200H', '55006', '55P03', 'ONC16', 'ONC17', 'ONC22')
+            or left(code, 2) in ('08', '57', '53', '58', '40', '42', '3F', '3D', '28', 'XX', 'F0', 'HV')
+            then 'environment'
+        when left(code, 2) in ('22', '54') then 'poison'
+        else 'transient'
+    end
+$$;
+comment on function oncely.error_class is
+    'What a SQLSTATE says of a failure: transient, environment (not the message''s fault), or the reason to give '
+    'the message up.';

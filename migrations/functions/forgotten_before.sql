@@ -1,0 +1,41 @@
+-- A copy of a message that comes in a pause waits until it is over, so what would recognise the copy waits, too.
+-- Counted pause by pause: one that ended long ago does not hold back what was decided after it.
+create or replace function oncely.forgotten_before(at timestamptz, retention interval, paused tstzmultirange)
+returns timestamptz
+language plpgsql immutable strict
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- In seconds: a day is one of 24 hours, whatever the session's time zone says.
+    seconds constant double precision := extract(epoch from retention);
+    before timestamptz := at - make_interval(secs => seconds);
+    -- Looked at from here on: a collection asks for each key, and years of pauses are not sorted each time.
+    horizon timestamptz := at - make_interval(secs => 2 * seconds);
+    span record;
+begin
+    if isempty(paused) then
+        return before;
+    end if;
+    loop
+        before := at - make_interval(secs => seconds);
+        for span in
+            select lower(p.pause) as began, upper(p.pause) as ended
+            from unnest(paused * tstzmultirange(tstzrange(horizon, at))) as p (pause)
+            order by lower(p.pause) desc
+        loop
+            exit when span.ended <= before;
+            before := before - make_interval(secs => extract(epoch from span.ended - span.began)::double precision);
+        end loop;
+        -- A pause that the horizon cuts moves it beyond the horizon, if it counts at all.
+        exit when before > horizon or horizon <= lower(paused);
+        horizon := at - make_interval(
+            secs => 1 + 2 * extract(epoch from at - least(before, horizon))::double precision
+        );
+    end loop;
+    return before;
+end
+$$;
+comment on function oncely.forgotten_before is
+    'Until when a memory that lasts so long reaches back: what was decided before may be collected. The time in which '
+    'the consumer was paused does not count.';
+revoke execute on function oncely.forgotten_before from public;

@@ -1,0 +1,28 @@
+create or replace function oncely.free_keys(tenants text[], letters uuid[], repeat_unknown boolean default false)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    freed bigint;
+begin
+    update oncely.idempotency_keys as i
+    set status = 'IN_PROGRESS', attempts = 0, crash_attempts = 0, completed_at = null, reason = null, error_code = null,
+        -- Its memory begins again.
+        not_before = clock_timestamp(),
+        expires_at = oncely.bounded(clock_timestamp() + (i.expires_at - i.completed_at)),
+        steps = case when i.reason = 'outcome_unknown' then oncely.reopen_steps(i.steps, true) else i.steps end
+    from unnest(tenants, letters) as l (tenant, id)
+    join oncely.dead_letters as d on d.tenant = l.tenant and d.id = l.id
+    where i.tenant = d.tenant and i.consumer = d.consumer and i.key = d.key and i.status = 'FAILED'
+      and coalesce(oncely.same_payload(i.fingerprint, d.fingerprint), true)
+      and (free_keys.repeat_unknown or i.reason <> 'outcome_unknown');
+    get diagnostics freed = row_count;
+    return freed;
+end
+$$;
+comment on function oncely.free_keys is
+    'Makes the keys of dead letters runnable again: only where a key was given up, with this very payload; with '
+    'repeat_unknown also what was given up as outcome_unknown, whose call outside may then happen again. The one way '
+    'from a final state back to IN_PROGRESS, but for settle_claim. For operators.';
+revoke execute on function oncely.free_keys from public;

@@ -1,0 +1,30 @@
+-- The order is a matter of the data: the handler's argument is what the claim returns, and a list of results that holds
+-- aggregates is made up when the last row has come.
+--
+-- Parsed and planned while the handler's search_path is set (a handler that is a plain expression becomes part of the
+-- plan), so nothing in it is looked up along that. After the handler's last row our own path is set for what follows in
+-- the transaction. After "fresh" nothing does: COMMIT runs what the handler deferred.
+create or replace function oncely.handler_calls(handler text, batch boolean, out together text, out fresh text)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    answers text := 'pg_catalog.array_agg(r.seq), '
+        'case when pg_catalog.count(r.response) operator(pg_catalog.>) 0 then pg_catalog.array_agg(r.response%s) end';
+    pinned text := 'pg_catalog.set_config(''search_path'', ''pg_catalog, pg_temp'', true)';
+    -- OFFSET 0: what a handler that is declared stable returns would otherwise be made up anew for each mention of it.
+    call text := case
+        when batch
+            then ' from (select b.seq, b.response from %s(%s) as b (seq, response) offset 0) as r (seq, response)'
+        else ' from (select m.seq, %s(m) from pg_catalog.unnest(%s) as m offset 0) as r (seq, response)'
+    end;
+    name text := oncely.handler_name(handler, batch);
+begin
+    together := 'select ' || format(answers, '::pg_catalog.text') || ', ' || pinned || format(call, name, '$1');
+    fresh := 'select oncely.record_fresh($1, $3, $4, $5, $6, $7, $8, $9, $10, '
+        || format(answers, '') || ')' || format(call, name, 'oncely.claim_fresh($1, $2, $3, $4, $11)');
+end
+$$;
+comment on function oncely.handler_calls is
+    'The statements that run a handler on a batch ($1), for a worker to prepare: by itself, and as a transaction of '
+    'its own with the claim before it and the responses, the trail and the mirror record after it.';

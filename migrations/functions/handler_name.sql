@@ -1,0 +1,12 @@
+-- The quoted name of a handler, found by name and argument type; undefined_function (42883) where there is none.
+create or replace function oncely.handler_name(handler text, batch boolean) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('%I.%I', n.nspname, p.proname)
+    from pg_proc as p
+    join pg_namespace as n on n.oid = p.pronamespace
+    where p.oid = (handler || case when batch then '(oncely.message[])' else '(oncely.message)' end)::regprocedure
+$$;
+comment on function oncely.handler_name is
+    'Resolves a configured handler to a quoted name, so that no identifier is ever pasted.';

@@ -1,0 +1,15 @@
+-- What a worker has encrypted stands in an object of its own (src/encryption/sealer.rs). What a handler returned that
+-- looks so, or like this other object, stands in the other one.
+create or replace function oncely.is_encrypted(value jsonb) returns boolean
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        jsonb_typeof(value -> 'oncely_encrypted' -> 'key') = 'string'
+        and jsonb_typeof(value -> 'oncely_encrypted' -> 'value') = 'string'
+        and value = jsonb_build_object('oncely_encrypted', jsonb_build_object(
+            'key', value -> 'oncely_encrypted' -> 'key', 'value', value -> 'oncely_encrypted' -> 'value'
+        )), false
+    )
+$$;
+comment on function oncely.is_encrypted is 'Has a worker encrypted this value?';

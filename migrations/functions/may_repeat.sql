@@ -1,0 +1,12 @@
+-- From the first call on, and a tenth less than the other side says: its clock is not ours. A call of tomorrow was
+-- noted by a clock that was ahead, and nobody knows when it was.
+create or replace function oncely.may_repeat(rule text, period interval, started_at timestamptz, at timestamptz)
+returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        rule = 'always' or (rule = 'within' and started_at <= at and at < started_at + period * 0.9), false
+    )
+$$;
+comment on function oncely.may_repeat is 'May a step be called again that may have happened?';

@@ -1,0 +1,16 @@
+-- A savepoint's claim is forgotten with it, as the setting is.
+create or replace function oncely.note_claim(tenant text) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select set_config(
+        'oncely.claimed',
+        case
+            when coalesce(current_setting('oncely.claimed', true), '') in ('', '=' || tenant) then '=' || tenant
+            else '*'
+        end,
+        true
+    )
+$$;
+comment on function oncely.note_claim is 'Notes for oncely.emit whose message this transaction has claimed.';
+revoke execute on function oncely.note_claim from public;

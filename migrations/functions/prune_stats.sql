@@ -1,0 +1,30 @@
+-- Apart from the roll-up, so that whatever ends that one keeps nothing here.
+create or replace function oncely.prune_stats() returns bigint
+language sql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    with consumers as (
+        delete from oncely.stats as s
+        where (s.at, s.consumer, s.process) in (
+            select o.at, o.consumer, o.process
+            from oncely.stats as o
+            where o.at < clock_timestamp() - interval '7 days'
+            for update skip locked
+        )
+        returning 1
+    ),
+    relays as (
+        delete from oncely.relay_stats as s
+        where (s.at, s.target, s.process) in (
+            select o.at, o.target, o.process
+            from oncely.relay_stats as o
+            where o.at < clock_timestamp() - interval '7 days'
+            for update skip locked
+        )
+        returning 1
+    )
+    select (select count(*) from consumers) + (select count(*) from relays)
+$$;
+comment on function oncely.prune_stats is
+    'Removes spans and minutes that are older than seven days; returns how many.';
+revoke execute on function oncely.prune_stats from public;

@@ -1,0 +1,64 @@
+create or replace function oncely.refuse_step(
+    tenant text, consumer text, key text, token bigint, step text, error text default null,
+    round integer default null, lease interval default interval '30 seconds'
+) returns integer
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    held oncely.idempotency_keys;
+    known jsonb;
+    next_round integer;
+begin
+    perform oncely.check_argument('step', step);
+    perform oncely.check_lease_time('lease', lease, interval '1 second', interval '1 day');
+    held := oncely.hold_lease(tenant, consumer, key, token);
+    if oncely.is_held(held, token) then
+        known := held.steps -> step;
+        -- Said again, after a lost reply; or of a round that is over.
+        if (known ->> 'state' in ('refused', 'open') and (known ->> 'token')::bigint = token)
+            or (known ->> 'round')::integer > round
+        then
+            return (known ->> 'round')::integer;
+        end if;
+        if (known ->> 'state' = 'started') is not true then
+            raise exception using errcode = 'ONC21', message = 'oncely: this step has not begun, or is done';
+        end if;
+        -- The call that was refused is a repeated one: that says nothing of the first, which may have happened, so its
+        -- key stays, and so does an operator's leave to repeat it. Where the other side was asked instead, the token is
+        -- an older one.
+        if (known ->> 'token')::bigint = token and known ? 'repeated' then
+            if known ? 'allowed' then
+                update oncely.idempotency_keys as i
+                set steps = i.steps || jsonb_build_object(
+                    step, known - '{allowed,call_id}'::text[] || jsonb_build_object('state', 'open')
+                )
+                where i.tenant = tenant and i.consumer = consumer and i.key = key;
+            end if;
+            return (known ->> 'round')::integer;
+        end if;
+    else
+        held := oncely.hold_unknown(tenant, consumer, key, token);
+        known := held.steps -> step;
+        -- Of a repeated call it says nothing of the first.
+        if (known ->> 'state' = 'started') is not true or (known ->> 'token')::bigint <> token
+            or known ? 'repeated' or (known ->> 'round')::integer <> round
+        then
+            perform oncely.lease_is_lost();
+        end if;
+    end if;
+    next_round := (known ->> 'round')::integer + 1;
+    known := jsonb_strip_nulls(jsonb_build_object(
+        'state', 'refused', 'round', next_round, 'token', token, 'error', left(error, 1000)
+    ));
+    perform oncely.store_step(held, step, known, token, lease);
+    return next_round;
+end
+$$;
+comment on function oncely.refuse_step is
+    'Says that a step that began did certainly not happen. It may begin again, in the next round, under another '
+    'call_key: some sides answer a key that they refused with the same refusal for ever. Returns that round. Where '
+    'begin_step said repeat, the refusal says nothing of the earlier call: round and state stay. Renews the lease. '
+    'ONC18: the lease is lost, ONC21: no such step begun. Lease protocol version 1.';
+revoke execute on function oncely.refuse_step from public;

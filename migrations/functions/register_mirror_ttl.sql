@@ -1,0 +1,43 @@
+-- Relays write the entries, each with the lifetime of its own configuration. Each tells it before it writes and every
+-- hour, so that the longest of those at work counts.
+create or replace function oncely.register_mirror_ttl(ttl interval) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    at timestamptz;
+begin
+    if register_mirror_ttl.ttl is null or register_mirror_ttl.ttl not between interval '0' and interval '3650 days' then
+        raise exception using errcode = 'ONC11', message = 'oncely: mirror.ttl is not between 0 and 3650 days';
+    end if;
+    if exists (
+        select from oncely.cell as c
+        where c.mirror_ttl = register_mirror_ttl.ttl and c.mirror_ttl_until is null
+    ) then
+        return;
+    end if;
+    -- In turn with set_retention, which counts on what is said here.
+    perform from oncely.cell for update;
+    at := clock_timestamp();
+    -- The longer one is over: the longest of those at work replaces it.
+    update oncely.cell as c
+    set mirror_ttl = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl), mirror_ttl_until = null,
+        mirror_ttl_next = null
+    where c.mirror_ttl_until < at;
+    update oncely.cell as c
+    set mirror_ttl = register_mirror_ttl.ttl, mirror_ttl_until = null, mirror_ttl_next = null
+    where c.mirror_ttl <= register_mirror_ttl.ttl;
+    if not found then
+        -- Entries of the longer one live on for as long as it is, and a relay that has it writes some until it tells it
+        -- again.
+        update oncely.cell as c
+        set mirror_ttl_until = coalesce(c.mirror_ttl_until, at + c.mirror_ttl + interval '2 hours'),
+            mirror_ttl_next = greatest(c.mirror_ttl_next, register_mirror_ttl.ttl);
+    end if;
+end
+$$;
+comment on function oncely.register_mirror_ttl is
+    'Notes for how long a relay''s mirror entries live; a shorter one than is known counts when the entries of the '
+    'longer one are over.';
+revoke execute on function oncely.register_mirror_ttl from public;

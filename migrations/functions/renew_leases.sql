@@ -1,0 +1,45 @@
+-- Many at once. A row that is locked is being finished or taken over: it is looked at again with the next renewal.
+create or replace function oncely.renew_leases(
+    tenants text[],
+    consumer text,
+    keys text[],
+    tokens bigint[],
+    lease interval,
+    out place bigint,
+    out remaining interval,
+    out is_held boolean
+) returns setof record
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    with asked as materialized (
+        select a.tenant, a.key, a.token, a.place
+        from unnest(tenants, keys, tokens) with ordinality as a (tenant, key, token, place)
+    ),
+    free as materialized (
+        select i.tenant, i.key
+        from asked as a
+        join oncely.idempotency_keys as i
+            on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+        where i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp()
+        for update of i skip locked
+    ),
+    renewed as (
+        update oncely.idempotency_keys as i
+        set not_before = oncely.lease_end(i.not_before, renew_leases.lease, i.run_ends_at)
+        from free as f
+        where i.tenant = f.tenant and i.consumer = renew_leases.consumer and i.key = f.key
+        returning i.tenant, i.key, i.not_before
+    )
+    select a.place, r.not_before - clock_timestamp(),
+        r.key is not null
+        or coalesce(i.owner is not null and i.fencing_token = a.token and i.run_ends_at > clock_timestamp(), false)
+    from asked as a
+    left join renewed as r on r.tenant = a.tenant and r.key = a.key
+    left join oncely.idempotency_keys as i
+        on i.tenant = a.tenant and i.consumer = renew_leases.consumer and i.key = a.key
+$$;
+comment on function oncely.renew_leases is
+    'oncely.renew_lease for many keys at once, by their places: what is left; null where the row is locked now '
+    '(is_held) or the lease is lost (not is_held). For workers.';
+revoke execute on function oncely.renew_leases from public;

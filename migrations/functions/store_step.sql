@@ -1,0 +1,40 @@
+create or replace function oncely.store_step(
+    held oncely.idempotency_keys, step text, known jsonb, token bigint, lease interval
+) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    all_steps jsonb := coalesce(held.steps, '{}') || jsonb_build_object(step, known);
+    is_open boolean;
+begin
+    if oncely.is_held(held, token) then
+        update oncely.idempotency_keys as i
+        set not_before = oncely.lease_end(i.not_before, lease, i.run_ends_at), steps = all_steps
+        where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
+        return;
+    end if;
+    is_open := oncely.steps_begun(all_steps) is null;
+    update oncely.idempotency_keys as i
+    set steps = all_steps,
+        -- It runs again, and goes on behind the step.
+        status = case when is_open then 'IN_PROGRESS' else i.status end,
+        completed_at = case when not is_open then i.completed_at end,
+        reason = case when not is_open then i.reason end,
+        last_error = case when not is_open then i.last_error end,
+        error_code = case when not is_open then i.error_code end
+    where i.tenant = held.tenant and i.consumer = held.consumer and i.key = held.key;
+    perform oncely.record_decision(
+        held.tenant, held.consumer, held.key, 'fenced', clock_timestamp(), held.attempts, '', null, null,
+        detail => format(
+            'lost the lease %s, and knows what became of its call all the same: %s is %s', token, step,
+            known ->> 'state'
+        )
+    );
+end
+$$;
+comment on function oncely.store_step is
+    'Stores a step of a key that this lease holds, and renews the lease; or of a key of oncely.hold_unknown: where '
+    'that was the last step whose outcome was not known, the key may run again. Not for callers.';
+revoke execute on function oncely.store_step from public;

@@ -1,0 +1,28 @@
+-- A tenant may have a retention of its own (oncely.tenant_limits), longer or shorter than its consumers'. Reckoned when
+-- it is asked for, and not written with the keys: so it counts for those that are there, and no lane has to know of it.
+-- A shorter one never reaches below what a copy may still come in, or a mirror entry live.
+create or replace function oncely.tenant_retention(
+    at timestamptz, of_consumer interval, redelivery_horizon interval, mirror_ttl interval, retention interval,
+    former_retention interval, former_until timestamptz
+) returns interval
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return case
+        -- Nobody knows the consumer: nothing of it is collected.
+        when of_consumer is null then null
+        -- Greatest leaves nulls out.
+        when former_until > at
+            then greatest(of_consumer, retention, former_retention, redelivery_horizon, mirror_ttl)
+        when retention is null then of_consumer
+        else greatest(retention, redelivery_horizon, mirror_ttl)
+    end;
+end
+$$;
+comment on function oncely.tenant_retention is
+    'By which retention the garbage collection goes for a tenant''s keys of a consumer, given that of the consumer '
+    '(oncely.effective_retention), the tenant''s own and its former one (oncely.tenant_limits): its own, but never '
+    'below the redelivery horizon and the longest mirror.ttl; after a change, until the last mirror entry of before is '
+    'over, the longest of all.';
+revoke execute on function oncely.tenant_retention from public;

@@ -1,0 +1,32 @@
+create or replace function oncely.try_session_lock(name text, shared boolean) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    at timestamptz := clock_timestamp();
+begin
+    perform oncely.take_lock(name, false);
+    -- A session that is gone holds nothing; nor does one whose number another session has got since.
+    delete from oncely.locks as l
+    where l.name = try_session_lock.name and l.pid <> 0
+        and (
+            l.pid = pg_backend_pid()
+            or l.since < at - interval '1 day'
+            or not oncely.is_at_work(l.pid, l.backend_start)
+        );
+    if not shared and exists (
+        select from oncely.locks as l where l.name = try_session_lock.name and l.pid <> 0
+    ) then
+        return false;
+    end if;
+    insert into oncely.locks (name, pid, backend_start, since)
+    select try_session_lock.name, a.pid, coalesce(a.backend_start, '1970-01-01 00:00:00+00'), at
+    from pg_stat_activity as a
+    where a.pid = pg_backend_pid();
+    return true;
+end
+$$;
+comment on function oncely.try_session_lock is
+    'Takes a lock until it is released or the session ends, a day at the most; false where another session holds it. A '
+    'shared one never keeps others out, and is seen (oncely.is_session_locked).';
+revoke execute on function oncely.try_session_lock from public;

@@ -1,0 +1,32 @@
+-- A worker writes replies by this alone: what runs as it can't write straight into the table of events.
+create or replace function oncely.write_replies(
+    consumer text, at timestamptz, tenants text[], keys text[], ids uuid[], reply_tos text[], message_ids text[],
+    correlation_ids text[], headers jsonb[]
+)
+returns bigint
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    written bigint;
+begin
+    -- A reply's body is rendered here, from the stored response, for the first run and for a duplicate alike: the same
+    -- bytes. One that was encrypted before replies were turned on is nothing for whoever asks.
+    insert into oncely.events (
+        tenant, id, created_at, available_at, exchange, routing_key, reply, message_id, correlation_id, content_type,
+        app_id, headers, payload
+    )
+    select r.tenant, r.id, write_replies.at, write_replies.at, '', r.reply_to, true, r.message_id, r.correlation_id,
+        'application/json', 'oncely', r.headers,
+        convert_to(coalesce(oncely.plain_json(i.response)::text, 'null'), 'UTF8')
+    from unnest(tenants, keys, ids, reply_tos, message_ids, correlation_ids, headers)
+        as r (tenant, key, id, reply_to, message_id, correlation_id, headers)
+    join oncely.idempotency_keys as i on i.tenant = r.tenant and i.consumer = write_replies.consumer and i.key = r.key;
+    get diagnostics written = row_count;
+    return written;
+end
+$$;
+comment on function oncely.write_replies is
+    'Writes the stored responses of keys as events for whoever asked. For workers.';
+revoke execute on function oncely.write_replies from public;
