@@ -338,7 +338,7 @@ begin
             hint = 'oncely.claim must have granted it, in this very transaction (BEGIN, not autocommit), and not have '
                 'been rolled back to a savepoint.';
     end if;
-    -- As oncely.record_decision does: each message of a client comes here, and a call is a twentieth of what it costs.
+    -- The insert of oncely.record_decision without the call: each message of a client comes here.
     insert into oncely.audit (
         tenant, occurred_at, attempt, duration_us, consumer, key, queue, outcome, worker, login, trace_id
     )
