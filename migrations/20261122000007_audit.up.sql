@@ -349,7 +349,7 @@ comment on function oncely.oldest_audit is
 revoke execute on function oncely.oldest_audit from public;
 
 -- from functions/record_decision.sql
--- What functions for clients decide of a message. Workers insert their rows themselves, many at once.
+-- Records the decisions of the functions for clients. Workers insert their rows themselves, many at once.
 create or replace function oncely.record_decision(
     tenant text, consumer text, key text, outcome text, at timestamptz, attempt integer, queue text, worker text,
     trace_id text, duration_us numeric default null, reason text default null, error_code text default null,

@@ -272,7 +272,7 @@ impl Operation {
             *outcome = match (&*outcome, now) {
                 // Why it failed is known better.
                 (LetterOutcome::Failed(_), LetterOutcome::Failed(_)) => continue,
-                // Published from its queue, whoever swept it.
+                // A sweep of another session may have published it from its queue.
                 (LetterOutcome::FromQueue(_), LetterOutcome::ByAnother) => continue,
                 (_, LetterOutcome::ByAnother) => LetterOutcome::FromQueue(None),
                 (_, now) => now,

@@ -2,7 +2,7 @@
 
 use crate::encryption::CipherError;
 
-/// What became of a letter that is requeued or discarded.
+/// Tells the outcome of a requeue or a discard for one letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LetterOutcome {
     /// It was not decided yet, or was decided and not published yet.

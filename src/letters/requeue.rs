@@ -182,7 +182,7 @@ impl Requeue {
     }
 
     /// Publishes letters that were decided on, and notes those that have arrived; returns the outcomes of those that no other session has in hand.
-    /// Each is locked meanwhile, so that what somebody discards is published before that, or not at all.
+    /// Locks each meanwhile, so that a discard comes after its publish, or prevents it.
     ///
     /// # Errors
     /// When the database fails: the letters stand as requeueing, and are published, once more perhaps, by the next requeue.
@@ -228,7 +228,7 @@ impl Requeue {
     }
 }
 
-/// Reads the outcomes of letters that were decided on, where somebody else had them in hand: another requeue, a discard, a sweep.
+/// Reads the outcomes of letters that were decided on and that another requeue, a discard or a sweep had locked.
 ///
 /// # Errors
 /// When the database fails.

@@ -23,7 +23,7 @@ const CLOSE: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub(super) struct Tasks {
     lanes: JoinSet<()>,
-    /// What settles the copies that lanes put aside.
+    /// Settle the copies that lanes put aside.
     copies: JoinSet<()>,
     subscriptions: JoinSet<()>,
     pub(super) consumers: Vec<Arc<Shared>>,

@@ -15,7 +15,7 @@ pub(crate) const LIMIT: u64 = 256 << 20;
 /// What a consumer's largest body may be by default, but for a kilobyte.
 const LARGE: usize = (16 << 20) - 1_024;
 
-/// What is not optimised reads the largest bodies slowly, beside other tests.
+/// Bounds a wait for the largest bodies, which an unoptimised build reads slowly beside other tests.
 const LONG: Duration = testbed::DEADLINE.saturating_mul(5);
 
 /// A body of this size from pieces.

@@ -271,7 +271,7 @@ pub(super) async fn operate(ask: Ask) -> Answer {
         actor: ask.visitor.session.person.actor(),
         reason: Some(reason.to_owned()),
         rate: Some(rate),
-        // What nobody can say of whether it took effect is requeued by the command line alone.
+        // A letter whose effect cannot be known any more is requeued by the command line alone.
         overrides: Overrides::default(),
         application: "oncely console",
     };
